@@ -1,0 +1,196 @@
+"""The seam every protocol is written against: routes, the two faces, replies.
+
+A protocol is an `Adapter`: a name, its dialects (data, see each folder's `dialects.py`), and a class for either face.
+`server` is what our clients see, `client` is how a remote of that kind is called. What a dialect is, only its own
+folder knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import msgspec
+
+from schemas.errors import GatewayError
+from schemas.ir import (
+    Catalog,
+    Completion,
+    Embed,
+    Embeddings,
+    Events,
+    Generate,
+    Request,
+    Tokenize,
+    Tokens,
+)
+
+JSON = "application/json"
+Headers = tuple[tuple[str, str], ...]
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One method on one path template (`/v2/models/{model}/generate`, `{model:path}` where slashes may occur).
+
+    `kind` says what `decode` returns for it: a request to run, or nothing to run (`describe`).
+    `body` and `answer` are wire structs for the OpenAPI document.
+    """
+
+    method: Literal["GET", "POST"]
+    path: str
+    name: str
+    kind: Literal["generate", "embed", "tokenize", "describe"]
+    summary: str
+    body: Any = None
+    answer: Any = None
+    streams: bool = False
+
+
+class Call(msgspec.Struct, frozen=True):
+    """What a request carries beside its body. Header names are lower case."""
+
+    id: str
+    catalog: Catalog
+    path: Mapping[str, str] = {}
+    headers: Mapping[str, str] = {}
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """A whole HTTP answer."""
+
+    body: bytes = b""
+    status: int = 200
+    media_type: str = JSON
+    headers: Headers = ()
+
+
+class StreamEncoder(Protocol):
+    """One stream being written. `Usage`, the last event, makes it write the protocol's terminator."""
+
+    media_type: str
+    headers: Headers
+
+    def feed(self, events: Events) -> bytes:
+        """The bytes that say these events; may be empty while something must be held back."""
+        ...
+
+    def fail(self, error: GatewayError) -> bytes:
+        """The protocol's in-stream error, after which nothing is written; never a clean end."""
+        ...
+
+
+class ServerAdapter(Protocol):
+    """What clients of a protocol see."""
+
+    routes: ClassVar[tuple[Route, ...]]
+
+    def decode(self, route: Route, body: bytes, call: Call) -> Request:
+        """Read a request.
+
+        Raises:
+            schemas.errors.RequestError: it is not one we can read.
+        """
+        ...
+
+    def encoder(self, request: Generate) -> StreamEncoder:
+        """A writer for the streamed answer to `request`."""
+        ...
+
+    def encode(self, request: Generate, answer: Completion) -> Reply:
+        """The whole answer to `request`.
+
+        Raises:
+            schemas.errors.GatewayError: the protocol has no words for such an answer.
+        """
+        ...
+
+    def encode_embeddings(self, request: Embed, answer: Embeddings) -> Reply:
+        """The answer to a request for vectors."""
+        ...
+
+    def encode_tokens(self, request: Tokenize, answer: Tokens) -> Reply:
+        """The answer to a request for tokens."""
+        ...
+
+    def describe(self, route: Route, call: Call, body: bytes) -> Reply:
+        """Answer a route that runs nothing.
+
+        Raises:
+            schemas.errors.RequestError: what it asks about is not there.
+        """
+        ...
+
+    def error(self, error: GatewayError, request: Generate | None = None) -> Reply:
+        """The answer when nothing of a stream was written yet; `request` if it could be decoded."""
+        ...
+
+
+class Outbound(msgspec.Struct, frozen=True):
+    """A request to a remote, its path relative to the remote's base URL."""
+
+    path: str
+    body: bytes
+    method: Literal["GET", "POST"] = "POST"
+    headers: Headers = (("content-type", JSON),)
+
+
+class StreamDecoder(Protocol):
+    """One stream being read."""
+
+    def feed(self, data: bytes) -> Events:
+        """The events completed by these bytes.
+
+        Raises:
+            schemas.errors.BackendError: the remote reported an error, or what it sent makes no sense.
+        """
+        ...
+
+    def close(self) -> Events:
+        """The connection ended: the events that were still due.
+
+        Raises:
+            schemas.errors.Incomplete: the stream was not finished.
+        """
+        ...
+
+
+class ClientAdapter(Protocol):
+    """How a remote of a protocol is called."""
+
+    def encode(self, request: Generate) -> Outbound:
+        """Write a request.
+
+        Raises:
+            schemas.errors.UnsupportedFeature: the protocol cannot say it.
+        """
+        ...
+
+    def decoder(self, request: Generate) -> StreamDecoder:
+        """A reader for the streamed answer to `request`."""
+        ...
+
+    def decode(self, request: Generate, reply: Reply) -> Events:
+        """The whole answer to `request`, as the complete stream of its events.
+
+        Raises:
+            schemas.errors.BackendError: it is an error, or makes no sense.
+        """
+        ...
+
+    def error(self, reply: Reply) -> GatewayError:
+        """What a reply with an error status means."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One protocol, as registered under the entry point group `gateway.adapters`.
+
+    `dialects` maps a dialect's name to its table; the first one is the default.
+    """
+
+    name: str
+    dialects: Mapping[str, Any]
+    server: Callable[[Any], ServerAdapter]
+    client: Callable[[Any], ClientAdapter]

@@ -1,0 +1,145 @@
+"""The fold: an event stream to a whole answer, so that streamed and whole answers cannot disagree.
+
+And its inverse `unfold`, for remotes that answered whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from schemas.errors import Incomplete
+from schemas.ir import (
+    Choice,
+    Completion,
+    Delta,
+    Events,
+    Finished,
+    Started,
+    Token,
+    ToolCall,
+    ToolDelta,
+    Usage,
+)
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Choice:
+    text: list[str] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    refusal: list[str] = field(default_factory=list)
+    calls: dict[int, _Call] = field(default_factory=dict)
+    finished: Finished | None = None
+
+
+class Fold:
+    """Collects events; `done` once the stream is complete, `completion` then is the whole answer."""
+
+    def __init__(self) -> None:
+        self._started: Started | None = None
+        self._choices: dict[int, _Choice] = {}
+        self._usage: Usage | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether `Usage`, the last event, was seen."""
+        return self._usage is not None
+
+    def feed(self, events: Events) -> None:
+        """Take in a batch of events."""
+        for event in events:
+            if isinstance(event, Delta):
+                self._delta(event)
+            elif isinstance(event, Started):
+                self._started = event
+            else:
+                self._usage = event
+
+    def completion(self) -> Completion:
+        """The whole answer.
+
+        Raises:
+            schemas.errors.Incomplete: the stream stopped before its end.
+        """
+        if self._started is None or self._usage is None:
+            raise Incomplete("The backend's answer stopped before it was finished.")
+        choices = tuple(_whole(index, self._choices[index]) for index in sorted(self._choices))
+        return Completion(self._started.model, choices, self._usage, self._started.prompts)
+
+    def _delta(self, delta: Delta) -> None:
+        choice = self._choices.get(delta.choice)
+        if choice is None:
+            choice = self._choices[delta.choice] = _Choice()
+        choice.text.append(delta.text)
+        choice.tokens.extend(delta.tokens)
+        if delta.reasoning:
+            choice.reasoning.append(delta.reasoning)
+        if delta.refusal:
+            choice.refusal.append(delta.refusal)
+        for piece in delta.tool_calls:
+            call = choice.calls.setdefault(piece.index, _Call())
+            call.id = piece.id or call.id
+            call.name = piece.name or call.name
+            call.arguments.append(piece.arguments)
+        if isinstance(delta, Finished):
+            choice.finished = delta
+
+
+def _whole(index: int, choice: _Choice) -> Choice:
+    end = choice.finished
+    if end is None:
+        raise Incomplete("The backend's answer stopped before it was finished.")
+    return Choice(
+        index=index,
+        reason=end.reason,
+        text="".join(choice.text),
+        tokens=tuple(choice.tokens),
+        reasoning="".join(choice.reasoning),
+        refusal="".join(choice.refusal),
+        tool_calls=tuple(
+            ToolCall(call.id, call.name, "".join(call.arguments)) for _, call in sorted(choice.calls.items())
+        ),
+        generated=end.generated,
+        stop=end.stop,
+        seed=end.seed,
+    )
+
+
+def fold(events: Events) -> Completion:
+    """The whole answer that a complete stream of events says.
+
+    Raises:
+        schemas.errors.Incomplete: the stream stopped before its end.
+    """
+    collected = Fold()
+    collected.feed(events)
+    return collected.completion()
+
+
+def unfold(answer: Completion) -> Events:
+    """The shortest stream that folds to `answer`."""
+    finishes = tuple(
+        Finished(
+            choice=choice.index,
+            text=choice.text,
+            tokens=choice.tokens,
+            reasoning=choice.reasoning,
+            refusal=choice.refusal,
+            tool_calls=tuple(
+                ToolDelta(index, call.id, call.name, call.arguments) for index, call in enumerate(choice.tool_calls)
+            ),
+            reason=choice.reason,
+            generated=choice.generated,
+            stop=choice.stop,
+            seed=choice.seed,
+        )
+        for choice in answer.choices
+    )
+    return (Started(answer.model, answer.usage.prompt_tokens, answer.prompts), *finishes, answer.usage)

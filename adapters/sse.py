@@ -1,0 +1,89 @@
+"""Server-sent events, on bytes: a reader for what remotes send. (Writers write their own bytes.)
+
+Right for every split of the bytes, for CR, LF and CRLF, a byte order mark, comments and multi-line data; line ends
+inside text such as U+2028 are text. Bounded: an event over `limit` bytes is an error, not memory.
+Source: WHATWG HTML, section 9.2.6 "Interpreting an event stream".
+"""
+
+from __future__ import annotations
+
+import re
+
+from schemas.errors import BackendFailed
+
+_LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
+_BOM = b"\xef\xbb\xbf"
+
+
+class Event:
+    """One event: its `type` ("message" unless the stream said otherwise) and its `data`."""
+
+    __slots__ = ("data", "type")
+
+    def __init__(self, data: bytes, type: bytes = b"message") -> None:
+        self.data = data
+        self.type = type
+
+    def __repr__(self) -> str:
+        return f"Event({self.data!r}, {self.type!r})"
+
+
+class EventReader:
+    """Incremental reader of one event stream.
+
+    Args:
+        limit: the most bytes one event may have, undelivered lines included.
+    """
+
+    __slots__ = ("_data", "_fresh", "_limit", "_rest", "_size", "_type")
+
+    def __init__(self, limit: int = 1 << 20) -> None:
+        self._limit = limit
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._size = 0
+        self._type = b""
+        self._fresh = True
+
+    def feed(self, data: bytes) -> list[Event]:
+        """The events that these bytes complete.
+
+        Raises:
+            schemas.errors.BackendFailed: an event is larger than the limit.
+        """
+        rest = self._rest + data
+        if self._fresh:
+            if len(rest) < len(_BOM) and _BOM.startswith(rest):
+                self._rest = rest
+                return []
+            rest = rest.removeprefix(_BOM)
+            self._fresh = False
+        *lines, self._rest = _LINE_END.split(rest)
+        events = [event for line in lines if (event := self._line(line)) is not None]
+        if self._size + len(self._rest) > self._limit:
+            raise BackendFailed("The backend sent an event larger than the limit.", code="upstream_malformed")
+        return events
+
+    @property
+    def pending(self) -> bytes:
+        """What has arrived of a line or event that was not ended: a leftover at the end of a stream is a fault."""
+        return b"\n".join([*self._data, self._rest.rstrip(b"\r")]).strip()
+
+    def _line(self, line: bytes) -> Event | None:
+        if not line:
+            return self._dispatch()
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            self._data.append(value)
+            self._size += len(value) + 1
+            if self._size > self._limit:
+                raise BackendFailed("The backend sent an event larger than the limit.", code="upstream_malformed")
+        elif name == b"event":
+            self._type = value
+        return None
+
+    def _dispatch(self) -> Event | None:
+        data, type = self._data, self._type
+        self._data, self._size, self._type = [], 0, b""
+        return Event(b"\n".join(data), type or b"message") if data else None

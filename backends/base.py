@@ -1,0 +1,155 @@
+"""The seam every backend is written against, and the features by which a request is checked before any work."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from enum import StrEnum
+from typing import Literal, Protocol
+
+import msgspec
+
+from schemas.errors import UnsupportedFeature
+from schemas.ir import (
+    ChatPrompt,
+    Embed,
+    Embeddings,
+    Events,
+    Generate,
+    ImagePart,
+    TextPrompt,
+    Tokenize,
+    Tokens,
+)
+
+
+class Feature(StrEnum):
+    """What a request may need and not every backend can do."""
+
+    CHAT = "chat"
+    TOKEN_PROMPTS = "token_prompts"
+    IMAGES = "images"
+    TOOLS = "tools"
+    GRAMMAR = "grammar"
+    LOGPROBS = "logprobs"
+    TOP_LOGPROBS = "top_logprobs"
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    LOGIT_BIAS = "logit_bias"
+    MIN_P = "min_p"
+    BEST_OF = "best_of"
+    SUFFIX = "suffix"
+    WATERMARK = "watermark"
+    ADAPTERS = "adapters"
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What a backend can do and how far."""
+
+    features: frozenset[Feature] = frozenset()
+    embeddings: bool = False
+    tokenize: bool = False
+    max_choices: int = 128
+    context_length: int | None = None
+    vocab_size: int | None = None
+    dtype: str | None = None
+    device: str | None = None
+
+
+class Health(msgspec.Struct, frozen=True):
+    """`ready`: it can answer now. `loading`: it cannot yet, and nothing is wrong. `failed`: something is."""
+
+    status: Literal["ready", "loading", "failed"]
+    detail: str = ""
+
+
+class Backend(Protocol):
+    """A source of answers.
+
+    `generate` yields batches of events, each all that was ready at once; the first event is `Started`, the last
+    `Usage`. Closing the generator cancels the work, whatever its state: its `finally` frees what it holds.
+    """
+
+    name: str
+    capabilities: Capabilities
+
+    async def start(self) -> None:
+        """Get ready to answer; returns once the backend may be asked.
+
+        Raises:
+            schemas.errors.BackendUnavailable: it will not come up.
+        """
+        ...
+
+    def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
+        """Answer a request.
+
+        Raises:
+            schemas.errors.GatewayError: at any point; before `Started` nothing was answered.
+        """
+        ...
+
+    async def embed(self, request: Embed) -> Embeddings:
+        """One vector per input."""
+        ...
+
+    async def tokenize(self, request: Tokenize) -> Tokens:
+        """The prompt's tokens as the model would see them."""
+        ...
+
+    async def healthy(self) -> Health:
+        """The state now; never blocks on work."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stop, and free everything. Idempotent."""
+        ...
+
+
+def needs(request: Generate) -> frozenset[Feature]:
+    """The features without which `request` cannot be answered as asked."""
+    wanted = {
+        Feature.CHAT: any(isinstance(prompt, ChatPrompt) for prompt in request.prompts),
+        Feature.TOKEN_PROMPTS: any(not isinstance(p, ChatPrompt | TextPrompt) for p in request.prompts),
+        Feature.IMAGES: _has_images(request),
+        Feature.TOOLS: bool(request.tools) and (request.tool_choice is None or request.tool_choice.mode != "none"),
+        Feature.GRAMMAR: request.grammar is not None,
+        Feature.LOGPROBS: request.logprobs,
+        Feature.TOP_LOGPROBS: request.top_logprobs > 0,
+        Feature.PROMPT_LOGPROBS: request.prompt_logprobs,
+        Feature.LOGIT_BIAS: bool(request.sampling.logit_bias),
+        Feature.MIN_P: request.sampling.min_p is not None,
+        Feature.BEST_OF: request.best_of is not None and request.best_of > request.n,
+        Feature.SUFFIX: bool(request.suffix),
+        Feature.WATERMARK: request.sampling.watermark,
+        Feature.ADAPTERS: request.adapter_id is not None,
+    }
+    return frozenset(feature for feature, asked in wanted.items() if asked)
+
+
+def check(request: Generate, capabilities: Capabilities, model: str) -> None:
+    """Refuse a request that a backend of these capabilities cannot answer as asked.
+
+    Raises:
+        schemas.errors.UnsupportedFeature: names the first feature that is missing.
+    """
+    missing = needs(request) - capabilities.features
+    if missing:
+        feature = min(missing, key=list(Feature).index)
+        raise UnsupportedFeature(
+            f"The model '{model}' does not support {feature.value.replace('_', ' ')} yet.",
+            feature=feature.value,
+        )
+
+
+def _has_images(request: Generate) -> bool:
+    return any(
+        bool(prompt.images)
+        if isinstance(prompt, TextPrompt)
+        else isinstance(prompt, ChatPrompt)
+        and any(
+            isinstance(part, ImagePart)
+            for message in prompt.messages
+            if isinstance(message.content, tuple)
+            for part in message.content
+        )
+        for prompt in request.prompts
+    )
