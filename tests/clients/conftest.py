@@ -1,0 +1,87 @@
+"""The real server, once for all client tests: `gateway serve` with the bundled model on a free port.
+
+Runs in two environments (see the Makefile), of which one does not hold the gateway: it is found by
+INTERLINGUA_GATEWAY, or beside the interpreter that runs the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+START_LIMIT = 180  # seconds; a cold machine imports torch and transformers first
+CAPITAL = "What is the capital of France?"
+
+
+class Server:
+    """A running gateway: its base `url` and the name of the `model` it serves."""
+
+    def __init__(self, url: str, model: str) -> None:
+        self.url = url
+        self.model = model
+
+    @property
+    def address(self) -> str:
+        """Host and port, as clients want it that add the scheme themselves."""
+        return self.url.removeprefix("http://")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    port = _free_port()
+    log = tmp_path_factory.mktemp("gateway") / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [_gateway(), "serve", "--host", "127.0.0.1", "--port", str(port)],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_until_ready(process, url, log)
+        models = json.load(urllib.request.urlopen(f"{url}/v1/models"))
+        yield Server(url, models["data"][0]["id"])
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            code = process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    assert code == 0, log.read_text()
+
+
+def _gateway() -> str:
+    named = os.environ.get("INTERLINGUA_GATEWAY")
+    return str(Path(named).absolute()) if named else str(Path(sys.executable).parent / "gateway")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_LIMIT
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            pytest.fail(f"the gateway ended with {process.returncode}:\n{log.read_text()}")
+        try:
+            with urllib.request.urlopen(f"{url}/health/ready", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    pytest.fail(f"the gateway was not ready within {START_LIMIT} s:\n{log.read_text()}")

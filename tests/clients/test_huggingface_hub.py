@@ -1,0 +1,51 @@
+"""huggingface_hub's InferenceClient, on its text-generation and chat calls."""
+
+from __future__ import annotations
+
+import pytest
+from huggingface_hub import InferenceClient
+
+from .conftest import CAPITAL, Server
+
+pytestmark = pytest.mark.clients
+
+PROMPT = "One, two, three,"
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> InferenceClient:
+    return InferenceClient(server.url)
+
+
+def test_text_generation_whole_equals_streamed(client: InferenceClient) -> None:
+    whole = client.text_generation(PROMPT, max_new_tokens=12, details=True, return_full_text=False)
+    assert whole.generated_text
+    assert whole.details.generated_tokens == len(whole.details.tokens)
+    assert whole.details.finish_reason in ("length", "eos_token")
+
+    frames = list(client.text_generation(PROMPT, max_new_tokens=12, details=True, stream=True, return_full_text=False))
+    assert "".join(f.token.text for f in frames if not f.token.special) == whole.generated_text
+    assert frames[-1].generated_text == whole.generated_text
+    assert frames[-1].details.generated_tokens == whole.details.generated_tokens
+    assert [frame.token.id for frame in frames] == [token.id for token in whole.details.tokens]
+
+
+def test_text_generation_plain(client: InferenceClient) -> None:
+    whole = client.text_generation(PROMPT, max_new_tokens=8, return_full_text=False)
+    assert whole == "".join(client.text_generation(PROMPT, max_new_tokens=8, stream=True, return_full_text=False))
+    assert client.text_generation(PROMPT, max_new_tokens=8, return_full_text=True) == PROMPT + whole
+
+
+def test_sampling_parameters(client: InferenceClient) -> None:
+    arguments = {"max_new_tokens": 16, "do_sample": True, "seed": 3, "temperature": 0.9, "top_k": 20, "top_p": 0.9}
+    arguments |= {"typical_p": 0.9, "repetition_penalty": 1.1, "stop": ["."], "truncate": 5}
+    assert client.text_generation(PROMPT, **arguments) == client.text_generation(PROMPT, **arguments)
+
+
+def test_chat_whole_equals_streamed(server: Server) -> None:
+    client = InferenceClient(base_url=f"{server.url}/v1", api_key="unused")
+    messages = [{"role": "user", "content": CAPITAL}]
+    whole = client.chat_completion(messages, model=server.model, temperature=0)
+    assert "Paris" in whole.choices[0].message.content
+    stream = client.chat_completion(messages, model=server.model, temperature=0, stream=True)
+    assert "".join(c.choices[0].delta.content or "" for c in stream) == whole.choices[0].message.content
