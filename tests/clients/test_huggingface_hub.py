@@ -9,7 +9,7 @@ from .conftest import CAPITAL, Server
 
 pytestmark = pytest.mark.clients
 
-PROMPT = "One, two, three,"
+PROMPT = "The capital of France is"
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from .conftest import Server
 
 pytestmark = pytest.mark.clients
 
-PROMPT = "One, two, three,"
+PROMPT = "The capital of France is"
 
 
 def test_whole_equals_streamed(server: Server) -> None:

@@ -15,7 +15,7 @@ from .conftest import Server
 
 pytestmark = pytest.mark.clients
 
-PROMPT = "One, two, three,"
+PROMPT = "The capital of France is"
 PARAMETERS = {"max_tokens": 12, "temperature": 0}
 
 
