@@ -41,7 +41,7 @@ class Submit(Message, frozen=True):
 
     `max_new_tokens` is resolved and fits the context. `stop_token_ids` end the choice with reason STOP_TOKEN,
     `eos_token_ids` with EOS; neither is heeded before `min_new_tokens`. `top_logprobs` -1: no logprobs at all.
-    `prompt_logprobs` -1: none for the prompt.
+    `prompt_logprobs` -1: none for the prompt. A greater `priority` goes first.
     """
 
     seq: int
@@ -80,7 +80,8 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a sequence gained in a step. `prompt` comes with the first output if it was asked for, one entry a prompt
-    token, the first one's logprob None. `error` ends the sequence instead of `reason`.
+    token, the first one's logprob None. `error` ends the sequence instead of `reason`; if `overloaded`, it was never
+    begun for want of room and may be submitted again.
     """
 
     seq: int
@@ -90,6 +91,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt: tuple[Logprobs, ...] = ()
     cached_tokens: int = 0
     error: str | None = None
+    overloaded: bool = False
 
 
 class Step(Message, frozen=True):

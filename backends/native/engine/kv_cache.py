@@ -1,0 +1,58 @@
+"""The paged KV cache: one pool of keys and one of values per layer, addressed by slot.
+
+A slot is `block * block_size + offset` and holds one token. Which block belongs to whom is the block pool's business
+(`blocks`). Layers may differ in heads and widths, and keys from values (MLA), so each layer's pools are made when its
+first keys arrive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True, eq=False)
+class LayerCache:
+    """A layer's pools: [slots, key/value heads, width]."""
+
+    keys: Tensor
+    values: Tensor
+
+    def write(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store [tokens, heads, width] at `slots` [tokens]."""
+        self.keys.index_copy_(0, slots, keys)
+        self.values.index_copy_(0, slots, values)
+
+
+class KVCache:
+    """`blocks` pages of `block_size` tokens in every layer."""
+
+    def __init__(self, blocks: int, block_size: int) -> None:
+        self.blocks = blocks
+        self.block_size = block_size
+        self._layers: dict[int, LayerCache] = {}
+
+    def layer(self, index: int, keys: Tensor, values: Tensor) -> LayerCache:
+        """The pools of layer `index`, made to fit `keys` and `values` [tokens, heads, width] if they are its first."""
+        found = self._layers.get(index)
+        if found is None:
+            found = self._layers[index] = LayerCache(self._pool(keys), self._pool(values))
+        return found
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Memory of one block over the layers seen so far."""
+        pools = [pool for layer in self._layers.values() for pool in (layer.keys, layer.values)]
+        return sum(pool[: self.block_size].numel() * pool.element_size() for pool in pools)
+
+    def resized(self, blocks: int) -> KVCache:
+        """An empty cache of the same layers with another number of blocks."""
+        cache = KVCache(blocks, self.block_size)
+        for index, layer in self._layers.items():
+            cache.layer(index, layer.keys, layer.values)
+        return cache
+
+    def _pool(self, like: Tensor) -> Tensor:
+        return torch.empty((self.blocks * self.block_size, *like.shape[1:]), dtype=like.dtype, device=like.device)

@@ -1,0 +1,199 @@
+"""The engine: sequences in, tokens out, one step at a time.
+
+Knows nothing of sockets, threads or text: whoever owns an `Engine` hands it the workers' messages and calls `step`
+while there is work, from one thread. A fault in a step ends the sequences it is the fault of and no others: a batch
+that fails is run again in halves, down to the one that fails alone.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import defaultdict
+from collections.abc import Sequence as Seq
+from itertools import count
+
+import structlog
+import torch
+
+from backends.native.engine.runner import Runner
+from backends.native.engine.sampler import NoDistribution, Sample, sample
+from backends.native.engine.scheduler import Overloaded, Refused, Scheduler
+from backends.native.engine.sequence import Sequence, Work
+from backends.native.messages import Cancel, Logprobs, Output, Ping, Pong, Step, Submit, ToEngine
+from schemas.ir import FinishReason
+
+log = structlog.get_logger()
+
+
+class Engine:
+    """Runs sequences of several connections.
+
+    Args:
+        runner: the model.
+        scheduler: decides what runs; made for the same blocks as the runner.
+        vocab_size: token ids a prompt may hold.
+        context_length: the most tokens of prompt and output.
+    """
+
+    def __init__(self, runner: Runner, scheduler: Scheduler, *, vocab_size: int, context_length: int) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._vocab_size = vocab_size
+        self._context_length = context_length
+        self._arrivals = count()
+        self._sequences: dict[tuple[int, int], Sequence] = {}
+        self._outputs: defaultdict[int, list[Output]] = defaultdict(list)
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` would do or tell anything."""
+        return bool(self._sequences or self._outputs)
+
+    def handle(self, connection: int, message: ToEngine) -> Pong | None:
+        """Take a worker's message; the answer to a `Ping` is returned."""
+        match message:
+            case Submit():
+                self.submit(connection, message)
+            case Cancel():
+                self.cancel(connection, message.seq)
+            case Ping():
+                return self.pong(message)
+        return None
+
+    def submit(self, connection: int, request: Submit) -> None:
+        """Take a sequence, or tell in the next step why not."""
+        sequence = Sequence(connection, request, next(self._arrivals))
+        try:
+            self._check(connection, request)
+            self._scheduler.add(sequence)
+        except Refused as refusal:
+            overloaded = isinstance(refusal, Overloaded)
+            self._tell(sequence, Output(request.seq, error=str(refusal), overloaded=overloaded))
+            return
+        self._sequences[connection, request.seq] = sequence
+
+    def cancel(self, connection: int, seq: int) -> None:
+        """Free a sequence without a word. Unknown ones are ignored: they may just have ended."""
+        sequence = self._sequences.get((connection, seq))
+        if sequence is not None:
+            self._end(sequence)
+
+    def disconnect(self, connection: int) -> None:
+        """Free all sequences of a worker that is gone."""
+        for key in [key for key in self._sequences if key[0] == connection]:
+            self._end(self._sequences[key])
+        self._outputs.pop(connection, None)
+
+    def pong(self, ping: Ping) -> Pong:
+        """The state now."""
+        scheduler, pool = self._scheduler, self._scheduler.pool
+        return Pong(ping.token, len(scheduler.running), len(scheduler.waiting), pool.free, pool.count)
+
+    def step(self) -> dict[int, Step]:
+        """Run one step: what each connection's sequences gained.
+
+        Raises:
+            torch.AcceleratorError: the device is lost; the process had better end.
+        """
+        works = self._scheduler.schedule()
+        with torch.inference_mode():
+            self._run(works)
+        outputs, self._outputs = self._outputs, defaultdict(list)
+        return {connection: Step(tuple(told)) for connection, told in outputs.items()}
+
+    def _check(self, connection: int, request: Submit) -> None:
+        if (connection, request.seq) in self._sequences:
+            raise Refused(f"sequence {request.seq} is running already")
+        if not request.prompt:
+            raise Refused("the prompt is empty")
+        if len(request.prompt) + request.max_new_tokens > self._context_length:
+            raise Refused(f"prompt and max_new_tokens exceed the context of {self._context_length} tokens")
+        biased = (token for token, _ in request.sampling.logit_bias)
+        named = (*request.prompt, *biased, *request.stop_token_ids, *request.eos_token_ids)
+        if min(named) < 0 or max(named) >= self._vocab_size:
+            raise Refused(f"token ids must be from 0 to {self._vocab_size - 1}")
+
+    def _run(self, works: Seq[Work]) -> None:
+        if not works:
+            return
+        try:
+            samples = sample(works, self._runner.run(works))
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:  # the engine's top: a bad sequence must not harm the others
+            if len(works) == 1:
+                self._fail(works[0].sequence, error)
+                return
+            log.warning("step.failed", sequences=len(works), error=repr(error))
+            samples = None
+        if samples is None:  # only now: the error held on to the failed step's memory
+            half = len(works) // 2
+            self._run(works[:half])
+            self._run(works[half:])
+            return
+        for work, found in zip(works, samples, strict=True):
+            self._advance(work, found)
+
+    def _advance(self, work: Work, found: Sample) -> None:
+        """Note what a work gave; tell the worker, if the sequence gained a token."""
+        sequence = work.sequence
+        sequence.prompt_logprobs += found.prompt
+        self._scheduler.commit(work)
+        if found.token is None:
+            return
+        first = sequence.generated == 0
+        generates = sequence.request.max_new_tokens > 0  # else only the prompt was to be scored
+        if generates:
+            sequence.tokens.append(found.token)
+        reason = finish_reason(sequence)
+        self._tell(
+            sequence,
+            Output(
+                sequence.request.seq,
+                (found.token,) if generates else (),
+                reason,
+                logprobs=(found.logprobs,) if generates and found.logprobs else (),
+                prompt=self._scored_prompt(sequence) if first else (),
+                cached_tokens=(sequence.cached_tokens or 0) if first else 0,
+            ),
+        )
+        if reason is not None:
+            self._end(sequence)
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        # The trace as text: a renderer given the exception might print local variables, and so the prompt.
+        trace = "".join(traceback.format_tb(error.__traceback__))
+        log.error("sequence.failed", tokens=len(sequence.tokens), error=repr(error), trace=trace)
+        if isinstance(error, NoDistribution):
+            why = str(error)
+        elif isinstance(error, torch.OutOfMemoryError | MemoryError):
+            why = "the engine ran out of memory"
+        else:
+            why = "the engine failed on this sequence"
+        self._tell(sequence, Output(sequence.request.seq, error=why))
+        self._end(sequence)
+
+    def _tell(self, sequence: Sequence, output: Output) -> None:
+        self._outputs[sequence.connection].append(output)
+
+    def _end(self, sequence: Sequence) -> None:
+        self._sequences.pop((sequence.connection, sequence.request.seq))
+        self._scheduler.remove(sequence)
+        self._runner.forget(sequence)
+
+    @staticmethod
+    def _scored_prompt(sequence: Sequence) -> tuple[Logprobs, ...]:
+        if sequence.request.prompt_logprobs < 0:
+            return ()
+        return (Logprobs(None), *sequence.prompt_logprobs)
+
+
+def finish_reason(sequence: Sequence) -> FinishReason | None:
+    """Why a sequence ends with its newest token, if it does."""
+    request, token = sequence.request, sequence.tokens[-1]
+    if sequence.generated > request.min_new_tokens:
+        if token in request.eos_token_ids:
+            return FinishReason.EOS
+        if token in request.stop_token_ids:
+            return FinishReason.STOP_TOKEN
+    return FinishReason.LENGTH if sequence.generated >= request.max_new_tokens else None

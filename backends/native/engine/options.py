@@ -1,0 +1,37 @@
+"""What an engine can be told when it is made. 0 means: choose for me."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class EngineOptions(msgspec.Struct, frozen=True):
+    """How to load and run a model.
+
+    Attributes:
+        model: folder of a checkpoint as `save_pretrained` writes it.
+        dtype: `auto` (see `weights.pick_dtype`), `float32`, `bfloat16` or `float16`.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        threads: CPU threads of torch; 0: the physical cores but one, which is left to the workers.
+        context_length: shortens the model's own.
+        max_sequences: sequences that run at once.
+        max_waiting: sequences that wait; beyond, they are refused.
+        step_tokens: the most tokens of one step, which bounds how long running sequences wait for a prefill.
+        block_size: tokens of a KV cache block.
+        kv_tokens: tokens the KV cache holds.
+        prefix_caching: reuse cache blocks of equal prefixes.
+        tier: `auto` (by the self-check), or `packed` or `cache` to insist.
+    """
+
+    model: str
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int = 0
+    context_length: int = 0
+    max_sequences: int = 64
+    max_waiting: int = 1024
+    step_tokens: int = 512
+    block_size: int = 16
+    kv_tokens: int = 0
+    prefix_caching: bool = True
+    tier: str = "auto"

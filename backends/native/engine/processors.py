@@ -1,0 +1,137 @@
+"""What changes scores before greedy choice and sampling alike, by what was asked and what the sequence holds so far.
+
+Order: watermark, logit_bias, repetition penalty, presence and frequency penalties, bans. Rows that ask for nothing
+cost nothing. Definitions are those of transformers (repetition, watermark) and of OpenAI (presence, frequency:
+additive, over generated tokens only).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from backends.native.engine.sequence import Sequence
+
+_NEVER = float("-inf")
+# The constants of text-generation-inference, whose detector and that of transformers then find the mark.
+_WATERMARK_KEY = 15485863
+_WATERMARK_SHARE = 0.5
+_WATERMARK_BIAS = 2.0
+
+
+def process(scores: Tensor, sequences: Seq[Sequence]) -> Tensor:
+    """Apply what the rows ask for.
+
+    Args:
+        scores: [rows, vocabulary] float32, left as it is.
+        sequences: one a row.
+
+    Returns:
+        New scores, or `scores` itself if nothing was asked for.
+    """
+    asking = [row for row, sequence in enumerate(sequences) if _asks(sequence)]
+    if not asking:
+        return scores
+    scores = scores.clone()
+    _watermark(scores, sequences, asking)
+    _bias(scores, sequences, asking)
+    _penalise(scores, sequences, asking)
+    _ban(scores, sequences, asking)
+    return scores
+
+
+def _asks(sequence: Sequence) -> bool:
+    sampling = sequence.request.sampling
+    return bool(_penalised(sequence) or sampling.logit_bias or sampling.watermark or _too_early(sequence))
+
+
+def _penalised(sequence: Sequence) -> bool:
+    sampling = sequence.request.sampling
+    return sampling.repetition_penalty != 1.0 or bool(sampling.presence_penalty or sampling.frequency_penalty)
+
+
+def _too_early(sequence: Sequence) -> bool:
+    return sequence.generated < sequence.request.min_new_tokens
+
+
+def _watermark(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
+    """Favour the green list that the last token seeds (Kirchenbauer et al., arXiv 2301.10226)."""
+    vocab = scores.shape[1]
+    generator = torch.Generator()
+    for row in rows:
+        if sequences[row].request.sampling.watermark:
+            generator.manual_seed(_WATERMARK_KEY * sequences[row].tokens[-1] % (2**64 - 1))
+            green = torch.randperm(vocab, generator=generator)[: int(vocab * _WATERMARK_SHARE)]
+            scores[row, green.to(scores.device)] += _WATERMARK_BIAS
+
+
+def _bias(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
+    entries = [(row, token, bias) for row in rows for token, bias in sequences[row].request.sampling.logit_bias]
+    if entries:
+        index = [torch.tensor(column, device=scores.device) for column in zip(*entries, strict=True)]
+        scores.index_put_((index[0], index[1]), index[2].to(scores.dtype), accumulate=True)
+
+
+def _ban(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
+    """No end or stop token before `min_new_tokens`."""
+    entries = [
+        (row, token)
+        for row in rows
+        if _too_early(sequences[row])
+        for token in sequences[row].request.eos_token_ids + sequences[row].request.stop_token_ids
+    ]
+    if entries:
+        banned = torch.tensor(entries, device=scores.device)
+        scores[banned[:, 0], banned[:, 1]] = _NEVER
+
+
+class History:
+    """Which tokens a sequence holds, kept up as it grows: [vocabulary] each, on the device.
+
+    `seen` marks those of prompt and output, `counts` counts those of the output. Preemption does not touch it, as it
+    does not touch the tokens.
+    """
+
+    __slots__ = ("_known", "counts", "seen")
+
+    def __init__(self, sequence: Sequence, like: Tensor) -> None:
+        self.seen = torch.zeros(like.shape[-1], dtype=torch.bool, device=like.device)
+        self.counts = torch.zeros(like.shape[-1], dtype=like.dtype, device=like.device)
+        self._known = len(sequence.request.prompt)
+        self.seen[torch.tensor(sequence.request.prompt, device=like.device)] = True
+
+    def update(self, tokens: list[int]) -> None:
+        """Take in the tokens that are new since the last call."""
+        for token in tokens[self._known :]:
+            self.seen[token] = True
+            self.counts[token] += 1
+        self._known = len(tokens)
+
+
+def _penalise(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
+    rows = [row for row in rows if _penalised(sequences[row])]
+    if not rows:
+        return
+    histories = [_history(sequences[row], scores) for row in rows]
+    params = [sequences[row].request.sampling for row in rows]
+    index = torch.tensor(rows, device=scores.device)
+
+    repetition, presence, frequency = scores.new_tensor(
+        [(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params]
+    ).T.unsqueeze(-1)
+    seen = torch.stack([history.seen for history in histories])
+    counts = torch.stack([history.counts for history in histories])
+
+    asked = scores[index]
+    asked = torch.where(seen, torch.where(asked < 0, asked * repetition, asked / repetition), asked)
+    scores[index] = asked - presence * (counts > 0) - frequency * counts
+
+
+def _history(sequence: Sequence, like: Tensor) -> History:
+    if sequence.history is None:
+        sequence.history = History(sequence, like)
+    history: History = sequence.history
+    history.update(sequence.tokens)
+    return history

@@ -1,0 +1,153 @@
+"""The attention kernel in plain torch: gather what a sequence may see from its pages, then scaled dot product
+attention.
+
+Right for every option on every device, and what faster kernels are measured by. Sequences in decode, one new token
+each, are attended to in batches of similar length; longer pieces one by one. Padding repeats a slot of the sequence's
+own, so that no sequence ever reads another's numbers, not even to multiply them by zero: they might be NaN.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from backends.native.engine.attention import AttentionMetadata, AttentionParams
+from backends.native.engine.kv_cache import LayerCache
+
+# Most keys gathered at once: bounds the memory of the copies.
+_MOST_KEYS = 32_768
+
+
+@dataclass(slots=True, eq=False, frozen=True)
+class Group:
+    """Sequences with equally many new tokens.
+
+    Attributes:
+        tokens: [sequences * new] where their new tokens are in the pack.
+        slots: [sequences * keys] where their keys and values are in the cache.
+        mask: [sequences, 1, heads a key head has * new, keys], True where a query sees a key; None: everywhere.
+        sequences: how many.
+    """
+
+    tokens: Tensor
+    slots: Tensor
+    mask: Tensor | None
+    sequences: int
+
+    def select(self, rows: Tensor, index: Tensor) -> Tensor:
+        """The rows at `index`, by sequence: [sequences, rows of each, heads, width]."""
+        return rows.index_select(0, index).view(self.sequences, -1, *rows.shape[1:])
+
+
+def reference_kernel(
+    queries: Tensor, cache: LayerCache, block_size: int, metadata: AttentionMetadata, params: AttentionParams
+) -> Tensor:
+    """See `attention.Kernel`."""
+    sharing = queries.shape[1] // cache.keys.shape[1]
+    key = (params.sliding_window, sharing)
+    if key not in metadata.plans:
+        metadata.plans[key] = list(_plan(metadata, block_size, params.sliding_window, sharing))
+    output = queries.new_empty(*queries.shape[:2], cache.values.shape[2])
+    for group in metadata.plans[key]:
+        attended = _attend(
+            group.select(queries, group.tokens),
+            group.select(cache.keys, group.slots),
+            group.select(cache.values, group.slots),
+            group.mask,
+            params,
+        )
+        output.index_copy_(0, group.tokens, attended.flatten(0, 1))
+    return output
+
+
+def _plan(metadata: AttentionMetadata, block_size: int, window: int | None, sharing: int) -> Iterator[Group]:
+    """Put sequences that decode together if their lengths are within a factor of two; all others stay alone."""
+    decoding: defaultdict[int, list[int]] = defaultdict(list)
+    for index, (new, context) in enumerate(zip(metadata.query_lengths, metadata.context_lengths, strict=True)):
+        if new > 1:
+            yield _group(metadata, [index], block_size, window, sharing)
+        else:
+            decoding[(min(context, window or context) - 1).bit_length()].append(index)
+    for bits, indices in decoding.items():
+        most = max(1, _MOST_KEYS >> bits)
+        for first in range(0, len(indices), most):
+            yield _group(metadata, indices[first : first + most], block_size, window, sharing)
+
+
+def _group(metadata: AttentionMetadata, indices: list[int], size: int, window: int | None, sharing: int) -> Group:
+    device = metadata.block_tables.device
+    new = metadata.query_lengths[indices[0]]
+    contexts = [metadata.context_lengths[index] for index in indices]
+    # The first key that anybody's oldest query sees, and how many follow it.
+    firsts = [0 if window is None else max(0, context - new - window + 1) for context in contexts]
+    most = max(context - first for context, first in zip(contexts, firsts, strict=True))
+
+    positions = torch.tensor(firsts, device=device).unsqueeze(1) + torch.arange(most, device=device)
+    ends = torch.tensor(contexts, device=device).unsqueeze(1)
+    positions = torch.where(positions < ends, positions, ends - 1)
+    tables = metadata.block_tables[torch.tensor(indices, device=device)]
+    slots = tables.gather(1, positions // size) * size + positions % size
+
+    starts = _starts(metadata.query_lengths)
+    tokens = [starts[index] + offset for index in indices for offset in range(new)]
+    mask = _mask(contexts, firsts, new, most, window, device)
+    return Group(
+        tokens=torch.tensor(tokens, device=device),
+        slots=slots.flatten(),
+        mask=None if mask is None else mask.repeat(1, sharing, 1).unsqueeze(1),
+        sequences=len(indices),
+    )
+
+
+def _starts(lengths: list[int]) -> list[int]:
+    starts = [0]
+    for length in lengths:
+        starts.append(starts[-1] + length)
+    return starts
+
+
+def _mask(
+    contexts: list[int], firsts: list[int], new: int, most: int, window: int | None, device: torch.device
+) -> Tensor | None:
+    """[sequences, new, most], True where a query sees a key; None if all do."""
+    if new == 1 and all(context - first == most for context, first in zip(contexts, firsts, strict=True)):
+        return None
+    key = torch.tensor(firsts, device=device).view(-1, 1, 1) + torch.arange(most, device=device)
+    query = torch.tensor(contexts, device=device).view(-1, 1, 1) + torch.arange(-new, 0, device=device).view(1, -1, 1)
+    visible = key <= query
+    return visible if window is None else visible & (key > query - window)
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, params: AttentionParams) -> Tensor:
+    """[sequences, new or keys, heads, width] each, to [sequences, new, query heads, value width]."""
+    count, new, heads, width = queries.shape
+    sharing = heads // keys.shape[2]
+    # Query heads that share a key head become rows of one matrix: [sequences, key heads, sharing * new, width].
+    q = queries.view(count, new, -1, sharing, width).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    k, v = keys.transpose(1, 2), values.transpose(1, 2)
+    if params.softcap is None and params.sinks is None:
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=params.scale)
+    else:
+        out = _explicit(q, k, v, mask, params)
+    return out.view(count, -1, sharing, new, out.shape[-1]).permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+
+def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, params: AttentionParams) -> Tensor:
+    """Attention with its scores in hand, for what torch's own cannot do."""
+    scores = (q @ k.transpose(2, 3)).float() * params.scale
+    if params.softcap is not None:
+        scores = torch.tanh(scores / params.softcap) * params.softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    if params.sinks is None:
+        return scores.softmax(-1).to(v.dtype) @ v
+    # One more column, whose weight is dropped: [query heads] to the rows of each key head.
+    rows = q.shape[1] * q.shape[2] // len(params.sinks)
+    sinks = params.sinks.float().repeat_interleave(rows).view(1, q.shape[1], q.shape[2], 1)
+    weights = torch.cat([scores, sinks.expand(len(q), -1, -1, -1)], dim=-1).softmax(-1)[..., :-1]
+    return weights.to(v.dtype) @ v

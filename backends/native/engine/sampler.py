@@ -1,0 +1,120 @@
+"""Chooses the next token of every sequence in one batched pass, and tells the logprobs of those that asked.
+
+Rows ask for different things; each stage runs over the rows that ask for it and over no others. Logprobs are the
+log-softmax of the model's own logits, before anything here changed them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from backends.native.engine.filters import filter_scores
+from backends.native.engine.noise import gumbel
+from backends.native.engine.processors import process
+from backends.native.engine.sequence import Sequence, Work
+from backends.native.messages import Logprobs
+
+
+class NoDistribution(ArithmeticError):
+    """The model's logits for a sequence are not numbers, or no token is left to choose."""
+
+
+@dataclass(slots=True, frozen=True)
+class Sample:
+    """What a step's work gave: the next token if the work reached the sequence's end, and logprobs if asked for.
+
+    `prompt` has one entry for each prompt token whose predecessor was run.
+    """
+
+    token: int | None = None
+    logprobs: Logprobs | None = None
+    prompt: tuple[Logprobs, ...] = ()
+
+
+def sample(works: Seq[Work], logits: Tensor) -> list[Sample]:
+    """Choose tokens.
+
+    Args:
+        works: what was run.
+        logits: [rows, vocabulary]; for each work in turn, its `rows`.
+
+    Returns:
+        One a work.
+
+    Raises:
+        NoDistribution: for at least one sequence no token can be chosen.
+    """
+    ends = list(accumulate(len(work.rows) for work in works))
+    sampling = [(work.sequence, end - 1) for work, end in zip(works, ends, strict=True) if work.samples]
+    sequences = [sequence for sequence, _ in sampling]
+    last = [row for _, row in sampling]
+    raw = (logits if len(last) == len(logits) else logits[torch.tensor(last, dtype=torch.long)]).float()
+
+    tokens = choose(sequences, raw) if sequences else []
+    chosen = iter(zip(tokens, chosen_logprobs(sequences, raw, tokens), strict=True))
+    samples = []
+    for work, end in zip(works, ends, strict=True):
+        token, logprobs = next(chosen) if work.samples else (None, None)
+        prompt = prompt_logprobs(work, logits[end - len(work.rows) : end]) if work.sequence.scores_prompt else ()
+        samples.append(Sample(token, logprobs, prompt))
+    return samples
+
+
+def choose(sequences: Seq[Sequence], raw: Tensor) -> list[int]:
+    """The next token of each sequence by its own parameters. `raw` is [sequences, vocabulary] float32, left alone."""
+    scores = process(raw, sequences)
+    tokens = scores.argmax(-1)
+    random = [row for row, sequence in enumerate(sequences) if sequence.request.sampling.temperature > 0]
+    if random:
+        index = torch.tensor(random, device=scores.device)
+        params = [sequences[row].request.sampling for row in random]
+        positions = [len(sequences[row].tokens) for row in random]
+        filtered = filter_scores(scores[index], params)
+        noise = gumbel([p.seed for p in params], positions, scores.shape[1], scores.device)
+        tokens[index] = (filtered + noise).argmax(-1)
+    # argmax takes NaN for the largest, so the chosen score tells of one anywhere in the row.
+    if not bool(scores.gather(1, tokens.unsqueeze(1)).isfinite().all()):
+        raise NoDistribution("the model's output is not a probability distribution")
+    chosen: list[int] = tokens.tolist()
+    return chosen
+
+
+def chosen_logprobs(sequences: Seq[Sequence], raw: Tensor, tokens: Seq[int]) -> list[Logprobs | None]:
+    """Logprobs of the chosen tokens, for the sequences that want them."""
+    rows = [row for row, sequence in enumerate(sequences) if sequence.request.top_logprobs >= 0]
+    told: list[Logprobs | None] = [None] * len(sequences)
+    if rows:
+        tops = [sequences[row].request.top_logprobs for row in rows]
+        found = logprobs_of(raw[torch.tensor(rows, device=raw.device)], [tokens[row] for row in rows], tops)
+        for row, logprobs in zip(rows, found, strict=True):
+            told[row] = logprobs
+    return told
+
+
+def prompt_logprobs(work: Work, logits: Tensor) -> tuple[Logprobs, ...]:
+    """Logprobs of the prompt tokens that follow those of `work`. `logits` is [rows of the work, vocabulary]."""
+    request = work.sequence.request
+    following = request.prompt[work.start + 1 : work.start + work.count + 1]
+    if not following:
+        return ()
+    tops = [request.prompt_logprobs] * len(following)
+    return tuple(logprobs_of(logits[: len(following)].float(), following, tops))
+
+
+def logprobs_of(raw: Tensor, tokens: Seq[int], tops: Seq[int]) -> list[Logprobs]:
+    """Log-softmax of `raw` [rows, vocabulary] at `tokens`, and the `tops` likeliest, one number of each a row."""
+    logs = raw.log_softmax(-1)
+    own = logs.gather(1, torch.tensor(tokens, device=raw.device).unsqueeze(1)).squeeze(1).tolist()
+    most = min(max(tops), raw.shape[1])
+    if most <= 0:
+        return [Logprobs(logprob) for logprob in own]
+    best = logs.topk(most, dim=-1)
+    return [
+        Logprobs(logprob, tuple(ids[:top]), tuple(values[:top]))
+        for logprob, ids, values, top in zip(own, best.indices.tolist(), best.values.tolist(), tops, strict=True)
+    ]

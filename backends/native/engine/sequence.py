@@ -1,0 +1,103 @@
+"""One sequence inside the engine, and a step's share of work on it.
+
+Mutable state, no behaviour that decides anything: the scheduler moves sequences, the loop appends tokens. The one
+thing to know: `tokens` only ever grows, and `computed` says how many of them have keys and values in the cache, so
+everything still to do is the difference of the two. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+from backends.native.messages import Logprobs, Submit
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of one request.
+
+    Attributes:
+        connection: whose it is; with `request.seq` its name outside.
+        arrival: rank among all sequences ever submitted.
+        salt: what its cache blocks must share besides tokens to be reused (an adapter, images).
+        tokens: the prompt, then what was generated.
+        computed: leading tokens whose keys and values are in `blocks`.
+        block_keys: names of its leading full blocks in the prefix cache, as far as they were needed.
+        cached_tokens: prompt tokens found in the prefix cache when it was first admitted; None before that.
+        prompt_logprobs: collected over the prompt's chunks until the first output takes them along.
+        history: what the sampler remembers of its tokens; the sampler's own.
+    """
+
+    connection: int
+    request: Submit
+    arrival: int
+    salt: bytes = b""
+    tokens: list[int] = field(init=False)
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    block_keys: list[bytes] = field(default_factory=list)
+    cached_tokens: int | None = None
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    history: Any = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.prompt)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts before another sequence if it goes first: greater priority, then earlier arrival."""
+        return (-self.request.priority, self.arrival)
+
+    @property
+    def pending(self) -> int:
+        """Tokens not computed yet."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens it can come to hold."""
+        return len(self.request.prompt) + self.request.max_new_tokens
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether logprobs of its prompt are still wanted, for which every prompt token must be run."""
+        return self.request.prompt_logprobs >= 0 and self.generated == 0
+
+    def forget_computed(self) -> None:
+        """Start over from the tokens alone; its blocks are somebody else's already."""
+        self.blocks = []
+        self.computed = 0
+        self.prompt_logprobs.clear()
+
+
+@dataclass(slots=True, eq=False, frozen=True)
+class Work:
+    """Tokens `start` to `start + count` of a sequence, to be run in one step.
+
+    `samples` says whether they reach its last token, so that the next one can be chosen.
+    """
+
+    sequence: Sequence
+    start: int
+    count: int
+    samples: bool
+
+    @property
+    def tokens(self) -> Seq[int]:
+        """The tokens to run."""
+        tokens = self.sequence.tokens
+        return tokens if self.count == len(tokens) else tokens[self.start : self.start + self.count]
+
+    @property
+    def rows(self) -> range:
+        """Positions within this work whose logits are wanted, the sampled one last."""
+        if self.sequence.scores_prompt:
+            return range(self.count)
+        return range(self.count - 1, self.count) if self.samples else range(0)

@@ -1,0 +1,140 @@
+"""Makes an engine out of options: loads the model, checks it, picks its tier, and sizes its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+import torch
+
+from backends.native.engine.blocks import BlockPool
+from backends.native.engine.cache_runner import CacheRunner
+from backends.native.engine.kv_cache import KVCache
+from backends.native.engine.loop import Engine
+from backends.native.engine.machine import available_memory, physical_cores
+from backends.native.engine.options import EngineOptions
+from backends.native.engine.runner import PackedRunner, Runner
+from backends.native.engine.scheduler import Scheduler
+from backends.native.engine.selfcheck import why_not_packed
+from backends.native.engine.sequence import Sequence, Work
+from backends.native.engine.weights import LoadedModel, LoadError, load
+from backends.native.messages import Loading, Ready, Submit
+
+log = structlog.get_logger()
+Report = Callable[[Loading], None]
+
+# The KV cache by default: no more than this share of the memory that is free once the model is loaded ...
+_GPU_SHARE = 0.85
+_CPU_SHARE = 0.25
+# ... and on a CPU, whose memory others want too, no more than this many bytes.
+_CPU_MOST = 8 * 1024**3
+# Tokens of all sequences together on the cache tier, whose bytes per token nobody can tell beforehand.
+_CACHE_TIER_TOKENS = 65_536
+# What the log says of a new engine.
+_TOLD = ("tier", "device", "dtype", "context_length", "max_sequences")
+
+
+def load_engine(options: EngineOptions, report: Report) -> tuple[Engine, Ready]:
+    """An engine ready to step, and the announcement of it.
+
+    Args:
+        options: what to load and how to run it.
+        report: told how far loading has come.
+
+    Raises:
+        LoadError: the model cannot be loaded or run with these options.
+    """
+    _check(options)
+    torch.set_num_threads(options.threads or max(1, physical_cores() - 1))
+    report(Loading(0.0, "weights"))
+    loaded = load(options.model, options.dtype, options.device)
+    report(Loading(0.6, "self-check"))
+    packed = _is_packed(loaded, options.tier)
+    report(Loading(0.8, "cache"))
+    with torch.inference_mode():
+        runner, blocks = _packed(loaded, options) if packed else _cached(loaded, options)
+    engine, ready = _assemble(loaded, options, runner, blocks)
+    log.info("engine.started", model=options.model, blocks=blocks, **{n: getattr(ready, n) for n in _TOLD})
+    return engine, ready
+
+
+def _check(options: EngineOptions) -> None:
+    if options.tier not in ("auto", "packed", "cache"):
+        raise LoadError(f"'{options.tier}' is not a tier; it must be auto, packed or cache.")
+    for name in ("max_sequences", "step_tokens", "block_size"):
+        if getattr(options, name) < 1:
+            raise LoadError(f"{name} must be at least 1, not {getattr(options, name)}.")
+    for name in ("threads", "context_length", "kv_tokens", "max_waiting"):
+        if getattr(options, name) < 0:
+            raise LoadError(f"{name} must not be negative.")
+
+
+def _is_packed(loaded: LoadedModel, tier: str) -> bool:
+    if tier != "auto":
+        return tier == "packed"
+    why = why_not_packed(loaded.model)
+    if why is not None:
+        log.warning("model.runs_slowly", model_type=loaded.config.model_type, tier="cache", why=why)
+    return why is None
+
+
+def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, blocks: int) -> tuple[Engine, Ready]:
+    context = min(_context(loaded, options), blocks * options.block_size)
+    step_tokens = max(options.step_tokens, options.max_sequences)
+    if not runner.chunked:  # the longest prompt must go in one step, beside everybody's next token
+        step_tokens = context + options.max_sequences
+    scheduler = Scheduler(
+        BlockPool(blocks, options.block_size, caching=options.prefix_caching and runner.chunked),
+        step_tokens=step_tokens,
+        max_sequences=options.max_sequences,
+        max_waiting=options.max_waiting,
+        chunked=runner.chunked,
+        on_preempted=runner.forget,
+    )
+    ready = Ready(
+        context_length=context,
+        vocab_size=loaded.vocab_size,
+        eos_token_ids=loaded.eos_token_ids,
+        dtype=str(loaded.model.dtype).removeprefix("torch."),
+        device=str(loaded.model.device),
+        tier=runner.tier,
+        max_sequences=options.max_sequences,
+    )
+    return Engine(runner, scheduler, vocab_size=loaded.vocab_size, context_length=context), ready
+
+
+def _context(loaded: LoadedModel, options: EngineOptions) -> int:
+    return min(options.context_length or loaded.context_length, loaded.context_length)
+
+
+def _wanted_blocks(loaded: LoadedModel, options: EngineOptions) -> int:
+    """Blocks to run as many sequences as may run at once, each as long as it may be."""
+    tokens = options.kv_tokens or options.max_sequences * _context(loaded, options)
+    return -(-tokens // options.block_size)
+
+
+def _packed(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
+    probe = PackedRunner(loaded.model, KVCache(1, options.block_size))
+    sequence = Sequence(0, Submit(0, (0,), 1), 0)
+    sequence.blocks = [0]
+    probe.run([Work(sequence, 0, 1, samples=True)])
+    affordable = _cache_bytes(loaded.model.device) // probe.cache.bytes_per_block
+    blocks = _wanted_blocks(loaded, options)
+    if not options.kv_tokens:
+        blocks = min(blocks, affordable)
+    if blocks < 1 or (blocks > affordable and loaded.model.device.type != "cpu"):
+        raise LoadError(f"The KV cache does not fit into the memory that the model leaves of {loaded.model.device}.")
+    return PackedRunner(loaded.model, probe.cache.resized(blocks)), blocks
+
+
+def _cached(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
+    most = max(_CACHE_TIER_TOKENS, _context(loaded, options)) // options.block_size
+    blocks = _wanted_blocks(loaded, options)
+    return CacheRunner(loaded.model), blocks if options.kv_tokens else min(blocks, most)
+
+
+def _cache_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * _GPU_SHARE)
+    return min(int(available_memory() * _CPU_SHARE), _CPU_MOST)

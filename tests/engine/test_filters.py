@@ -1,0 +1,99 @@
+"""The filters against transformers' logits warpers, row by row, and on what the warpers leave open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from backends.native.engine.filters import filter_scores
+from backends.native.messages import SamplingParams
+
+pytestmark = pytest.mark.torch
+
+PARAMS = [
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.3),
+    SamplingParams(temperature=1.7, top_k=5),
+    SamplingParams(temperature=1.0, top_k=1),
+    SamplingParams(temperature=1.0, top_k=10_000),
+    SamplingParams(temperature=1.0, top_p=0.6),
+    SamplingParams(temperature=0.8, top_p=0.05),
+    SamplingParams(temperature=1.0, top_k=20, top_p=0.7),
+    SamplingParams(temperature=1.0, min_p=0.2),
+    SamplingParams(temperature=2.0, min_p=0.05, top_p=0.9),
+    SamplingParams(temperature=1.0, typical_p=0.5),
+    SamplingParams(temperature=1.0, typical_p=0.05),
+    SamplingParams(temperature=0.7, top_k=30, top_p=0.9, min_p=0.01, typical_p=0.8),
+]
+
+
+def warpers(p: SamplingParams) -> Any:
+    """transformers' own, in the order `generate` applies them."""
+    found = [TemperatureLogitsWarper(p.temperature)]
+    if p.top_k:
+        found.append(TopKLogitsWarper(p.top_k))
+    if p.top_p < 1:
+        found.append(TopPLogitsWarper(p.top_p))
+    if p.min_p:
+        found.append(MinPLogitsWarper(p.min_p))
+    if p.typical_p < 1:
+        found.append(TypicalLogitsWarper(p.typical_p))
+    return LogitsProcessorList(found)
+
+
+def scores(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, 200, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_batch_of_all_kinds_equals_the_warpers_row_by_row(seed: int) -> None:
+    given = scores(len(PARAMS), seed)
+    filtered = filter_scores(given.clone(), PARAMS)
+    for row, p in enumerate(PARAMS):
+        expected = warpers(p)(torch.zeros(1, 1, dtype=torch.long), given[row : row + 1].clone())[0]
+        assert torch.equal(filtered[row].isfinite(), expected.isfinite()), p
+        torch.testing.assert_close(filtered[row], expected)
+
+
+@pytest.mark.parametrize("p", PARAMS)
+def test_a_row_is_the_same_alone(p: SamplingParams) -> None:
+    given = scores(len(PARAMS))
+    row = PARAMS.index(p)
+    assert torch.equal(filter_scores(given[row : row + 1].clone(), [p])[0], filter_scores(given.clone(), PARAMS)[row])
+
+
+@pytest.mark.parametrize(
+    "p",
+    [
+        SamplingParams(temperature=1e-9),
+        SamplingParams(temperature=1.0, top_p=1e-9),
+        SamplingParams(temperature=1.0, min_p=1.0),
+        SamplingParams(temperature=1.0, typical_p=1e-9),
+        SamplingParams(temperature=100.0, top_k=1, top_p=1e-9, min_p=1.0, typical_p=1e-9),
+    ],
+)
+def test_something_always_remains(p: SamplingParams) -> None:
+    for given in (scores(1), torch.zeros(1, 200), scores(1).masked_fill(torch.arange(200) != 17, float("-inf"))):
+        left = filter_scores(given.clone(), [p])
+        assert left.isfinite().any()
+        assert not left.isnan().any()
+
+
+def test_equal_scores_stay_or_go_together() -> None:
+    given = torch.tensor([[3.0, 3.0, 2.0, 2.0, 0.0]])
+    assert filter_scores(given.clone(), [SamplingParams(temperature=1.0, top_k=1)]).isfinite().tolist() == [
+        [True, True, False, False, False]
+    ]
+    assert filter_scores(given.clone(), [SamplingParams(temperature=1.0, top_p=0.75)]).isfinite().tolist() == [
+        [True, True, True, True, False]
+    ]
