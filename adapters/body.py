@@ -34,7 +34,16 @@ def read(body: bytes, type: type[T]) -> tuple[T, dict[str, Any]]:
             number beyond a double.
         schemas.errors.InvalidRequest: a field is missing, of a wrong type, or out of its bounds; `param` names it.
     """
-    fields = parse(body)
+    return convert(parse(body), type)
+
+
+def convert(fields: Any, type: type[T]) -> tuple[T, dict[str, Any]]:
+    """The second half of `read`, for a protocol that has to look at the fields first.
+
+    Raises:
+        schemas.errors.MalformedBody: not an object.
+        schemas.errors.InvalidRequest: as for `read`.
+    """
     if not isinstance(fields, dict):
         raise MalformedBody("The request body must be a JSON object.")
     try:

@@ -11,7 +11,7 @@ import re
 
 from schemas.errors import BackendFailed
 
-_LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
+_LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -35,7 +35,7 @@ class EventReader:
         limit: the most bytes one event may have, undelivered lines included.
     """
 
-    __slots__ = ("_data", "_fresh", "_limit", "_rest", "_size", "_type")
+    __slots__ = ("_after_cr", "_data", "_fresh", "_limit", "_rest", "_size", "_type")
 
     def __init__(self, limit: int = 1 << 20) -> None:
         self._limit = limit
@@ -44,6 +44,7 @@ class EventReader:
         self._size = 0
         self._type = b""
         self._fresh = True
+        self._after_cr = False
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that these bytes complete.
@@ -51,14 +52,17 @@ class EventReader:
         Raises:
             schemas.errors.BackendFailed: an event is larger than the limit.
         """
-        rest = self._rest + data
         if self._fresh:
-            if len(rest) < len(_BOM) and _BOM.startswith(rest):
-                self._rest = rest
+            data = self._rest + data
+            if len(data) < len(_BOM) and _BOM.startswith(data):
+                self._rest = data
                 return []
-            rest = rest.removeprefix(_BOM)
-            self._fresh = False
-        *lines, self._rest = _LINE_END.split(rest)
+            data, self._rest, self._fresh = data.removeprefix(_BOM), b"", False
+        if self._after_cr and data:  # a CR ended its line at once: the LF after it, if any, is not another end
+            data, self._after_cr = data.removeprefix(b"\n"), False
+        self._after_cr = self._after_cr or data.endswith(b"\r")
+        first, *others = _LINE_END.split(data)
+        *lines, self._rest = [self._rest + first, *others]
         events = [event for line in lines if (event := self._line(line)) is not None]
         if self._size + len(self._rest) > self._limit:
             raise BackendFailed("The backend sent an event larger than the limit.", code="upstream_malformed")
@@ -67,7 +71,7 @@ class EventReader:
     @property
     def pending(self) -> bytes:
         """What has arrived of a line or event that was not ended: a leftover at the end of a stream is a fault."""
-        return b"\n".join([*self._data, self._rest.rstrip(b"\r")]).strip()
+        return b"\n".join([*self._data, self._rest]).strip()
 
     def _line(self, line: bytes) -> Event | None:
         if not line:

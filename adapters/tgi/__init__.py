@@ -1,0 +1,13 @@
+"""Hugging Face's text-generation-inference (TGI), today's and 0.9's, and MindIE's version of it.
+
+Routes `/`, `/generate`, `/generate_stream`, `/tokenize`, `/info`. TGI's `/v1` routes are the OpenAI protocol's.
+"""
+
+from __future__ import annotations
+
+from adapters.base import Adapter
+from adapters.tgi.client import TgiClient
+from adapters.tgi.dialects import DIALECTS
+from adapters.tgi.server import TgiServer
+
+ADAPTER = Adapter(name="tgi", dialects=DIALECTS, server=TgiServer, client=TgiClient)

@@ -1,0 +1,197 @@
+"""Request bodies to the internal form. Defaults of a dialect end here: what leaves is what will be done."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any
+
+from adapters.base import Call
+from adapters.body import convert, parse
+from adapters.tgi.checks import check
+from adapters.tgi.dialects import Dialect
+from adapters.tgi.failures import STREAMED
+from adapters.tgi.inputs import read_inputs
+from schemas.errors import InvalidRequest, MalformedBody, ModelNotFound
+from schemas.ir import (
+    ChatPrompt,
+    Generate,
+    Grammar,
+    ModelCard,
+    Origin,
+    Prompt,
+    Sampling,
+    Stopping,
+    Tokenize,
+)
+from schemas.tgi import CompatGenerateRequest, GenerateRequest, GrammarSpec, InputPart, Parameters
+
+
+def default_card(call: Call) -> ModelCard:
+    """The model that answers: TGI serves one and its requests name none.
+
+    Raises:
+        schemas.errors.ModelNotFound: there is no default.
+    """
+    card = call.catalog.cards.get(call.catalog.default or "")
+    if card is None:
+        raise ModelNotFound("No model is served here.")
+    return card
+
+
+def read_tokenize(dialect: Dialect, operation: str, body: bytes, call: Call) -> Tokenize:
+    """A body of `/tokenize`, which is one of `/generate` of which only the prompt is used."""
+    card = default_card(call)
+    request, _ = _read(dialect, GenerateRequest, body)
+    prompt = read_inputs(dialect, request.inputs, images=card.images)
+    return Tokenize(id=call.id, model=card.name, prompt=prompt, origin=_origin(dialect, operation, body))
+
+
+def read_generate(dialect: Dialect, operation: str, body: bytes, call: Call) -> Generate:
+    """A body of `/generate`, `/generate_stream` or `/`, whose answer streams if it says so."""
+    type = CompatGenerateRequest if operation == "compat" else GenerateRequest
+    request, extra = _read(dialect, type, body)
+    stream = operation == "generate_stream" or (isinstance(request, CompatGenerateRequest) and bool(request.stream))
+    parameters = request.parameters or Parameters(do_sample=dialect.bare_do_sample)
+    card = default_card(call)
+    prompt, grammar = _checked(dialect, request.inputs, parameters, card, stream)
+    details = bool(parameters.details or parameters.decoder_input_details)
+    top_n, count = parameters.top_n_tokens or 0, parameters.best_of or 1
+    return Generate(
+        id=call.id,
+        model=card.name,
+        prompts=(prompt,),
+        sampling=_sampling(dialect, parameters, call.id),
+        stopping=_stopping(dialect, parameters),
+        stream=stream,
+        stream_usage=details,  # "details" is how a TGI client asks for counts
+        n=count,
+        best_of=count if count > 1 else None,
+        truncate_prompt_tokens=parameters.truncate,
+        echo=_full_text(dialect, parameters, operation),
+        raw_prompt=not isinstance(prompt, ChatPrompt),
+        logprobs=(details and dialect.details_logprobs) or top_n > 0 or count > 1,
+        top_logprobs=top_n,
+        prompt_logprobs=bool(parameters.decoder_input_details),
+        grammar=grammar,
+        adapter_id=None if parameters.adapter_id == dialect.no_adapter else parameters.adapter_id,
+        extra=extra,
+        origin=_origin(dialect, operation, body),
+    )
+
+
+def _checked(
+    dialect: Dialect, inputs: str | tuple[InputPart, ...], parameters: Parameters, card: ModelCard, stream: bool
+) -> tuple[Prompt, Grammar | None]:
+    try:
+        check(dialect, parameters, stream=stream, context_length=card.context_length)
+        return read_inputs(dialect, inputs, images=card.images), read_grammar(parameters.grammar)
+    except InvalidRequest as error:
+        error.code = STREAMED if stream else None
+        raise
+
+
+def _origin(dialect: Dialect, operation: str, body: bytes) -> Origin:
+    return Origin("tgi", dialect.name, operation, body)
+
+
+def _read(dialect: Dialect, type: type[GenerateRequest], body: bytes) -> tuple[GenerateRequest, dict[str, Any]]:
+    """The request, and its unknown fields; unknown parameters are kept under "parameters"."""
+    fields = parse(body)
+    unknown: dict[str, Any] = {}
+    if isinstance(fields, dict) and isinstance(given := fields.get("parameters"), dict):
+        known = {name: value for name, value in given.items() if name in dialect.parameters}
+        if len(known) < len(given):
+            unknown = {name: value for name, value in given.items() if name not in known}
+            fields["parameters"] = known
+    request, extra = convert(fields, type)
+    return request, extra | ({"parameters": unknown} if unknown else {})
+
+
+def _sampling(dialect: Dialect, given: Parameters, id: str) -> Sampling:
+    typical_p = given.typical_p if "typical_p" not in dialect.ineffective else None
+    do_sample, temperature = given.do_sample, given.temperature
+    if dialect.warpers_sample:
+        # TGI samples if told so, or if a warper is there; a temperature of 1 is none.
+        warped = temperature not in (None, 1.0) or given.top_k or given.top_p or typical_p
+        do_sample = bool(do_sample or warped)
+        temperature = temperature if do_sample else None
+    seed = given.seed
+    if seed is None and dialect.always_seeded:
+        seed = _drawn_seed(id)
+    return Sampling(
+        do_sample=do_sample,
+        temperature=temperature,
+        top_k=given.top_k,
+        top_p=given.top_p,
+        typical_p=typical_p,
+        repetition_penalty=given.repetition_penalty,
+        frequency_penalty=given.frequency_penalty,
+        seed=seed,
+        watermark=bool(given.watermark) and "watermark" not in dialect.ineffective,
+    )
+
+
+def _drawn_seed(id: str) -> int:
+    """The page: without a seed "the system draws one", and tells it.
+
+    Drawn from the request's id, so that decoding stays a function; 63 bits and not 0, so that every version of the
+    server would take it back.
+    """
+    return int.from_bytes(blake2b(id.encode(), digest_size=8).digest()) >> 1 | 1
+
+
+def _stopping(dialect: Dialect, given: Parameters) -> Stopping:
+    limit = given.max_new_tokens or dialect.default_max_new_tokens
+    if dialect.max_iter_times is not None:
+        limit = min(limit or dialect.max_iter_times, dialect.max_iter_times)
+    stop = (given.stop,) if isinstance(given.stop, str) else given.stop or ()
+    return Stopping(max_new_tokens=limit, stop=stop, include_stop=dialect.include_stop)
+
+
+def _full_text(dialect: Dialect, given: Parameters, operation: str) -> bool:
+    if given.return_full_text is None:
+        return operation == "compat" and dialect.compat_full_text
+    return given.return_full_text
+
+
+def read_grammar(spec: GrammarSpec | None) -> Grammar | None:
+    """A constraint.
+
+    Raises:
+        schemas.errors.InvalidRequest: its value is not what its type wants.
+    """
+    if spec is None:
+        return None
+    if spec.type == "regex":
+        if not isinstance(spec.value, str):
+            raise _invalid_grammar("a regex must be a string")
+        return Grammar("regex", spec.value)
+    if spec.type == "json_schema":
+        if not isinstance(spec.value, dict):
+            raise _invalid_grammar("missing field `schema`")
+        name, strict = spec.value.get("name"), spec.value.get("strict")
+        return Grammar("json_schema", _schema(spec.value.get("schema")), _typed(name, str), _typed(strict, bool))
+    return Grammar("json_schema", _schema(spec.value))
+
+
+def _schema(value: Any) -> dict[str, Any]:
+    if isinstance(value, str):  # TGI reads a string as the schema's JSON
+        try:
+            value = parse(value.encode())
+        except MalformedBody:
+            raise _invalid_grammar("the schema is not JSON") from None
+    if not isinstance(value, dict):
+        raise _invalid_grammar("a schema must be an object")
+    if "properties" not in value:
+        raise _invalid_grammar("Grammar must have a 'properties' field")
+    return value
+
+
+def _typed(value: Any, type: type) -> Any:
+    if value is not None and not isinstance(value, type):
+        raise _invalid_grammar("`name` must be a string and `strict` a boolean")
+    return value
+
+
+def _invalid_grammar(why: str) -> InvalidRequest:
+    return InvalidRequest(f"grammar is not valid: {why}", param="parameters.grammar")

@@ -1,0 +1,204 @@
+"""Whole answers: a completion to the JSON of `/generate`, or the list of one that `/` answers with."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from adapters.base import Headers, Reply
+from adapters.tgi.dialects import Dialect
+from schemas.ir import ChatPrompt, Choice, Completion, Generate, TextPart, TextPrompt, Timings, Tokens, TopToken
+from schemas.ir import Token as IRToken
+from schemas.tgi import (
+    BestOfSequence,
+    Details,
+    GenerateResponse,
+    MindieDetails,
+    MindieResponse,
+    MindieToken,
+    PrefillToken,
+    SimpleToken,
+    Token,
+)
+
+_json = msgspec.json.Encoder().encode
+
+
+def encode_answer(dialect: Dialect, request: Generate, answer: Completion) -> Reply:
+    """The whole answer to `request`."""
+    best, *others = _best_first(answer.choices)
+    whole: GenerateResponse | MindieResponse
+    if dialect.ids_only:
+        whole = _mindie_response(dialect, request, answer, best)
+    else:
+        whole = _response(dialect, request, answer, best, others)
+    compat = request.origin is not None and request.origin.operation == "compat"
+    return Reply(_json([whole] if compat else whole), headers=_headers(dialect, request, answer, best))
+
+
+def encode_tokens(answer: Tokens) -> Reply:
+    """The answer of `/tokenize`. TGI's `start` and `stop` count bytes, ours characters."""
+    to_bytes = range(len(answer.text) + 1) if answer.text.isascii() else _byte_offsets(answer.text)
+    return Reply(
+        _json([SimpleToken(span.id, span.text, to_bytes[span.start], to_bytes[span.stop]) for span in answer.spans])
+    )
+
+
+def wire_token(dialect: Dialect, token: IRToken) -> Token:
+    """One token. A backend that tells no ids gets id 0, which both of TGI's Python clients accept."""
+    if dialect.scores:
+        return Token(token.id or 0, token.text, token.logprob, token.special)
+    return Token(token.id or 0, "" if token.special else token.text, None, None)
+
+
+def wire_top(top: tuple[TopToken, ...]) -> tuple[Token, ...]:
+    """The likeliest tokens of a position."""
+    return tuple(Token(token.id or 0, token.text, token.logprob, False) for token in top)
+
+
+def effective_seed(dialect: Dialect, request: Generate, seed: int | None) -> int | None:
+    """TGI tells the seed of what was sampled, MindIE always. A backend that tells none was given the request's."""
+    if request.sampling.greedy and not dialect.always_seeded:
+        return None
+    return seed if seed is not None else request.sampling.seed
+
+
+def prompt_text(request: Generate) -> str:
+    """What `return_full_text` puts before the answer: the client's own text, not what a template made of it."""
+    prompt = request.prompts[0]
+    if isinstance(prompt, TextPrompt):
+        return prompt.text
+    if not isinstance(prompt, ChatPrompt):
+        return ""
+    texts = (message.content for message in prompt.messages)
+    return "".join(
+        content
+        if isinstance(content, str)
+        else "".join(part.text for part in content or () if isinstance(part, TextPart))
+        for content in texts
+    )
+
+
+def visible_text(choice: Choice) -> str:
+    """The answer's text; a refusal is one, for a protocol with no word for refusals. Thoughts are not."""
+    return choice.text + choice.refusal
+
+
+def _best_first(choices: tuple[Choice, ...]) -> list[Choice]:
+    """TGI's "best of": the highest mean log-probability first, the rest as they came."""
+    best = max(choices, key=_mean_logprob) if len(choices) > 1 else choices[0]
+    return [best, *(choice for choice in choices if choice is not best)]
+
+
+def _mean_logprob(choice: Choice) -> float:
+    told = [token.logprob for token in choice.tokens if token.logprob is not None]
+    return sum(told) / len(told) if told else -math.inf
+
+
+def _generated_text(request: Generate, choice: Choice) -> str:
+    return prompt_text(request) + visible_text(choice) if request.echo else visible_text(choice)
+
+
+def _generated_tokens(answer: Completion, choice: Choice) -> int:
+    if choice.generated is not None:
+        return choice.generated
+    return answer.usage.completion_tokens if len(answer.choices) == 1 else len(choice.tokens)
+
+
+def _response(
+    dialect: Dialect, request: Generate, answer: Completion, best: Choice, others: list[Choice]
+) -> GenerateResponse:
+    text = _generated_text(request, best)
+    if not request.stream_usage:
+        return GenerateResponse(text)
+    first, *rest = (_sequence(dialect, request, answer, choice) for choice in (best, *others))
+    details = Details(
+        finish_reason=first.finish_reason,
+        generated_tokens=first.generated_tokens,
+        seed=first.seed,
+        prefill=first.prefill,
+        tokens=first.tokens,
+        best_of_sequences=tuple(rest) if rest else UNSET,
+        top_tokens=first.top_tokens,
+    )
+    return GenerateResponse(text, details)
+
+
+def _sequence(dialect: Dialect, request: Generate, answer: Completion, choice: Choice) -> BestOfSequence:
+    return BestOfSequence(
+        generated_text=_generated_text(request, choice),
+        finish_reason=dialect.finish[choice.reason],
+        generated_tokens=_generated_tokens(answer, choice),
+        seed=effective_seed(dialect, request, choice.seed),
+        prefill=tuple(PrefillToken(token.id or 0, token.text, token.logprob) for token in _prefill(request, answer)),
+        tokens=tuple(wire_token(dialect, token) for token in choice.tokens),
+        top_tokens=_top_tokens(request, choice),
+    )
+
+
+def _top_tokens(request: Generate, choice: Choice) -> tuple[tuple[Token, ...], ...] | UnsetType:
+    return tuple(wire_top(token.top) for token in choice.tokens) if request.top_logprobs and choice.tokens else UNSET
+
+
+def _prefill(request: Generate, answer: Completion) -> tuple[IRToken, ...]:
+    return answer.prompts[0] if request.prompt_logprobs and answer.prompts else ()
+
+
+def _mindie_response(dialect: Dialect, request: Generate, answer: Completion, best: Choice) -> MindieResponse:
+    text = _generated_text(request, best)
+    if not request.stream_usage:
+        return MindieResponse(generated_text=text)
+    details = MindieDetails(
+        prompt_tokens=answer.usage.prompt_tokens,
+        finish_reason=dialect.finish[best.reason],
+        generated_tokens=_generated_tokens(answer, best),
+        prefill=tuple(MindieToken(token.id or 0) for token in _prefill(request, answer)),
+        seed=effective_seed(dialect, request, best.seed),
+        tokens=tuple(MindieToken(token.id or 0) for token in best.tokens),
+    )
+    return MindieResponse(details=details, generated_text=text)
+
+
+def compute_headers(dialect: Dialect, request: Generate) -> Headers:
+    """What is told before the answer is there."""
+    if not dialect.compute_type:
+        return ()
+    return (
+        ("x-compute-type", dialect.compute_type),
+        ("x-compute-characters", str(len(prompt_text(request)))),
+    )
+
+
+def _headers(dialect: Dialect, request: Generate, answer: Completion, best: Choice) -> Headers:
+    generated = _generated_tokens(answer, best)
+    headers = compute_headers(dialect, request)
+    if dialect.timing_headers and answer.timings is not None:
+        headers += _timing_headers(dialect, answer.timings, generated)
+    if dialect.token_headers:
+        headers += (
+            ("x-prompt-tokens", str(answer.usage.prompt_tokens)),
+            ("x-generated-tokens", str(generated)),
+        )
+    return headers
+
+
+def _timing_headers(dialect: Dialect, timings: Timings, generated: int) -> Headers:
+    """Milliseconds, but for TGI 3's x-compute-time. Backends do not tell how long they queued: it is inference."""
+    total = str(int(timings.total * 1000))
+    return (
+        ("x-compute-time", str(timings.total) if dialect.compute_seconds else total),
+        ("x-total-time", total),
+        ("x-validation-time", "0"),
+        ("x-queue-time", "0"),
+        ("x-inference-time", total),
+        ("x-time-per-token", str(int(timings.total * 1000 / max(1, generated)))),
+    )
+
+
+def _byte_offsets(text: str) -> list[int]:
+    offsets = [0]
+    for character in text:
+        offsets.append(offsets[-1] + len(character.encode()))
+    return offsets

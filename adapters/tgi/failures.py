@@ -1,0 +1,62 @@
+"""Errors as a client of TGI sees them, whole and in a stream."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from adapters.base import Headers, Reply
+from adapters.tgi.dialects import Dialect
+from schemas.errors import GatewayError, MethodNotAllowed, UnsupportedFeature
+from schemas.tgi import ErrorResponse
+
+STREAM_TYPE = "text/event-stream"
+STREAM_HEADERS: Headers = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
+
+STREAMED = "streamed_request"
+"""`code` of an error of a streamed request's body: where such errors are frames, `reply` cannot know it otherwise."""
+
+_FIELDS = {
+    "chat": "inputs",
+    "token_prompts": "inputs",
+    "images": "inputs",
+    "grammar": "grammar",
+    "logprobs": "details",
+    "top_logprobs": "top_n_tokens",
+    "prompt_logprobs": "decoder_input_details",
+    "best_of": "best_of",
+    "watermark": "watermark",
+    "adapters": "adapter_id",
+}
+"""What the protocol calls a `backends.base.Feature`."""
+
+
+def failure_frame(dialect: Dialect, error: GatewayError) -> bytes:
+    """The error in a stream."""
+    return b"%b%b\n\n" % (dialect.sse_prefix.encode(), _body(dialect, error))
+
+
+def failure_reply(dialect: Dialect, error: GatewayError, *, framed: bool = False) -> Reply:
+    """The error as an answer; `framed`, as TGI itself answers a streamed request: status 200 and one event."""
+    if framed:
+        return Reply(failure_frame(dialect, error), media_type=STREAM_TYPE, headers=STREAM_HEADERS)
+    failure = dialect.failures[error.kind]
+    headers: Headers = ()
+    if error.retry_after is not None:
+        headers += (("retry-after", str(math.ceil(error.retry_after))),)
+    if isinstance(error, MethodNotAllowed) and error.allowed:
+        headers += (("allow", ", ".join(error.allowed)),)
+    return Reply(_body(dialect, error) if failure.type else b"", failure.status, headers=headers)
+
+
+def _body(dialect: Dialect, error: GatewayError) -> bytes:
+    failure = dialect.failures[error.kind]
+    message = failure.text.format(message=_message(dialect, error))
+    return msgspec.json.encode(ErrorResponse(message, failure.type or error.kind))
+
+
+def _message(dialect: Dialect, error: GatewayError) -> str:
+    if isinstance(error, UnsupportedFeature) and error.feature in _FIELDS:
+        return dialect.unsupported.format(field=_FIELDS[error.feature])
+    return error.message

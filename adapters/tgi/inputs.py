@@ -1,0 +1,88 @@
+"""`inputs` to a prompt: a string, TGI's pictures in markdown, MindIE's list of parts."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+
+from adapters.tgi.dialects import Dialect
+from schemas.errors import InvalidRequest
+from schemas.ir import ChatPrompt, ImagePart, Message, Part, Prompt, TextPart, TextPrompt
+from schemas.tgi import InputPart
+
+_MARKDOWN_IMAGE = re.compile(r"!\[\]\(([^)]*)\)")
+_REMOTE = ("http://", "https://")
+_BASE64_MAGIC = ("/9j/", "iVBORw0KGgo")
+"""How base64 of any JPEG and of any PNG begins. The first is the beginning of an absolute path, too."""
+
+
+def read_inputs(dialect: Dialect, inputs: str | tuple[InputPart, ...], *, images: bool) -> Prompt:
+    """The prompt; `images` says whether the model takes any.
+
+    Raises:
+        schemas.errors.InvalidRequest: empty, too long, or not of a form that the dialect has.
+    """
+    if isinstance(inputs, str):
+        _check_length(dialect, inputs, "inputs")
+        return _with_markdown_images(inputs) if images and not dialect.list_inputs else TextPrompt(inputs)
+    if not dialect.list_inputs:
+        raise InvalidRequest("`inputs` must be a string", param="inputs")
+    if not inputs:
+        raise InvalidRequest("`inputs` cannot be empty", param="inputs")
+    count = sum(part.type == "image_url" for part in inputs)
+    if dialect.max_images is not None and count > dialect.max_images:
+        message = f"The number of images must be no more than {dialect.max_images}, got {count}."
+        raise InvalidRequest(message, param="inputs")
+    parts = tuple(_part(dialect, part, f"inputs[{index}]") for index, part in enumerate(inputs))
+    return ChatPrompt((Message("user", parts),))
+
+
+def image_part(ref: str) -> ImagePart:
+    """A picture given as one string: a URL, a `data:` URI, bare base64, or else a local path."""
+    if ref.startswith(_REMOTE):
+        return ImagePart(ref, "url")
+    if ref.startswith("data:") or _is_base64_image(ref):
+        return ImagePart(ref, "data")
+    return ImagePart(ref, "path")
+
+
+def _is_base64_image(ref: str) -> bool:
+    if not ref.startswith(_BASE64_MAGIC):
+        return False
+    try:
+        base64.b64decode(ref, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return True
+
+
+def _part(dialect: Dialect, part: InputPart, where: str) -> Part:
+    if part.type == "text":
+        if part.text is None:
+            raise InvalidRequest("Request param text must be string", param=f"{where}.text")
+        _check_length(dialect, part.text, f"{where}.text")
+        return TextPart(part.text)
+    if not part.image_url:
+        raise InvalidRequest("Request param image_url null", param=f"{where}.image_url")
+    return image_part(part.image_url)
+
+
+def _check_length(dialect: Dialect, text: str, where: str) -> None:
+    limit = dialect.max_input_chars
+    if limit is not None and not 0 < len(text) <= limit:
+        raise InvalidRequest(f"Inputs length must be in (0, {limit}], but got {len(text)}", param=where)
+    if not text:
+        raise InvalidRequest("`inputs` cannot be empty", param=where)
+
+
+def _with_markdown_images(text: str) -> TextPrompt:
+    """`![](url)` in a raw prompt, which TGI, too, reads only for models that take pictures.
+
+    The pictures keep their order and the text around them stays, joined: where in the text a picture stood,
+    `TextPrompt` cannot say.
+    """
+    images = tuple(image_part(ref) for ref in _MARKDOWN_IMAGE.findall(text))
+    if not all(image.ref.startswith((*_REMOTE, "data:")) for image in images):
+        raise InvalidRequest("invalid image content: only http, https and data URLs are read", param="inputs")
+    return TextPrompt(_MARKDOWN_IMAGE.sub("", text), images)

@@ -1,0 +1,151 @@
+"""The internal form to a request for a remote TGI or MindIE, or a refusal: nothing asked for is left out silently.
+
+`details` are always asked for: without them TGI does not say why it stopped. The prompt is never asked back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from adapters.base import Outbound
+from adapters.tgi.dialects import Dialect
+from schemas.errors import UnsupportedFeature
+from schemas.ir import ChatPrompt, Generate, Grammar, ImagePart, Part, Prompt, Sampling, TextPart, TextPrompt
+
+
+def write_request(dialect: Dialect, request: Generate) -> Outbound:
+    """The request as the remote's own clients would write it. Fields nobody knows go along.
+
+    Raises:
+        schemas.errors.UnsupportedFeature: the dialect cannot say it.
+    """
+    unsayable = next((feature for feature, asked in _unsayable(dialect, request).items() if asked), None)
+    if unsayable is not None:
+        raise _unsupported(unsayable)
+    extra = dict(request.extra)
+    parameters = extra.pop("parameters", {}) | _parameters(dialect, request)
+    body = extra | {"inputs": _inputs(dialect, request.prompts[0]), "parameters": parameters}
+    return Outbound("/generate_stream" if request.stream else "/generate", msgspec.json.encode(body))
+
+
+def _unsayable(dialect: Dialect, request: Generate) -> dict[str, bool]:
+    """What is asked for that the dialect has no words for, or that its server would not heed."""
+    sampling, stopping = request.sampling, request.stopping
+    deaf = {name for name in _ASKED_BY_NAME if name not in dialect.parameters or name in dialect.ineffective}
+    return {
+        "prompts": len(request.prompts) != 1,
+        "tools": bool(request.tools) and (request.tool_choice is None or request.tool_choice.mode != "none"),
+        "suffix": bool(request.suffix),
+        "logit_bias": bool(sampling.logit_bias),
+        "min_p": bool(sampling.min_p),
+        "presence_penalty": bool(sampling.presence_penalty),
+        "min_new_tokens": stopping.min_new_tokens > 0,
+        "stop_token_ids": bool(stopping.stop_token_ids),
+        "ignore_eos": stopping.ignore_eos,
+        "n": request.n > 1 and (request.stream or "best_of" not in dialect.parameters or sampling.greedy),
+        "best_of": (request.best_of or request.n) > request.n,
+        "prompt_logprobs": request.prompt_logprobs and request.stream,
+        # For clients of TGI a log-probability may be null, so that they can do without.
+        "logprobs": request.logprobs and not dialect.scores and not _from_tgi(request),
+        "top_logprobs": request.top_logprobs > 0 and "top_n_tokens" in deaf,
+        "grammar": request.grammar is not None and ("grammar" in deaf or request.grammar.kind == "json_object"),
+        "adapters": request.adapter_id is not None and "adapter_id" in deaf,
+        "frequency_penalty": bool(sampling.frequency_penalty) and "frequency_penalty" in deaf,
+        "typical_p": sampling.typical_p not in (None, 1.0) and "typical_p" in deaf,
+        "watermark": sampling.watermark and "watermark" in deaf,
+    }
+
+
+_ASKED_BY_NAME = ("top_n_tokens", "grammar", "adapter_id", "frequency_penalty", "typical_p", "watermark")
+
+
+def _from_tgi(request: Generate) -> bool:
+    return request.origin is not None and request.origin.protocol == "tgi"
+
+
+def _unsupported(feature: str) -> UnsupportedFeature:
+    return UnsupportedFeature(f"The backend's protocol cannot express {feature.replace('_', ' ')}.", feature=feature)
+
+
+def _parameters(dialect: Dialect, request: Generate) -> dict[str, Any]:
+    stopping, limit = request.stopping, request.stopping.max_new_tokens
+    parameters = _sampling(dialect, request.sampling) | {
+        "max_new_tokens": dialect.unlimited_max_new_tokens if limit is None else limit,
+        "stop": stopping.stop or None,
+        "truncate": request.truncate_prompt_tokens,
+        "details": True,
+        "decoder_input_details": request.prompt_logprobs or None,
+        "best_of": request.n if request.n > 1 else None,
+        "top_n_tokens": request.top_logprobs or None,
+        "grammar": _grammar(request.grammar),
+        "adapter_id": request.adapter_id,
+        "return_full_text": False,
+    }
+    # What the dialect does not know was refused above, unless its value is the neutral one.
+    return {name: value for name, value in parameters.items() if value is not None and name in dialect.parameters}
+
+
+def _sampling(dialect: Dialect, sampling: Sampling) -> dict[str, Any]:
+    forced = sampling.temperature == 0 or sampling.top_p == 0  # greedy, in values that TGI refuses
+    greedy = forced or sampling.greedy
+    said: dict[str, Any] = {
+        "do_sample": not greedy if forced or dialect.warpers_sample else sampling.do_sample,
+        "repetition_penalty": sampling.repetition_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "seed": sampling.seed,
+        "watermark": sampling.watermark or None,
+    }
+    if greedy and (forced or dialect.warpers_sample):
+        return said  # any warper would make it sample
+    return said | {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p if sampling.top_p != 1.0 else None,
+        "typical_p": sampling.typical_p if sampling.typical_p != 1.0 else None,
+    }
+
+
+def _grammar(grammar: Grammar | None) -> dict[str, Any] | None:
+    if grammar is None:
+        return None
+    if grammar.kind == "regex":
+        return {"type": "regex", "value": grammar.value}
+    named = {"name": grammar.name, "strict": grammar.strict}
+    named = {name: value for name, value in named.items() if value is not None}
+    if named:
+        return {"type": "json_schema", "value": named | {"schema": grammar.value}}
+    return {"type": "json", "value": grammar.value}
+
+
+def _inputs(dialect: Dialect, prompt: Prompt) -> str | list[dict[str, str]]:
+    if isinstance(prompt, TextPrompt):
+        if dialect.list_inputs and prompt.images:
+            raise _unsupported("images")
+        return "".join(f"![]({_url(image)})" for image in prompt.images) + prompt.text
+    if not isinstance(prompt, ChatPrompt):
+        raise _unsupported("token_prompts")
+    if not dialect.list_inputs or len(prompt.messages) != 1:
+        raise _unsupported("chat")
+    [turn] = prompt.messages
+    if turn.role != "user" or not turn.content:
+        raise _unsupported("chat")
+    content = (TextPart(turn.content),) if isinstance(turn.content, str) else turn.content
+    return [_part(part) for part in content]
+
+
+def _part(part: Part) -> dict[str, str]:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    return {"type": "image_url", "image_url": part.ref}
+
+
+def _url(image: ImagePart) -> str:
+    """A picture for markdown, where bare base64 is none. A path of ours means nothing over there."""
+    if image.kind == "path":
+        raise _unsupported("images")
+    if image.kind == "data" and not image.ref.startswith("data:"):
+        type = "jpeg" if image.ref.startswith("/9j/") else "png"
+        return f"data:image/{type};base64,{image.ref}"
+    return image.ref

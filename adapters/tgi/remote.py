@@ -1,0 +1,206 @@
+"""A remote's answers, whole and streamed, to events. Reads every dialect, and MindIE of 2026.
+
+A stream is complete if and only if its last frame was seen: the one with `generated_text`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from adapters.base import Reply
+from adapters.sse import EventReader
+from adapters.tgi.dialects import Dialect
+from adapters.tgi.remote_failures import event_failure, malformed
+from adapters.tgi.stops import StopCutter, cut, visible
+from schemas.errors import BackendFailed, Incomplete
+from schemas.ir import (
+    Delta,
+    Event,
+    Events,
+    Finished,
+    FinishReason,
+    Generate,
+    Started,
+    Token,
+    TopToken,
+    Usage,
+)
+from schemas.tgi import RemoteAnswer, RemoteSequence, RemoteToken
+
+
+class StreamReader:
+    """One stream being read."""
+
+    def __init__(self, dialect: Dialect, request: Generate) -> None:
+        self._dialect = dialect
+        self._request = request
+        self._events = EventReader()
+        self._started = self._finished = False
+        self._so_far = ""
+        cutting = dialect.include_stop and request.stopping.stop and not request.stopping.include_stop
+        self._cutter = StopCutter(request.stopping.stop) if cutting else None
+
+    def feed(self, data: bytes) -> Events:
+        """The events completed by these bytes; what follows the last frame is ignored."""
+        out: list[Event] = []
+        for event in self._events.feed(data):
+            if not self._finished:
+                self._frame(_decode(event.data, RemoteAnswer), out)
+        return tuple(out)
+
+    def close(self) -> Events:
+        """The connection ended."""
+        if not self._finished:
+            raise Incomplete("The backend's stream ended before it was finished.")
+        return ()
+
+    def _frame(self, frame: RemoteAnswer, out: list[Event]) -> None:
+        if frame.error is not None:
+            raise event_failure(frame)
+        if frame.token is None:
+            raise malformed("a frame without a token")
+        if not self._started:
+            self._started = True
+            out.append(Started(self._request.model))
+        tokens = self._tokens(frame.token, frame)
+        if frame.generated_text is None:
+            if self._cutter is not None:
+                tokens = [free for token in tokens for free in self._cutter.feed(token)]
+            if tokens:
+                out.append(Delta(text=visible(tokens), tokens=tuple(tokens)))
+        else:
+            out.extend(self._end(tokens, frame.details))
+            self._finished = True
+
+    def _tokens(self, token: RemoteToken, frame: RemoteAnswer) -> list[Token]:
+        text = token.text or ""
+        if self._dialect.full_text:
+            if not text.startswith(self._so_far):
+                raise malformed("a text that does not continue the one before")
+            self._so_far, text = text, text[len(self._so_far) :]
+        first, *more = _ids(token)
+        # MindIE sends no text for the end token, and does not say that it is special.
+        ends = frame.details is not None and frame.details.finish_reason == self._dialect.finish[FinishReason.EOS]
+        special = bool(token.special) or (token.special is None and ends and not text)
+        top = _top(frame.top_tokens) if self._request.top_logprobs else ()
+        return [Token(first, text, token.logprob, special, top), *(Token(id, "") for id in more)]
+
+    def _end(self, tokens: list[Token], details: RemoteSequence | None) -> Events:
+        if details is None:
+            raise malformed("no details although asked for")
+        reason, stop = _reason(self._dialect, details), None
+        if self._cutter is not None:
+            released = [free for token in tokens for free in self._cutter.feed(token)]
+            rest, stop = self._cutter.end(reason is FinishReason.STOP_STRING)
+            tokens = [*released, *rest]
+        finished = Finished(
+            text=visible(tokens),
+            tokens=tuple(tokens),
+            reason=reason,
+            generated=details.generated_tokens,
+            stop=stop,
+            seed=details.seed,
+        )
+        return (finished, Usage(_prompt_tokens(details), details.generated_tokens))
+
+
+def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
+    """A whole answer as the complete stream of its events; `/` answers with a list of one.
+
+    Raises:
+        schemas.errors.BackendError: it makes no sense.
+    """
+    answer = _decode(reply.body, RemoteAnswer | tuple[RemoteAnswer, ...])
+    if isinstance(answer, tuple):
+        if len(answer) != 1:
+            raise malformed("a list of more or less than one answer")
+        [answer] = answer
+    if answer.error is not None:
+        raise event_failure(answer)
+    details = answer.details
+    if details is None or answer.generated_text is None:
+        raise malformed("no text, or no details although asked for")
+    sequences = (details, *(details.best_of_sequences or ()))
+    if len(sequences) != request.n:
+        raise malformed("more or less answers than asked for")
+    texts = (answer.generated_text, *(sequence.generated_text for sequence in sequences[1:]))
+    finishes = tuple(
+        _choice(dialect, request, index, text, sequence)
+        for index, (text, sequence) in enumerate(zip(texts, sequences, strict=True))
+    )
+    header = next((value for name, value in reply.headers if name.lower() == "x-prompt-tokens"), "")
+    prompt_tokens = int(header) if header.isdecimal() else _prompt_tokens(details)
+    prompt = tuple(Token(_ids(token)[0], token.text or "", token.logprob) for token in details.prefill)
+    usage = Usage(prompt_tokens, sum(sequence.generated_tokens for sequence in sequences))
+    return (Started(request.model, prompt_tokens, (prompt,) if request.prompt_logprobs else ()), *finishes, usage)
+
+
+def _choice(dialect: Dialect, request: Generate, index: int, text: str, sequence: RemoteSequence) -> Finished:
+    tokens, reason, stop = _whole_tokens(request, sequence), _reason(dialect, sequence), None
+    if visible(tokens) != text:  # SentencePiece: the first token has a space in front, the text has none
+        tokens = []
+    if dialect.include_stop and reason is FinishReason.STOP_STRING:
+        stop = max((stop for stop in request.stopping.stop if text.endswith(stop)), key=len, default=None)
+        if stop is not None and not request.stopping.include_stop:
+            text = text.removesuffix(stop)
+            tokens = cut(tokens, len(text))
+    return Finished(
+        choice=index,
+        text=text,
+        tokens=tuple(tokens),
+        reason=reason,
+        generated=sequence.generated_tokens,
+        stop=stop,
+        seed=sequence.seed,
+    )
+
+
+def _whole_tokens(request: Generate, sequence: RemoteSequence) -> list[Token]:
+    if any(token.text is None for token in sequence.tokens):
+        return []  # MindIE tells ids only, and a token without its text is none
+    tops = sequence.top_tokens if request.top_logprobs else None
+    return [
+        Token(
+            _ids(token)[0],
+            token.text or "",
+            token.logprob,
+            bool(token.special),
+            _top(tops[at]) if tops is not None and at < len(tops) else (),
+        )
+        for at, token in enumerate(sequence.tokens)
+    ]
+
+
+def _ids(token: RemoteToken) -> tuple[int, ...]:
+    if isinstance(token.id, int):
+        return (token.id,)
+    if not token.id:
+        raise malformed("a token without an id")
+    return token.id
+
+
+def _top(tokens: tuple[RemoteToken, ...] | None) -> tuple[TopToken, ...]:
+    return tuple(
+        TopToken(_ids(token)[0], token.text or "", token.logprob) for token in tokens or () if token.logprob is not None
+    )
+
+
+def _reason(dialect: Dialect, details: RemoteSequence) -> FinishReason:
+    reason = dialect.reasons.get(details.finish_reason)
+    if reason is None:
+        raise BackendFailed("The backend gave up on the answer.", code="upstream_malformed")
+    return FinishReason(reason)
+
+
+def _prompt_tokens(details: RemoteSequence) -> int:
+    """TGI 0.9 does not count the prompt: 0, unless it was asked to repeat it."""
+    return details.input_length or details.prompt_tokens or len(details.prefill)
+
+
+def _decode(data: bytes, type: Any) -> Any:
+    try:
+        return msgspec.json.decode(data, type=type)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise malformed("not the protocol's JSON") from None

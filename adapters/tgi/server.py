@@ -1,0 +1,93 @@
+"""What TGI's clients see: the routes, tied to how their bodies are read and their answers written.
+
+`GET /`, `/health`, `/ping` and `/metrics` are the gateway's.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from adapters.base import Call, Reply, Route
+from adapters.tgi.decode import read_generate, read_tokenize
+from adapters.tgi.describe import info
+from adapters.tgi.dialects import Dialect
+from adapters.tgi.encode import encode_answer, encode_tokens
+from adapters.tgi.failures import STREAMED, failure_reply
+from adapters.tgi.stream import StreamWriter
+from schemas import tgi as wire
+from schemas.errors import GatewayError
+from schemas.ir import Completion, Embed, Embeddings, Generate, Tokenize, Tokens
+
+_WHOLE = wire.GenerateResponse
+
+
+class TgiServer:
+    """One dialect's server face."""
+
+    routes: ClassVar[tuple[Route, ...]] = (
+        Route(
+            "POST",
+            "/",
+            "compat",
+            "generate",
+            "Generate tokens, or a stream of them if `stream` is true",
+            body=wire.CompatGenerateRequest,
+            answer=list[_WHOLE],
+            streams=True,
+        ),
+        Route("POST", "/generate", "generate", "generate", "Generate tokens", body=wire.GenerateRequest, answer=_WHOLE),
+        Route(
+            "POST",
+            "/generate_stream",
+            "generate_stream",
+            "generate",
+            "Generate a stream of tokens as server-sent events",
+            body=wire.GenerateRequest,
+            answer=wire.StreamResponse,
+            streams=True,
+        ),
+        Route(
+            "POST",
+            "/tokenize",
+            "tokenize",
+            "tokenize",
+            "Tokenize inputs",
+            body=wire.GenerateRequest,
+            answer=list[wire.SimpleToken],
+        ),
+        Route("GET", "/info", "info", "describe", "Served model info", answer=wire.Info),
+    )
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+
+    def decode(self, route: Route, body: bytes, call: Call) -> Generate | Tokenize:
+        """Read a request."""
+        if route.kind == "tokenize":
+            return read_tokenize(self._dialect, route.name, body, call)
+        return read_generate(self._dialect, route.name, body, call)
+
+    def encoder(self, request: Generate) -> StreamWriter:
+        """A writer for the streamed answer to `request`."""
+        return StreamWriter(self._dialect, request)
+
+    def encode(self, request: Generate, answer: Completion) -> Reply:
+        """The whole answer to `request`."""
+        return encode_answer(self._dialect, request, answer)
+
+    def encode_embeddings(self, request: Embed, answer: Embeddings) -> Reply:  # noqa: ARG002
+        """Never called: no route of TGI's asks for vectors."""
+        raise AssertionError("TGI has no embeddings")
+
+    def encode_tokens(self, request: Tokenize, answer: Tokens) -> Reply:  # noqa: ARG002
+        """The answer of `/tokenize`."""
+        return encode_tokens(answer)
+
+    def describe(self, route: Route, call: Call, body: bytes) -> Reply:  # noqa: ARG002
+        """The answer of `/info`."""
+        return Reply(info(self._dialect, call))
+
+    def error(self, error: GatewayError, request: Generate | None = None) -> Reply:
+        """The answer when nothing of a stream was written yet."""
+        streamed = request.stream if request is not None else error.code == STREAMED
+        return failure_reply(self._dialect, error, framed=streamed and self._dialect.stream_errors_as_frames)

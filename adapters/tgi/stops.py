@@ -1,0 +1,59 @@
+"""Cutting a matched stop sequence off a remote's text: TGI leaves it in, most other protocols' clients want it out."""
+
+from __future__ import annotations
+
+import msgspec
+
+from schemas.ir import Token
+
+
+class StopCutter:
+    """Holds back tokens that may turn out to be the beginning of a stop sequence."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = stops
+        self._held: list[Token] = []
+
+    def feed(self, token: Token) -> list[Token]:
+        """The tokens that certainly stay."""
+        self._held.append(token)
+        text = visible(self._held)
+        free = len(text) - max(_overlap(text, stop) for stop in self._stops)
+        released = 0
+        for held in self._held:
+            free -= len(visible([held]))
+            if free < 0:
+                break
+            released += 1
+        out, self._held = self._held[:released], self._held[released:]
+        return out
+
+    def end(self, stopped: bool) -> tuple[list[Token], str | None]:
+        """The rest, and the stop sequence that was cut off it, if generation `stopped` at one."""
+        text = visible(self._held)
+        stop = max((stop for stop in self._stops if text.endswith(stop)), key=len, default=None) if stopped else None
+        if stop is None:
+            return self._held, None
+        return cut(self._held, len(text) - len(stop)), stop
+
+
+def visible(tokens: list[Token]) -> str:
+    """The tokens' text, special tokens left out."""
+    return "".join(token.text for token in tokens if not token.special)
+
+
+def cut(tokens: list[Token], length: int) -> list[Token]:
+    """The same tokens, their visible text cut after `length` characters."""
+    out = []
+    for token in tokens:
+        if token.special:
+            out.append(token)
+            continue
+        out.append(token if len(token.text) <= length else msgspec.structs.replace(token, text=token.text[:length]))
+        length = max(0, length - len(token.text))
+    return out
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of `text` that `stop` begins with."""
+    return next((size for size in range(min(len(text), len(stop)), 0, -1) if text.endswith(stop[:size])), 0)

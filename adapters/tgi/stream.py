@@ -1,0 +1,100 @@
+"""Streamed answers: one frame a token, the last of which is the end of the protocol's stream.
+
+The last frame carries the whole text and the details, so it waits for `Usage`: without it there is no clean end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET
+
+from adapters.base import Headers
+from adapters.tgi.dialects import Dialect
+from adapters.tgi.encode import compute_headers, effective_seed, prompt_text, wire_token, wire_top
+from adapters.tgi.failures import STREAM_HEADERS, STREAM_TYPE, failure_frame
+from schemas.errors import GatewayError
+from schemas.ir import Delta, Events, Finished, Generate, Token, Usage
+from schemas.tgi import StreamDetails, StreamResponse
+
+_json = msgspec.json.Encoder().encode
+_NO_TOKEN = Token(None, "", special=True)
+
+
+class StreamWriter:
+    """One stream being written. Best-of and streams exclude each other, so there is one choice."""
+
+    media_type = STREAM_TYPE
+
+    def __init__(self, dialect: Dialect, request: Generate) -> None:
+        self.headers: Headers = (*STREAM_HEADERS, *compute_headers(dialect, request))
+        self._dialect = dialect
+        self._request = request
+        self._prefix = dialect.sse_prefix.encode()
+        self._index = 0
+        self._texts: list[str] = []
+        self._finished: Finished | None = None
+        self._last = _NO_TOKEN
+
+    def feed(self, events: Events) -> bytes:
+        """The frames that say these events."""
+        out: list[bytes] = []
+        for event in events:
+            if isinstance(event, Delta):
+                tokens = _tokens(event)
+                if isinstance(event, Finished):
+                    *tokens, self._last = tokens or (_NO_TOKEN,)
+                    self._finished = event
+                out.extend([self._frame(token) for token in tokens])
+            elif isinstance(event, Usage) and self._finished is not None:
+                out.append(self._last_frame(self._finished, event))
+        return b"".join(out)
+
+    def fail(self, error: GatewayError) -> bytes:
+        """The error as a frame; nothing follows it."""
+        return failure_frame(self._dialect, error)
+
+    def _frame(self, token: Token) -> bytes:
+        return b"%b%b\n\n" % (self._prefix, _json(self._response(token)))
+
+    def _last_frame(self, finished: Finished, usage: Usage) -> bytes:
+        response = self._response(self._last)
+        text = "".join(self._texts)
+        response = msgspec.structs.replace(
+            response,
+            generated_text=prompt_text(self._request) + text if self._request.echo else text,
+            details=self._details(finished, usage) if self._request.stream_usage else None,
+        )
+        return b"%b%b\n\n" % (self._prefix, _json(response))
+
+    def _response(self, token: Token) -> StreamResponse:
+        self._index += 1
+        if not token.special:
+            self._texts.append(token.text)
+        wire = wire_token(self._dialect, token)
+        if self._dialect.full_text:
+            wire = msgspec.structs.replace(wire, text="".join(self._texts))
+        return StreamResponse(
+            index=self._index if self._dialect.index else UNSET,
+            token=wire,
+            top_tokens=wire_top(token.top) if token.top and self._request.top_logprobs else UNSET,
+        )
+
+    def _details(self, finished: Finished, usage: Usage) -> StreamDetails:
+        count = self._dialect.prompt_count
+        return StreamDetails(
+            prompt_tokens=usage.prompt_tokens if count == "prompt_tokens" else UNSET,
+            finish_reason=self._dialect.finish[finished.reason],
+            generated_tokens=usage.completion_tokens if finished.generated is None else finished.generated,
+            seed=effective_seed(self._dialect, self._request, finished.seed),
+            input_length=usage.prompt_tokens if count == "input_length" else UNSET,
+        )
+
+
+def _tokens(delta: Delta) -> Sequence[Token]:
+    """The delta's tokens; where a backend tells none, its text as one."""
+    if delta.tokens:
+        return delta.tokens
+    text = delta.text + delta.refusal
+    return (Token(None, text),) if text else ()

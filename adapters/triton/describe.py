@@ -1,0 +1,153 @@
+"""What Triton tells of itself: health, metadata, configuration, statistics, the model repository."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from adapters.base import Call, Reply, Route
+from adapters.body import parse
+from adapters.triton import tensors
+from schemas.errors import InvalidRequest, ModelNotFound, RouteNotFound
+from schemas.ir import Catalog, ModelCard
+from schemas.triton import (
+    Duration,
+    ErrorBody,
+    IndexEntry,
+    InferenceStats,
+    InputConfig,
+    ModelConfig,
+    ModelMetadata,
+    ModelStats,
+    OutputConfig,
+    ServerMetadata,
+    Statistics,
+    TensorMetadata,
+)
+
+NAME = "interlingua"
+VERSION = "1"
+"""The only version of every model: what is behind an endpoint changes without its clients knowing."""
+
+EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data", "parameters", "statistics")
+
+_TYPES = {"BYTES": "TYPE_STRING", "BOOL": "TYPE_BOOL", "FP32": "TYPE_FP32", "UINT32": "TYPE_UINT32"}
+
+
+def model(call: Call) -> ModelCard:
+    """The endpoint that the path names.
+
+    Raises:
+        schemas.errors.RouteNotFound: the version is not a number, so Triton's pattern would not have matched.
+        schemas.errors.ModelNotFound: there is no such model or version.
+    """
+    name, version = call.path["model"], call.path.get("version", VERSION)
+    if not re.fullmatch("[0-9]+", version):
+        raise RouteNotFound("Not Found")
+    card = call.catalog.cards.get(name)
+    if card is None:
+        raise ModelNotFound(f"Request for unknown model: '{name}' is not found")
+    if version.lstrip("0") != VERSION:
+        raise ModelNotFound(f"Request for unknown model: '{name}' version {version} is not found")
+    return card
+
+
+def describe(route: Route, call: Call, body: bytes) -> Reply:
+    """Answer a route that runs nothing."""
+    match route.name.removesuffix("_version"):
+        case "live":
+            return Reply()
+        case "ready":
+            return Reply(status=200 if call.catalog.ready else 400)
+        case "server":
+            return _json(ServerMetadata(NAME, call.catalog.version, EXTENSIONS))
+        case "all_stats":
+            return _json(Statistics(tuple(map(_stats, call.catalog.cards.values()))))
+        case "index":
+            return _json(_index(call.catalog, only_ready=_wants_ready(body)))
+        case operation:
+            return _describe_model(operation, model(call))
+
+
+def _describe_model(operation: str, card: ModelCard) -> Reply:
+    match operation:
+        case "model":
+            return _json(_metadata(card))
+        case "config":
+            return _json(_config(card))
+        case "stats":
+            return _json(Statistics((_stats(card),)))
+        case "model_ready" if not card.ready:
+            return Reply(msgspec.json.encode(ErrorBody("Model version not ready")), status=400)
+        # Load and unload: which models there are is the configuration's business, so there is nothing to do.
+        case "model_ready" | "load" | "unload":
+            return Reply()
+    raise RouteNotFound("Not Found")
+
+
+def _json(value: Any) -> Reply:
+    return Reply(msgspec.json.encode(value))
+
+
+def _index(catalog: Catalog, *, only_ready: bool) -> tuple[IndexEntry, ...]:
+    return tuple(
+        IndexEntry(card.name, VERSION, "READY" if card.ready else "UNAVAILABLE", "")
+        for card in catalog.cards.values()
+        if card.ready or not only_ready
+    )
+
+
+def _wants_ready(body: bytes) -> bool:
+    """An index request's body may be empty."""
+    given = parse(body) if body else {}
+    ready = given.get("ready", False) if isinstance(given, dict) else False
+    if not isinstance(ready, bool):
+        raise InvalidRequest("Invalid value for 'ready': expected a boolean", param="ready")
+    return ready
+
+
+def _metadata(card: ModelCard) -> ModelMetadata:
+    inputs, outputs = _tensor_metadata(tensors.inputs(card)), _tensor_metadata(tensors.outputs(card))
+    return ModelMetadata(card.name, (VERSION,), NAME, inputs, outputs)
+
+
+def _tensor_metadata(known: dict[str, tensors.Tensor]) -> tuple[TensorMetadata, ...]:
+    return tuple(TensorMetadata(name, tensor.datatype, tensor.dims) for name, tensor in known.items())
+
+
+def _config(card: ModelCard) -> ModelConfig:
+    return ModelConfig(
+        name=card.name,
+        platform=NAME,
+        backend=NAME,
+        input=tuple(
+            InputConfig(name, _TYPES[tensor.datatype], tensor.dims, optional=tensor.optional)
+            for name, tensor in tensors.inputs(card).items()
+        ),
+        output=tuple(
+            OutputConfig(name, _TYPES[tensor.datatype], tensor.dims) for name, tensor in tensors.outputs(card).items()
+        ),
+    )
+
+
+def _stats(card: ModelCard) -> ModelStats:
+    counts = card.counts
+    answered = Duration(counts.succeeded, counts.succeeded_ns)
+    untimed = Duration(counts.succeeded)  # happened as often; how long each time is not measured apart
+    return ModelStats(
+        name=card.name,
+        version=VERSION,
+        last_inference=counts.last_ms,
+        inference_count=counts.succeeded,
+        execution_count=counts.succeeded,
+        inference_stats=InferenceStats(
+            success=answered,
+            fail=Duration(counts.failed, counts.failed_ns),
+            queue=untimed,
+            compute_input=untimed,
+            compute_infer=answered,
+            compute_output=untimed,
+        ),
+    )

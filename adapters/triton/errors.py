@@ -1,0 +1,56 @@
+"""Errors in Triton's words: `{"error": "…"}`, and MindIE's `error_type` beside it."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from adapters.base import JSON, Headers, Reply
+from adapters.triton.dialects import Dialect
+from schemas.errors import GatewayError, MethodNotAllowed, UnsupportedFeature
+from schemas.triton import ErrorBody
+
+# The server's own words, whatever we would say.
+_FIXED = {"route_not_found": "Not Found", "method_not_allowed": "Method Not Allowed"}
+
+# What a feature that a backend lacks is asked for by.
+_PARAMETERS = {
+    "images": "image",
+    "grammar": "structured_outputs",
+    "logprobs": "return_logprobs",
+    "top_logprobs": "logprobs",
+    "prompt_logprobs": "prompt_logprobs",
+    "logit_bias": "logit_bias",
+    "min_p": "min_p",
+    "best_of": "best_of",
+    "watermark": "watermark",
+    "adapters": "lora_name",
+}
+
+
+def reply(error: GatewayError, dialect: Dialect) -> Reply:
+    """A whole answer that is an error."""
+    return Reply(body(error, dialect), dialect.statuses[error.kind], JSON, _headers(error))
+
+
+def body(error: GatewayError, dialect: Dialect) -> bytes:
+    """The error object."""
+    type = dialect.error_types.get(dialect.statuses[error.kind], msgspec.UNSET)
+    return msgspec.json.encode(ErrorBody(_message(error), type))
+
+
+def _message(error: GatewayError) -> str:
+    if isinstance(error, UnsupportedFeature):
+        name = error.param or _PARAMETERS.get(error.feature, error.feature)
+        return f"parameter '{name}' is not supported: {error.message}"
+    return _FIXED.get(error.kind, error.message)
+
+
+def _headers(error: GatewayError) -> Headers:
+    headers: list[tuple[str, str]] = []
+    if error.retry_after is not None:
+        headers.append(("Retry-After", str(math.ceil(error.retry_after))))
+    if isinstance(error, MethodNotAllowed) and error.allowed:
+        headers.append(("Allow", ", ".join(error.allowed)))
+    return tuple(headers)

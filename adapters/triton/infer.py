@@ -1,0 +1,214 @@
+"""KServe v2 infer: tensors in and out, as JSON or as bytes behind the JSON (the binary tensor data extension).
+
+A request holds its JSON, whose length the header `Inference-Header-Content-Length` tells, and then the bytes of every
+input that has `parameters.binary_data_size`, in order. The answer is built likewise.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from adapters.base import Reply
+from adapters.body import read as read_body
+from adapters.triton import tensors
+from adapters.triton.generate import check_parameter
+from adapters.triton.request import Given, from_tensors
+from adapters.triton.tensors import Output, Tensor
+from schemas.errors import InvalidRequest
+from schemas.ir import ModelCard
+from schemas.triton import InferRequest, InferResponse, InputTensor, OutputTensor, RequestedOutput
+
+HEADER = "inference-header-content-length"
+_MAX_DIMENSIONS = 8
+_SCHEDULING = ("sequence_id", "sequence_start", "sequence_end", "binary_data_output")
+
+
+def read(body: bytes, headers: Mapping[str, str], card: ModelCard, limit: int) -> Given:
+    """Read a body.
+
+    Raises:
+        schemas.errors.MalformedBody: its JSON is not JSON.
+        schemas.errors.InvalidRequest: it is not an infer request of this model.
+    """
+    if len(body) > limit:
+        raise InvalidRequest(f"request size of {len(body)} bytes exceeds the maximum allowed input size of {limit}")
+    length = _header_length(headers.get(HEADER), len(body))
+    request, _ = read_body(body[:length], InferRequest)
+    values = _inputs(request.inputs, body[length:], tensors.inputs(card), card.name)
+    given = request.parameters or {}
+    binary = given.get("binary_data_output") is True
+    known = tensors.outputs(card)
+    return from_tensors(
+        values,
+        dict(_parameters(given)),
+        card=card,
+        id=request.id or "",
+        outputs=tuple(_output(output, binary, known, card.name) for output in request.outputs or ()),
+        binary=binary,
+    )
+
+
+def _header_length(given: str | None, size: int) -> int:
+    if given is None:
+        return size
+    if not re.fullmatch(r"[+-]?[0-9]{1,10}", given):
+        raise InvalidRequest(f"Unable to parse Inference-Header-Content-Length, got: {given[:32]}")
+    if not 0 < int(given) <= size:
+        raise InvalidRequest(f"inference header size should be in range (0, {size}), got: {given}")
+    return int(given)
+
+
+def _parameters(given: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in given.items():
+        if name.startswith("triton_"):
+            raise InvalidRequest(
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
+                param=f"parameters.{name}",
+            )
+        if name not in _SCHEDULING:
+            check_parameter(name, value)
+            yield name, value
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------
+
+
+def _inputs(given: tuple[InputTensor, ...], data: bytes, known: dict[str, Tensor], model: str) -> dict[str, list[Any]]:
+    values: dict[str, list[Any]] = {}
+    for tensor in given:
+        expected = known.get(tensor.name)
+        if expected is None:
+            raise InvalidRequest(f"unexpected inference input '{tensor.name}' for model '{model}'", param="inputs")
+        if tensor.datatype != expected.datatype:
+            raise InvalidRequest(
+                f"inference input '{tensor.name}' data-type is '{tensor.datatype}', "
+                f"but model '{model}' expects '{expected.datatype}'",
+                param="inputs",
+            )
+        if tensor.name in values:
+            raise InvalidRequest(f"input '{tensor.name}' already exists in request", param="inputs")
+        size = _binary_size(tensor)
+        if size is not None and size > len(data):
+            raise InvalidRequest(
+                f"unexpected size for input '{tensor.name}', "
+                f"expecting {size - len(data)} additional bytes for model '{model}'",
+                param="inputs",
+            )
+        elements = _flat(tensor) if size is None else _unpacked(tensor, data[:size])
+        data = data[size or 0 :]
+        _check_shape(tensor, expected, len(elements), model)
+        values[tensor.name] = elements
+    if data:
+        raise InvalidRequest(f"unexpected additional input data for model '{model}'")
+    return values
+
+
+def _binary_size(tensor: InputTensor) -> int | None:
+    parameters = tensor.parameters or {}
+    if "shared_memory_region" in parameters:
+        raise InvalidRequest(f"shared memory is not supported for input '{tensor.name}'", param="inputs")
+    size = parameters.get("binary_data_size")
+    if (size is None) == (tensor.data is None):
+        fields = " no field is set" if size is None else " set 'data' 'binary_data_size'"
+        raise InvalidRequest(
+            "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+            f"'shared_memory_region' in 'parameters'. But{fields}",
+            param="inputs",
+        )
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 0):
+        raise InvalidRequest(
+            "Unable to parse 'binary_data_size': attempt to access JSON non-unsigned-integer as unsigned-integer",
+            param="inputs",
+        )
+    return size
+
+
+def _unpacked(tensor: InputTensor, data: bytes) -> list[Any]:
+    try:
+        return tensors.unpack(tensor.datatype, data)
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"input '{tensor.name}' is not valid UTF-8", param="inputs") from None
+    except ValueError as error:
+        raise InvalidRequest(f"unexpected size for input '{tensor.name}': {error}", param="inputs") from None
+
+
+def _flat(tensor: InputTensor) -> list[Any]:
+    """`data` as a flat list; its nesting says nothing that `shape` does not."""
+    type, words = (str, "string as string") if tensor.datatype == "BYTES" else (bool, "boolean as boolean")
+    elements = list(_leaves(tensor.data or []))
+    if not all(isinstance(element, type) for element in elements):
+        raise InvalidRequest(f"Unable to parse 'data': attempt to access JSON non-{words}", param="inputs")
+    return elements
+
+
+def _leaves(values: list[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list):
+            yield from _leaves(value)
+        else:
+            yield value
+
+
+def _check_shape(tensor: InputTensor, expected: Tensor, count: int, model: str) -> None:
+    fits = len(tensor.shape) <= _MAX_DIMENSIONS and all(0 <= size <= count for size in tensor.shape)
+    if not fits or math.prod(tensor.shape) != count:
+        raise InvalidRequest(
+            f"Failed to parse 'data' field: shape does not match true shape of input '{tensor.name}'", param="inputs"
+        )
+    if expected.dims == (1,) and count != 1:
+        raise InvalidRequest(
+            f"unexpected shape for input '{tensor.name}' for model '{model}'. "
+            f"Expected [1], got {_listed(tensor.shape)}.",
+            param="inputs",
+        )
+
+
+def _listed(shape: tuple[int, ...]) -> str:
+    return "[" + ",".join(map(str, shape)) + "]"
+
+
+# --- outputs ----------------------------------------------------------------------------------------------------
+
+
+def _output(given: RequestedOutput, binary: bool, known: dict[str, Tensor], model: str) -> Output:
+    parameters = given.parameters or {}
+    if given.name not in known:
+        raise InvalidRequest(f"unexpected inference output '{given.name}' for model '{model}'", param="outputs")
+    for name in ("classification", "shared_memory_region"):
+        if name in parameters:
+            raise InvalidRequest(f"{name} is not supported for output '{given.name}'", param="outputs")
+    as_bytes = parameters.get("binary_data", binary)
+    if not isinstance(as_bytes, bool):
+        raise InvalidRequest(
+            "Unable to parse 'binary_data': attempt to access JSON non-boolean as boolean", param="outputs"
+        )
+    return Output(known[given.name].name, given.name, as_bytes)
+
+
+def write(wanted: tuple[Output, ...], values: Mapping[str, list[Any]], *, model: str, version: str, id: str) -> Reply:
+    """The answer: `values` are the outputs' elements, by their usual names."""
+    described: list[OutputTensor] = []
+    data: list[bytes] = []
+    for output in wanted:
+        elements = values[output.tensor]
+        datatype, shape = tensors.DATATYPES[output.tensor], (len(elements),)
+        if output.binary:
+            data.append(tensors.pack(datatype, elements))
+            size = {"binary_data_size": len(data[-1])}
+            described.append(OutputTensor(output.name, datatype, shape, parameters=size))
+        else:
+            described.append(OutputTensor(output.name, datatype, shape, data=elements))
+    answer = InferResponse(model_name=model, model_version=version, outputs=tuple(described), id=id or msgspec.UNSET)
+    body = msgspec.json.encode(answer)
+    if not any(data):
+        return Reply(body)
+    return Reply(
+        b"".join([body, *data]),
+        media_type="application/octet-stream",
+        headers=(("Inference-Header-Content-Length", str(len(body))),),
+    )

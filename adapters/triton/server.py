@@ -1,0 +1,140 @@
+"""What Triton's clients see: routes, and the way from a body to the IR and from events back to bytes.
+
+`generate` and `generate_stream` read the same body and may each be asked with a version in the path; a route's name
+ends in `_version` then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
+
+from adapters.base import Call, Reply, Route
+from adapters.triton import describe, errors, generate, infer
+from adapters.triton.dialects import Dialect
+from adapters.triton.encode import EVENT_STREAM, FrameEncoder, Values, Writer, frame
+from adapters.triton.request import outputs_of, to_generate
+from schemas.errors import BackendError, GatewayError, InternalError, MalformedBody
+from schemas.ir import Completion, Embed, Embeddings, Generate, Tokenize, Tokens
+from schemas.triton import (
+    GenerateRequest,
+    GenerateResponse,
+    IndexEntry,
+    IndexRequest,
+    InferRequest,
+    InferResponse,
+    ModelConfig,
+    ModelMetadata,
+    ServerMetadata,
+    Statistics,
+)
+
+_Kind = Literal["generate", "describe"]
+_MODEL = "/v2/models/{model}"
+
+
+def _both(
+    method: Literal["GET", "POST"], path: str, name: str, kind: _Kind, summary: str, **described: Any
+) -> Iterator[Route]:
+    """A model's route, and the same of one version."""
+    yield Route(method, f"{_MODEL}{path}", name, kind, summary, **described)
+    yield Route(method, f"{_MODEL}/versions/{{version}}{path}", f"{name}_version", kind, summary, **described)
+
+
+_GENERATE = {"body": GenerateRequest, "answer": GenerateResponse}
+
+ROUTES = (
+    *_both("POST", "/generate", "generate", "generate", "Generate text, one response", **_GENERATE),
+    *_both(
+        "POST", "/generate_stream", "generate_stream", "generate", "Generate text as events", streams=True, **_GENERATE
+    ),
+    *_both("POST", "/infer", "infer", "generate", "Infer on tensors", body=InferRequest, answer=InferResponse),
+    Route("GET", "/v2", "server", "describe", "Server metadata", answer=ServerMetadata),
+    Route("GET", "/v2/health/live", "live", "describe", "Whether the server runs"),
+    Route("GET", "/v2/health/ready", "ready", "describe", "Whether every model can answer"),
+    Route("GET", "/v2/models/stats", "all_stats", "describe", "Statistics of all models", answer=Statistics),
+    *_both("GET", "", "model", "describe", "Model metadata", answer=ModelMetadata),
+    *_both("GET", "/ready", "model_ready", "describe", "Whether the model can answer"),
+    *_both("GET", "/config", "config", "describe", "Model configuration", answer=ModelConfig),
+    *_both("GET", "/stats", "stats", "describe", "Model statistics", answer=Statistics),
+    Route(
+        "POST",
+        "/v2/repository/index",
+        "index",
+        "describe",
+        "List the models",
+        body=IndexRequest,
+        answer=tuple[IndexEntry, ...],
+    ),
+    Route("POST", "/v2/repository/models/{model}/load", "load", "describe", "Load a model"),
+    Route("POST", "/v2/repository/models/{model}/unload", "unload", "describe", "Unload a model"),
+)
+
+
+class TritonServer:
+    """The server face.
+
+    Args:
+        dialect: the row of the table to speak.
+    """
+
+    routes: ClassVar[tuple[Route, ...]] = ROUTES
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect = dialect
+
+    def decode(self, route: Route, body: bytes, call: Call) -> Generate:
+        """Read a request; whatever its content type, as Triton does."""
+        card = describe.model(call)
+        try:
+            if route.name.startswith("generate"):
+                given = generate.read(body, card, self.dialect)
+            else:
+                given = infer.read(body, call.headers, card, self.dialect.max_input_bytes)
+        except MalformedBody as error:
+            raise MalformedBody(self.dialect.malformed.format(reason=error.message)) from None
+        return to_generate(given, route, call, card, self.dialect, body)
+
+    def encoder(self, request: Generate) -> FrameEncoder:
+        """A writer for the stream."""
+        return FrameEncoder(request, self.dialect)
+
+    def encode(self, request: Generate, answer: Completion) -> Reply:
+        """The whole answer. A stream that was asked to be one response (`stream: false`) is one frame."""
+        values = Values(request, self.dialect).whole(answer)
+        operation = request.origin.operation if request.origin else "generate"
+        if operation.startswith("infer"):
+            return infer.write(
+                outputs_of(request),
+                values,
+                model=request.model,
+                version=self.dialect.model_version or describe.VERSION,
+                id=request.client_request_id or "",
+            )
+        body = Writer(request, self.dialect).object(values)
+        if operation.startswith("generate_stream"):
+            return Reply(frame(body, self.dialect), media_type=EVENT_STREAM)
+        return Reply(body)
+
+    def encode_embeddings(self, request: Embed, answer: Embeddings) -> Reply:  # noqa: ARG002
+        """There is no route that asks for vectors."""
+        raise InternalError
+
+    def encode_tokens(self, request: Tokenize, answer: Tokens) -> Reply:  # noqa: ARG002
+        """There is no route that asks for tokens."""
+        raise InternalError
+
+    def describe(self, route: Route, call: Call, body: bytes) -> Reply:
+        """Answer a route that runs nothing."""
+        return describe.describe(route, call, body)
+
+    def error(self, error: GatewayError, request: Generate | None = None) -> Reply:
+        """An error in place of an answer.
+
+        "If the request fails before inference begins, then a JSON error will be returned"; if the first response of a
+        stream is the error, it has the error's status and the stream's form.
+        """
+        reply = errors.reply(error, self.dialect)
+        if request is None or not request.stream or not isinstance(error, BackendError):
+            return reply
+        return Reply(frame(reply.body, self.dialect), reply.status, EVENT_STREAM, reply.headers)

@@ -1,0 +1,113 @@
+"""The fold: streams to whole answers, and back."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.fold import Fold, fold, unfold
+from schemas.errors import Incomplete
+from schemas.ir import (
+    Choice,
+    Completion,
+    Delta,
+    Events,
+    Finished,
+    FinishReason,
+    Started,
+    Timings,
+    Token,
+    ToolCall,
+    ToolDelta,
+    Usage,
+)
+
+from .laws import batches, streams
+
+PROMPT = ((Token(1, "Hi"), Token(2, "!", -0.5)),)
+STREAM: Events = (
+    Started("m", 2, PROMPT),
+    Delta(1, "b", (Token(5, "b"),)),
+    Delta(0, "a", (Token(4, "a", -0.5),), reasoning="hm"),
+    Delta(0, tool_calls=(ToolDelta(1, "call_1", "g", "{"), ToolDelta(0, "call_0", "f"))),
+    Delta(0, tool_calls=(ToolDelta(1, arguments="}"),), reasoning="!"),
+    Delta(1, refusal="no"),
+    Finished(1, "d", (Token(7, "d"), Token(2, "</s>", special=True)), reason=FinishReason.EOS, generated=3, seed=9),
+    Finished(0, "c", (Token(6, "c"),), reason=FinishReason.STOP_STRING, generated=2, stop="c"),
+    Usage(2, 5, cached_tokens=1),
+)
+
+
+def test_the_whole_answer() -> None:
+    assert fold(STREAM) == Completion(
+        "m",
+        (
+            Choice(
+                index=0,
+                reason=FinishReason.STOP_STRING,
+                text="ac",
+                tokens=(Token(4, "a", -0.5), Token(6, "c")),
+                reasoning="hm!",
+                tool_calls=(ToolCall("call_0", "f", ""), ToolCall("call_1", "g", "{}")),
+                generated=2,
+                stop="c",
+            ),
+            Choice(
+                index=1,
+                reason=FinishReason.EOS,
+                text="bd",
+                tokens=(Token(5, "b"), Token(7, "d"), Token(2, "</s>", special=True)),
+                refusal="no",
+                generated=3,
+                seed=9,
+            ),
+        ),
+        Usage(2, 5, cached_tokens=1),
+        PROMPT,
+    )
+
+
+@pytest.mark.parametrize("length", range(len(STREAM)))
+def test_every_stream_that_is_cut_is_incomplete(length: int) -> None:
+    collected = Fold()
+    collected.feed(STREAM[:length])
+    assert not collected.done
+    with pytest.raises(Incomplete):
+        collected.completion()
+
+
+@pytest.mark.parametrize("missing", [0, 6, 7, 8])
+def test_every_part_of_the_grammar_is_needed(missing: int) -> None:
+    with pytest.raises(Incomplete):
+        fold(STREAM[:missing] + STREAM[missing + 1 :])
+
+
+@given(st.data(), streams(choices=3, tools=True, reasoning=True, with_logprobs=True, tops=1, end_token=True))
+def test_batches_do_not_matter(draw: st.DataObject, events: Events) -> None:
+    collected = Fold()
+    for batch in draw.draw(batches(events)):
+        assert not collected.done
+        collected.feed(batch)
+    assert collected.done
+    assert collected.completion() == fold(events)
+
+
+@given(streams(choices=3, tools=True, reasoning=True, with_logprobs=True, tops=1, end_token=True))
+def test_unfold_is_the_inverse(events: Events) -> None:
+    answer = fold(events)
+    assert fold(unfold(answer)) == answer
+    assert len(unfold(answer)) == 2 + len(answer.choices)
+
+
+@given(streams(choices=3))
+def test_texts_and_tokens_agree(events: Events) -> None:
+    for choice in fold(events).choices:
+        assert choice.text == "".join(token.text for token in choice.tokens if not token.special)
+
+
+def test_timings_are_not_the_streams() -> None:
+    answer = fold(STREAM)
+    assert answer.timings is None
+    assert fold(unfold(msgspec.structs.replace(answer, timings=Timings(0.1, 0.2)))) == answer

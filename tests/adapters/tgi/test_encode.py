@@ -1,0 +1,112 @@
+"""Whole answers beside the golden files: headers, counts, which answer is the best."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from adapters.fold import fold
+from adapters.tgi.encode import encode_tokens
+from schemas.ir import Choice, Completion, FinishReason, Timings, Token, Tokens, TokenSpan, Usage
+
+from .scenes import UNTOLD, ZOE, ask, server
+
+TIMED = msgspec.structs.replace(fold(ZOE), timings=Timings(first_event=0.25, total=1.5))
+
+
+def test_headers_of_tgi() -> None:
+    assert server("tgi").encode(ask("tgi"), TIMED).headers == (
+        ("x-compute-type", "unknown"),
+        ("x-compute-characters", "5"),
+        ("x-compute-time", "1.5"),
+        ("x-total-time", "1500"),
+        ("x-validation-time", "0"),
+        ("x-queue-time", "0"),
+        ("x-inference-time", "1500"),
+        ("x-time-per-token", "300"),
+        ("x-prompt-tokens", "7"),
+        ("x-generated-tokens", "5"),
+    )
+
+
+def test_headers_of_0_9() -> None:
+    headers = dict(server("tgi-0.9").encode(ask("tgi-0.9"), TIMED).headers)
+    assert headers["x-compute-time"] == "1500"
+    assert "x-prompt-tokens" not in headers
+
+
+def test_headers_of_mindie() -> None:
+    assert server("mindie").encode(ask("mindie"), TIMED).headers == ()
+
+
+def test_untimed_answers_tell_no_time() -> None:
+    names = [name for name, _ in server("tgi", compute_type="cpu").encode(ask("tgi"), fold(ZOE)).headers]
+    assert names == ["x-compute-type", "x-compute-characters", "x-prompt-tokens", "x-generated-tokens"]
+
+
+@pytest.mark.parametrize(
+    ("told", "usage", "generated"), [(4, 9, 4), (0, 9, 0), (None, 9, 9)], ids=["told", "none", "by usage"]
+)
+def test_generated_tokens(told: int | None, usage: int, generated: int) -> None:
+    answer = Completion("m", (Choice(0, FinishReason.EOS, "a", generated=told),), Usage(1, usage))
+    body = json.loads(server("tgi").encode(ask("tgi", {"details": True}), answer).body)
+    assert body["details"]["generated_tokens"] == generated
+
+
+def test_an_answer_of_no_tokens() -> None:
+    body = json.loads(server("tgi").encode(ask("tgi", {"details": True}), fold(UNTOLD)).body)
+    assert body["generated_text"] == "Zoë says no"
+    assert (body["details"]["tokens"], body["details"]["prefill"]) == ([], [])
+    assert "top_tokens" not in body["details"]
+
+
+def test_decoder_input_details_of_mindie_are_ids() -> None:
+    answer = msgspec.structs.replace(fold(ZOE), prompts=((Token(1, "<s>"), Token(7, "Who?", -3.0)),))
+    body = server("mindie").encode(ask("mindie", {"decoder_input_details": True}), answer).body
+    null = {"logprob": None, "special": None, "text": None}
+    assert json.loads(body)["details"]["prefill"] == [{"id": 1} | null, {"id": 7} | null]
+
+
+def test_the_prompts_tokens_only_if_asked_for() -> None:
+    """A backend tells them for an echo, too."""
+    answer = msgspec.structs.replace(fold(ZOE), prompts=((Token(1, "<s>"),),))
+    body = server("tgi").encode(ask("tgi", {"details": True, "return_full_text": True}), answer).body
+    assert json.loads(body)["details"]["prefill"] == []
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "best"),
+    [
+        (([-1.0, -1.0], [-0.5, -2.0]), "a"),
+        (([-1.0], [-0.1, -0.2, -0.9]), "b"),
+        (([-1.0], [-1.0]), "a"),
+        (([None], [None]), "a"),
+        (([None], [-9.0]), "b"),
+        (([], []), "a"),
+    ],
+)
+def test_best_of(logprobs: tuple[list[float | None], list[float | None]], best: str) -> None:
+    choices = tuple(
+        Choice(
+            index,
+            FinishReason.LENGTH,
+            "ab"[index],
+            tuple(Token(1, "ab"[index], logprob) for logprob in told),
+            generated=len(told),
+        )
+        for index, told in enumerate(logprobs)
+    )
+    request = ask("tgi", {"best_of": 2, "do_sample": True, "details": True})
+    body: Any = json.loads(server("tgi").encode(request, Completion("m", choices, Usage(1, 4))).body)
+    assert body["generated_text"] == best
+    assert [other["generated_text"] for other in body["details"]["best_of_sequences"]] == ["ab".replace(best, "")]
+
+
+def test_tokenize_counts_bytes_in_any_text() -> None:
+    text = "aé漢🙂b"
+    spans = tuple(TokenSpan(at, character, at, at + 1) for at, character in enumerate(text))
+    got = json.loads(encode_tokens(Tokens(spans, text)).body)
+    assert [text.encode()[token["start"] : token["stop"]].decode() for token in got] == list(text)

@@ -1,0 +1,209 @@
+"""The mirror law: what the server face writes, the client face reads back; what the client face writes, the server face
+reads back. Up to what a dialect can say, which `heard` spells out.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.fold import fold
+from schemas.ir import Choice, Completion, Events, Finished, FinishReason, Generate, Token
+
+from ..laws import batches, canonical, splits, streams
+from .scenes import NAMES, PICTURES, ROUTES, ask, call, client, reply, server
+
+QUESTION = {"details": True, "do_sample": True}
+
+
+def heard(request: Generate, answer: Completion, *, streamed: bool) -> Completion:
+    """What a client of this dialect can know of an answer."""
+    assert request.origin is not None
+    name = request.origin.dialect
+    choices = answer.choices
+    if name == "mindie":
+        choices = tuple(_heard_choice(request, choice, streamed) for choice in choices)
+    usage = answer.usage
+    if name == "tgi-0.9":
+        usage = msgspec.structs.replace(usage, prompt_tokens=0)
+    return msgspec.structs.replace(answer, choices=choices, usage=usage)
+
+
+def _heard_choice(request: Generate, choice: Choice, streamed: bool) -> Choice:
+    tokens = tuple(_heard_token(token) for token in choice.tokens) if streamed else ()
+    reason = FinishReason.EOS if choice.reason is FinishReason.STOP_STRING else choice.reason
+    return msgspec.structs.replace(choice, reason=reason, tokens=tokens, seed=request.sampling.seed)
+
+
+def _heard_token(token: Token) -> Token:
+    """MindIE tells neither scores nor what is special, and no text of what is."""
+    return Token(token.id, "" if token.special else token.text)
+
+
+def _unmarked(answer: Completion) -> Completion:
+    """Without the guess that a textless last token of MindIE's is the end token."""
+    choices = (
+        msgspec.structs.replace(choice, tokens=tuple(msgspec.structs.replace(t, special=False) for t in choice.tokens))
+        for choice in answer.choices
+    )
+    return msgspec.structs.replace(answer, choices=tuple(choices))
+
+
+def with_a_last_token(events: Events) -> Events:
+    """A stream's last frame has a token, be it an empty one."""
+    *before, finished, usage = events
+    assert isinstance(finished, Finished)
+    tokens = finished.tokens or (Token(0, "", special=True),)
+    return (*before, msgspec.structs.replace(finished, tokens=tokens), usage)
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("name", NAMES)
+def test_streams(name: str, data: st.DataObject) -> None:
+    events = data.draw(streams(with_logprobs=name != "mindie", end_token=True))
+    request = ask(name, QUESTION, operation="generate_stream")
+    encoder = server(name).encoder(request)
+    written = b"".join(encoder.feed(batch) for batch in data.draw(batches(events)))
+    reader = client(name).decoder(msgspec.structs.replace(request, model="model"))
+    read = tuple(event for piece in data.draw(splits(written)) for event in reader.feed(piece))
+    assert reader.close() == ()
+    expected = heard(request, canonical(with_a_last_token(events)), streamed=True)
+    answer = canonical(read)
+    assert (_unmarked(answer) if name == "mindie" else answer) == expected
+
+
+@given(events=streams(with_logprobs=True, tops=2, end_token=True))
+def test_streams_with_top_tokens(events: Events) -> None:
+    request = ask("tgi", {"top_n_tokens": 2, "details": True}, operation="generate_stream")
+    reader = client("tgi").decoder(msgspec.structs.replace(request, model="model"))
+    read = reader.feed(server("tgi").encoder(request).feed(events))
+    assert canonical(read) == canonical(with_a_last_token(events))
+
+
+@given(events=streams(end_token=True))
+def test_cumulative_streams(events: Events) -> None:
+    request = ask("mindie", QUESTION, operation="generate_stream")
+    reader = client("mindie", full_text=True).decoder(msgspec.structs.replace(request, model="model"))
+    read = reader.feed(server("mindie", full_text=True).encoder(request).feed(events))
+    expected = heard(request, canonical(with_a_last_token(events)), streamed=True)
+    assert _unmarked(canonical(read)) == expected
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("operation", ["generate", "compat"])
+@pytest.mark.parametrize("name", NAMES)
+def test_whole_answers(name: str, operation: str, data: st.DataObject) -> None:
+    answer = fold(data.draw(streams(with_logprobs=name != "mindie", end_token=True)))
+    request = ask(name, QUESTION | {"return_full_text": False}, operation=operation)
+    written = server(name).encode(request, answer)
+    read = client(name).decode(
+        msgspec.structs.replace(request, model="model"), reply(written.body, 200, *written.headers)
+    )
+    assert fold(read) == heard(request, answer, streamed=False)
+
+
+@given(data=st.data())
+def test_best_of(data: st.DataObject) -> None:
+    answer = fold(data.draw(streams(choices=2, with_logprobs=True, end_token=True)))
+    if len(answer.choices) != 2:
+        return
+    request = ask("tgi", {"best_of": 2, "details": True, "do_sample": True})
+    written = server("tgi").encode(request, answer)
+    read = fold(client("tgi").decode(request, reply(written.body, 200, *written.headers)))
+    key = [(choice.text, choice.reason, choice.tokens) for choice in read.choices]
+    want = [(choice.text, choice.reason, choice.tokens) for choice in answer.choices]
+    assert key in (want, want[::-1])
+
+
+floats = {
+    "temperature": st.floats(0.01, 5),
+    "repetition_penalty": st.floats(0.01, 5),
+    "frequency_penalty": st.floats(-2, 2),
+    "top_p": st.floats(0.01, 0.99),
+    "typical_p": st.floats(0.01, 0.99),
+}
+schemas: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {"properties": st.dictionaries(st.text(max_size=3), st.just({}), max_size=2)}
+)
+values: dict[str, st.SearchStrategy[Any]] = floats | {
+    "adapter_id": st.sampled_from(["a/b", "x.1", "None"]),
+    "decoder_input_details": st.booleans(),
+    "details": st.booleans(),
+    "do_sample": st.booleans(),
+    "grammar": st.one_of(
+        schemas.map(lambda schema: {"type": "json", "value": schema}),
+        st.text(max_size=5).map(lambda text: {"type": "regex", "value": text}),
+        schemas.map(lambda schema: {"type": "json_schema", "value": {"name": "n", "schema": schema}}),
+    ),
+    "max_new_tokens": st.integers(1, 2**31 - 1),
+    "return_full_text": st.booleans(),
+    "seed": st.integers(1, 2**64 - 1),
+    "stop": st.lists(st.text(min_size=1, max_size=5), max_size=4),
+    "top_k": st.integers(1, 2**31 - 1),
+    "top_n_tokens": st.integers(0, 5),
+    "truncate": st.integers(1, 2000),
+    "watermark": st.booleans(),
+    "max_retries": st.integers(0, 3),
+}
+nullable = {name: st.none() | strategy for name, strategy in values.items()}
+inputs = st.text(min_size=1, max_size=20).filter(lambda text: "![](" not in text)
+parts = st.lists(
+    st.builds(lambda text: {"type": "text", "text": text}, inputs)
+    | st.sampled_from(
+        [{"type": "image_url", "image_url": ref} for ref in ("https://a/b", "/a.png", "data:image/png;base64,x")]
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def asked(request: Generate) -> Generate:
+    """A request without what the client face decides for itself: it asks for details and never for the prompt."""
+    return msgspec.structs.replace(
+        request, id="", origin=None, echo=False, stream_usage=False, logprobs=request.n > 1 or request.top_logprobs > 0
+    )
+
+
+def again(name: str, request: Generate, catalog: Any = None) -> Generate:
+    outbound = client(name).encode(request)
+    route = next(route for route in ROUTES.values() if route.path == outbound.path)
+    read = server(name).decode(route, outbound.body, call(catalog or PICTURES, "another-id"))
+    assert isinstance(read, Generate)
+    return read
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("name", NAMES)
+def test_requests(name: str, data: st.DataObject) -> None:
+    parameters = data.draw(st.none() | st.fixed_dictionaries({}, optional=nullable))
+    if parameters is not None and name == "tgi" and data.draw(st.booleans()):
+        parameters = {key: value for key, value in parameters.items() if key != "seed"}
+        parameters |= {"best_of": 2, "do_sample": True}
+    what = data.draw(inputs | parts) if name == "mindie" else data.draw(inputs)
+    operations = ["generate", "compat"]
+    if not (parameters or {}).get("decoder_input_details") and "best_of" not in (parameters or {}):
+        operations.append("generate_stream")
+    fields = data.draw(st.fixed_dictionaries({}, optional={"options": st.just({"wait": True})}))
+    request = ask(
+        name,
+        parameters,
+        operation=data.draw(st.sampled_from(operations)),
+        inputs=what,
+        catalog=PICTURES,
+        knobs={"max_images": None},
+        **fields,
+    )
+    body = json.loads(client(name).encode(request).body)
+    assert isinstance(body["parameters"], dict)
+    if name != "mindie" or isinstance(what, str) or sum(part["type"] == "image_url" for part in what) <= 1:
+        assert asked(again(name, request)) == asked(request)
+
+
+def test_pictures() -> None:
+    request = ask("tgi", inputs="![](https://a/b)![](data:image/png;base64,x)Who?", catalog=PICTURES)
+    assert asked(again("tgi", request)) == asked(request)
