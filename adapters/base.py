@@ -34,7 +34,8 @@ class Route(msgspec.Struct, frozen=True):
     """One method on one path template (`/v2/models/{model}/generate`, `{model:path}` where slashes may occur).
 
     `kind` says what `decode` returns for it: a request to run, or nothing to run (`describe`).
-    `body` and `answer` are wire structs for the OpenAPI document.
+    `body` and `answer` are wire structs for the OpenAPI document; `example` is a body to try it with, in which "{model}"
+    stands for the model's name.
     """
 
     method: Literal["GET", "POST"]
@@ -45,6 +46,7 @@ class Route(msgspec.Struct, frozen=True):
     body: Any = None
     answer: Any = None
     streams: bool = False
+    example: Any = None
 
 
 class Call(msgspec.Struct, frozen=True):

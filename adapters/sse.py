@@ -1,4 +1,4 @@
-"""Server-sent events, on bytes: a reader for what remotes send. (Writers write their own bytes.)
+"""Server-sent events, on bytes: a reader for what remotes send, and a guard for JSON that is written into events.
 
 Right for every split of the bytes, for CR, LF and CRLF, a byte order mark, comments and multi-line data; line ends
 inside text such as U+2028 are text. Bounded: an event over `limit` bytes is an error, not memory.
@@ -13,6 +13,19 @@ from schemas.errors import BackendFailed
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
+
+# U+0085, U+2028, U+2029: no line ends of an event stream, but of Python's `str.splitlines`, and so of httpx's
+# `iter_lines`, with which litellm and huggingface_hub read streams. JSON encoders leave them as they are.
+_LINES_TO_SOME = re.compile(rb"\xc2\x85|\xe2\x80[\xa8\xa9]")
+
+
+def guard(json: bytes) -> bytes:
+    """The same JSON, with those characters escaped that some clients would cut it at."""
+    return json if json.isascii() else _LINES_TO_SOME.sub(_escape, json)
+
+
+def _escape(match: re.Match[bytes]) -> bytes:
+    return b"\\u%04x" % ord(match[0].decode())
 
 
 class Event:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from adapters.sse import guard
 from adapters.triton.dialects import Dialect
 from adapters.triton.errors import body as error_body
 from adapters.triton.request import outputs_of
@@ -194,7 +195,6 @@ class FrameEncoder:
         self._dialect = dialect
         self._values = Values(request, dialect)
         self._writer = Writer(request, dialect)
-        self._prefix = dialect.frame_prefix.encode()
         self._open = len(request.prompts) * request.n
         self._last: Finished | None = None
         self.abort_after_error = dialect.abort_on_error
@@ -222,9 +222,9 @@ class FrameEncoder:
         return b""
 
     def _frame(self, piece: Delta, usage: Usage | None = None) -> bytes:
-        return self._prefix + self._writer.object(self._values.piece(piece, usage)) + b"\n\n"
+        return frame(self._writer.object(self._values.piece(piece, usage)), self._dialect)
 
 
 def frame(body: bytes, dialect: Dialect) -> bytes:
     """An object as an event of a stream."""
-    return dialect.frame_prefix.encode() + body + b"\n\n"
+    return dialect.frame_prefix.encode() + guard(body) + b"\n\n"

@@ -18,8 +18,6 @@ ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, "
     "use generate stream for model that generates various number of responses"
 )
-
-
 _HINTS = ("details", "priority", "timeout", "batch_size", "typical_p", "watermark")
 
 
@@ -79,6 +77,9 @@ def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect
     n = values.get("n", 1)
     if n > 1 and operation == "generate":
         raise InvalidRequest(ONE_RESPONSE, param="n")
+    best_of = values.get("best_of")
+    if best_of is not None and best_of < n:
+        raise InvalidRequest("parameter 'best_of' must not be less than 'n'", param="best_of")
     wanted = given.outputs or _outputs(given, card)
     names = {output.tensor for output in wanted}
     return Generate(
@@ -90,7 +91,7 @@ def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect
         stream=stream,
         stream_usage=bool(names & {"num_input_tokens", "num_output_tokens"}),
         n=n,
-        best_of=values.get("best_of"),
+        best_of=best_of,
         truncate_prompt_tokens=values.get("truncate_prompt_tokens", values.get("truncate")),
         echo=_echo(given.flags.get("exclude_input_in_output"), stream, dialect),
         logprobs="logprobs" in values or bool(names & {"logprobs", "cumulative_logprob"}),

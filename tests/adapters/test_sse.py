@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.sse import Event, EventReader
+from adapters.sse import Event, EventReader, guard
 from schemas.errors import BackendFailed
 
 from .laws import splits, texts
@@ -140,6 +142,19 @@ def test_the_limit_is_an_events_and_not_the_streams() -> None:
     assert len(read(*[b"data: " + b"x" * 90 + b"\n\n"] * 100, limit=100)) == 100
     assert len(read(b": ping\n" * 1000 + b"data: x\n\n", limit=100)) == 1
     assert read(b"data: " + b"x" * 94, b"\n\n", limit=100) == data(b"x" * 94)
+
+
+@given(st.text() | texts)
+def test_guarded_json_says_the_same_on_one_line(text: str) -> None:
+    guarded = guard(json.dumps(text, ensure_ascii=False).encode())
+    assert json.loads(guarded) == text
+    assert len(guarded.decode().splitlines()) == 1
+
+
+def test_the_guard_escapes_nothing_else() -> None:
+    assert (
+        guard('"é漢🙂 \u0085\u2028\u2029\u2027\u202a"'.encode()) == '"é漢🙂 \\u0085\\u2028\\u2029\u2027\u202a"'.encode()
+    )
 
 
 def test_repr() -> None:

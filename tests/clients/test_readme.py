@@ -16,7 +16,9 @@ pytestmark = pytest.mark.clients
 README = Path(__file__).parents[2] / "README.md"
 BLOCKS = {
     match["name"]: match["code"]
-    for match in re.finditer(r"\*\*(?P<name>\w+)\*\*[^\n]*\n\n```python\n(?P<code>.*?)```", README.read_text(), re.DOTALL)
+    for match in re.finditer(
+        r"\*\*(?P<name>\w+)\*\*[^\n]*\n\n```python\n(?P<code>.*?)```", README.read_text(), re.DOTALL
+    )
 }
 
 

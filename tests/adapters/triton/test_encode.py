@@ -154,6 +154,13 @@ def test_a_stream_that_was_to_be_one_response() -> None:
     assert frame["text_output"] == 'Hello "w\nörld'
 
 
+def test_line_ends_of_other_readers_are_escaped() -> None:
+    events = (Started("m", 1), Finished(text="a\u2028é\x85", reason=FinishReason.EOS, generated=1), Usage(1, 1))
+    data = SERVERS["triton"].encoder(asked()).feed(events)
+    assert '"text_output":"a\\u2028é\\u0085"'.encode() in data
+    assert parsed(data)[0]["text_output"] == "a\u2028é\x85"
+
+
 def test_streamed_equals_whole() -> None:
     request = decode('{"text_input": "x"}', "generate")
     whole = json.loads(SERVERS["triton"].encode(request, fold(ANSWER)).body)["text_output"]

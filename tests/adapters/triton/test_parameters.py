@@ -191,6 +191,12 @@ def test_closed_bounds_are_inside(dialect: str, name: str, value: float) -> None
     asked(name, value, dialect)
 
 
+def test_the_best_of_fewer_than_asked_for() -> None:
+    body = {"text_input": "x", "parameters": {"n": 3, "best_of": 2}}
+    with pytest.raises(InvalidRequest, match="'best_of' must not be less than 'n'"):
+        decode(json.dumps(body), "generate_stream")
+
+
 def test_mindie_honours_what_its_own_endpoint_drops() -> None:
     body = {"text_input": "x", "parameters": {"stop": ["a"], "truncate": 5, "adapter_id": "lora/1"}}
     request = decode(json.dumps(body), dialect="mindie-triton")

@@ -1,0 +1,36 @@
+"""What every backend that counts tokens does with prompts: which are chats, and which fit the model's context."""
+
+from __future__ import annotations
+
+from schemas.errors import ContextLengthExceeded, InvalidRequest
+from schemas.ir import ChatPrompt, Generate, Message, Part, Prompt, TextPart, TextPrompt
+
+
+def as_asked(request: Generate) -> tuple[Prompt, ...]:
+    """The prompts; text that is not to be taken raw as what a user said."""
+    if request.raw_prompt:
+        return request.prompts
+    return tuple(_said(prompt) if isinstance(prompt, TextPrompt) else prompt for prompt in request.prompts)
+
+
+def fit(prompt_tokens: int, max_new_tokens: int | None, context_length: int) -> int:
+    """How many tokens may be generated after a prompt: as many as asked for, or all that the context leaves.
+
+    Raises:
+        schemas.errors.ContextLengthExceeded: prompt and answer do not fit.
+        schemas.errors.InvalidRequest: there is no prompt.
+    """
+    if prompt_tokens == 0:
+        raise InvalidRequest("The prompt is empty.", param="prompt")
+    asked = 1 if max_new_tokens is None else max_new_tokens
+    if prompt_tokens + asked > context_length:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {context_length} tokens. However, you requested "
+            f"{prompt_tokens + asked} tokens ({prompt_tokens} in the prompt, {asked} for the completion)."
+        )
+    return context_length - prompt_tokens if max_new_tokens is None else max_new_tokens
+
+
+def _said(prompt: TextPrompt) -> ChatPrompt:
+    parts: tuple[Part, ...] = (*prompt.images, TextPart(prompt.text))
+    return ChatPrompt((Message("user", parts if prompt.images else prompt.text),))

@@ -1,0 +1,236 @@
+"""The scripted backend: a model's name, or the configuration, says what it answers and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import zlib
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from backends.base import Capabilities, Feature, Health
+from backends.best_of import winners
+from backends.detokenizer import Detokenizer
+from backends.prompts import as_asked, fit
+from backends.scripted.answer import answer, prompt_text
+from backends.scripted.play import play, scored_token
+from backends.scripted.script import FAULTS, HANG, Fault, Script, script_for
+from backends.scripted.tokenizer import ToyTokenizer
+from schemas.ir import (
+    Delta,
+    Embed,
+    Embeddings,
+    Events,
+    Finished,
+    Generate,
+    Prompt,
+    Started,
+    Token,
+    Tokenize,
+    Tokens,
+    TokensPrompt,
+    Usage,
+)
+
+
+class ScriptedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Configuration.
+
+    Attributes:
+        scripts: what models say, by name; other names mean what `script_for` says.
+        context_length: tokens of prompt and answer together.
+        features: what it claims to be able to do.
+        embeddings: whether it answers requests for vectors.
+    """
+
+    scripts: dict[str, Script] = {}
+    context_length: int = 4096
+    features: frozenset[Feature] = frozenset(Feature)
+    embeddings: bool = True
+
+
+class ScriptedBackend:
+    """Answers by a script.
+
+    What tests look at: `active` counts the generators that run, `cancelled` those that were closed before their end.
+    `health` is what `healthy` answers.
+
+    Args:
+        name: the backend's name.
+        options: a `ScriptedOptions`, or its fields.
+
+    Raises:
+        msgspec.ValidationError: the options are wrong.
+    """
+
+    Options = ScriptedOptions
+
+    def __init__(self, name: str, options: ScriptedOptions | Mapping[str, Any] | None = None) -> None:
+        self.name = name
+        self._options = msgspec.convert(options or {}, ScriptedOptions)
+        self._tokenizer = ToyTokenizer()
+        self.health = Health("ready")
+        self.active = 0
+        self.cancelled = 0
+        self.capabilities = Capabilities(
+            features=self._options.features,
+            embeddings=self._options.embeddings,
+            tokenize=True,
+            context_length=self._options.context_length,
+            vocab_size=self._tokenizer.size,
+            dtype="none",
+            device="none",
+        )
+
+    async def start(self) -> None:
+        """Nothing to get ready."""
+
+    async def aclose(self) -> None:
+        """Nothing to free."""
+
+    async def healthy(self) -> Health:
+        """What `health` says."""
+        return self.health
+
+    async def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
+        """Play the script of the request's model."""
+        script = self._script(request.model)
+        with self._watched():
+            await asyncio.sleep(script.delay)
+            if script.fault is not None and script.fault.after is None:
+                await _strike(script.fault)
+                return
+            prompts = [self._encode(prompt, request.truncate_prompt_tokens) for prompt in as_asked(request)]
+            choices = self._choices(request, script, prompts)
+            prompt_tokens = sum(map(len, prompts))
+            yield (Started(request.model, prompt_tokens, self._shown(request, prompts)),)
+            told: list[Delta] = []
+            choosing = len(choices) > len(prompts) * request.n
+            for deltas in _batches(choices, script):
+                await asyncio.sleep(script.interval)
+                told += deltas
+                if deltas and not choosing:
+                    yield deltas
+            if script.fault is not None:
+                await _strike(script.fault)
+                return
+            best = winners(told, n=request.n, best_of=len(choices) // len(prompts)) if choosing else ()
+        yield (*best, _usage(prompt_tokens, told))
+
+    async def embed(self, request: Embed) -> Embeddings:
+        """One made-up unit vector per input, equal for equal inputs."""
+        script = self._script(request.model)
+        await self._begin(script)
+        texts = [prompt_text(prompt, self._tokenizer) for prompt in request.inputs]
+        counts = [len(self._tokenizer.encode(text)) for text in texts]
+        for count in counts:
+            fit(count, 0, self._options.context_length)
+        vectors = tuple(_vector((request.instruction or "") + text, request.dimensions or 8) for text in texts)
+        return Embeddings(request.model, vectors, Usage(sum(counts), 0))
+
+    async def tokenize(self, request: Tokenize) -> Tokens:
+        """The prompt's tokens."""
+        await self._begin(self._script(request.model))
+        text = prompt_text(request.prompt, self._tokenizer)
+        return Tokens(self._tokenizer.spans(text), text)
+
+    def _script(self, model: str) -> Script:
+        return self._options.scripts.get(model) or script_for(model)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        self.active += 1
+        try:
+            yield
+        except (GeneratorExit, asyncio.CancelledError):
+            self.cancelled += 1
+            raise
+        finally:
+            self.active -= 1
+
+    def _choices(
+        self, request: Generate, script: Script, prompts: list[tuple[int, ...]]
+    ) -> list[Iterator[Delta | None]]:
+        seed = request.sampling.seed
+        first = zlib.crc32(request.id.encode()) if seed is None else seed
+        count = max(request.n, request.best_of or 1)
+        choices: list[Iterator[Delta | None]] = []
+        for prompt, ids in zip(request.prompts, prompts, strict=True):
+            limit = fit(len(ids), request.stopping.max_new_tokens, self._options.context_length)
+            for place in range(count):
+                effective = (first + place) % 2**64
+                said = answer(script, request, prompt, effective, self._tokenizer)
+                choices.append(play(said, request, limit, len(choices), effective, self._tokenizer))
+        return choices
+
+    async def _begin(self, script: Script) -> None:
+        await asyncio.sleep(script.delay)
+        if script.fault is not None:
+            await _strike(script.fault)
+
+    def _encode(self, prompt: Prompt, truncate: int | None) -> tuple[int, ...]:
+        if isinstance(prompt, TokensPrompt):
+            ids = prompt.ids
+        else:
+            ids = self._tokenizer.encode(prompt_text(prompt, self._tokenizer))
+        return ids[-truncate:] if truncate else ids
+
+    def _shown(self, request: Generate, prompts: list[tuple[int, ...]]) -> tuple[tuple[Token, ...], ...]:
+        """The prompts' tokens, if they are to be told."""
+        if not request.echo and not request.prompt_logprobs:
+            return ()
+        top = request.top_logprobs if request.prompt_logprobs else None
+        return tuple(self._prompt_tokens(ids, top) for ids in prompts)
+
+    def _prompt_tokens(self, ids: tuple[int, ...], top: int | None) -> tuple[Token, ...]:
+        detokenizer = Detokenizer(self._tokenizer)
+        tokens: list[Token] = []
+        for position, id in enumerate(ids):
+            scores = () if top is None or position == 0 else scored_token(id, position, top, self._tokenizer)
+            tokens += detokenizer.feed(id, *scores)
+        return (*tokens, *detokenizer.close())
+
+
+async def _strike(fault: Fault) -> None:
+    """Let it go wrong: raise, never return, or, to truncate, do nothing more."""
+    if fault.what == HANG:
+        await asyncio.Event().wait()
+    elif fault.what in FAULTS:
+        raise fault.error()
+
+
+def _batches(choices: list[Iterator[Delta | None]], script: Script) -> Iterator[tuple[Delta, ...]]:
+    """The deltas of all choices in turn, until the script's fault."""
+    steps = _in_turn(choices)
+    if script.fault is not None:
+        steps = islice(steps, script.fault.after)
+    while batch := tuple(islice(steps, script.burst * len(choices))):
+        yield tuple(delta for delta in batch if delta is not None)
+
+
+def _in_turn(choices: list[Iterator[Delta | None]]) -> Iterator[Delta | None]:
+    """One step of each choice, again and again."""
+    waiting = deque(choices)
+    while waiting:
+        choice = waiting.popleft()
+        for step in islice(choice, 1):
+            yield step
+            waiting.append(choice)
+
+
+def _usage(prompt_tokens: int, told: list[Delta]) -> Usage:
+    completion = sum(delta.generated or 0 for delta in told if isinstance(delta, Finished))
+    reasoning = sum(bool(delta.reasoning) for delta in told)
+    return Usage(prompt_tokens, completion, reasoning_tokens=reasoning or None)
+
+
+def _vector(text: str, dimensions: int) -> tuple[float, ...]:
+    source = random.Random(text)
+    values = [source.gauss(0.0, 1.0) for _ in range(dimensions)]
+    length = sum(value * value for value in values) ** 0.5
+    return tuple(value / length for value in values)

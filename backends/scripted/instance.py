@@ -1,0 +1,31 @@
+"""The smallest JSON value that a schema allows, for answers that must keep to one. Not a validator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SIMPLE: dict[str, Any] = {"integer": 1, "number": 1.5, "boolean": True, "null": None}
+
+
+def instance(schema: Any) -> Any:
+    """A value of the schema; `{}` if it says nothing that is understood here."""
+    if not isinstance(schema, dict):
+        return {}
+    if "const" in schema:
+        return schema["const"]
+    if schema.get("enum"):
+        return schema["enum"][0]
+    for choice in ("anyOf", "oneOf", "allOf"):
+        if schema.get(choice):
+            return instance(schema[choice][0])
+    kind = schema.get("type", "object")
+    kind = kind[0] if isinstance(kind, list) and kind else kind
+    if kind == "object":
+        return {name: instance(inner) for name, inner in schema.get("properties", {}).items()}
+    if kind == "array":
+        return [instance(schema.get("items"))] * int(schema.get("minItems", 1))
+    if kind == "string":
+        return "text".ljust(schema.get("minLength", 0), ".")[: schema.get("maxLength")]
+    if kind in ("integer", "number"):
+        return schema.get("minimum", schema.get("maximum", _SIMPLE[kind]))
+    return _SIMPLE.get(kind, {})

@@ -1,0 +1,136 @@
+"""What a scripted model says and does: scripts as data, and the model names that stand for them.
+
+A name is a row of `SCRIPTS`, or a fault: `overloaded`, `timeout-before` and `hang` strike before the first event,
+`error-after-3`, `hang-after-2` and `truncate-after-2` after so many tokens. Any other name gives the plain answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from schemas import errors
+from schemas.errors import GatewayError
+from schemas.ir import FinishReason
+
+FAULTS: dict[str, Callable[[str], Exception]] = {
+    "error": errors.BackendFailed,
+    "backend-failed": errors.BackendFailed,
+    "backend-unavailable": errors.BackendUnavailable,
+    "timeout": errors.BackendTimeout,
+    "incomplete": errors.Incomplete,
+    "overloaded": lambda message: errors.Overloaded(message, retry_after=1.0),
+    "shutting-down": lambda message: errors.ShuttingDown(message, retry_after=5.0),
+    "rate-limited": lambda message: errors.RateLimited(message, retry_after=2.0),
+    "invalid-request": lambda message: errors.InvalidRequest(message, param="prompt"),
+    "malformed-body": errors.MalformedBody,
+    "unsupported": lambda message: errors.UnsupportedFeature(message, feature="tools"),
+    "context-length": errors.ContextLengthExceeded,
+    "unauthorized": errors.Unauthorized,
+    "forbidden": errors.Forbidden,
+    "model-not-found": errors.ModelNotFound,
+    "route-not-found": errors.RouteNotFound,
+    "method-not-allowed": errors.MethodNotAllowed,
+    "body-too-large": errors.BodyTooLarge,
+    "unsupported-media-type": errors.UnsupportedMediaType,
+    "request-timeout": errors.RequestTimeout,
+    "internal-error": lambda _: errors.InternalError(),
+    "gateway-error": GatewayError,
+    "crash": RuntimeError,
+}
+"""What can go wrong with an error: a name for every kind, and `crash`, which is an exception nobody foresaw."""
+
+HANG, TRUNCATE = "hang", "truncate"
+"""What can go wrong without one: silence, and an end without an end."""
+
+
+class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What goes wrong, and after how many tokens of the answer; None: before its first event."""
+
+    what: str
+    after: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.what not in (*FAULTS, HANG, TRUNCATE):
+            raise ValueError(f"unknown fault '{self.what}'; known are {', '.join((*FAULTS, HANG, TRUNCATE))}")
+
+    def error(self) -> Exception:
+        """The exception to raise."""
+        return FAULTS[self.what](f"The scripted backend was told to fail: {self.what}.")
+
+
+class FixedToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A token told as it stands."""
+
+    id: int
+    text: str
+    logprob: float | None = None
+    special: bool = False
+
+
+class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a model says.
+
+    Attributes:
+        texts: the answers; the first is the greedy one, sampling picks by the seed.
+        echo: answer with the last thing said instead.
+        tokens: the answer's tokens, instead of `texts`.
+        repeat: say it so many times.
+        reasoning: thought before the answer.
+        refusal: said instead of an answer.
+        tool_calls: call so many of the request's tools instead of answering.
+        reason: how the answer ends, if nothing ends it earlier.
+        delay: seconds before the first event.
+        interval: seconds between batches.
+        burst: tokens of each choice in a batch.
+        fault: what goes wrong.
+    """
+
+    texts: tuple[str, ...] = (
+        "The quick brown fox jumps over the lazy dog.",
+        "Hello world, this is an answer from the scripted backend.",
+        "One, two, three, four, five, six, seven, eight, nine, ten.",
+        "It says the same thing every time.",
+    )
+    echo: bool = False
+    tokens: tuple[FixedToken, ...] = ()
+    repeat: int = 1
+    reasoning: str = ""
+    refusal: str = ""
+    tool_calls: int = 0
+    reason: FinishReason = FinishReason.EOS
+    delay: float = 0.0
+    interval: float = 0.0
+    burst: int = 1
+    fault: Fault | None = None
+
+
+SCRIPTS: dict[str, Script] = {
+    "scripted": Script(),
+    "echo": Script(echo=True),
+    "empty": Script(texts=("",)),
+    "many": Script(repeat=100),
+    "burst": Script(repeat=4, burst=8),
+    "slow": Script(interval=0.05),
+    "late": Script(delay=0.5),
+    "unicode": Script(texts=('Grüße aus 東京! 👩‍🚀 says: 🙂\u2028next\x85\ttab "quoted" \\ </s> \ufffd end',)),
+    "reasoning": Script(reasoning="Let me think about that first."),
+    "refusal": Script(refusal="I am sorry, but I can not help with that."),
+    "content-filter": Script(reason=FinishReason.CONTENT_FILTER),
+    "tool-call": Script(tool_calls=1),
+    "tool-calls": Script(tool_calls=2),
+}
+
+_FAULT_NAME = re.compile(r"(?P<what>[a-z-]+?)(-before|-after-(?P<after>\d{1,6}))?")
+
+
+def script_for(model: str) -> Script:
+    """The script that a model's name stands for."""
+    if model in SCRIPTS:
+        return SCRIPTS[model]
+    name = _FAULT_NAME.fullmatch(model)
+    if name is None or name["what"] not in (*FAULTS, HANG, TRUNCATE):
+        return SCRIPTS["scripted"]
+    return Script(fault=Fault(name["what"], int(name["after"]) if name["after"] else None))

@@ -1,0 +1,80 @@
+"""A toy tokenizer: fixed, reversible, with everything that makes real ones hard.
+
+Words carry their leading space, unknown words fall apart into pairs of letters, and characters beyond ASCII into bytes,
+so that a character spans several tokens.
+"""
+
+from __future__ import annotations
+
+from string import ascii_letters, ascii_lowercase, digits
+
+from backends.detokenizer import Piece, piece
+from schemas.ir import TokenSpan
+
+# ruff: noqa: SIM905 - a long word list reads better as text
+
+UNKNOWN, EOS = 0, 1
+_NAMES = ("<unk>", "</s>")
+_WORDS = (
+    "the quick brown fox jumps over lazy dog hello world one two three four five six seven eight nine ten this is an "
+    "answer from scripted backend and it says same thing every time what how are you good morning paris tokyo berlin "
+    "weather in for me tell user system assistant tool let think about that first with all have not be to of on at a i "
+    "please sorry but can help capital france my your name test stop end"
+).split()
+
+
+def _vocabulary() -> list[Piece]:
+    words = [*_WORDS, *(word.capitalize() for word in _WORDS)]
+    texts = [
+        *(f" {word}" for word in words),
+        *words,
+        *(first + second for first in ascii_lowercase for second in ascii_lowercase),
+        *(f" {letter}" for letter in ascii_letters + digits),
+    ]
+    raws = [*(text.encode() for text in texts), *(bytes([byte]) for byte in range(256))]
+    ordinary = dict.fromkeys(raws)  # each once, in this order
+    specials = [piece(id, name.encode(), special=True) for id, name in enumerate(_NAMES)]
+    return [*specials, *(piece(len(_NAMES) + place, raw) for place, raw in enumerate(ordinary))]
+
+
+_PIECES = _vocabulary()
+_IDS = {entry.bytes: entry.id for entry in _PIECES if not entry.special}
+_LONGEST = max(map(len, _IDS))
+
+
+class ToyTokenizer:
+    """Text to ids by longest match, and back."""
+
+    size = len(_PIECES)
+
+    def piece(self, id: int) -> Piece:
+        """What a token says."""
+        return _PIECES[id] if 0 <= id < len(_PIECES) else _PIECES[UNKNOWN]
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The ids of a text, whose bytes concatenate to it."""
+        raw = text.encode()
+        ids: list[int] = []
+        start = 0
+        while start < len(raw):
+            end = next(end for end in range(min(len(raw), start + _LONGEST), start, -1) if raw[start:end] in _IDS)
+            ids.append(_IDS[raw[start:end]])
+            start = end
+        return tuple(ids)
+
+    def decode(self, ids: tuple[int, ...]) -> str:
+        """The text of ids, special ones left out."""
+        return b"".join(entry.bytes for entry in map(self.piece, ids) if not entry.special).decode("utf-8", "replace")
+
+    def spans(self, text: str) -> tuple[TokenSpan, ...]:
+        """The tokens of a text and the characters they touch."""
+        spans: list[TokenSpan] = []
+        start = 0  # bytes
+        raw = text.encode()
+        for id in self.encode(text):
+            end = start + len(self.piece(id).bytes)
+            first = len(raw[:start].decode("utf-8", "ignore"))
+            last = first + len(raw[start:end].decode("utf-8", "replace")) if self.piece(id).whole else first + 1
+            spans.append(TokenSpan(id, text[first:last], first, last))
+            start = end
+        return tuple(spans)

@@ -1,0 +1,124 @@
+"""The composition root: a configuration becomes a Litestar application. Nothing else builds anything."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from importlib.metadata import entry_points
+from typing import Any
+
+import msgspec
+from litestar import Litestar, Request, Response
+from litestar.exceptions import HTTPException
+from litestar.handlers import get
+
+from adapters.base import Adapter
+from backends.base import Backend
+from gateway import health
+from gateway.auth import Keys, keys_from
+from gateway.config import Config, ConfigError
+from gateway.mount import Mounts, not_allowed, not_found
+from gateway.openapi import document
+from gateway.service import Service
+from schemas.errors import GatewayError, InternalError
+
+
+def adapters() -> dict[str, Adapter]:
+    """Every registered protocol."""
+    return {point.name: point.load() for point in entry_points(group="gateway.adapters")}
+
+
+def backend_class(name: str, kind: str) -> Any:
+    """The class of a backend's kind.
+
+    Raises:
+        ConfigError: there is no such kind.
+    """
+    found = {point.name: point for point in entry_points(group="gateway.backends")}
+    if kind not in found:
+        raise ConfigError(
+            f"backends.{name}: there is no backend of kind '{kind}'; there are {', '.join(sorted(found))}"
+        )
+    return found[kind].load()
+
+
+def make_backends(config: Config) -> dict[str, Backend]:
+    """The configured backends, not started.
+
+    Raises:
+        ConfigError: a kind or one of its options is wrong.
+    """
+    made: dict[str, Backend] = {}
+    for name, section in config.backends.items():
+        options = {key: value for key, value in section.items() if key != "kind"}
+        try:
+            made[name] = backend_class(name, section["kind"])(name, options)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"backends.{name}: {error}") from None
+    return made
+
+
+def create_app(config: Config, backends: Mapping[str, Backend] | None = None) -> Litestar:
+    """The application.
+
+    Args:
+        config: what to serve.
+        backends: instead of those that `config` describes, for tests.
+
+    Raises:
+        ConfigError: the configuration names what does not exist.
+    """
+    keys = Keys(keys_from(config.server.keys_env))
+    service = Service(config, make_backends(config) if backends is None else backends, keys)
+    protocols = adapters()
+    mounts = Mounts(protocols, config)
+    openapi = document(protocols)
+
+    @get("/openapi.json", include_in_schema=False)
+    async def describe() -> Response[bytes]:
+        return Response(openapi, media_type="application/json")
+
+    @asynccontextmanager
+    async def lifespan(_: Litestar) -> AsyncIterator[None]:
+        await service.start()
+        try:
+            yield
+        finally:
+            await service.aclose()
+
+    app = Litestar(
+        [*mounts.handlers(service), *health.handlers(service), describe],
+        exception_handlers={HTTPException: _in_protocol(mounts), Exception: _in_protocol(mounts)},
+        lifespan=[lifespan],
+        openapi_config=None,
+        logging_config=None,
+    )
+    app.state.service = service
+    return app
+
+
+def _in_protocol(mounts: Mounts) -> Any:
+    """Litestar's own errors (no such path, no such method) in the words of the nearest protocol."""
+
+    def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+        path, method = request.scope["path"], request.scope["method"]
+        server = request.scope.get("server")
+        operation = mounts.nearest(path, server[1] if server else None)
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        failure: GatewayError
+        if status == 405:
+            failure = not_allowed(method, {"GET": operation})
+        elif status < 500:
+            failure = not_found(path)
+        else:
+            failure = InternalError()
+        reply = operation.face.error(failure)
+        service: Service = request.app.state.service
+        return Response(
+            b"" if method == "HEAD" else reply.body,
+            status_code=reply.status,
+            media_type=reply.media_type,
+            headers=dict(reply.headers) | {"x-request-id": service.new_id()},
+        )
+
+    return handle

@@ -1,0 +1,198 @@
+"""The command `gateway`.
+
+Every option has an environment variable: INTERLINGUA_SERVE_PORT for `serve --port`, and so on.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import sys
+import time
+import urllib.error
+import urllib.request
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+import gateway
+from gateway import logging
+from gateway.config import Config, ConfigError, default, load
+
+
+@click.group()
+@click.version_option(gateway.__version__, prog_name="gateway")
+def main() -> None:
+    """One gateway for TGI, OpenAI, Databricks and Triton clients."""
+    _check_siblings()
+
+
+main.context_settings["auto_envvar_prefix"] = "INTERLINGUA"
+
+
+@main.command()
+@click.option("--model", type=click.Path(exists=True, file_okay=False), help="Serve this checkpoint folder.")
+@click.option("--config", "file", type=click.Path(path_type=Path), help="Serve what this TOML file describes.")
+@click.option("--backend", help="Serve the remote server at this URL.")
+@click.option("--host", help="Listen on this address.  [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(1, 65535), help="Listen on this port.  [default: 8000]")
+@click.option("--workers", type=click.IntRange(1, 64), help="Run so many worker processes.  [default: 1]")
+@click.option("--keys-env", help="Name of the environment variable that holds the API keys, comma-separated.")
+@click.option("--insecure", is_flag=True, help="Listen on a public address without keys.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
+def serve(
+    model: str | None,
+    file: Path | None,
+    backend: str | None,
+    insecure: bool,
+    log_level: str,
+    **server: Any,
+) -> None:
+    """Serve a model: the bundled one, unless told otherwise."""
+    if sum(given is not None for given in (model, file, backend)) > 1:
+        raise click.UsageError("--model, --config and --backend exclude each other")
+    if backend is not None:
+        raise click.UsageError("remote backends are not there yet; they come with a later release")
+    logging.configure(log_level)
+    try:
+        config = load(file) if file is not None else default(model)
+        given = {name: value for name, value in server.items() if value is not None}
+        config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **given))
+        _check_address(config, insecure)
+        sys.exit(_serve(config, log_level))
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path))
+def check(file: Path) -> None:
+    """Say what is wrong with a configuration FILE, or what it would serve."""
+    from gateway.app import adapters, make_backends
+    from gateway.mount import Mounts
+
+    try:
+        config = load(file)
+        make_backends(config)
+        Mounts(adapters(), config)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+    for name, endpoint in config.endpoints.items():
+        click.echo(f"{name}  ({endpoint.task})")
+        for entity in endpoint.served_entities:
+            kind = config.backends[entity.backend]["kind"]
+            share, model = entity.traffic_percentage, entity.model or name
+            click.echo(f"  {share:3d} %  {entity.name}: {model} on {entity.backend} ({kind})")
+
+
+@main.command()
+def openapi() -> None:
+    """Print the OpenAPI document."""
+    from gateway.app import adapters
+    from gateway.openapi import document
+
+    click.echo(document(adapters()).decode())
+
+
+def _serve(config: Config, log_level: str) -> int:
+    from gateway.supervisor import Supervisor
+
+    return Supervisor(config, log_level).run(_Greeting(config).tend)
+
+
+class _Greeting:
+    """Watches the server come up, and says so: progress while a model loads, then where and how to ask."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._done = False
+        self._next = 0.0
+        self._began = time.monotonic()
+        self._status: Any = None
+
+    def tend(self) -> bool:
+        """Look once more; False if a backend failed before it was ever ready."""
+        if self._done or time.monotonic() < self._next:
+            return True
+        self._next = time.monotonic() + 0.1
+        try:
+            with urllib.request.urlopen(f"{self._url}/health/ready", timeout=1):  # noqa: S310 - http, our own
+                self._greet()
+        except urllib.error.HTTPError as answer:
+            return self._wait(json.load(answer))
+        except (OSError, ValueError):
+            pass  # no worker listens yet
+        return True
+
+    @property
+    def _url(self) -> str:
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self._config.server.host, self._config.server.host)
+        return f"http://{host}:{self._config.server.port}"
+
+    def _wait(self, health: dict[str, str]) -> bool:
+        if health["status"] == "failed":
+            self._close()
+            click.echo(f"Error: {health['detail']}", err=True)
+            return False
+        if sys.stderr.isatty():
+            if self._status is None:
+                from rich.console import Console
+
+                self._status = Console(stderr=True).status("")
+                self._status.start()
+            self._status.update(health["detail"])
+        return True
+
+    def _close(self) -> None:
+        self._done = True
+        if self._status is not None:
+            self._status.stop()
+
+    def _greet(self) -> None:
+        from gateway.app import adapters
+        from gateway.mount import routes
+
+        self._close()
+        model = next(iter(self._config.endpoints), "")
+        keys = "a key is needed" if self._config.server.keys_env else "no key needed"
+        click.echo(
+            f"\nInterlingua {gateway.__version__} on {self._url}  ({keys}; {time.monotonic() - self._began:.1f} s)"
+        )
+        click.echo(f"Models: {', '.join(self._config.endpoints)}\n")
+        shown: set[str] = set()
+        for protocol, route in routes(adapters()):
+            if route.example is None or protocol in shown:
+                continue
+            shown.add(protocol)
+            path = route.path.replace("{model}", model).replace("{name}", model)
+            body = json.dumps(route.example).replace("{model}", model).replace("'", "'\\''")
+            click.echo(f"# {protocol}\ncurl {self._url}{path} -H 'content-type: application/json' -d '{body}'\n")
+        sys.stdout.flush()
+
+
+def _check_address(config: Config, insecure: bool) -> None:
+    host = config.server.host
+    try:
+        private = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        private = False
+    if not private and config.server.keys_env is None and not insecure:
+        raise click.UsageError(f"{host} can be reached by others: set keys_env, or say --insecure")
+
+
+def _check_siblings() -> None:
+    """A distribution called `adapters`, say, would shadow ours and fail in strange ways."""
+    home = Path(__file__).parent.parent
+    for name in ("adapters", "backends", "schemas"):
+        spec = find_spec(name)
+        if spec is None or spec.origin is None or Path(spec.origin).parent.parent != home:
+            raise click.ClickException(
+                f"The package '{name}' that Python finds is not Interlingua's own: another distribution shadows it."
+            )
+
+
+if __name__ == "__main__":
+    main()

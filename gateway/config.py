@@ -1,0 +1,205 @@
+"""The configuration: one TOML file, decoded whole into structs that forbid what they do not know.
+
+Nothing here starts anything. Names follow Databricks where it has them (endpoint, served_entities, traffic_percentage).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from schemas.ir import TensorNames
+
+BUNDLED = "interlingua"
+"""The endpoint that answers when nothing was configured."""
+
+
+class ConfigError(Exception):
+    """The configuration is wrong; the text says where and how."""
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all sections."""
+
+
+class Mount(Section, frozen=True):
+    """A path prefix under which every route exists once more, with other dialects (protocol -> dialect)."""
+
+    prefix: str
+    dialects: dict[str, str]
+
+
+class Listener(Section, frozen=True):
+    """One more port, with other dialects."""
+
+    port: int
+    dialects: dict[str, str] = {}
+
+
+class Limits(Section, frozen=True):
+    """What one request may cost. Sizes in bytes, times in seconds.
+
+    `max_body` bounds a body, whatever the route: images travel in it as base64.
+    """
+
+    max_body: int = 32 * 1024 * 1024
+    body_idle: float = 10.0
+    body_total: float = 60.0
+    max_concurrent_requests: int = 1024
+
+
+class ServerSection(Section, frozen=True):
+    """How the server listens and ends.
+
+    `keys_env` names the environment variable that holds the API keys, separated by commas.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    workers: int = 1
+    dialects: dict[str, str] = {}
+    dialect_options: dict[str, dict[str, Any]] = {}
+    mounts: tuple[Mount, ...] = ()
+    listeners: tuple[Listener, ...] = ()
+    limits: Limits = Limits()
+    keys_env: str | None = None
+    drain_delay: float = 0.0
+    drain_timeout: float = 600.0
+    metrics: bool = True
+
+
+class ServedEntity(Section, frozen=True):
+    """One arm of an endpoint: a backend, and the name of the model there."""
+
+    name: str
+    backend: str
+    model: str | None = None
+    traffic_percentage: int = 100
+
+
+class Endpoint(Section, frozen=True):
+    """What clients name as `model`. `inputs` and `outputs` rename its Triton tensors."""
+
+    served_entities: tuple[ServedEntity, ...]
+    task: Literal["chat", "completions", "embeddings"] = "chat"
+    inputs: dict[str, str] = {}
+    outputs: dict[str, str] = {}
+
+    @property
+    def tensors(self) -> TensorNames:
+        """Its names for Triton's tensors."""
+        return TensorNames(self.inputs, self.outputs)
+
+
+class Config(Section, frozen=True):
+    """The whole file. A backend's options are its own: only `kind` is read here."""
+
+    server: ServerSection = ServerSection()
+    backends: dict[str, dict[str, Any]] = {}
+    endpoints: dict[str, Endpoint] = {}
+
+
+def load(path: Path) -> Config:
+    """Read a file.
+
+    Raises:
+        ConfigError: it cannot be read, or is wrong; the text names file, line and field.
+    """
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    try:
+        return parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}:{error}") from None
+
+
+def parse(text: str) -> Config:
+    """Read a file's text.
+
+    Raises:
+        ConfigError: it is wrong; the text begins with the line's number.
+    """
+    try:
+        fields = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        raise ConfigError(f"{found[1] if found else 1}: {error}") from None
+    try:
+        config = msgspec.convert(fields, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(text, str(error))) from None
+    _check(text, config)
+    return config
+
+
+def default(model: str | None = None) -> Config:
+    """One endpoint over one native backend: the bundled model, or the checkpoint folder `model`."""
+    name = Path(model).resolve().name if model else BUNDLED
+    backend: dict[str, Any] = {"kind": "native"} | ({"model": str(Path(model).resolve())} if model else {})
+    entity = ServedEntity(name=name, backend="local")
+    return Config(backends={"local": backend}, endpoints={name: Endpoint(served_entities=(entity,))})
+
+
+def _check(text: str, config: Config) -> None:
+    for name, backend in config.backends.items():
+        if not isinstance(backend.get("kind"), str):
+            raise ConfigError(f"{_line(text, name)}: backends.{name}: `kind` is missing")
+    for name, endpoint in config.endpoints.items():
+        line = _line(text, name)
+        if not endpoint.served_entities:
+            raise ConfigError(f"{line}: endpoints.{name}: `served_entities` is empty")
+        for entity in endpoint.served_entities:
+            if entity.backend not in config.backends:
+                raise ConfigError(
+                    f"{line}: endpoints.{name}.{entity.name}: no backend is called '{entity.backend}'"
+                    + _nearest(entity.backend, config.backends)
+                )
+        total = sum(entity.traffic_percentage for entity in endpoint.served_entities)
+        if total != 100:
+            raise ConfigError(f"{line}: endpoints.{name}: traffic percentages add up to {total}, not 100")
+        names = [entity.name for entity in endpoint.served_entities]
+        if len(set(names)) != len(names):
+            raise ConfigError(f"{line}: endpoints.{name}: two served entities have the same name")
+
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]+)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
+_WRONG = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$")
+
+
+def _explain(text: str, message: str) -> str:
+    """msgspec's words, with a line's number and, for an unknown field, the nearest known one."""
+    if unknown := _UNKNOWN.match(message):
+        field, path = unknown["field"], unknown["path"] or ""
+        where = f"{path}.{field}".removeprefix(".")
+        return f"{_line(text, field)}: {where}: unknown field{_nearest(field, _all_fields())}"
+    wrong = _WRONG.match(message)
+    assert wrong is not None, message
+    path = wrong["path"] or ""
+    return f"{_line(text, path.rpartition('.')[2])}: {path}: {wrong['what']}"
+
+
+def _nearest(name: str, known: Any) -> str:
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def _all_fields() -> set[str]:
+    structs: tuple[type[msgspec.Struct], ...] = (Config, ServerSection, Mount, Listener, Limits, Endpoint, ServedEntity)
+    return {field.name for struct in structs for field in msgspec.structs.fields(struct)}
+
+
+def _line(text: str, word: str) -> int:
+    """The first line that sets `word` or opens a section of that name; 1 if none does."""
+    word = re.sub(r"\[.*", "", word)
+    pattern = re.compile(rf"^\s*(\[.*\b)?{re.escape(word)}\b|[{{,]\s*{re.escape(word)}\s*=") if word else None
+    for number, line in enumerate(text.splitlines(), 1):
+        if pattern is not None and pattern.search(line):
+            return number
+    return 1

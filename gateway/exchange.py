@@ -1,0 +1,268 @@
+"""One request from its first byte to its last: read, decode, route, answer, account for.
+
+Everything that can happen to a request happens here, and in one task: a watcher cancels it when the client leaves,
+whatever it waits for, and its `finally` closes the backend's generator. The status line waits for the backend's first
+event; after that a failure is written as the protocol's own error and never as a clean end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import msgspec
+import structlog
+
+from adapters.base import Call, Reply, Route, ServerAdapter
+from adapters.fold import Fold
+from backends.base import check
+from gateway.failures import shown
+from gateway.receive import read_body
+from gateway.router import Target
+from gateway.service import Service
+from schemas.errors import Incomplete, Overloaded, ShuttingDown, UnsupportedFeature
+from schemas.ir import Embed, Events, Generate, Request, Timings, Tokenize, Usage
+
+log = structlog.get_logger()
+
+_LARGE = 1 << 20
+_END = {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operation:
+    """A route as mounted: whose it is, and the face that reads and writes it."""
+
+    protocol: str
+    route: Route
+    face: ServerAdapter
+
+
+class Exchange:
+    """One request. `run` answers it and does not raise, but for a cancellation that was not the client's leaving."""
+
+    __slots__ = (
+        "_began",
+        "_face",
+        "_first",
+        "_id",
+        "_outcome",
+        "_path",
+        "_protocol",
+        "_request",
+        "_route",
+        "_scope",
+        "_send",
+        "_service",
+        "_status",
+        "_target",
+        "_usage",
+    )
+
+    def __init__(self, service: Service, operation: Operation, scope: Any, send: Any) -> None:
+        self._service = service
+        self._protocol = operation.protocol
+        self._route = operation.route
+        self._face = operation.face
+        self._scope = scope
+        self._send = send
+        self._id = service.new_id()
+        self._began = monotonic()
+        self._request: Request | None = None
+        self._target: Target | None = None
+        self._usage: Usage | None = None
+        self._first = 0.0
+        self._status = 0
+        self._outcome = "client_gone"
+
+    async def run(self, receive: Any) -> None:
+        """Answer."""
+        self._service.metrics.began()
+        try:
+            await self._run(receive)
+        finally:
+            self._account()
+
+    async def _run(self, receive: Any) -> None:
+        try:
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in self._scope["headers"]}
+            self._service.keys.check(headers)
+            body = await read_body(receive, headers, self._service.limits)
+            if body is None:
+                return
+            call = Call(self._id, self._service.catalog, self._scope["path_params"], headers)
+            if self._route.kind == "describe":
+                call = msgspec.structs.replace(call, catalog=self._service.counted_catalog())
+                await self._reply(self._face.describe(self._route, call, body), "ok")
+                return
+            if self._service.full:
+                raise Overloaded("The server is at its limit of concurrent requests.", retry_after=1.0)
+            decode = self._face.decode
+            if len(body) > _LARGE:
+                request = await asyncio.to_thread(decode, self._route, body, call)
+            else:
+                request = decode(self._route, body, call)
+            self._request = request
+            self._target = self._service.router.pick(request)
+        except Exception as error:  # whatever it is, the client hears of it in its protocol
+            await self._refuse(error)
+            return
+        await self._watched(receive)
+
+    async def _watched(self, receive: Any) -> None:
+        """Answer, unless the client leaves: then this task is cancelled, and stays silent."""
+        task = asyncio.current_task()
+        assert task is not None
+        gone = False
+
+        def leave(_: Any) -> None:
+            nonlocal gone
+            gone = True
+            task.cancel()
+
+        watcher = asyncio.ensure_future(receive())
+        watcher.add_done_callback(leave)
+        try:
+            await self._answer()
+        except asyncio.CancelledError:
+            if not gone:
+                raise
+            task.uncancel()
+        finally:
+            watcher.remove_done_callback(leave)
+            watcher.cancel()
+
+    async def _answer(self) -> None:
+        request, target = self._request, self._target
+        assert request is not None
+        assert target is not None
+        inner = msgspec.structs.replace(request, model=target.model)
+        try:
+            if isinstance(request, Generate):
+                await self._generate(request, inner, target)
+            elif isinstance(request, Embed):
+                await self._embed(request, inner, target)
+            else:
+                await self._tokenize(request, inner, target)
+        except Exception as error:  # as above; nothing was written yet
+            await self._refuse(error)
+
+    async def _embed(self, request: Embed, inner: Any, target: Target) -> None:
+        if not target.backend.capabilities.embeddings:
+            raise UnsupportedFeature(f"The model '{request.model}' has no embeddings.", feature="embeddings")
+        answer = await target.backend.embed(inner)
+        self._usage = answer.usage
+        await self._reply(self._face.encode_embeddings(request, answer), "ok")
+
+    async def _tokenize(self, request: Tokenize, inner: Any, target: Target) -> None:
+        answer = await target.backend.tokenize(inner)
+        await self._reply(self._face.encode_tokens(request, answer), "ok")
+
+    async def _generate(self, request: Generate, inner: Any, target: Target) -> None:
+        check(request, target.backend.capabilities, request.model)
+        events = target.backend.generate(inner)
+        try:
+            first = await anext(events, ())
+            self._first = monotonic() - self._began
+            if request.stream:
+                await self._stream(request, first, events)
+            else:
+                await self._whole(request, first, events)
+        finally:
+            await events.aclose()
+
+    async def _whole(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
+        fold = Fold()
+        fold.feed(batch)
+        async for batch in events:
+            fold.feed(batch)
+        answer = fold.completion()
+        self._usage = answer.usage
+        timings = Timings(self._first, monotonic() - self._began)
+        answer = msgspec.structs.replace(answer, timings=timings)
+        await self._reply(self._face.encode(request, answer), "ok")
+
+    async def _stream(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
+        if not batch:
+            raise Incomplete("The backend's answer stopped before it began.")
+        encoder = self._face.encoder(request)
+        data = encoder.feed(batch)
+        await self._start(200, encoder.media_type, encoder.headers)
+        try:
+            await self._write(data)
+            last = batch
+            async for batch in events:
+                last = batch
+                await self._write(encoder.feed(batch))
+            if not isinstance(last[-1], Usage):
+                raise Incomplete("The backend's answer stopped before it was finished.")
+            self._usage = last[-1]
+            self._outcome = "ok"
+        except asyncio.CancelledError:
+            if self._service.draining:
+                await self._write(encoder.fail(ShuttingDown("The server is shutting down.")))
+                await self._send(_END)
+            raise
+        except Exception as error:  # the stream loop: too late for a status
+            failure = shown(error, self._id)
+            self._outcome = failure.kind
+            await self._write(encoder.fail(failure))
+        await self._send(_END)
+
+    async def _refuse(self, error: Exception) -> None:
+        failure = shown(error, self._id)
+        request = self._request if isinstance(self._request, Generate) else None
+        await self._reply(self._face.error(failure, request), failure.kind)
+
+    async def _reply(self, reply: Reply, outcome: str) -> None:
+        await self._start(reply.status, reply.media_type, reply.headers, len(reply.body))
+        self._outcome = outcome
+        body = b"" if self._scope["method"] == "HEAD" else reply.body
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _start(self, status: int, media_type: str, more: Any, length: int | None = None) -> None:
+        self._status = status
+        headers = [(b"content-type", media_type.encode()), (b"x-request-id", self._id.encode())]
+        headers += [(name.encode(), value.encode()) for name, value in more]
+        if length is not None:
+            headers.append((b"content-length", b"%d" % length))
+        if self._target is not None:
+            headers.append((b"served-model-name", self._target.entity.name.encode()))
+        if status in (408, 413):
+            headers.append((b"connection", b"close"))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _write(self, data: bytes) -> None:
+        if data:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def _account(self) -> None:
+        service, usage = self._service, self._usage
+        total = monotonic() - self._began
+        service.metrics.ended(self._protocol, self._route.name, self._outcome)
+        served = self._target.entity.name if self._target is not None else None
+        if self._target is not None:
+            service.count(self._target.endpoint, total, self._outcome == "ok")
+            if usage is not None:
+                service.metrics.answered(
+                    self._target.endpoint, usage.prompt_tokens, usage.completion_tokens, self._first, total
+                )
+        with suppress(BrokenPipeError):
+            log.info(
+                "request.finished",
+                request_id=self._id,
+                protocol=self._protocol,
+                route=self._route.name,
+                status=self._status or 499,
+                outcome=self._outcome,
+                model=self._request.model if self._request is not None else None,
+                served=served,
+                prompt_tokens=usage.prompt_tokens if usage is not None else None,
+                completion_tokens=usage.completion_tokens if usage is not None else None,
+                first_event_s=round(self._first, 6),
+                duration_s=round(total, 6),
+            )

@@ -1,0 +1,17 @@
+"""Whatever was raised, as an error that a client may see."""
+
+from __future__ import annotations
+
+import structlog
+
+from schemas.errors import GatewayError, InternalError
+
+log = structlog.get_logger()
+
+
+def shown(error: Exception, request_id: str) -> GatewayError:
+    """The error itself if it was meant for clients; else a fixed sentence, and the truth in the log."""
+    if type(error) is not GatewayError and isinstance(error, GatewayError):
+        return error
+    log.error("request.broke", request_id=request_id, error=type(error).__name__, exc_info=error)
+    return InternalError()

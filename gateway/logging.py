@@ -1,0 +1,47 @@
+"""Logs: for people on a terminal, JSON lines otherwise. Never a prompt, an answer or a key."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import msgspec
+import structlog
+
+_SECRETS = ("authorization", "api_key", "key", "keys", "token", "password", "prompt", "messages", "text", "body")
+
+
+def configure(level: str = "info") -> None:
+    """Set up structlog and the standard library's logging, which uvicorn and others use."""
+    number = logging.getLevelNamesMapping()[level.upper()]
+    shared: list[Any] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso"),
+        _hide_secrets,
+    ]
+    human = sys.stderr.isatty()
+    if human:
+        shared.append(structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback))
+    else:
+        shared += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_dumps)]
+    structlog.configure(
+        processors=shared,
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr)
+        if human
+        else structlog.BytesLoggerFactory(sys.stderr.buffer),
+        cache_logger_on_first_use=True,
+    )
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+
+
+def _dumps(event: Any, **_: Any) -> bytes:
+    return msgspec.json.encode(event, enc_hook=str)
+
+
+def _hide_secrets(_: Any, __: str, event: Any) -> Any:
+    for name in _SECRETS:
+        if name in event:
+            event[name] = "***"
+    return event

@@ -1,0 +1,55 @@
+"""Request bodies off the wire, bounded in size and in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any
+
+from gateway.config import Limits
+from schemas.errors import BodyTooLarge, RequestTimeout, UnsupportedMediaType
+
+
+async def read_body(receive: Any, headers: Mapping[str, str], limits: Limits) -> bytes | None:
+    """The whole body; None if the client left before it had sent it.
+
+    Raises:
+        schemas.errors.BodyTooLarge: it is, or says it will be, over the limit.
+        schemas.errors.UnsupportedMediaType: it is compressed or a form with parts.
+        schemas.errors.RequestTimeout: it does not arrive.
+    """
+    _check_headers(headers, limits)
+    deadline = monotonic() + limits.body_total
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        try:
+            async with asyncio.timeout(min(limits.body_idle, deadline - monotonic())):
+                message = await receive()
+        except TimeoutError:
+            raise RequestTimeout("The request body did not arrive in time.") from None
+        if message["type"] == "http.disconnect":
+            return None
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limits.max_body:
+            raise _too_large(limits)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return part if len(parts) == 1 else b"".join(parts)
+
+
+def _check_headers(headers: Mapping[str, str], limits: Limits) -> None:
+    length = headers.get("content-length", "")
+    if length.isdigit() and int(length) > limits.max_body:
+        raise _too_large(limits)
+    encoding = headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise UnsupportedMediaType("Compressed request bodies are not accepted.")
+    if headers.get("content-type", "").lower().startswith("multipart/"):
+        raise UnsupportedMediaType("The request body must be JSON.")
+
+
+def _too_large(limits: Limits) -> BodyTooLarge:
+    return BodyTooLarge(f"The request body is larger than {limits.max_body} bytes.")

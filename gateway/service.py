@@ -1,0 +1,157 @@
+"""What all requests of a worker share: backends, router, limits, keys, metrics, and the catalog of what is served."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import count
+
+import msgspec
+import structlog
+
+import gateway
+from backends.base import Backend, Feature, Health
+from gateway.auth import Keys
+from gateway.config import Config, Endpoint
+from gateway.metrics import Metrics
+from gateway.router import Router
+from schemas.errors import GatewayError
+from schemas.ir import Catalog, ModelCard, RequestCounts, ServedEntity
+
+log = structlog.get_logger()
+
+_HEALTH_INTERVAL = 1.0
+
+
+class Service:
+    """One worker's state.
+
+    Args:
+        config: the whole configuration.
+        backends: by name, not started yet.
+        keys: who may ask.
+    """
+
+    def __init__(self, config: Config, backends: Mapping[str, Backend], keys: Keys) -> None:
+        self.config = config
+        self.backends = backends
+        self.keys = keys
+        self.limits = config.server.limits
+        self.metrics = Metrics()
+        self.router = Router(config.endpoints, backends)
+        self.draining = False
+        self.running = 0
+        self._created = int(time.time())
+        self._prefix = secrets.token_hex(8)
+        self._numbers = count()
+        self._counts: dict[str, RequestCounts] = {}
+        self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
+        self._tasks: list[asyncio.Task[None]] = []
+        self.catalog = self._catalog()
+
+    @property
+    def full(self) -> bool:
+        """Whether one more request would be too many."""
+        return self.running > self.limits.max_concurrent_requests
+
+    @property
+    def health(self) -> Health:
+        """The worst state of all backends."""
+        if self.draining:
+            return Health("failed", "shutting down")
+        for status in ("failed", "loading"):
+            for name, health in self._health.items():
+                if health.status == status:
+                    return Health(health.status, f"{name}: {health.detail or status}")
+        return Health("ready")
+
+    def new_id(self) -> str:
+        """A request id nobody else has."""
+        return f"{self._prefix}{next(self._numbers):08x}"
+
+    def count(self, endpoint: str, seconds: float, ok: bool) -> None:
+        """Note an ended request, for Triton's statistics."""
+        old, ns = self._counts.get(endpoint, RequestCounts()), int(seconds * 1e9)
+        now = int(time.time() * 1000)
+        self._counts[endpoint] = (
+            RequestCounts(old.succeeded + 1, old.succeeded_ns + ns, old.failed, old.failed_ns, now)
+            if ok
+            else RequestCounts(old.succeeded, old.succeeded_ns, old.failed + 1, old.failed_ns + ns, now)
+        )
+
+    def counted_catalog(self) -> Catalog:
+        """The catalog with each endpoint's counts, for listings."""
+        cards = {
+            name: msgspec.structs.replace(card, counts=self._counts.get(name, RequestCounts()))
+            for name, card in self.catalog.cards.items()
+        }
+        return msgspec.structs.replace(self.catalog, cards=cards)
+
+    async def start(self) -> None:
+        """Start the backends, each by itself: what is ready answers, what is not says so."""
+        self._tasks = [asyncio.create_task(self._start(name, backend)) for name, backend in self.backends.items()]
+        self._tasks.append(asyncio.create_task(self._watch()))
+
+    async def aclose(self) -> None:
+        """Stop everything."""
+        for task in self._tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        for backend in self.backends.values():
+            await backend.aclose()
+
+    async def _start(self, name: str, backend: Backend) -> None:
+        try:
+            await backend.start()
+        except GatewayError as error:
+            log.error("backend.failed", backend=name, why=error.message)
+        await self._look()
+
+    async def _watch(self) -> None:
+        while True:
+            await self._look()
+            await asyncio.sleep(_HEALTH_INTERVAL)
+
+    async def _look(self) -> None:
+        health = {name: await backend.healthy() for name, backend in self.backends.items()}
+        if health != self._health:
+            self._health = health
+            self.catalog = self._catalog()
+
+    def _catalog(self) -> Catalog:
+        cards = {name: self._card(name, endpoint) for name, endpoint in self.config.endpoints.items()}
+        return Catalog(
+            cards,
+            next(iter(cards), None),
+            gateway.__version__,
+            max_concurrent_requests=self.limits.max_concurrent_requests,
+        )
+
+    def _card(self, name: str, endpoint: Endpoint) -> ModelCard:
+        backends = [self.backends[entity.backend] for entity in endpoint.served_entities]
+        can = backends[0].capabilities
+        return ModelCard(
+            name=name,
+            task=endpoint.task,
+            created=self._created,
+            ready=all(self._health[entity.backend].status == "ready" for entity in endpoint.served_entities),
+            served_entities=tuple(
+                ServedEntity(
+                    entity.name,
+                    entity.model or name,
+                    entity.traffic_percentage,
+                    self._health[entity.backend].status == "ready",
+                )
+                for entity in endpoint.served_entities
+            ),
+            context_length=can.context_length,
+            dtype=can.dtype,
+            device=can.device,
+            vocab_size=can.vocab_size,
+            images=all(Feature.IMAGES in backend.capabilities.features for backend in backends),
+            tensors=endpoint.tensors,
+        )

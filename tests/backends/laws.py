@@ -1,0 +1,58 @@
+"""What every backend must hold to, as functions: the grammar of its events, and leaving nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from adapters.fold import fold
+from schemas.ir import Completion, Delta, Event, Events, Finished, Generate, Started, Usage
+
+
+async def collect(stream: AsyncGenerator[Events, None]) -> Events:
+    """All events of a stream, and then it is closed."""
+    async with aclosing(stream):
+        return tuple([event async for batch in stream for event in batch])
+
+
+async def take(stream: AsyncGenerator[Events, None], count: int) -> list[Events]:
+    """The first `count` batches; the stream is closed in the middle."""
+    batches: list[Events] = []
+    async with aclosing(stream):
+        if count:
+            async for batch in stream:
+                batches.append(batch)
+                if len(batches) == count:
+                    break
+    return batches
+
+
+def check(events: Events, request: Generate) -> Completion:
+    """`Started Delta* Finished{n} Usage`, the counts and texts agreeing; the whole answer."""
+    assert isinstance(events[0], Started)
+    assert isinstance(events[-1], Usage)
+    inner = events[1:-1]
+    assert all(isinstance(event, Delta) for event in inner)
+    count = len(request.prompts) * request.n
+    finished = [event for event in inner if isinstance(event, Finished)]
+    assert sorted(event.choice for event in finished) == list(range(count))
+    for index in range(count):
+        _check_choice([event for event in inner if isinstance(event, Delta) and event.choice == index])
+    if request.best_of is None:
+        assert events[-1].completion_tokens == sum(event.generated or 0 for event in finished)
+    assert events[0].prompt_tokens == events[-1].prompt_tokens
+    return fold(events)
+
+
+def _check_choice(deltas: list[Event]) -> None:
+    *before, last = deltas
+    assert isinstance(last, Finished)
+    assert not any(isinstance(delta, Finished) for delta in before)
+    told = 0
+    for delta in deltas:
+        assert isinstance(delta, Delta)
+        assert delta.text == "".join(token.text for token in delta.tokens if not token.special)
+        assert delta is last or delta.tokens or delta.reasoning or delta.refusal or delta.tool_calls, "an empty delta"
+        told += len(delta.tokens)
+    others = sum(bool(d.reasoning) + bool(d.refusal) + len(d.tool_calls) for d in deltas if isinstance(d, Delta))
+    assert told + others == last.generated

@@ -1,0 +1,200 @@
+"""An engine without a model: speaks the messages, answers by a rule, dies and hangs when told to. No torch.
+
+It is reached as in process (`connect`) or over a real socket (`serve`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from backends.native.channels import Deliver, Lost
+from backends.native.frames import FrameReader, encode_frame
+from backends.native.messages import (
+    Cancel,
+    FromEngine,
+    Logprobs,
+    Output,
+    Ping,
+    Pong,
+    Ready,
+    Step,
+    Submit,
+    ToEngine,
+)
+from schemas.ir import FinishReason
+
+READY = Ready(2048, 768, (1,), "float32", "cpu", "packed", 64)
+
+
+def count_up(submit: Submit) -> Iterator[int]:
+    """Goes on counting from the prompt's last token."""
+    last = submit.prompt[-1]
+    return iter(range(last + 1, last + 1 + submit.max_new_tokens))
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    submit: Submit
+    ids: Iterator[int]
+    generated: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class FakeEngine:
+    """`rule` says which ids follow a prompt; a choice ends as the real engine's does, or with its ids.
+
+    `step` tells every running sequence's next `burst` tokens; while `auto`, the event loop calls it. While `up` is
+    False nobody can connect; while `silent` no ping is answered.
+    """
+
+    rule: Callable[[Submit], Iterator[int]] = count_up
+    ready: Ready = READY
+    burst: int = 1
+    auto: bool = True
+    up: bool = True
+    silent: bool = False
+    greeting: FromEngine | None = None
+    running: dict[tuple[int, int], _Running] = field(default_factory=dict)
+    received: list[ToEngine] = field(default_factory=list)
+    connections: dict[int, tuple[Callable[[FromEngine], None], Callable[[], None]]] = field(default_factory=dict)
+    _connected: int = 0
+    _scheduled: bool = False
+
+    @property
+    def submitted(self) -> list[Submit]:
+        return [message for message in self.received if isinstance(message, Submit)]
+
+    @property
+    def cancelled(self) -> list[int]:
+        return [message.seq for message in self.received if isinstance(message, Cancel)]
+
+    def attach(self, deliver: Callable[[FromEngine], None], lost: Callable[[], None]) -> int:
+        if not self.up:
+            raise ConnectionRefusedError
+        self._connected += 1
+        self.connections[self._connected] = deliver, lost
+        asyncio.get_running_loop().call_soon(deliver, self.greeting or self.ready)
+        return self._connected
+
+    def detach(self, connection: int) -> None:
+        self.connections.pop(connection, None)
+        for key in [key for key in self.running if key[0] == connection]:
+            del self.running[key]
+
+    def die(self) -> None:
+        """Lose everything; whoever is connected hears that."""
+        for connection, (_, lost) in list(self.connections.items()):
+            self.detach(connection)
+            lost()
+
+    def handle(self, connection: int, message: ToEngine) -> None:
+        self.received.append(message)
+        match message:
+            case Submit():
+                self.running[connection, message.seq] = _Running(message, self.rule(message))
+                self._schedule()
+            case Cancel():
+                self.running.pop((connection, message.seq), None)
+            case Ping() if not self.silent:
+                self.tell(connection, Pong(message.token, len(self.running)))
+
+    def tell(self, connection: int, message: FromEngine) -> None:
+        self.connections[connection][0](message)
+
+    def step(self) -> None:
+        told: dict[int, list[Output]] = {}
+        for key, sequence in list(self.running.items()):
+            output = self._advance(sequence)
+            told.setdefault(key[0], []).append(output)
+            if output.reason is not None:
+                del self.running[key]
+        for connection, outputs in told.items():
+            self.tell(connection, Step(tuple(outputs)))
+
+    def _schedule(self) -> None:
+        if self.auto and self.running and not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._step_and_go_on)
+
+    def _step_and_go_on(self) -> None:
+        self._scheduled = False
+        self.step()
+        self._schedule()
+
+    def _advance(self, sequence: _Running) -> Output:
+        submit = sequence.submit
+        first = sequence.generated == 0
+        ids: list[int] = []
+        reason = None if submit.max_new_tokens else FinishReason.LENGTH
+        while reason is None and len(ids) < self.burst:
+            id = next(sequence.ids, submit.eos_token_ids[0] if submit.eos_token_ids else 0)
+            ids.append(id)
+            sequence.generated += 1
+            reason = _reason(submit, id, sequence.generated)
+        return Output(
+            submit.seq,
+            tuple(ids),
+            reason,
+            logprobs=tuple(_scores(id, submit.top_logprobs) for id in ids) if submit.top_logprobs >= 0 else (),
+            prompt=_scored(submit) if first else (),
+            cached_tokens=len(submit.prompt) - 1 if first else 0,
+        )
+
+    async def connect(self, deliver: Deliver, lost: Lost) -> FakeChannel:
+        return FakeChannel(self, self.attach(deliver, lost))
+
+    @asynccontextmanager
+    async def serve(self, path: str) -> AsyncIterator[None]:
+        """Listen on a Unix socket."""
+
+        async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = self.attach(lambda message: writer.write(encode_frame(message)), writer.close)
+            frames: FrameReader[ToEngine] = FrameReader(ToEngine)
+            while data := await reader.read(7):
+                for message in frames.feed(data):
+                    self.handle(connection, message)
+            self.detach(connection)
+            writer.close()
+
+        server = await asyncio.start_unix_server(serve_one, path)
+        try:
+            yield
+        finally:
+            self.die()
+            server.close()
+            await server.wait_closed()
+
+
+@dataclass(slots=True, eq=False)
+class FakeChannel:
+    engine: FakeEngine
+    connection: int
+
+    def send(self, message: ToEngine) -> None:
+        if self.connection in self.engine.connections:
+            self.engine.handle(self.connection, message)
+
+    async def aclose(self) -> None:
+        self.engine.detach(self.connection)
+
+
+def _reason(submit: Submit, id: int, generated: int) -> FinishReason | None:
+    if generated > submit.min_new_tokens:
+        if id in submit.eos_token_ids:
+            return FinishReason.EOS
+        if id in submit.stop_token_ids:
+            return FinishReason.STOP_TOKEN
+    return FinishReason.LENGTH if generated >= submit.max_new_tokens else None
+
+
+def _scores(id: int, top: int) -> Logprobs:
+    return Logprobs(-id / 100, tuple(range(id, id + top)), tuple(-id / 100 - place for place in range(top)))
+
+
+def _scored(submit: Submit) -> tuple[Logprobs, ...]:
+    if submit.prompt_logprobs < 0:
+        return ()
+    return (Logprobs(None), *(_scores(id, submit.prompt_logprobs) for id in submit.prompt[1:]))

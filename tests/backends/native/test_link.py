@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from backends.base import Health
+from backends.native.channels import over_socket
+from backends.native.link import EngineLink, Exchange
+from backends.native.messages import Failed, Loading, Output, Step, Submit
+from schemas.errors import BackendFailed, BackendUnavailable
+from schemas.ir import FinishReason
+from tests.backends.native.fake_engine import FakeEngine
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Let the loop turn until it is true; gives up after many turns."""
+    for _ in range(2000):
+        if true():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it did not become true")
+
+
+@pytest.fixture
+async def engine() -> FakeEngine:
+    return FakeEngine(auto=False)
+
+
+@pytest.fixture
+async def link(engine: FakeEngine) -> AsyncIterator[EngineLink]:
+    link = EngineLink(engine.connect, heartbeat=0.01, hung_after=0.5)
+    await link.start()
+    yield link
+    await link.aclose()
+    assert engine.connections == {}
+    assert engine.running == {}
+
+
+async def drain(exchange: Exchange) -> None:
+    """Take what comes until it fails."""
+    while True:
+        await exchange.outputs()
+
+
+def ask(link: EngineLink, *lengths: int) -> Exchange:
+    seqs = link.reserve(len(lengths))
+    return link.submit(
+        [Submit(seq, (10 * n,), length) for n, (seq, length) in enumerate(zip(seqs, lengths, strict=True), 1)]
+    )
+
+
+async def test_outputs_come_to_whom_they_belong(engine: FakeEngine, link: EngineLink) -> None:
+    first, second = ask(link, 2, 3), ask(link, 1)
+    engine.step()
+    assert [(o.seq, o.ids) for o in await first.outputs()] == [(0, (11,)), (1, (21,))]
+    assert [(o.seq, o.ids, o.reason) for o in await second.outputs()] == [(2, (11,), FinishReason.LENGTH)]
+    assert not second.unfinished
+    engine.step()
+    engine.step()
+    late = await first.outputs()
+    assert [(o.seq, o.ids) for o in late] == [(0, (12,)), (1, (22,)), (1, (23,))], "a slow taker gets one batch"
+    for exchange in (first, second):
+        link.release(exchange)
+    assert engine.cancelled == []
+    assert not link.busy
+
+
+async def test_waiting_ends_when_something_comes(engine: FakeEngine, link: EngineLink) -> None:
+    exchange = ask(link, 1)
+    waiting = asyncio.create_task(exchange.outputs())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    engine.step()
+    assert len(await waiting) == 1
+    link.release(exchange)
+
+
+async def test_releasing_cancels_what_is_unfinished(engine: FakeEngine, link: EngineLink) -> None:
+    exchange = ask(link, 1, 5, 5)
+    exchange.cancel(1)
+    exchange.cancel(1)
+    engine.step()
+    link.release(exchange)
+    link.release(exchange)
+    assert sorted(engine.cancelled) == [1, 2]
+    assert engine.running == {}
+    engine.tell(1, Step((Output(2, (9,)),)))  # crossed the Cancel on its way
+    assert not link.busy
+
+
+async def test_what_nobody_took_is_asked_again_of_the_next_engine(engine: FakeEngine, link: EngineLink) -> None:
+    untold, waiting = ask(link, 2), ask(link, 2)
+    engine.step()
+    engine.running.clear()
+    engine.die()
+    assert not link.ready or not engine.connections
+    await until(lambda: len(engine.running) == 2)
+    for _ in range(2):
+        engine.step()
+    for exchange in (untold, waiting):
+        assert [output.ids for output in await exchange.outputs()] == [(11,), (12,)]
+        link.release(exchange)
+    assert engine.submitted[:2] == engine.submitted[2:]
+
+
+async def test_what_was_begun_is_lost_with_its_engine(engine: FakeEngine, link: EngineLink) -> None:
+    begun, ended = ask(link, 5), ask(link, 1)
+    engine.step()
+    await begun.outputs()
+    engine.die()
+    with pytest.raises(BackendFailed) as raised:
+        await begun.outputs()
+    assert raised.value.code == "engine_dead"
+    assert len(await ended.outputs()) == 1, "a complete answer is complete"
+    for exchange in (begun, ended):
+        link.release(exchange)
+
+
+async def test_nothing_is_asked_a_third_time(engine: FakeEngine, link: EngineLink) -> None:
+    exchange = ask(link, 2)
+    for _ in range(2):
+        await until(lambda: len(engine.running) == 1)
+        engine.die()
+        await until(lambda: link.ready is not None or not exchange.unfinished)
+    with pytest.raises(BackendFailed):
+        await exchange.outputs()
+    assert len(engine.submitted) == 2
+    link.release(exchange)
+
+
+async def test_between_engines_nothing_is_taken(engine: FakeEngine, link: EngineLink) -> None:
+    engine.up = False
+    engine.die()
+    await until(lambda: link.ready is None)
+    assert link.health.status == "failed"
+    with pytest.raises(BackendUnavailable) as raised:
+        ask(link, 1)
+    assert raised.value.retry_after == 1.0
+    engine.up = True
+    await until(lambda: link.ready is not None)
+    assert link.health == Health("ready")
+    assert not link.busy
+
+
+async def test_what_waits_for_an_engine_that_does_not_come_is_told(engine: FakeEngine, link: EngineLink) -> None:
+    exchange = ask(link, 2)
+    engine.greeting = Failed("no memory")
+    engine.die()
+    with pytest.raises(BackendUnavailable):
+        await exchange.outputs()
+    assert link.health == Health("failed", "no memory")
+    link.release(exchange)
+
+
+async def test_loading_is_not_failing(engine: FakeEngine) -> None:
+    engine.greeting = Loading(0.25, "weights")
+    link = EngineLink(engine.connect, heartbeat=0.01, hung_after=0.02)
+    starting = asyncio.create_task(link.start())
+    await until(lambda: bool(engine.connections))
+    assert link.health == Health("loading", "weights 25%")
+    await asyncio.sleep(0.05)  # silent for longer than a running engine may be
+    assert len(engine.connections) == 1
+    engine.tell(1, engine.ready)
+    assert await starting == engine.ready
+    await link.aclose()
+
+
+async def test_an_engine_that_cannot_load(engine: FakeEngine) -> None:
+    engine.greeting = Failed("no such model")
+    link = EngineLink(engine.connect)
+    with pytest.raises(BackendUnavailable, match="no such model"):
+        await link.start()
+    await link.aclose()
+    await link.aclose()
+
+
+async def test_a_silent_engine_is_given_up() -> None:
+    engine = FakeEngine(auto=False)
+    hung: list[str] = []
+    link = EngineLink(engine.connect, heartbeat=0.005, hung_after=0.05, on_hung=lambda: hung.append("hung"))
+    await link.start()
+    await until(lambda: link.pong is not None)
+    exchange = ask(link, 5)
+    engine.step()
+    await exchange.outputs()
+    engine.silent = True
+    with pytest.raises(BackendFailed):
+        await exchange.outputs()
+    assert hung
+    link.release(exchange)
+    await link.aclose()
+
+
+async def test_closing_tells_those_who_wait(engine: FakeEngine, link: EngineLink) -> None:
+    exchange = ask(link, 5)
+    waiting = asyncio.create_task(exchange.outputs())
+    await asyncio.sleep(0)
+    await link.aclose()
+    with pytest.raises(BackendUnavailable):
+        await waiting
+    link.release(exchange)
+
+
+async def test_over_a_socket(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    path = str(tmp_path / "socket")
+    link = EngineLink(over_socket(path), heartbeat=0.01)
+    starting = asyncio.create_task(link.start())
+    await asyncio.sleep(0.01)
+    assert link.health == Health("loading"), "it waits for an engine that is not there yet"
+    async with engine.serve(path):
+        await starting
+        exchange = ask(link, 300)
+        ids: list[int] = []
+        while exchange.unfinished or len(ids) < 300:
+            ids += [id for output in await exchange.outputs() for id in output.ids]
+        assert ids == list(range(11, 311))
+        link.release(exchange)
+        begun = ask(link, 10**6)
+        await begun.outputs()
+        engine.die()
+        with pytest.raises(BackendFailed):
+            await drain(begun)
+        link.release(begun)
+        await until(lambda: link.ready is not None)
+        long = ask(link, 10**6)
+        await long.outputs()
+        link.release(long)
+        await until(lambda: not engine.running)
+        await link.aclose()
+        await until(lambda: not engine.connections)

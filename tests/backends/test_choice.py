@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.choice import ChoiceBuilder
+from backends.detokenizer import Detokenizer
+from backends.scripted.tokenizer import EOS, ToyTokenizer
+from schemas.ir import Delta, Finished, FinishReason, Stopping, Token
+
+TOY = ToyTokenizer()
+
+
+def build(ids: tuple[int, ...], stopping: Stopping, reason: FinishReason = FinishReason.LENGTH) -> list[Delta]:
+    builder = ChoiceBuilder(0, stopping, Detokenizer(TOY), seed=7)
+    deltas: list[Delta] = []
+    for id in ids:
+        builder.add(id)
+        if builder.stopped:
+            break
+        if id != ids[-1] and (delta := builder.delta()) is not None:
+            deltas.append(delta)
+    return [*deltas, builder.finish(reason)]
+
+
+def text(deltas: list[Delta]) -> str:
+    return "".join(delta.text for delta in deltas)
+
+
+@given(
+    st.text("thedog .🙂", max_size=20),
+    st.lists(st.text("thedog .🙂", min_size=1, max_size=4), max_size=3).map(tuple),
+    st.booleans(),
+)
+def test_the_text_ends_where_the_first_stop_string_says(said: str, stop: tuple[str, ...], include: bool) -> None:
+    deltas = build(TOY.encode(said), Stopping(stop=stop, include_stop=include))
+    ends = [(said.find(s) + len(s), said.find(s), s) for s in stop if s in said]
+    if ends:
+        end, start, matched = min(ends)
+        assert text(deltas) == said[: end if include else start]
+        assert (deltas[-1].reason, deltas[-1].stop) == (FinishReason.STOP_STRING, matched)
+    else:
+        assert text(deltas) == said
+        assert (deltas[-1].reason, deltas[-1].stop) == (FinishReason.LENGTH, None)
+    tokens = [token for delta in deltas for token in delta.tokens]
+    assert len(tokens) == deltas[-1].generated
+    for delta in deltas:
+        assert delta.text == "".join(token.text for token in delta.tokens)
+
+
+def test_tokens_wait_only_as_long_as_they_may_be_cut() -> None:
+    ids = TOY.encode("the quick brown fox jumps")
+    assert [delta.text for delta in build(ids, Stopping(stop=("brown dog",)))] == [
+        "the",
+        " quick",
+        " brown fox",
+        " jumps",
+    ]
+    assert [delta.text for delta in build(ids, Stopping(stop=("brown dog",), include_stop=True))] == [
+        "the",
+        " quick",
+        " brown",
+        " fox",
+        " jumps",
+    ]
+
+
+def test_the_tokens_of_a_stop_string_stay_with_what_is_left_of_their_text() -> None:
+    *_, last = build(TOY.encode("the quick brown fox"), Stopping(stop=("ick brown",)))
+    assert isinstance(last, Finished)
+    assert [(token.text, token.bytes) for token in last.tokens] == [(" qu", b" quick"), ("", b" brown")]
+    assert last.generated == 3
+    assert last.seed == 7
+
+
+def test_a_stop_string_is_not_heeded_too_early() -> None:
+    deltas = build(TOY.encode("one one one one"), Stopping(stop=("one",), min_new_tokens=2))
+    assert text(deltas) == "one one "
+    assert deltas[-1].generated == 3
+
+
+@pytest.mark.parametrize(("include", "expected"), [(True, "the dog"), (False, "the")])
+def test_a_stop_token_is_text_only_if_asked_for(include: bool, expected: str) -> None:
+    deltas = build(TOY.encode("the dog"), Stopping(include_stop=include), FinishReason.STOP_TOKEN)
+    assert text(deltas) == expected
+    assert deltas[-1].tokens[-1].id == TOY.encode(" dog")[0]
+
+
+def test_the_end_token_is_special_and_no_text() -> None:
+    deltas = build((*TOY.encode("the"), EOS), Stopping(stop=("</s>",)), FinishReason.EOS)
+    assert text(deltas) == "the"
+    assert deltas[-1].tokens == (Token(EOS, "</s>", special=True),)
+    assert deltas[-1].reason is FinishReason.EOS
+
+
+def test_an_end_token_that_its_vocabulary_takes_for_text_is_none() -> None:
+    deltas = build(TOY.encode("the end"), Stopping(), FinishReason.EOS)
+    assert text(deltas) == "the"
+    assert deltas[-1].tokens[-1].special

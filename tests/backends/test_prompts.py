@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+
+from backends.prompts import as_asked, fit
+from schemas.errors import ContextLengthExceeded, InvalidRequest
+from schemas.ir import ChatPrompt, Generate, ImagePart, Message, TextPart, TextPrompt, TokensPrompt
+
+IMAGE = ImagePart("data:,", "data")
+
+
+@pytest.mark.parametrize(("prompt", "asked", "given"), [(3, None, 7), (3, 4, 4), (3, 7, 7), (10, 0, 0)])
+def test_what_fits(prompt: int, asked: int | None, given: int) -> None:
+    assert fit(prompt, asked, 10) == given
+
+
+@pytest.mark.parametrize(("prompt", "asked"), [(10, None), (3, 8), (11, 0)])
+def test_what_does_not_fit(prompt: int, asked: int | None) -> None:
+    with pytest.raises(ContextLengthExceeded, match=f"10 tokens.*{prompt} in the prompt"):
+        fit(prompt, asked, 10)
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="empty"):
+        fit(0, 5, 10)
+
+
+def test_text_that_is_not_raw_is_what_a_user_said() -> None:
+    prompts = (TextPrompt("Hi"), TextPrompt("What?", (IMAGE,)), TokensPrompt((1,)))
+    raw = Generate(id="1", model="m", prompts=prompts)
+    assert as_asked(raw) == prompts
+    assert as_asked(Generate(id="1", model="m", prompts=prompts, raw_prompt=False)) == (
+        ChatPrompt((Message("user", "Hi"),)),
+        ChatPrompt((Message("user", (IMAGE, TextPart("What?"))),)),
+        TokensPrompt((1,)),
+    )
