@@ -17,10 +17,11 @@ from backends.base import Backend
 from gateway import health
 from gateway.auth import Keys, keys_from
 from gateway.config import Config, ConfigError
-from gateway.mount import Mounts, not_allowed, not_found
+from gateway.failures import shown
+from gateway.mount import Mounts, not_found
 from gateway.openapi import document
 from gateway.service import Service
-from schemas.errors import GatewayError, InternalError
+from schemas.errors import GatewayError, MethodNotAllowed
 
 
 def adapters() -> dict[str, Adapter]:
@@ -87,7 +88,7 @@ def create_app(config: Config, backends: Mapping[str, Backend] | None = None) ->
             await service.aclose()
 
     app = Litestar(
-        [*mounts.handlers(service), *health.handlers(service), describe],
+        [mounts.handler(service), *health.handlers(service), describe],
         exception_handlers={HTTPException: _in_protocol(mounts), Exception: _in_protocol(mounts)},
         lifespan=[lifespan],
         openapi_config=None,
@@ -106,12 +107,12 @@ def _in_protocol(mounts: Mounts) -> Any:
         operation = mounts.nearest(path, server[1] if server else None)
         status = error.status_code if isinstance(error, HTTPException) else 500
         failure: GatewayError
-        if status == 405:
-            failure = not_allowed(method, {"GET": operation})
+        if status == 405:  # of a handler that is not a protocol's
+            failure = MethodNotAllowed(f"Method {method} is not allowed here.", allowed=("GET", "HEAD"))
         elif status < 500:
             failure = not_found(path)
         else:
-            failure = InternalError()
+            failure = shown(error, "")
         reply = operation.face.error(failure)
         service: Service = request.app.state.service
         return Response(

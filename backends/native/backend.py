@@ -1,0 +1,181 @@
+"""The native backend: text and stop strings here, token ids in an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from backends.base import Capabilities, Feature, Health
+from backends.native.answer import Answer
+from backends.native.channels import Connect, in_process, over_socket
+from backends.native.engine_process import EngineProcess
+from backends.native.link import EngineLink
+from backends.native.messages import Ready
+from backends.native.options import NativeOptions
+from backends.native.text import TextCodec
+from backends.prompts import as_asked
+from schemas.errors import BackendUnavailable, UnsupportedFeature
+from schemas.ir import Embed, Embeddings, Events, Generate, Tokenize, Tokens
+
+_FEATURES = frozenset(
+    {
+        Feature.TOKEN_PROMPTS,
+        Feature.LOGPROBS,
+        Feature.TOP_LOGPROBS,
+        Feature.PROMPT_LOGPROBS,
+        Feature.LOGIT_BIAS,
+        Feature.MIN_P,
+        Feature.BEST_OF,
+        Feature.WATERMARK,
+    }
+)
+
+
+class NativeBackend:
+    """Answers with a model of our own.
+
+    Args:
+        name: the backend's name.
+        options: a `NativeOptions`, or its fields.
+        connect: another way to an engine, for tests.
+
+    Raises:
+        msgspec.ValidationError: the options are wrong.
+    """
+
+    Options = NativeOptions
+
+    def __init__(
+        self,
+        name: str,
+        options: NativeOptions | Mapping[str, Any] | None = None,
+        *,
+        connect: Connect | None = None,
+    ) -> None:
+        self.name = name
+        self.capabilities = Capabilities()
+        self._options = msgspec.convert(options or {}, NativeOptions)
+        self._text: TextCodec | None = None
+        self._folder: Path | None = None
+        self._process: EngineProcess | None = None
+        self._link = EngineLink(
+            connect or self._way(),
+            heartbeat=self._options.heartbeat,
+            hung_after=self._options.hung_after,
+            on_hung=self._kill,
+        )
+
+    async def start(self) -> None:
+        """Load the tokenizer, and wait until the engine has loaded the model.
+
+        Raises:
+            schemas.errors.BackendUnavailable: one of them cannot be loaded.
+        """
+        try:
+            if self._folder is not None:
+                self._folder.mkdir(mode=0o700)
+            if self._process is not None:
+                await self._process.start()
+            self._text = text = await self._load_text()
+            self.capabilities = _capabilities(text, await self._link.start())
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
+        """Generate; closing the generator frees the engine's sequences within a step."""
+        text, ready = self._parts()
+        tools = () if request.tool_choice is not None and request.tool_choice.mode == "none" else request.tools
+        truncate = request.truncate_prompt_tokens
+        prompts = [await text.encode(prompt, tools, truncate=truncate) for prompt in as_asked(request)]
+        seed = request.sampling.seed
+        answer = Answer(
+            request,
+            prompts,
+            seed=secrets.randbits(64) if seed is None else seed,
+            first_seq=self._link.reserve(len(prompts) * max(request.n, request.best_of or 1)).start,
+            text=text,
+            ready=ready,
+        )
+        exchange = self._link.submit(answer.submits)
+        try:
+            while not answer.done:
+                events, stopped = answer.feed(await exchange.outputs())
+                for seq in stopped:
+                    exchange.cancel(seq)
+                if events:
+                    yield events
+        finally:
+            self._link.release(exchange)
+
+    async def embed(self, request: Embed) -> Embeddings:
+        """Not yet."""
+        raise UnsupportedFeature(f"The model '{request.model}' does not make embeddings.", feature="embeddings")
+
+    async def tokenize(self, request: Tokenize) -> Tokens:
+        """The prompt's tokens."""
+        text, _ = self._parts()
+        return await text.tokenize(request.prompt, add_special_tokens=request.add_special_tokens)
+
+    async def healthy(self) -> Health:
+        """What the link to the engine last heard."""
+        return self._link.health
+
+    async def aclose(self) -> None:
+        """Give up the link, and stop the engine if it is ours. Idempotent."""
+        await self._link.aclose()
+        if self._process is not None:
+            await self._process.aclose()
+        if self._text is not None:
+            self._text.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _way(self) -> Connect:
+        """How the engine is reached; an engine process of our own is set up, but not started."""
+        options = self._options
+        if options.socket is not None:
+            return over_socket(options.socket)
+        if options.engine == "inprocess":
+            return in_process(options.engine_options)
+        self._folder = Path(tempfile.gettempdir(), f"engine-{secrets.token_hex(8)}")
+        socket = self._folder / "socket"
+        self._process = EngineProcess(options.engine_options, socket, self._on_exit)
+        return over_socket(str(socket))
+
+    def _on_exit(self, code: int) -> None:
+        if self._link.ready is None:  # otherwise the link learns of it, and waits for the next engine
+            self._link.fail(f"the engine ended with exit code {code}")
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    async def _load_text(self) -> TextCodec:
+        try:
+            return await asyncio.to_thread(TextCodec.load, self._options.model)
+        except (OSError, ValueError) as error:
+            raise BackendUnavailable(f"There is no usable tokenizer in {self._options.model}.") from error
+
+    def _parts(self) -> tuple[TextCodec, Ready]:
+        if self._text is None or self._link.ready is None:
+            raise BackendUnavailable("The engine is not ready.", retry_after=1.0)
+        return self._text, self._link.ready
+
+
+def _capabilities(text: TextCodec, ready: Ready) -> Capabilities:
+    return Capabilities(
+        features=_FEATURES | {Feature.CHAT} if text.has_template else _FEATURES,
+        tokenize=True,
+        context_length=ready.context_length,
+        vocab_size=ready.vocab_size,
+        dtype=ready.dtype,
+        device=ready.device,
+    )

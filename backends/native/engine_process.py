@@ -1,0 +1,110 @@
+"""An engine process of the backend's own, for when no supervisor runs one: started, started again, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+
+import msgspec
+import structlog
+
+from backends.native.engine.options import EngineOptions
+
+log = structlog.get_logger()
+
+_ROOT = Path(__file__).resolve().parents[2]
+_FIRST_DELAY, _LONGEST_DELAY = 0.5, 10.0
+_STOP_LIMIT = 10.0
+"""Seconds that a step may take to end."""
+
+
+class EngineProcess:
+    """Keeps an engine running.
+
+    Args:
+        options: what to run.
+        socket: where it listens.
+        on_exit: told each time it ended by itself, with its exit code.
+        command: how to start it; the arguments are appended.
+    """
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        socket: Path,
+        on_exit: Callable[[int], None],
+        command: tuple[str, ...] = (sys.executable, "-m", "backends.native.engine.process"),
+    ) -> None:
+        self._command = (*command, "--socket", str(socket), *arguments(options))
+        self._on_exit = on_exit
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start it; it listens a moment later."""
+        self._process = await self._spawn()
+        self._task = asyncio.create_task(self._keep(self._process), name="engine-process")
+
+    def kill(self) -> None:
+        """End it, however stuck it is; a new one is started."""
+        self._signal(SIGKILL)
+
+    async def aclose(self) -> None:
+        """Stop it, and do not start another. Idempotent."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self._task = None
+        if self._process is not None:
+            await self._stop(self._process)
+
+    async def _keep(self, process: asyncio.subprocess.Process) -> None:
+        delay = _FIRST_DELAY
+        while True:
+            started = asyncio.get_running_loop().time()
+            code = await process.wait()
+            log.error("engine.exited", code=code)
+            self._on_exit(code)
+            if asyncio.get_running_loop().time() - started > _LONGEST_DELAY:
+                delay = _FIRST_DELAY
+            await asyncio.sleep(delay)
+            delay = min(_LONGEST_DELAY, 2 * delay)
+            self._process = process = await self._spawn()
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+        return await asyncio.create_subprocess_exec(
+            *self._command,
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C is for us: requests in flight still need the engine
+        )
+
+    async def _stop(self, process: asyncio.subprocess.Process) -> None:
+        self._signal(SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), _STOP_LIMIT)
+        except TimeoutError:
+            self._signal(SIGKILL)
+            await process.wait()
+
+    def _signal(self, signum: int) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signum)
+
+
+def arguments(options: EngineOptions) -> list[str]:
+    """The command line that `engine.process` reads these options from."""
+    given: list[str] = []
+    for field in msgspec.structs.fields(EngineOptions):
+        flag, value = field.name.replace("_", "-"), getattr(options, field.name)
+        if isinstance(value, bool):
+            given.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            given += (f"--{flag}", str(value))
+    return given

@@ -1,0 +1,297 @@
+"""The worker's end of an engine: sequences go out, their outputs come back to whoever asked.
+
+One `EngineLink` for each engine and worker. It survives the engine: if that dies, it connects to the next one.
+Requests of which nothing was told yet are asked again there, once; the others end with an error. Nothing is generated
+for nobody: closing an `Exchange` cancels what it still waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import structlog
+
+from backends.base import Health
+from backends.native.channels import Channel, Connect
+from backends.native.messages import (
+    Cancel,
+    Failed,
+    FromEngine,
+    Loading,
+    Output,
+    Ping,
+    Pong,
+    Ready,
+    Step,
+    Submit,
+)
+from schemas.errors import BackendFailed, BackendUnavailable, GatewayError
+
+log = structlog.get_logger()
+
+_FIRST_DELAY, _LONGEST_DELAY = 0.05, 5.0
+"""Seconds between attempts to connect; each is twice the one before."""
+
+
+class Exchange:
+    """The sequences of one request, from submission to their ends.
+
+    What arrives waits here until it is taken, all at once, so that a slow taker gets few large batches. The tokens that
+    were asked for bound it.
+    """
+
+    def __init__(self, submits: Sequence[Submit], send: Callable[[Submit | Cancel], None]) -> None:
+        self.submits = submits
+        self._send = send
+        self._open = {submit.seq for submit in submits}
+        self._waiting: list[Output] = []
+        self._news = asyncio.Event()
+        self._error: GatewayError | None = None
+        self.taken = False
+        self.replayed = False
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether something is still to come."""
+        return bool(self._open)
+
+    async def outputs(self) -> list[Output]:
+        """All that came since the last call; waits until there is something.
+
+        Raises:
+            schemas.errors.BackendError: the engine is gone.
+        """
+        await self._news.wait()
+        if self._waiting:
+            self.taken = True
+            taken, self._waiting = self._waiting, []
+            if self._error is None:
+                self._news.clear()
+            return taken
+        assert self._error is not None
+        raise self._error
+
+    def cancel(self, seq: int) -> None:
+        """One sequence is not wanted any more."""
+        if seq in self._open:
+            self._open.discard(seq)
+            self._send(Cancel(seq))
+
+    def close(self) -> None:
+        """None of them is wanted any more."""
+        for seq in tuple(self._open):
+            self.cancel(seq)
+
+    def put(self, output: Output) -> None:
+        """Something arrived."""
+        if output.seq in self._open:
+            if output.reason is not None or output.error is not None:
+                self._open.discard(output.seq)
+            self._waiting.append(output)
+            self._news.set()
+
+    def submit(self) -> None:
+        """Ask for all of it."""
+        for submit in self.submits:
+            self._send(submit)
+
+    def rewind(self) -> None:
+        """Forget what arrived, to ask again."""
+        self.replayed = True
+        self._open = {submit.seq for submit in self.submits}
+        self._waiting.clear()
+        self._news.clear()
+
+    def fail(self, error: GatewayError) -> None:
+        """Nothing more will come."""
+        self._open.clear()
+        self._error = error
+        self._news.set()
+
+
+class EngineLink:
+    """Keeps the way to an engine open.
+
+    `ready` is what the engine says of itself, None while there is none. `pong` is its last answer to a ping.
+
+    Args:
+        connect: how to reach it.
+        heartbeat: seconds between pings.
+        hung_after: seconds of silence after which the engine is given up.
+        on_hung: told so, to kill it.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        *,
+        heartbeat: float = 1.0,
+        hung_after: float = 30.0,
+        on_hung: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._connect = connect
+        self._heartbeat = heartbeat
+        self._hung_after = hung_after
+        self._on_hung = on_hung
+        self._next_seq = 0
+        self._pings = count()
+        self._exchanges: dict[int, Exchange] = {}
+        self._channel: Channel | None = None
+        self._heard = 0.0
+        self._health = Health("loading")
+        self._decided = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.ready: Ready | None = None
+        self.pong: Pong | None = None
+
+    @property
+    def health(self) -> Health:
+        """The state now."""
+        return self._health
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody waits for anything."""
+        return bool(self._exchanges)
+
+    async def start(self) -> Ready:
+        """Connect, however long the engine takes to load.
+
+        Raises:
+            schemas.errors.BackendUnavailable: it says that it cannot load.
+        """
+        self._task = asyncio.create_task(self._run(), name="engine-link")
+        await self._decided.wait()
+        if self.ready is None:
+            raise BackendUnavailable(f"The engine did not start: {self._health.detail}.")
+        return self.ready
+
+    async def aclose(self) -> None:
+        """Give up the way, and what is still waited for. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+        self._fail_all(BackendUnavailable("The engine was stopped."))
+
+    def reserve(self, number: int) -> range:
+        """Sequence numbers nobody else uses."""
+        first, self._next_seq = self._next_seq, self._next_seq + number
+        return range(first, self._next_seq)
+
+    def submit(self, submits: Sequence[Submit]) -> Exchange:
+        """Ask for sequences, under reserved numbers; the exchange must be given to `release`.
+
+        Raises:
+            schemas.errors.BackendUnavailable: there is no engine now.
+        """
+        if self.ready is None:
+            raise BackendUnavailable("The engine is not ready.", retry_after=1.0)
+        exchange = Exchange(submits, self._send)
+        for submit in submits:
+            self._exchanges[submit.seq] = exchange
+        exchange.submit()
+        return exchange
+
+    def release(self, exchange: Exchange) -> None:
+        """Cancel what is unfinished, and forget it."""
+        exchange.close()
+        for submit in exchange.submits:
+            self._exchanges.pop(submit.seq, None)
+
+    def fail(self, why: str) -> None:
+        """The engine will not come up, for a reason that the operator should read."""
+        self._health = Health("failed", why)
+        self._decided.set()
+        self._fail_all(BackendUnavailable("The engine did not start again."))
+
+    async def _run(self) -> None:
+        delay = _FIRST_DELAY
+        while True:
+            if await self._session():
+                delay = _FIRST_DELAY
+            await asyncio.sleep(delay)
+            delay = min(_LONGEST_DELAY, 2 * delay)
+
+    async def _session(self) -> bool:
+        """Connect, and stay until the engine is gone; whether it was ever ready."""
+        lost = asyncio.Event()
+        try:
+            self._channel = await self._connect(self._deliver, lost.set)
+        except OSError:
+            return False
+        try:
+            await self._watch(lost)
+        finally:
+            channel, self._channel = self._channel, None
+            was_ready, self.ready = self.ready is not None, None
+            await channel.aclose()
+        if was_ready:
+            log.error("engine.lost", requests=len(self._waiting()))
+            self._health = Health("failed", "the engine is gone")
+            self._sort_out()
+        return was_ready
+
+    async def _watch(self, lost: asyncio.Event) -> None:
+        """Return once the engine is gone, or has been silent for too long."""
+        now = asyncio.get_running_loop().time
+        self._heard = now()
+        while not lost.is_set():
+            if self.ready is None:
+                self._heard = now()  # while it loads it may be silent
+            elif now() - self._heard > self._hung_after:
+                log.error("engine.hung", seconds=round(now() - self._heard, 1))
+                self._on_hung()
+                return
+            else:
+                self._send(Ping(next(self._pings)))
+            try:
+                await asyncio.wait_for(lost.wait(), self._heartbeat)
+            except TimeoutError:
+                continue
+
+    def _deliver(self, message: FromEngine) -> None:
+        self._heard = asyncio.get_running_loop().time()
+        match message:
+            case Step():
+                for output in message.outputs:
+                    if (exchange := self._exchanges.get(output.seq)) is not None:
+                        exchange.put(output)
+            case Pong():
+                self.pong = message
+            case Loading():
+                self._health = Health("loading", f"{message.what} {message.fraction:.0%}".strip())
+            case Ready():
+                self._welcome(message)
+            case Failed():
+                log.error("engine.failed", why=message.why)
+                self.fail(message.why)
+
+    def _welcome(self, ready: Ready) -> None:
+        self.ready = ready
+        self._health = Health("ready")
+        self._decided.set()
+        for exchange in self._waiting():
+            exchange.submit()
+
+    def _sort_out(self) -> None:
+        """The engine is gone: requests of which nobody took anything may be asked again, once; the others are lost."""
+        for exchange in self._waiting():
+            if exchange.taken or exchange.replayed:
+                exchange.fail(BackendFailed("The engine stopped while it was answering.", code="engine_dead"))
+            else:
+                exchange.rewind()
+
+    def _fail_all(self, error: GatewayError) -> None:
+        for exchange in self._waiting():
+            exchange.fail(error)
+
+    def _waiting(self) -> list[Exchange]:
+        """The unfinished exchanges, each once, in the order they came."""
+        return [exchange for exchange in dict.fromkeys(self._exchanges.values()) if exchange.unfinished]
+
+    def _send(self, message: Submit | Cancel | Ping) -> None:
+        if self._channel is not None:
+            self._channel.send(message)

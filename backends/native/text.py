@@ -1,0 +1,226 @@
+"""Prompts to token ids, and back: the model's tokenizer and chat template. The engine never sees text.
+
+Short texts are tokenised at once, long ones in a thread with a tokenizer of its own, because a tokenizer is not
+thread-safe and a text of megabytes takes seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, chain, pairwise
+from typing import Any, TypeVar
+
+from jinja2 import TemplateError
+from msgspec.structs import replace
+
+from backends.native.messages import Logprobs
+from backends.native.vocabulary import HfVocabulary
+from schemas.errors import InvalidRequest
+from schemas.ir import (
+    Message,
+    Prompt,
+    TextPart,
+    TextPrompt,
+    Token,
+    Tokens,
+    TokenSpan,
+    TokensPrompt,
+    Tool,
+    TopToken,
+)
+
+_LONG = 4096
+"""Characters from which a prompt is tokenised in the thread: about 4 ms of work."""
+
+T = TypeVar("T")
+
+
+class TextCodec:
+    """What a checkpoint says about text.
+
+    Args:
+        tokenizer: a `transformers.PreTrainedTokenizerBase`; not to be used by others any more.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._thread_tokenizer = copy.deepcopy(tokenizer)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._control = re.compile("|".join(map(re.escape, tokenizer.added_tokens_encoder)) or "(?!)")
+        self.vocabulary = HfVocabulary(tokenizer)
+
+    @classmethod
+    def load(cls, model: str) -> TextCodec:
+        """The codec of a checkpoint folder. Seconds: transformers is imported.
+
+        Raises:
+            OSError: there is no tokenizer.
+            ValueError: there is none that we know.
+        """
+        from transformers import AutoTokenizer
+
+        return cls(AutoTokenizer.from_pretrained(model, local_files_only=True))
+
+    def close(self) -> None:
+        """Free the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model can chat."""
+        return bool(self._tokenizer.chat_template)
+
+    async def encode(
+        self, prompt: Prompt, tools: tuple[Tool, ...] = (), *, truncate: int | None = None
+    ) -> tuple[int, ...]:
+        """The ids of a prompt, the last `truncate` of them.
+
+        Raises:
+            schemas.errors.InvalidRequest: the chat template refuses the messages.
+        """
+        if isinstance(prompt, TokensPrompt):
+            ids = prompt.ids
+        elif isinstance(prompt, TextPrompt):
+            ids = await self._run(len(prompt.text), lambda tokenizer: _encode(tokenizer, prompt.text))
+        else:
+            turns = [_turn(message) for message in prompt.messages]
+            said = "\0".join(_strings(turns))
+            sanitize = self._control.search(said) is not None
+            ids = await self._run(len(said), lambda tokenizer: _encode_chat(tokenizer, turns, tools, sanitize))
+        return ids[-truncate:] if truncate else ids
+
+    async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> Tokens:
+        """A prompt's tokens and where in its text they are; of chats and ids the text is put together from tokens."""
+        if isinstance(prompt, TextPrompt) and self._tokenizer.is_fast:
+            text = prompt.text
+            spans = await self._run(len(text), lambda tokenizer: _spans(tokenizer, text, add_special_tokens))
+            return Tokens(spans, text)
+        tokens = self.prompt_tokens(await self.encode(prompt))
+        edges = accumulate((len(token.text) for token in tokens), initial=0)
+        spans = tuple(
+            TokenSpan(token.id or 0, token.text, start, stop)
+            for token, (start, stop) in zip(tokens, pairwise(edges), strict=True)
+        )
+        return Tokens(spans, "".join(token.text for token in tokens))
+
+    def prompt_tokens(self, ids: Sequence[int], logprobs: Sequence[Logprobs] = ()) -> tuple[Token, ...]:
+        """A prompt's tokens, with what each adds to its text."""
+        detokenizer = self.vocabulary.detokenizer()
+        scores = [self.scores(found) for found in logprobs] or [(None, ())] * len(ids)
+        fed = (detokenizer.feed(id, *score) for id, score in zip(ids, scores, strict=True))
+        tokens = [*chain.from_iterable(fed), *detokenizer.close()]
+        if self.vocabulary.strips_first_space:
+            _strip_first_space(tokens)
+        return tuple(tokens)
+
+    def scores(self, found: Logprobs) -> tuple[float | None, tuple[TopToken, ...]]:
+        """The log-probabilities at a position, with text."""
+        top = zip(found.top_ids, found.top_logprobs, strict=True)
+        return found.logprob, tuple([self._top_token(id, logprob) for id, logprob in top])
+
+    def _top_token(self, id: int, logprob: float) -> TopToken:
+        entry = self.vocabulary.piece(id)
+        return TopToken(id, entry.text, logprob, None if entry.whole else entry.bytes)
+
+    async def _run(self, size: int, work: Callable[[Any], T]) -> T:
+        if size < _LONG:
+            return work(self._tokenizer)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._thread_tokenizer)
+
+
+def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer.encode(text))
+
+
+def _encode_chat(
+    tokenizer: Any, turns: list[dict[str, Any]], tools: tuple[Tool, ...], sanitize: bool
+) -> tuple[int, ...]:
+    """Render and tokenise; the names of control tokens in what people said stay text if `sanitize`."""
+    try:
+        ids = tokenizer.apply_chat_template(
+            _known_roles(turns, tokenizer.chat_template),
+            tools=[_function(tool) for tool in tools] or None,
+            add_generation_prompt=True,
+            sanitize_control_tokens=sanitize,
+            return_dict=False,
+        )
+    except (TemplateError, ValueError) as error:
+        raise InvalidRequest(f"The model's chat template refuses the messages: {error}", param="messages") from error
+    return tuple(ids)
+
+
+def _spans(tokenizer: Any, text: str, add_special_tokens: bool) -> tuple[TokenSpan, ...]:
+    found = tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=True)
+    return tuple(
+        TokenSpan(id, text[start:stop], start, stop)
+        for id, (start, stop) in zip(found["input_ids"], found["offset_mapping"], strict=True)
+    )
+
+
+def _turn(message: Message) -> dict[str, Any]:
+    """A message as chat templates know it. What is not there is None, which transformers leaves out."""
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call.arguments)}}
+        for call in message.tool_calls
+    ]
+    return {
+        "role": message.role,
+        "content": _content(message),
+        "name": message.name,
+        "tool_calls": calls or None,
+        "tool_call_id": message.tool_call_id,
+        "reasoning_content": message.reasoning,
+    }
+
+
+def _content(message: Message) -> str | list[dict[str, str]] | None:
+    """Text as one string, which every template takes; only with pictures the parts."""
+    content = message.content
+    if content is None or isinstance(content, str):
+        return content
+    if all(isinstance(part, TextPart) for part in content):
+        return "".join(part.text for part in content if isinstance(part, TextPart))
+    return [
+        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"} for part in content
+    ]
+
+
+def _arguments(text: str) -> Any:
+    """Templates expect what the JSON says, and write it as the model wants it; what is none stays as it is."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _known_roles(turns: list[dict[str, Any]], template: object) -> list[dict[str, Any]]:
+    """OpenAI's newer word for system, for templates that were written before it."""
+    if "developer" in str(template):
+        return turns
+    return [turn | {"role": "system"} if turn["role"] == "developer" else turn for turn in turns]
+
+
+def _function(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description or "", "parameters": tool.parameters or {}}
+    return {"type": "function", "function": function}
+
+
+def _strings(value: Any) -> list[str]:
+    """All strings in it, dict keys aside."""
+    if isinstance(value, str):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for each in inner for text in _strings(each)]
+
+
+def _strip_first_space(tokens: list[Token]) -> None:
+    for place, token in enumerate(tokens):
+        if not token.special and token.text:
+            if token.text.startswith(" "):
+                tokens[place] = replace(token, text=token.text[1:], bytes=token.bytes or token.text.encode())
+            return

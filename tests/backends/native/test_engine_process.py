@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from backends.native.engine.options import EngineOptions
+from backends.native.engine_process import EngineProcess, arguments
+from tests.backends.native.test_link import until
+
+NOTES = """
+import os, signal, sys, time
+with open(sys.argv[1], "a") as notes: notes.write(f"{os.getpid()}\\n")
+if sys.argv[2] == "stubborn": signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if sys.argv[2] == "broken": sys.exit(3)
+time.sleep(60)
+"""
+
+
+def process(notes: Path, kind: str, exits: list[int]) -> EngineProcess:
+    command = (sys.executable, "-c", NOTES, str(notes), kind)
+    return EngineProcess(EngineOptions("m"), notes.parent / "socket", exits.append, command)
+
+
+def pids(notes: Path) -> list[int]:
+    return [int(line) for line in notes.read_text().split()] if notes.exists() else []
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_it_runs_until_it_is_stopped(tmp_path: Path) -> None:
+    engine = process(tmp_path / "notes", "calm", exits := [])
+    await engine.start()
+    await until(lambda: bool(pids(tmp_path / "notes")))
+    (pid,) = pids(tmp_path / "notes")
+    await engine.aclose()
+    await engine.aclose()
+    assert not alive(pid)
+    assert exits == []
+
+
+async def test_it_is_started_again(tmp_path: Path) -> None:
+    engine = process(tmp_path / "notes", "calm", exits := [])
+    await engine.start()
+    await until(lambda: bool(pids(tmp_path / "notes")))
+    engine.kill()
+    await until(lambda: len(pids(tmp_path / "notes")) == 2)
+    assert exits == [-signal.SIGKILL]
+    await engine.aclose()
+    assert not any(map(alive, pids(tmp_path / "notes")))
+
+
+async def test_its_exit_is_told(tmp_path: Path) -> None:
+    engine = process(tmp_path / "notes", "broken", exits := [])
+    await engine.start()
+    await until(lambda: exits == [3])
+    await engine.aclose()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_stubborn_one_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backends.native.engine_process._STOP_LIMIT", 0.05)
+    engine = process(tmp_path / "notes", "stubborn", [])
+    await engine.start()
+    await until(lambda: bool(pids(tmp_path / "notes")))
+    await engine.aclose()
+    assert not any(map(alive, pids(tmp_path / "notes")))
+
+
+@pytest.mark.torch
+def test_the_engine_reads_its_arguments() -> None:
+    from backends.native.engine.process import parse
+
+    options = EngineOptions("folder", threads=2, kv_tokens=100, prefix_caching=False, tier="cache")
+    assert parse(["--socket", "s", *arguments(options)]) == (Path("s"), options)
