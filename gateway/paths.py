@@ -1,7 +1,7 @@
 """Path templates, and which of them a path matches.
 
 Our own, because Litestar's raw ASGI handlers cannot have path parameters (2.25 raises KeyError), its trie does not go
-back (`/serving-endpoints/{name}/invocations` is not found for an endpoint called `chat`, since `/serving-endpoints/chat`
+back (`/serving-endpoints/{name}/invocations` is not found for an endpoint called `chat`: `/serving-endpoints/chat`
 goes on elsewhere), and it matches after percent-decoding, so that a model's name could not hold a slash.
 """
 

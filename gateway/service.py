@@ -18,7 +18,7 @@ from gateway.auth import Keys
 from gateway.config import Config, Endpoint
 from gateway.metrics import Metrics
 from gateway.router import Router
-from schemas.errors import GatewayError
+from schemas.errors import BackendUnavailable, GatewayError
 from schemas.ir import Catalog, ModelCard, RequestCounts, ServedEntity
 
 log = structlog.get_logger()
@@ -67,6 +67,18 @@ class Service:
                 if health.status == status:
                     return Health(health.status, f"{name}: {health.detail or status}")
         return Health("ready")
+
+    def require_ready(self, backend: str) -> None:
+        """Let a request pass whose backend can answer.
+
+        Raises:
+            schemas.errors.BackendUnavailable: it cannot, yet or any more.
+        """
+        health = self._health[backend]
+        if health.status == "loading":
+            raise BackendUnavailable("The model is still loading.", retry_after=1.0)
+        if health.status == "failed":
+            raise BackendUnavailable("The model cannot be reached.")
 
     def new_id(self) -> str:
         """A request id nobody else has."""

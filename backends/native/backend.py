@@ -73,7 +73,7 @@ class NativeBackend:
         )
 
     async def start(self) -> None:
-        """Load the tokenizer, and wait until the engine has loaded the model.
+        """Load the tokenizer, and wait until the engine has loaded the model. If it failed, it may be tried again.
 
         Raises:
             schemas.errors.BackendUnavailable: one of them cannot be loaded.
@@ -151,8 +151,7 @@ class NativeBackend:
         return over_socket(str(socket))
 
     def _on_exit(self, code: int) -> None:
-        if self._link.ready is None:  # otherwise the link learns of it, and waits for the next engine
-            self._link.fail(f"the engine ended with exit code {code}")
+        self._link.abandon(f"the engine ended with exit code {code}")
 
     def _kill(self) -> None:
         if self._process is not None:

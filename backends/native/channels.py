@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from importlib import import_module
-from typing import Protocol
+from typing import Protocol, cast
 
 import structlog
 
@@ -55,9 +55,8 @@ class _Socket(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.pause_reading()  # until the connection was handed over
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its bases
+        self._transport.pause_reading()  # until the connection was handed over
 
     def begin(self) -> None:
         if self._transport is not None:

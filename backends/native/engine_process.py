@@ -18,8 +18,7 @@ log = structlog.get_logger()
 
 _ROOT = Path(__file__).resolve().parents[2]
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 10.0
-_STOP_LIMIT = 10.0
-"""Seconds that a step may take to end."""
+"""Seconds before it is started again; each time twice as many, until it ran for long."""
 
 
 class EngineProcess:
@@ -30,6 +29,7 @@ class EngineProcess:
         socket: where it listens.
         on_exit: told each time it ended by itself, with its exit code.
         command: how to start it; the arguments are appended.
+        stop_limit: seconds that its last step may take.
     """
 
     def __init__(
@@ -37,8 +37,11 @@ class EngineProcess:
         options: EngineOptions,
         socket: Path,
         on_exit: Callable[[int], None],
+        *,
         command: tuple[str, ...] = (sys.executable, "-m", "backends.native.engine.process"),
+        stop_limit: float = 10.0,
     ) -> None:
+        self._stop_limit = stop_limit
         self._command = (*command, "--socket", str(socket), *arguments(options))
         self._on_exit = on_exit
         self._process: asyncio.subprocess.Process | None = None
@@ -88,7 +91,7 @@ class EngineProcess:
     async def _stop(self, process: asyncio.subprocess.Process) -> None:
         self._signal(SIGTERM)
         try:
-            await asyncio.wait_for(process.wait(), _STOP_LIMIT)
+            await asyncio.wait_for(process.wait(), self._stop_limit)
         except TimeoutError:
             self._signal(SIGKILL)
             await process.wait()

@@ -15,100 +15,14 @@ import structlog
 
 from backends.base import Health
 from backends.native.channels import Channel, Connect
-from backends.native.messages import (
-    Cancel,
-    Failed,
-    FromEngine,
-    Loading,
-    Output,
-    Ping,
-    Pong,
-    Ready,
-    Step,
-    Submit,
-)
+from backends.native.exchange import Exchange
+from backends.native.messages import Failed, FromEngine, Loading, Ping, Pong, Ready, Step, Submit, ToEngine
 from schemas.errors import BackendFailed, BackendUnavailable, GatewayError
 
 log = structlog.get_logger()
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 5.0
 """Seconds between attempts to connect; each is twice the one before."""
-
-
-class Exchange:
-    """The sequences of one request, from submission to their ends.
-
-    What arrives waits here until it is taken, all at once, so that a slow taker gets few large batches. The tokens that
-    were asked for bound it.
-    """
-
-    def __init__(self, submits: Sequence[Submit], send: Callable[[Submit | Cancel], None]) -> None:
-        self.submits = submits
-        self._send = send
-        self._open = {submit.seq for submit in submits}
-        self._waiting: list[Output] = []
-        self._news = asyncio.Event()
-        self._error: GatewayError | None = None
-        self.taken = False
-        self.replayed = False
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether something is still to come."""
-        return bool(self._open)
-
-    async def outputs(self) -> list[Output]:
-        """All that came since the last call; waits until there is something.
-
-        Raises:
-            schemas.errors.BackendError: the engine is gone.
-        """
-        await self._news.wait()
-        if self._waiting:
-            self.taken = True
-            taken, self._waiting = self._waiting, []
-            if self._error is None:
-                self._news.clear()
-            return taken
-        assert self._error is not None
-        raise self._error
-
-    def cancel(self, seq: int) -> None:
-        """One sequence is not wanted any more."""
-        if seq in self._open:
-            self._open.discard(seq)
-            self._send(Cancel(seq))
-
-    def close(self) -> None:
-        """None of them is wanted any more."""
-        for seq in tuple(self._open):
-            self.cancel(seq)
-
-    def put(self, output: Output) -> None:
-        """Something arrived."""
-        if output.seq in self._open:
-            if output.reason is not None or output.error is not None:
-                self._open.discard(output.seq)
-            self._waiting.append(output)
-            self._news.set()
-
-    def submit(self) -> None:
-        """Ask for all of it."""
-        for submit in self.submits:
-            self._send(submit)
-
-    def rewind(self) -> None:
-        """Forget what arrived, to ask again."""
-        self.replayed = True
-        self._open = {submit.seq for submit in self.submits}
-        self._waiting.clear()
-        self._news.clear()
-
-    def fail(self, error: GatewayError) -> None:
-        """Nothing more will come."""
-        self._open.clear()
-        self._error = error
-        self._news.set()
 
 
 class EngineLink:
@@ -157,11 +71,13 @@ class EngineLink:
         return bool(self._exchanges)
 
     async def start(self) -> Ready:
-        """Connect, however long the engine takes to load.
+        """Connect, however long the engine takes to load. May be called again after it failed and was closed.
 
         Raises:
             schemas.errors.BackendUnavailable: it says that it cannot load.
         """
+        self._health = Health("loading")
+        self._decided.clear()
         self._task = asyncio.create_task(self._run(), name="engine-link")
         await self._decided.wait()
         if self.ready is None:
@@ -201,8 +117,12 @@ class EngineLink:
         for submit in exchange.submits:
             self._exchanges.pop(submit.seq, None)
 
-    def fail(self, why: str) -> None:
-        """The engine will not come up, for a reason that the operator should read."""
+    def abandon(self, why: str) -> None:
+        """The engine that `start` waits for will not come up; later it is waited for."""
+        if not self._decided.is_set():
+            self._fail(why)
+
+    def _fail(self, why: str) -> None:
         self._health = Health("failed", why)
         self._decided.set()
         self._fail_all(BackendUnavailable("The engine did not start again."))
@@ -267,7 +187,7 @@ class EngineLink:
                 self._welcome(message)
             case Failed():
                 log.error("engine.failed", why=message.why)
-                self.fail(message.why)
+                self._fail(message.why)
 
     def _welcome(self, ready: Ready) -> None:
         self.ready = ready
@@ -292,6 +212,6 @@ class EngineLink:
         """The unfinished exchanges, each once, in the order they came."""
         return [exchange for exchange in dict.fromkeys(self._exchanges.values()) if exchange.unfinished]
 
-    def _send(self, message: Submit | Cancel | Ping) -> None:
+    def _send(self, message: ToEngine) -> None:
         if self._channel is not None:
             self._channel.send(message)

@@ -134,7 +134,7 @@ class TextCodec:
 
 
 def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
-    return tuple(tokenizer.encode(text))
+    return tuple(tokenizer.encode(text, verbose=False))  # too long is not the tokenizer's to say
 
 
 def _encode_chat(
@@ -148,6 +148,7 @@ def _encode_chat(
             add_generation_prompt=True,
             sanitize_control_tokens=sanitize,
             return_dict=False,
+            tokenizer_kwargs={"verbose": False},
         )
     except (TemplateError, ValueError) as error:
         raise InvalidRequest(f"The model's chat template refuses the messages: {error}", param="messages") from error

@@ -62,7 +62,7 @@ def codec() -> Any:
 
 @pytest.fixture
 async def engine(codec: Any) -> FakeEngine:
-    ids = [id for id in codec._tokenizer.encode(ANSWER)]
+    ids = list(codec._tokenizer.encode(ANSWER))
 
     def answer(submit: Submit) -> Iterator[int]:
         return cycle(ids) if not submit.eos_token_ids else iter(ids)
@@ -327,6 +327,7 @@ async def test_an_engine_without_room(backend: NativeBackend, engine: FakeEngine
     engine.auto = False
     task = asyncio.create_task(laws.collect(backend.generate(request(n=2))))
     await until(lambda: len(engine.running) == 2)
+    del engine.running[1, 1]
     engine.tell(1, Step((Output(1, error="full", overloaded=True),)))
     with pytest.raises(Overloaded) as raised:
         await task
@@ -368,6 +369,10 @@ async def test_a_model_that_cannot_load() -> None:
     assert not engine.connections
     with pytest.raises(BackendUnavailable):
         await laws.collect(backend.generate(request()))
+    engine.greeting = None
+    await backend.start()
+    assert (await ask(backend, request(stopping=Stopping(max_new_tokens=2)))).choices[0].generated == 2
+    await backend.aclose()
 
 
 async def test_a_folder_without_a_tokenizer(tmp_path: Any) -> None:

@@ -23,7 +23,8 @@ time.sleep(60)
 
 def process(notes: Path, kind: str, exits: list[int]) -> EngineProcess:
     command = (sys.executable, "-c", NOTES, str(notes), kind)
-    return EngineProcess(EngineOptions("m"), notes.parent / "socket", exits.append, command)
+    socket = notes.parent / "socket"
+    return EngineProcess(EngineOptions("m"), socket, exits.append, command=command, stop_limit=0.2)
 
 
 def pids(notes: Path) -> list[int]:
@@ -68,8 +69,7 @@ async def test_its_exit_is_told(tmp_path: Path) -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_stubborn_one_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backends.native.engine_process._STOP_LIMIT", 0.05)
+async def test_a_stubborn_one_is_killed(tmp_path: Path) -> None:
     engine = process(tmp_path / "notes", "stubborn", [])
     await engine.start()
     await until(lambda: bool(pids(tmp_path / "notes")))

@@ -8,7 +8,8 @@ import pytest
 
 from backends.base import Health
 from backends.native.channels import over_socket
-from backends.native.link import EngineLink, Exchange
+from backends.native.exchange import Exchange
+from backends.native.link import EngineLink
 from backends.native.messages import Failed, Loading, Output, Step, Submit
 from schemas.errors import BackendFailed, BackendUnavailable
 from schemas.ir import FinishReason
@@ -175,6 +176,19 @@ async def test_an_engine_that_cannot_load(engine: FakeEngine) -> None:
         await link.start()
     await link.aclose()
     await link.aclose()
+
+
+async def test_an_engine_that_never_came_up_is_abandoned(engine: FakeEngine, link: EngineLink) -> None:
+    engine.up = False
+    waiting = EngineLink(engine.connect)
+    starting = asyncio.create_task(waiting.start())
+    await asyncio.sleep(0)
+    waiting.abandon("exit code 1")
+    with pytest.raises(BackendUnavailable, match="exit code 1"):
+        await starting
+    await waiting.aclose()
+    link.abandon("exit code 1")
+    assert link.health == Health("ready"), "one that did comes again"
 
 
 async def test_a_silent_engine_is_given_up() -> None:

@@ -1,0 +1,175 @@
+"""What the gateway itself costs: CPU seconds of its processes over requests and chunks, against the scripted backend.
+
+    python -m benchmarks.gateway [--requests 3000] [--connections 16]
+
+Starts the real server on a free port and drives it over keep-alive connections from this process. Authentication, the log
+line and metrics are on. CPU time, not latency: these figures hold on a noisy machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+CONFIG = """
+[server]
+keys_env = "BENCH_KEY"
+[backends.scripted]
+kind = "scripted"
+[backends.scripted.scripts]
+whole = { texts = ["The quick brown fox jumps over the lazy dog."] }
+single = { texts = ["The quick brown fox jumps over the lazy dog."], repeat = 20 }
+bursts = { texts = ["The quick brown fox jumps over the lazy dog."], repeat = 20, burst = 10 }
+""" + "".join(
+    f'[endpoints.{name}]\nserved_entities = [{{ name = "{name}", backend = "scripted" }}]\n'
+    for name in ("whole", "single", "bursts")
+)
+KEY = "bench"
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--connections", type=int, default=16)
+    given = parser.parse_args()
+    with server() as (pid, port):
+        asyncio.run(drive(port, "whole", 300, given.connections, stream=False))  # warm up
+        for protocol in BODIES:
+            cpu, done, _ = measure(pid, port, "whole", given.requests, given.connections, protocol, stream=False)
+            print(f"{protocol:12} whole answer         {cpu / done * 1e3:7.3f} ms CPU per request")
+        for protocol in BODIES:
+            for model, what in (("single", "one at a time"), ("bursts", "ten at a time")):
+                requests = max(1, given.requests // 20)
+                cpu, done, chunks = measure(pid, port, model, requests, given.connections, protocol, stream=True)
+                print(
+                    f"{protocol:12} chunks {what:14} {cpu / chunks * 1e6:6.1f} µs CPU per chunk"
+                    f"  ({chunks // done} chunks a stream)"
+                )
+
+
+def measure(
+    pid: int, port: int, model: str, requests: int, connections: int, protocol: str, *, stream: bool
+) -> tuple[float, int, int]:
+    """CPU seconds that the server took for `requests` requests, how many there were, and their chunks."""
+    before = cpu_seconds(pid)
+    chunks = asyncio.run(drive(port, model, requests, connections, protocol, stream=stream))
+    return cpu_seconds(pid) - before, requests, chunks
+
+
+def _openai(model: str, stream: bool) -> tuple[str, str]:
+    flag = "true" if stream else "false"
+    message = '[{"role":"user","content":"What is the capital of France?"}]'
+    return "/v1/chat/completions", f'{{"model":"{model}","messages":{message},"stream":{flag}}}'
+
+
+def _triton(model: str, stream: bool) -> tuple[str, str]:
+    call = "generate_stream" if stream else "generate"
+    return f"/v2/models/{model}/{call}", '{"text_input":"What?","parameters":{"max_tokens":2000}}'
+
+
+def _databricks(model: str, stream: bool) -> tuple[str, str]:
+    _, body = _openai(model, stream)
+    return f"/serving-endpoints/{model}/invocations", body
+
+
+BODIES = {"openai": _openai, "databricks": _databricks, "triton": _triton}
+
+
+async def drive(
+    port: int, model: str, requests: int, connections: int, protocol: str = "openai", *, stream: bool
+) -> int:
+    """Send `requests` requests over `connections` connections; returns the number of events read."""
+    path, body = BODIES[protocol](model, stream)
+    head = f"POST {path} HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {KEY}\r\ncontent-type: application/json\r\n"
+    request = f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
+    shares = [requests // connections + (index < requests % connections) for index in range(connections)]
+    return sum(await asyncio.gather(*(_client(port, request, share) for share in shares)))
+
+
+async def _client(port: int, request: bytes, count: int) -> int:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
+    events = 0
+    for _ in range(count):
+        writer.write(request)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        if not head.startswith(b"http/1.1 200"):
+            raise RuntimeError(head.decode())
+        if b"content-length" in head:
+            await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
+        else:
+            events += await _chunks(reader)
+    writer.close()
+    return events
+
+
+async def _chunks(reader: asyncio.StreamReader) -> int:
+    events = 0
+    while size := int(await reader.readline(), 16):
+        events += (await reader.readexactly(size + 2)).count(b"data: ")
+    await reader.readline()
+    return events
+
+
+@contextmanager
+def server() -> Iterator[tuple[int, int]]:
+    """The real server; yields its process id and port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder, "gateway.toml")
+        config.write_text(CONFIG)
+        with Path(folder, "log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), "--port", str(port)],
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"BENCH_KEY": KEY},
+            )
+        try:
+            _wait(port)
+            yield process.pid, port
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(30)
+
+
+def _wait(port: int) -> None:
+    for _ in range(600):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready"):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.05)
+    raise RuntimeError("the server did not get ready")
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and its descendants."""
+    ticks = 0
+    for process in [pid, *_descendants(pid)]:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _descendants(pid: int) -> list[int]:
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [*children, *(below for child in children for below in _descendants(child))]
+
+
+if __name__ == "__main__":
+    main()

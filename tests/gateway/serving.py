@@ -1,0 +1,64 @@
+"""A gateway over scripted models, in this process: as an application, or behind uvicorn on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import uvicorn
+from litestar import Litestar
+
+from backends.scripted import ScriptedBackend
+from gateway.app import create_app
+from gateway.config import Config, Endpoint, ServedEntity, ServerSection
+
+
+def config(*models: str, server: ServerSection | None = None) -> Config:
+    """Endpoints named like the scripted models that answer them."""
+    endpoints = {
+        name: Endpoint(served_entities=(ServedEntity(name=f"{name}-1", backend="s", model=name),)) for name in models
+    }
+    return Config(server=server or ServerSection(), backends={"s": {"kind": "scripted"}}, endpoints=endpoints)
+
+
+@asynccontextmanager
+async def running(app: Litestar) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the application, without sockets."""
+    async with app.lifespan():
+        await ready(app)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            yield client
+
+
+@asynccontextmanager
+async def listening(app: Litestar) -> AsyncIterator[int]:
+    """The application behind uvicorn; yields its port."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    settings = uvicorn.Config(app, http="httptools", lifespan="on", log_config=None, access_log=False)
+    server = uvicorn.Server(settings)
+    serving = asyncio.create_task(server._serve([listener]))
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(0.01)
+    await ready(app)
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def ready(app: Litestar) -> None:
+    """Return once every backend says so."""
+    while app.state.service.health.status != "ready":  # noqa: ASYNC110 - a poll is what health is for
+        await asyncio.sleep(0.005)
+
+
+def scripted(*models: str, server: ServerSection | None = None) -> tuple[Litestar, ScriptedBackend]:
+    """An application and the one backend behind it."""
+    backend = ScriptedBackend("s")
+    return create_app(config(*models, server=server), {"s": backend}), backend

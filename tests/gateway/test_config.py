@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config import BUNDLED, ConfigError, default, load, parse
+
+GOOD = """\
+[backends.local]
+kind = "native"
+model = "./models/llama"
+[backends.other]
+kind = "scripted"
+
+[endpoints.chat]
+task = "chat"
+served_entities = [
+  { name = "current",    backend = "local", traffic_percentage = 90 },
+  { name = "challenger", backend = "other", model = "llama-3", traffic_percentage = 10 },
+]
+"""
+
+
+def test_a_file_is_read() -> None:
+    config = parse(GOOD)
+    current, challenger = config.endpoints["chat"].served_entities
+    assert (current.traffic_percentage, current.model) == (90, None)
+    assert (challenger.backend, challenger.model) == ("other", "llama-3")
+    assert config.backends["local"] == {"kind": "native", "model": "./models/llama"}
+    assert config.server.port == 8000
+
+
+WRONG = {
+    GOOD.replace("[backends.local]", "[backends.local"): "1: ",
+    GOOD.replace('task = "chat"', 'tassk = "chat"'): "8: endpoints[...].tassk: unknown field; did you mean 'task'?",
+    GOOD.replace('task = "chat"', 'task = "chess"'): "8: endpoints[...].task: Invalid enum value 'chess'",
+    GOOD.replace("= 90", "= 80"): "7: endpoints.chat: traffic percentages add up to 90, not 100",
+    GOOD.replace('backend = "local"', 'backend = "locl"'): (
+        "7: endpoints.chat.current: no backend is called 'locl'; did you mean 'local'?"
+    ),
+    GOOD.replace('name = "challenger"', 'name = "current"'): (
+        "7: endpoints.chat: two served entities have the same name"
+    ),
+    GOOD.replace('kind = "native"\n', ""): "1: backends.local: `kind` is missing",
+    GOOD + '[server]\nport = "80"\n': "14: server.port: Expected `int`, got `str`",
+    GOOD + "[server.limits]\nmax_bodyy = 1\n": "14: server.limits.max_bodyy: unknown field; did you mean 'max_body'?",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG.items(), ids=range(len(WRONG)))
+def test_what_is_wrong_is_said_with_its_line(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse(text)
+    assert str(error.value).startswith(message)
+
+
+def test_the_files_name_comes_first(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.toml"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(path)
+    path.write_text("x = 1\n")
+    with pytest.raises(ConfigError) as error:
+        load(path)
+    assert str(error.value).startswith(f"{path}:1: x: unknown field")
+
+
+def test_without_a_file_a_folder_or_the_bundled_model_is_served(tmp_path: Path) -> None:
+    assert list(default().endpoints) == [BUNDLED]
+    assert default().backends == {"local": {"kind": "native"}}
+    checkpoint = default(str(tmp_path / "llama"))
+    assert list(checkpoint.endpoints) == ["llama"]
+    assert checkpoint.backends["local"]["model"] == str(tmp_path / "llama")

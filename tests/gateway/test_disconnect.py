@@ -1,0 +1,69 @@
+"""A client that leaves frees its work at once, whatever it waited for; nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from time import monotonic
+
+import pytest
+
+from .serving import listening, scripted
+
+MODELS = ("hang", "hang-after-2", "slow", "echo")
+LIMIT = 0.1
+
+
+def request(model: str, stream: bool) -> bytes:
+    body = json.dumps({"text_input": "one two three four five six seven eight nine ten"}).encode()
+    path = f"/v2/models/{model}/generate{'_stream' if stream else ''}"
+    return b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
+
+
+async def until(condition, limit: float) -> float:
+    """Seconds until the condition held."""
+    began = monotonic()
+    while not condition():
+        assert monotonic() - began < limit, "it never came to hold"
+        await asyncio.sleep(0.001)
+    return monotonic() - began
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("model", ["hang", "hang-after-2"])
+async def test_leaving_frees_the_work(model: str, stream: bool) -> None:
+    app, backend = scripted(*MODELS)
+    async with listening(app) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request(model, stream))
+        await until(lambda: backend.active == 1, 5)
+        await asyncio.sleep(0.05)
+        writer.close()
+        await until(lambda: backend.active == 0, 5)
+        assert backend.cancelled == 1
+        await until(lambda: app.state.service.running == 0, 5)
+
+
+async def test_a_thousand_random_disconnects_leave_nothing() -> None:
+    app, backend = scripted(*MODELS)
+    chance = random.Random(7)
+    async with listening(app) as port:
+
+        async def visit() -> None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            data = request(chance.choice(MODELS), chance.random() < 0.5)
+            writer.write(data[: chance.randint(1, len(data))] if chance.random() < 0.2 else data)
+            await asyncio.sleep(chance.random() * 0.03)
+            if chance.random() < 0.3:
+                with_timeout = asyncio.wait_for(reader.read(100), 0.01)
+                await asyncio.gather(with_timeout, return_exceptions=True)
+            (writer.transport.abort if chance.random() < 0.5 else writer.close)()
+
+        tasks, files = len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))
+        for _ in range(20):
+            await asyncio.gather(*(visit() for _ in range(50)))
+        service = app.state.service
+        await until(lambda: backend.active == 0 and service.running == 0, 10)
+        await until(lambda: len(asyncio.all_tasks()) <= tasks and len(os.listdir("/proc/self/fd")) <= files, 10)
