@@ -21,11 +21,11 @@ check: $(VENV)/.checked  ## format, lint, types, import contracts, and all tests
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 -m "not torch and not clients and not slow"
+	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 -m "not torch and not slow" --ignore tests/clients
 
 test: check $(CLIENTS)/.installed  ## the whole suite
-	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 --dist loadfile -m "(torch or slow) and not clients"
-	$(TEST_ENV) $(VENV)/bin/pytest -q -m clients
+	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 --dist loadfile -m "torch or slow" --ignore tests/clients
+	$(TEST_ENV) $(VENV)/bin/pytest -q tests/clients/test_huggingface_hub.py
 	$(TEST_ENV) INTERLINGUA_GATEWAY=$(VENV)/bin/gateway $(CLIENTS)/bin/python -m pytest -q -c tests/clients/pytest.ini tests/clients
 
 format: $(VENV)/.checked  ## rewrite the code in the project's format

@@ -34,8 +34,8 @@ class Route(msgspec.Struct, frozen=True):
     """One method on one path template (`/v2/models/{model}/generate`, `{model:path}` where slashes may occur).
 
     `kind` says what `decode` returns for it: a request to run, or nothing to run (`describe`).
-    `body` and `answer` are wire structs for the OpenAPI document; `example` is a body to try it with, in which "{model}"
-    stands for the model's name.
+    `body` and `answer` are wire structs for the OpenAPI document; `example` is a body to try it with, in which
+    "{model}" stands for the model's name.
     """
 
     method: Literal["GET", "POST"]

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gateway [--requests 3000] [--connections 16]
 
-Starts the real server on a free port and drives it over keep-alive connections from this process. Authentication, the log
-line and metrics are on. CPU time, not latency: these figures hold on a noisy machine.
+Starts the real server on a free port and drives it over keep-alive connections from this process. Authentication, the
+log line and metrics are on. CPU time, not latency: these figures hold on a noisy machine.
 """
 
 from __future__ import annotations
