@@ -25,7 +25,7 @@ check: $(VENV)/.checked  ## format, lint, types, import contracts, and all tests
 
 test: check $(CLIENTS)/.installed  ## the whole suite
 	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 --dist loadfile -m "torch or slow" --ignore tests/clients
-	$(TEST_ENV) $(VENV)/bin/pytest -q tests/clients/test_huggingface_hub.py
+	$(TEST_ENV) $(VENV)/bin/pytest -q tests/clients/test_huggingface_hub.py tests/clients/test_openai.py
 	$(TEST_ENV) INTERLINGUA_GATEWAY=$(VENV)/bin/gateway $(CLIENTS)/bin/python -m pytest -q -c tests/clients/pytest.ini tests/clients
 
 format: $(VENV)/.checked  ## rewrite the code in the project's format

@@ -35,7 +35,7 @@ class Route(msgspec.Struct, frozen=True):
 
     `kind` says what `decode` returns for it: a request to run, or nothing to run (`describe`).
     `body` and `answer` are wire structs for the OpenAPI document; `example` is a body to try it with, in which
-    "{model}" stands for the model's name.
+    "{model}" stands for the model's name. `open` routes want no key.
     """
 
     method: Literal["GET", "POST"]
@@ -47,6 +47,7 @@ class Route(msgspec.Struct, frozen=True):
     answer: Any = None
     streams: bool = False
     example: Any = None
+    open: bool = False
 
 
 class Call(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 
 def test_every_protocol_is_registered_and_complete() -> None:
     found = {point.name: point.load() for point in entry_points(group="gateway.adapters")}
-    assert set(found) >= {"tgi", "triton"}
+    assert set(found) >= {"tgi", "openai", "databricks", "triton"}
     for name, adapter in found.items():
         assert isinstance(adapter, Adapter)
         assert adapter.name == name
@@ -32,7 +32,7 @@ def test_every_protocol_is_registered_and_complete() -> None:
 
 def test_importing_an_adapter_brings_no_io() -> None:
     heavy = ("asyncio", "httpx", "litestar", "torch", "transformers", "structlog")
-    adapters = ", ".join(f"adapters.{name}" for name in ("tgi", "triton"))
+    adapters = ", ".join(f"adapters.{name}" for name in ("tgi", "openai", "databricks", "triton"))
     script = f"import sys, {adapters}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"

@@ -35,7 +35,16 @@ class TgiServer:
             answer=list[_WHOLE],
             streams=True,
         ),
-        Route("POST", "/generate", "generate", "generate", "Generate tokens", body=wire.GenerateRequest, answer=_WHOLE),
+        Route(
+            "POST",
+            "/generate",
+            "generate",
+            "generate",
+            "Generate tokens",
+            body=wire.GenerateRequest,
+            answer=_WHOLE,
+            example={"inputs": "The capital of France is", "parameters": {"max_new_tokens": 20}},
+        ),
         Route(
             "POST",
             "/generate_stream",

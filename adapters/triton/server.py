@@ -41,7 +41,11 @@ def _both(
     yield Route(method, f"{_MODEL}/versions/{{version}}{path}", f"{name}_version", kind, summary, **described)
 
 
-_GENERATE = {"body": GenerateRequest, "answer": GenerateResponse}
+_GENERATE = {
+    "body": GenerateRequest,
+    "answer": GenerateResponse,
+    "example": {"text_input": "The capital of France is", "parameters": {"max_tokens": 20}},
+}
 
 ROUTES = (
     *_both("POST", "/generate", "generate", "generate", "Generate text, one response", **_GENERATE),
@@ -50,8 +54,8 @@ ROUTES = (
     ),
     *_both("POST", "/infer", "infer", "generate", "Infer on tensors", body=InferRequest, answer=InferResponse),
     Route("GET", "/v2", "server", "describe", "Server metadata", answer=ServerMetadata),
-    Route("GET", "/v2/health/live", "live", "describe", "Whether the server runs"),
-    Route("GET", "/v2/health/ready", "ready", "describe", "Whether every model can answer"),
+    Route("GET", "/v2/health/live", "live", "describe", "Whether the server runs", open=True),
+    Route("GET", "/v2/health/ready", "ready", "describe", "Whether every model can answer", open=True),
     Route("GET", "/v2/models/stats", "all_stats", "describe", "Statistics of all models", answer=Statistics),
     *_both("GET", "", "model", "describe", "Model metadata", answer=ModelMetadata),
     *_both("GET", "/ready", "model_ready", "describe", "Whether the model can answer"),

@@ -189,5 +189,5 @@ def _check_ids(prompt: tuple[int, ...], request: Generate, vocab_size: int) -> N
     """Refuse ids that no token has, under the names that clients give them."""
     biased = tuple(id for id, _ in request.sampling.logit_bias)
     for param, ids in (("prompt", prompt), ("logit_bias", biased), ("stop_token_ids", request.stopping.stop_token_ids)):
-        if any(not 0 <= id < vocab_size for id in ids):
+        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             raise InvalidRequest(f"Token ids in {param} must be from 0 to {vocab_size - 1}.", param=param)

@@ -15,7 +15,7 @@ import msgspec
 from backends.base import Capabilities, Feature, Health
 from backends.native.answer import Answer
 from backends.native.channels import Connect, in_process, over_socket
-from backends.native.engine_process import EngineProcess
+from backends.native.engine_process import EngineProcess, engine_command
 from backends.native.link import EngineLink
 from backends.native.messages import Ready
 from backends.native.options import NativeOptions
@@ -71,6 +71,19 @@ class NativeBackend:
             hung_after=self._options.hung_after,
             on_hung=self._kill,
         )
+
+    @staticmethod
+    def engine_command(options: Mapping[str, Any], socket: Path) -> list[str] | None:
+        """How to start the engine that these options ask for, for whoever runs one for several workers.
+
+        They are then given `socket` among their options. None if no engine process is to be started.
+
+        Raises:
+            msgspec.ValidationError: the options are wrong.
+        """
+        given = msgspec.convert(options, NativeOptions)
+        shared = given.engine == "process" and given.socket is None
+        return engine_command(given.engine_options, socket) if shared else None
 
     async def start(self) -> None:
         """Load the tokenizer, and wait until the engine has loaded the model. If it failed, it may be tried again.
@@ -147,7 +160,7 @@ class NativeBackend:
             return in_process(options.engine_options)
         self._folder = Path(tempfile.gettempdir(), f"engine-{secrets.token_hex(8)}")
         socket = self._folder / "socket"
-        self._process = EngineProcess(options.engine_options, socket, self._on_exit)
+        self._process = EngineProcess(engine_command(options.engine_options, socket), self._on_exit)
         return over_socket(str(socket))
 
     def _on_exit(self, code: int) -> None:

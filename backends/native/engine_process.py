@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 
@@ -25,25 +26,15 @@ class EngineProcess:
     """Keeps an engine running.
 
     Args:
-        options: what to run.
-        socket: where it listens.
+        command: how to start it.
         on_exit: told each time it ended by itself, with its exit code.
-        command: how to start it; the arguments are appended.
         stop_limit: seconds that its last step may take.
     """
 
-    def __init__(
-        self,
-        options: EngineOptions,
-        socket: Path,
-        on_exit: Callable[[int], None],
-        *,
-        command: tuple[str, ...] = (sys.executable, "-m", "backends.native.engine.process"),
-        stop_limit: float = 10.0,
-    ) -> None:
-        self._stop_limit = stop_limit
-        self._command = (*command, "--socket", str(socket), *arguments(options))
+    def __init__(self, command: list[str], on_exit: Callable[[int], None], *, stop_limit: float = 10.0) -> None:
+        self._command = command
         self._on_exit = on_exit
+        self._stop_limit = stop_limit
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -97,17 +88,18 @@ class EngineProcess:
             await process.wait()
 
     def _signal(self, signum: int) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(signum)
+        if self._process is not None:
+            with suppress(ProcessLookupError):  # it has just ended
+                self._process.send_signal(signum)
 
 
-def arguments(options: EngineOptions) -> list[str]:
-    """The command line that `engine.process` reads these options from."""
-    given: list[str] = []
+def engine_command(options: EngineOptions, socket: Path) -> list[str]:
+    """How an engine is started that listens on `socket`; `engine.process` reads the options back."""
+    command = [sys.executable, "-m", "backends.native.engine.process", "--socket", str(socket)]
     for field in msgspec.structs.fields(EngineOptions):
         flag, value = field.name.replace("_", "-"), getattr(options, field.name)
         if isinstance(value, bool):
-            given.append(f"--{flag}" if value else f"--no-{flag}")
+            command.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            given += (f"--{flag}", str(value))
-    return given
+            command.append(f"--{flag}={value}")
+    return command

@@ -53,7 +53,7 @@ class EngineLink:
         self._pings = count()
         self._exchanges: dict[int, Exchange] = {}
         self._channel: Channel | None = None
-        self._heard = 0.0
+        self._unheard = 0
         self._health = Health("loading")
         self._decided = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -155,17 +155,18 @@ class EngineLink:
         return was_ready
 
     async def _watch(self, lost: asyncio.Event) -> None:
-        """Return once the engine is gone, or has been silent for too long."""
-        now = asyncio.get_running_loop().time
-        self._heard = now()
+        """Return once the engine is gone, or has been silent for too long.
+
+        Silence is counted in pings, not seconds, so that a pause of our own is not taken for one of the engine's.
+        """
+        self._unheard = 0
         while not lost.is_set():
-            if self.ready is None:
-                self._heard = now()  # while it loads it may be silent
-            elif now() - self._heard > self._hung_after:
-                log.error("engine.hung", seconds=round(now() - self._heard, 1))
-                self._on_hung()
-                return
-            else:
+            if self.ready is not None:  # while it loads it may be silent
+                self._unheard += 1
+                if self._unheard * self._heartbeat > self._hung_after:
+                    log.error("engine.hung", seconds=self._hung_after)
+                    self._on_hung()
+                    return
                 self._send(Ping(next(self._pings)))
             try:
                 await asyncio.wait_for(lost.wait(), self._heartbeat)
@@ -173,7 +174,7 @@ class EngineLink:
                 continue
 
     def _deliver(self, message: FromEngine) -> None:
-        self._heard = asyncio.get_running_loop().time()
+        self._unheard = 0
         match message:
             case Step():
                 for output in message.outputs:

@@ -60,7 +60,7 @@ def _take(builder: ChoiceBuilder, act: Act, top: int | None, tokenizer: ToyToken
 def _reason(act: Act, generated: int, limit: int, request: Generate) -> FinishReason | None:
     id = act if isinstance(act, int) else act.id if isinstance(act, FixedToken) else None
     if generated > request.stopping.min_new_tokens:
-        if id == EOS and isinstance(act, int):
+        if act == EOS:
             return FinishReason.EOS
         if id in request.stopping.stop_token_ids:
             return FinishReason.STOP_TOKEN

@@ -51,7 +51,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     url = f"http://127.0.0.1:{port}"
     try:
         _wait_until_ready(process, url, log)
-        yield Server(url, json.load(urllib.request.urlopen(f"{url}/info"))["model_id"])
+        models = json.load(urllib.request.urlopen(f"{url}/v1/models"))
+        yield Server(url, models["data"][0]["id"])
     finally:
         process.send_signal(signal.SIGTERM)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from huggingface_hub import InferenceClient
 
-from .conftest import Server
+from .conftest import CAPITAL, Server
 
 pytestmark = pytest.mark.clients
 
@@ -41,3 +41,12 @@ def test_sampling_parameters(client: InferenceClient) -> None:
     arguments = {"max_new_tokens": 16, "do_sample": True, "seed": 3, "temperature": 0.9, "top_k": 20, "top_p": 0.9}
     arguments |= {"typical_p": 0.9, "repetition_penalty": 1.1, "stop": ["."], "truncate": 5}
     assert client.text_generation(PROMPT, **arguments) == client.text_generation(PROMPT, **arguments)
+
+
+def test_chat_whole_equals_streamed(server: Server) -> None:
+    client = InferenceClient(base_url=f"{server.url}/v1", api_key="unused")
+    messages = [{"role": "user", "content": CAPITAL}]
+    whole = client.chat_completion(messages, model=server.model, temperature=0)
+    assert "Paris" in whole.choices[0].message.content
+    stream = client.chat_completion(messages, model=server.model, temperature=0, stream=True)
+    assert "".join(c.choices[0].delta.content or "" for c in stream) == whole.choices[0].message.content

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -381,7 +382,18 @@ async def test_a_folder_without_a_tokenizer(tmp_path: Any) -> None:
         await backend.start()
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_shared_engine_is_started_only_where_there_is_none() -> None:
+    command = NativeBackend.engine_command({"model": "folder", "threads": 3}, Path("/run/engine"))
+    assert command is not None
+    assert command[1:5] == ["-m", "backends.native.engine.process", "--socket", "/run/engine"]
+    assert {"--model=folder", "--threads=3", "--prefix-caching"} <= set(command)
+    assert NativeBackend.engine_command({"engine": "inprocess"}, Path("s")) is None
+    assert NativeBackend.engine_command({"socket": "/run/other"}, Path("s")) is None
+    with pytest.raises(msgspec.ValidationError, match="thread"):
+        NativeBackend.engine_command({"thread": 3}, Path("s"))
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     fields=st.fixed_dictionaries(
         {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backends.native.engine.options import EngineOptions
-from backends.native.engine_process import EngineProcess, arguments
+from backends.native.engine_process import EngineProcess, engine_command
 from tests.backends.native.test_link import until
 
 NOTES = """
@@ -22,9 +22,7 @@ time.sleep(60)
 
 
 def process(notes: Path, kind: str, exits: list[int]) -> EngineProcess:
-    command = (sys.executable, "-c", NOTES, str(notes), kind)
-    socket = notes.parent / "socket"
-    return EngineProcess(EngineOptions("m"), socket, exits.append, command=command, stop_limit=0.2)
+    return EngineProcess([sys.executable, "-c", NOTES, str(notes), kind], exits.append, stop_limit=0.2)
 
 
 def pids(notes: Path) -> list[int]:
@@ -82,4 +80,4 @@ def test_the_engine_reads_its_arguments() -> None:
     from backends.native.engine.process import parse
 
     options = EngineOptions("folder", threads=2, kv_tokens=100, prefix_caching=False, tier="cache")
-    assert parse(["--socket", "s", *arguments(options)]) == (Path("s"), options)
+    assert parse(engine_command(options, Path("s"))[3:]) == (Path("s"), options)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 
 from backends.base import Health
 from backends.native.channels import over_socket
@@ -18,7 +20,7 @@ from tests.backends.native.fake_engine import FakeEngine
 
 async def until(true: Callable[[], bool]) -> None:
     """Let the loop turn until it is true; gives up after many turns."""
-    for _ in range(2000):
+    for _ in range(20_000):
         if true():
             return
         await asyncio.sleep(0.001)
@@ -218,9 +220,13 @@ async def test_closing_tells_those_who_wait(engine: FakeEngine, link: EngineLink
     link.release(exchange)
 
 
-async def test_over_a_socket(tmp_path: Path) -> None:
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_over_a_socket(run: Callable[[Coroutine[Any, Any, None]], None], tmp_path: Path) -> None:
+    run(over_a_socket(str(tmp_path / "socket")))
+
+
+async def over_a_socket(path: str) -> None:
     engine = FakeEngine()
-    path = str(tmp_path / "socket")
     link = EngineLink(over_socket(path), heartbeat=0.01)
     starting = asyncio.create_task(link.start())
     await asyncio.sleep(0.01)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.base import Feature, check
@@ -106,7 +106,6 @@ requests = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(requests)
 async def test_every_answer_keeps_the_grammar_and_its_bounds_and_is_repeatable(asked: Generate) -> None:
     answer = await ask(asked)

@@ -1,0 +1,138 @@
+"""What Databricks' clients see: its routes and errors, over OpenAI's bodies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import ClassVar
+
+from adapters.base import Call, Reply, Route
+from adapters.databricks.decode import read_request
+from adapters.databricks.describe import get_endpoint, host_metadata, list_endpoints
+from adapters.databricks.dialects import Dialect
+from adapters.databricks.failures import failure_event, failure_reply
+from adapters.openai.answers import encode_answer, encode_vectors
+from adapters.openai.server import stream_writer
+from adapters.openai.stream import StreamWriter
+from schemas import databricks as wire
+from schemas import openai
+from schemas.errors import GatewayError, InternalError
+from schemas.ir import Completion, Embed, Embeddings, Generate, Tokenize, Tokens
+
+
+class DatabricksServer:
+    """One dialect's server face.
+
+    Args:
+        dialect: the row of the table to speak.
+        now: Unix time in seconds.
+    """
+
+    routes: ClassVar[tuple[Route, ...]] = (
+        Route(
+            "POST",
+            "/serving-endpoints/{name}/invocations",
+            "invocations",
+            "generate",
+            "Query an endpoint: a chat, a completion or embeddings",
+            body=wire.ChatRequest,
+            answer=openai.ChatCompletion,
+            streams=True,
+            example={"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64},
+        ),
+        Route(
+            "POST",
+            "/serving-endpoints/{name}/served-models/{served}/invocations",
+            "served_invocations",
+            "generate",
+            "Query one served entity of an endpoint",
+            body=wire.ChatRequest,
+            answer=openai.ChatCompletion,
+            streams=True,
+        ),
+        Route(
+            "POST",
+            "/serving-endpoints/chat/completions",
+            "chat",
+            "generate",
+            "Answer a conversation",
+            body=wire.ChatRequest,
+            answer=openai.ChatCompletion,
+            streams=True,
+        ),
+        Route(
+            "POST",
+            "/serving-endpoints/completions",
+            "completions",
+            "generate",
+            "Continue a prompt",
+            body=wire.CompletionRequest,
+            answer=openai.Completion,
+            streams=True,
+        ),
+        Route(
+            "POST",
+            "/serving-endpoints/embeddings",
+            "embeddings",
+            "embed",
+            "Turn texts into vectors",
+            body=wire.EmbeddingRequest,
+            answer=openai.EmbeddingList,
+        ),
+        Route(
+            "GET", "/api/2.0/serving-endpoints", "endpoints", "describe", "List the endpoints", answer=wire.EndpointList
+        ),
+        Route(
+            "GET",
+            "/api/2.0/serving-endpoints/{name}",
+            "endpoint",
+            "describe",
+            "Describe an endpoint",
+            answer=wire.ServingEndpoint,
+        ),
+        Route(
+            "GET",
+            "/.well-known/databricks-config",
+            "host",
+            "describe",
+            "What kind of host this is",
+            answer=wire.HostMetadata,
+        ),
+    )
+
+    def __init__(self, dialect: Dialect, now: Callable[[], float] = time.time) -> None:
+        self._dialect = dialect
+        self._now = now
+
+    def decode(self, route: Route, body: bytes, call: Call) -> Generate | Embed:
+        """Read a request."""
+        return read_request(self._dialect, route, body, call)
+
+    def encoder(self, request: Generate) -> StreamWriter:
+        """A writer for the streamed answer to `request`."""
+        return stream_writer(self._dialect, request, int(self._now()), self._failure)
+
+    def encode(self, request: Generate, answer: Completion) -> Reply:
+        """The whole answer to `request`."""
+        return encode_answer(self._dialect, request, answer, int(self._now()))
+
+    def encode_embeddings(self, request: Embed, answer: Embeddings) -> Reply:
+        """The answer to a request for vectors."""
+        return encode_vectors(request, answer, request.id)
+
+    def encode_tokens(self, request: Tokenize, answer: Tokens) -> Reply:  # noqa: ARG002
+        """Never called: no route of Databricks' asks for tokens."""
+        raise InternalError
+
+    def describe(self, route: Route, call: Call, body: bytes) -> Reply:  # noqa: ARG002
+        """The endpoints, one of them, or the host."""
+        if route.name == "host":
+            return host_metadata()
+        return list_endpoints(call) if route.name == "endpoints" else get_endpoint(call)
+
+    def error(self, error: GatewayError, request: Generate | None = None) -> Reply:  # noqa: ARG002
+        """The answer when nothing of a stream was written yet."""
+        return failure_reply(self._dialect, error)
+
+    def _failure(self, error: GatewayError) -> bytes:
+        return failure_event(self._dialect, error)

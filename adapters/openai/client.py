@@ -1,0 +1,34 @@
+"""How a remote of this protocol is called. Its base URL ends in `/v1`."""
+
+from __future__ import annotations
+
+from adapters.base import Outbound, Reply
+from adapters.openai.dialects import Dialect
+from adapters.openai.outbound import write_request
+from adapters.openai.remote import StreamReader, read_answer
+from adapters.openai.remote_failures import remote_failure
+from schemas.errors import GatewayError
+from schemas.ir import Events, Generate
+
+
+class OpenAIClient:
+    """One dialect's client face."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+
+    def encode(self, request: Generate) -> Outbound:
+        """Write a request."""
+        return write_request(self._dialect, request)
+
+    def decoder(self, request: Generate) -> StreamReader:
+        """A reader for the streamed answer to `request`."""
+        return StreamReader(self._dialect, request)
+
+    def decode(self, request: Generate, reply: Reply) -> Events:
+        """The whole answer to `request`."""
+        return read_answer(self._dialect, request, reply)
+
+    def error(self, reply: Reply) -> GatewayError:
+        """What a reply with an error status means."""
+        return remote_failure(reply)

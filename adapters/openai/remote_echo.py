@@ -1,0 +1,57 @@
+"""Taking the prompt off an answer that was asked to repeat it (`echo`), for its tokens or its log-probabilities."""
+
+from __future__ import annotations
+
+import msgspec
+
+from adapters.openai.outbound import asks_echo
+from adapters.openai.remote_failures import malformed
+from adapters.openai.remote_tokens import named, told_tokens
+from schemas.ir import Generate, TextPrompt, Token, TokensPrompt
+from schemas.openai import RemoteChoice, RemoteLogprobs, RemoteToken, RemoteUsage
+
+
+def without_echo(
+    request: Generate, choice: RemoteChoice, usage: RemoteUsage | None
+) -> tuple[RemoteChoice, tuple[Token, ...]]:
+    """The choice without its prompt, if that was asked for, and the prompt's tokens.
+
+    Without log-probabilities nobody tells where the text of token ids ends: then it stays, and nothing is told.
+
+    Raises:
+        schemas.errors.BackendFailed: the prompt is not there.
+    """
+    told = told_tokens(choice.logprobs)
+    if not told or not asks_echo(request):
+        return choice, ()
+    prompt = request.prompts[choice.index // request.n]
+    count = _prompt_count(request, prompt, choice, usage)
+    before, after = told[:count], told[count:]
+    ids = prompt.ids if isinstance(prompt, TokensPrompt) else (None,) * count
+    if len(before) < count:
+        raise malformed("an echo shorter than the prompt")
+    tokens = tuple(named(token, request.top_logprobs, id) for token, id in zip(before, ids, strict=True))
+    text = _completion_text(choice.text or "", prompt, after)
+    rest = msgspec.structs.replace(choice, text=text, logprobs=RemoteLogprobs(content=after))
+    return rest, tokens
+
+
+def _prompt_count(request: Generate, prompt: object, choice: RemoteChoice, usage: RemoteUsage | None) -> int:
+    if isinstance(prompt, TokensPrompt):
+        return len(prompt.ids)
+    if len(request.prompts) == 1 and usage is not None:
+        return usage.prompt_tokens
+    offsets = choice.logprobs.text_offset if choice.logprobs is not None else None
+    if offsets is None or not isinstance(prompt, TextPrompt):
+        raise malformed("an echo that does not tell where the prompt ends")
+    return sum(offset < len(prompt.text) for offset in offsets)
+
+
+def _completion_text(text: str, prompt: object, after: tuple[RemoteToken, ...]) -> str:
+    if isinstance(prompt, TextPrompt) and text.startswith(prompt.text):
+        return text.removeprefix(prompt.text)
+    for generated in (after, after[:-1]):  # the end token is told, but is no part of the text
+        completion = "".join(token.token for token in generated)
+        if text.endswith(completion):
+            return completion
+    raise malformed("an echo that does not fit its tokens")

@@ -1,0 +1,116 @@
+"""What OpenAI's clients see: the routes, tied to how their bodies are read and their answers written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import ClassVar
+
+from adapters.base import Call, Reply, Route
+from adapters.openai.answers import encode_answer, encode_vectors, is_chat
+from adapters.openai.chat_stream import ChatStreamWriter
+from adapters.openai.completion_stream import CompletionStreamWriter
+from adapters.openai.decode import chat, completion, read
+from adapters.openai.describe import list_models, retrieve_model
+from adapters.openai.dialects import Dialect
+from adapters.openai.embeddings import embedding
+from adapters.openai.failures import failure_body, failure_reply
+from adapters.openai.stream import Frame, StreamWriter
+from schemas import openai as wire
+from schemas.errors import GatewayError, InternalError
+from schemas.ir import Completion, Embed, Embeddings, Generate, Origin, Tokenize, Tokens
+
+
+def stream_writer(dialect: Dialect, request: Generate, created: int, failure: Frame) -> StreamWriter:
+    """A writer for the streamed answer to `request`, be it a chat or a completion."""
+    return (ChatStreamWriter if is_chat(request) else CompletionStreamWriter)(dialect, request, created, failure)
+
+
+class OpenAIServer:
+    """One dialect's server face.
+
+    Args:
+        dialect: the row of the table to speak.
+        now: Unix time in seconds.
+    """
+
+    routes: ClassVar[tuple[Route, ...]] = (
+        Route(
+            "POST",
+            "/v1/chat/completions",
+            "chat",
+            "generate",
+            "Answer a conversation",
+            body=wire.ChatRequest,
+            answer=wire.ChatCompletion,
+            streams=True,
+            example={"model": "{model}", "messages": [{"role": "user", "content": "What is the capital of France?"}]},
+        ),
+        Route(
+            "POST",
+            "/v1/completions",
+            "completions",
+            "generate",
+            "Continue a prompt",
+            body=wire.CompletionRequest,
+            answer=wire.Completion,
+            streams=True,
+            example={"model": "{model}", "prompt": "One, two, three,", "max_tokens": 12},
+        ),
+        Route(
+            "POST",
+            "/v1/embeddings",
+            "embeddings",
+            "embed",
+            "Turn texts into vectors",
+            body=wire.EmbeddingRequest,
+            answer=wire.EmbeddingList,
+            example={"model": "{model}", "input": "One, two, three."},
+        ),
+        Route("GET", "/v1/models", "models", "describe", "List the models", answer=wire.ModelList),
+        Route("GET", "/v1/models/{id:path}", "model", "describe", "Describe a model", answer=wire.Model),
+    )
+
+    def __init__(self, dialect: Dialect, now: Callable[[], float] = time.time) -> None:
+        self._dialect = dialect
+        self._now = now
+
+    def decode(self, route: Route, body: bytes, call: Call) -> Generate | Embed:
+        """Read a request."""
+        dialect = self._dialect
+        origin = Origin(dialect.protocol, dialect.name, route.name, body)
+        if route.name == "chat":
+            asked, extra = read(dialect, body, wire.ChatRequest)
+            return chat(dialect, asked, origin, call, extra)
+        if route.name == "completions":
+            prompted, extra = read(dialect, body, wire.CompletionRequest)
+            return completion(dialect, prompted, origin, call, extra)
+        embedded, extra = read(dialect, body, wire.EmbeddingRequest)
+        return embedding(embedded, origin, call, extra)
+
+    def encoder(self, request: Generate) -> StreamWriter:
+        """A writer for the streamed answer to `request`."""
+        return stream_writer(self._dialect, request, int(self._now()), self._failure)
+
+    def encode(self, request: Generate, answer: Completion) -> Reply:
+        """The whole answer to `request`."""
+        return encode_answer(self._dialect, request, answer, int(self._now()))
+
+    def encode_embeddings(self, request: Embed, answer: Embeddings) -> Reply:
+        """The answer to a request for vectors."""
+        return encode_vectors(request, answer)
+
+    def encode_tokens(self, request: Tokenize, answer: Tokens) -> Reply:  # noqa: ARG002
+        """Never called: no route of OpenAI's asks for tokens."""
+        raise InternalError
+
+    def describe(self, route: Route, call: Call, body: bytes) -> Reply:  # noqa: ARG002
+        """The model list, or one of it."""
+        return (list_models if route.name == "models" else retrieve_model)(self._dialect, call)
+
+    def error(self, error: GatewayError, request: Generate | None = None) -> Reply:
+        """The answer when nothing of a stream was written yet."""
+        return failure_reply(self._dialect, error, request)
+
+    def _failure(self, error: GatewayError) -> bytes:
+        return failure_body(self._dialect, error)

@@ -1,0 +1,98 @@
+"""The official OpenAI SDK."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from .conftest import CAPITAL, Server
+
+pytestmark = pytest.mark.clients
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, _strict_response_validation=True)
+
+
+@pytest.fixture(scope="module")
+def lax(server: Server) -> openai.OpenAI:
+    """The SDK's type for completion chunks has no null finish_reason, so strict validation cannot be used there."""
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+
+
+MESSAGES = [{"role": "user", "content": CAPITAL}]
+
+
+def test_chat_whole_equals_streamed(server: Server, client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model=server.model, messages=MESSAGES, temperature=0)
+    assert "Paris" in whole.choices[0].message.content
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+
+    stream = client.chat.completions.create(
+        model=server.model, messages=MESSAGES, temperature=0, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == ["stop"]
+    assert chunks[-1].usage == whole.usage
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_chat_stream_helper(server: Server, client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(model=server.model, messages=MESSAGES, temperature=0) as stream:
+        assert "Paris" in stream.get_final_completion().choices[0].message.content
+
+
+def test_completions_whole_equals_streamed(server: Server, lax: openai.OpenAI) -> None:
+    arguments = {"model": server.model, "prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}
+    whole = lax.completions.create(**arguments)
+    streamed = "".join(chunk.choices[0].text for chunk in lax.completions.create(**arguments, stream=True))
+    assert whole.choices[0].text
+    assert streamed == whole.choices[0].text
+
+
+def test_logprobs(server: Server, client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(
+        model=server.model, messages=MESSAGES, temperature=0, logprobs=True, top_logprobs=2
+    )
+    tokens = whole.choices[0].logprobs.content
+    assert all(token.logprob <= 0 and len(token.top_logprobs) == 2 for token in tokens)
+    assert all(token.logprob == token.top_logprobs[0].logprob for token in tokens)
+
+
+def test_seed_and_stop(server: Server, client: openai.OpenAI) -> None:
+    def ask(seed: int) -> str:
+        answer = client.chat.completions.create(
+            model=server.model,
+            messages=[{"role": "user", "content": "Tell me a story."}],
+            temperature=1.0,
+            seed=seed,
+            stop=["."],
+            max_tokens=40,
+        )
+        return answer.choices[0].message.content
+
+    assert ask(7) == ask(7)
+    assert "." not in ask(7)
+
+
+def test_models(server: Server, client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [server.model]
+    assert client.models.retrieve(server.model).id == server.model
+
+
+def test_errors(server: Server, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.chat.completions.create(model="no-such-model", messages=MESSAGES)
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(model=server.model, messages=MESSAGES, temperature=3)
+    assert bad.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError) as unsupported:
+        client.chat.completions.create(
+            model=server.model, messages=MESSAGES, response_format={"type": "json_object"}, stream=True
+        )
+    assert unsupported.value.param == "response_format"

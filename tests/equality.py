@@ -1,0 +1,254 @@
+"""The equality law: one prompt, seed and limit, through every protocol and dialect, streamed or whole, says the same.
+
+Each row writes a request in a protocol's own JSON and reads the answer back out of the protocol's own JSON or SSE, with
+none of our client faces between: what a client would see.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+from adapters.base import Adapter, Call, ServerAdapter
+from adapters.fold import fold
+from backends.base import Backend
+from schemas.ir import Catalog, Generate, ModelCard
+
+ADAPTERS: dict[str, Adapter] = {point.name: point.load() for point in entry_points(group="gateway.adapters")}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is asked, in nobody's words. `temperature` None is greedy."""
+
+    prompt: str
+    max_tokens: int
+    temperature: float | None = None
+    seed: int | None = None
+    chat: bool = False
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a client could read. `ids` is None where the protocol has no room for them."""
+
+    text: str
+    reason: str
+    generated: int | None
+    prompt_tokens: int | None
+    ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way through: a route of a dialect, how to ask, how to read."""
+
+    protocol: str
+    dialect: str
+    path: str
+    body: Callable[[Ask, bool], dict[str, Any]]
+    read_whole: Callable[[Any], Said]
+    read_stream: Callable[[list[Any]], Said]
+    chat: bool = False
+    stream_path: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.dialect} {self.path}"
+
+
+REASONS = {"eos_token": "end", "stop": "end", "stop_sequence": "end", "length": "length"}
+
+
+async def say(way: Way, ask: Ask, backend: Backend, model: str, stream: bool) -> Said:
+    """Ask `backend` in the given way, without HTTP."""
+    adapter = ADAPTERS[way.protocol]
+    server = adapter.server(adapter.dialects[way.dialect])
+    path = (way.stream_path or way.path) if stream else way.path
+    route = next(route for route in server.routes if route.path == path and route.method == "POST")
+    call = Call("request", Catalog({model: ModelCard(name=model)}, default=model), {"name": model, "model": model})
+    body = json.dumps({"model": model} | way.body(ask, stream) if "model" in _fields(way) else way.body(ask, stream))
+    request = server.decode(route, body.encode(), call)
+    assert isinstance(request, Generate)
+    if stream:
+        return way.read_stream(_frames(await _stream(server, request, backend)))
+    events = [event async for batch in backend.generate(request) for event in batch]
+    return way.read_whole(json.loads(server.encode(request, fold(tuple(events))).body))
+
+
+async def _stream(server: ServerAdapter, request: Generate, backend: Backend) -> bytes:
+    encoder = server.encoder(request)
+    return b"".join([encoder.feed(batch) async for batch in backend.generate(request)])
+
+
+def _fields(way: Way) -> tuple[str, ...]:
+    return ("model",) if way.protocol == "openai" else ()
+
+
+def _frames(data: bytes) -> list[Any]:
+    lines = [line.removeprefix(b"data:").strip() for line in data.split(b"\n") if line.startswith(b"data:")]
+    return [json.loads(line) for line in lines if line != b"[DONE]"]
+
+
+# --- how each protocol is asked and read --------------------------------------------------------------------------
+
+
+def _tgi_body(ask: Ask, stream: bool) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"max_new_tokens": ask.max_tokens, "details": True}
+    if ask.temperature is not None:
+        parameters |= {"do_sample": True, "temperature": ask.temperature, "seed": ask.seed}
+    inputs: Any = [{"type": "text", "text": ask.prompt}] if ask.chat else ask.prompt
+    return {"inputs": inputs, "parameters": parameters}
+
+
+def _tgi_whole(answer: Any) -> Said:
+    answer = answer[0] if isinstance(answer, list) else answer
+    details = answer["details"]
+    return Said(
+        answer["generated_text"],
+        REASONS[details["finish_reason"]],
+        details["generated_tokens"],
+        details.get("prompt_tokens"),
+        tuple(token["id"] for token in details["tokens"]),
+    )
+
+
+def _tgi_stream(frames: list[Any]) -> Said:
+    last, details = frames[-1], frames[-1]["details"]
+    spoken = "".join(frame["token"]["text"] for frame in frames if frame["token"]["special"] is not True)
+    assert spoken == last["generated_text"]
+    return Said(
+        last["generated_text"],
+        REASONS[details["finish_reason"]],
+        details["generated_tokens"],
+        details.get("prompt_tokens", details.get("input_length")),
+        tuple(frame["token"]["id"] for frame in frames),
+    )
+
+
+def _openai_body(ask: Ask, stream: bool) -> dict[str, Any]:
+    body: dict[str, Any] = {"max_tokens": ask.max_tokens, "stream": stream}
+    if ask.chat:
+        body["messages"] = [{"role": "user", "content": ask.prompt}]
+    else:
+        body["prompt"] = ask.prompt
+    return body | (
+        {"temperature": 0} if ask.temperature is None else {"temperature": ask.temperature, "seed": ask.seed}
+    )
+
+
+def _mindie_chat_body(ask: Ask, stream: bool) -> dict[str, Any]:
+    """MindIE has no temperature 0: the smallest it takes is as good as greedy."""
+    body = _openai_body(ask, stream)
+    return body | ({"temperature": 1e-6, "seed": 1} if ask.temperature is None else {})
+
+
+def _openai_stream_body(ask: Ask, stream: bool) -> dict[str, Any]:
+    return _openai_body(ask, stream) | ({"stream_options": {"include_usage": True}} if stream else {})
+
+
+def _databricks_body(ask: Ask, stream: bool) -> dict[str, Any]:
+    return _openai_body(ask, stream) | ({} if ask.chat else {"use_raw_prompt": True})
+
+
+def _openai_whole(answer: Any) -> Said:
+    choice, usage = answer["choices"][0], answer["usage"]
+    text = choice["message"]["content"] if "message" in choice else choice["text"]
+    return Said(text, REASONS[choice["finish_reason"]], usage["completion_tokens"], usage["prompt_tokens"])
+
+
+def _openai_stream(frames: list[Any]) -> Said:
+    choices = [frame["choices"][0] for frame in frames if frame["choices"]]
+    pieces = [choice["delta"].get("content") if "delta" in choice else choice["text"] for choice in choices]
+    reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+    assert len(reasons) == 1
+    usage = frames[-1].get("usage") or {}
+    return Said(
+        "".join(piece or "" for piece in pieces),
+        REASONS[reasons[0]],
+        usage.get("completion_tokens"),
+        usage.get("prompt_tokens"),
+    )
+
+
+TRITON_OUTPUTS = {
+    "return_finish_reason": True,
+    "return_num_input_tokens": True,
+    "return_num_output_tokens": True,
+}
+
+
+def _triton_body(ask: Ask, stream: bool) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"max_tokens": ask.max_tokens}
+    parameters |= {"temperature": 0} if ask.temperature is None else {"temperature": ask.temperature, "seed": ask.seed}
+    return {"text_input": ask.prompt, "parameters": parameters, **TRITON_OUTPUTS}
+
+
+def _mindie_triton_body(ask: Ask, stream: bool) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"max_new_tokens": ask.max_tokens, "details": True}
+    if ask.temperature is not None:
+        parameters |= {"do_sample": True, "temperature": ask.temperature, "seed": ask.seed}
+    return {"id": "a", "text_input": ask.prompt, "parameters": parameters}
+
+
+def _triton_whole(answer: Any) -> Said:
+    return _triton_stream([answer])
+
+
+def _triton_stream(frames: list[Any]) -> Said:
+    last = frames[-1]
+    details = last.get("details") or {}
+    reason = last.get("finish_reason") or details["finish_reason"]
+    return Said(
+        "".join(frame["text_output"] for frame in frames),
+        REASONS[reason],
+        details.get("generated_tokens", sum(frame.get("num_output_tokens", 0) for frame in frames)),
+        last.get("num_input_tokens"),
+    )
+
+
+def _tgi(dialect: str, path: str, chat: bool = False) -> Way:
+    return Way("tgi", dialect, path, _tgi_body, _tgi_whole, _tgi_stream, chat, "/generate_stream")
+
+
+def _openai(dialect: str, path: str, body: Callable[[Ask, bool], dict[str, Any]], chat: bool) -> Way:
+    return Way("openai", dialect, path, body, _openai_whole, _openai_stream, chat)
+
+
+_INVOCATIONS = "/serving-endpoints/{name}/invocations"
+_GENERATE = "/v2/models/{model}/generate"
+
+WAYS: tuple[Way, ...] = (
+    _tgi("tgi", "/generate"),
+    _tgi("tgi-0.9", "/generate"),
+    _tgi("mindie", "/generate"),
+    _tgi("mindie", "/generate", chat=True),
+    _openai("openai", "/v1/completions", _openai_stream_body, chat=False),
+    _openai("openai", "/v1/chat/completions", _openai_stream_body, chat=True),
+    _openai("mindie-openai", "/v1/chat/completions", _mindie_chat_body, chat=True),
+    Way("databricks", "databricks", _INVOCATIONS, _databricks_body, _openai_whole, _openai_stream),
+    Way("databricks", "databricks", _INVOCATIONS, _databricks_body, _openai_whole, _openai_stream, chat=True),
+    Way("triton", "triton", _GENERATE, _triton_body, _triton_whole, _triton_stream, stream_path=f"{_GENERATE}_stream"),
+    Way(
+        "triton",
+        "mindie-triton",
+        _GENERATE,
+        _mindie_triton_body,
+        _triton_whole,
+        _triton_stream,
+        stream_path=f"{_GENERATE}_stream",
+    ),
+)
+
+
+def agree(answers: dict[str, Said]) -> None:
+    """All say the same, as far as each can say it.
+
+    Raises:
+        AssertionError: naming the two that differ.
+    """
+    for field in ("text", "reason", "generated", "prompt_tokens", "ids"):
+        told = {way: getattr(said, field) for way, said in answers.items() if getattr(said, field) is not None}
+        assert len(set(told.values())) == 1, f"{field} differs: {told}"

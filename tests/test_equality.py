@@ -1,0 +1,38 @@
+"""The equality law on the scripted backend; the native backend's turn is tests/native/test_equality.py."""
+
+from __future__ import annotations
+
+import pytest
+from backends.scripted import ScriptedBackend
+
+from .equality import WAYS, Ask, Said, agree, say
+
+ASKS = {
+    "to its own end": Ask("What do you know about the sea and the sky?", 200),
+    "to the limit": Ask("What do you know about the sea and the sky?", 3),
+    "sampled": Ask("Tell me more.", 12, temperature=0.8, seed=11),
+    "beyond ASCII": Ask("Zoë says 你好 🙂 to 👩‍🚀!", 200),
+}
+
+
+@pytest.mark.parametrize("chat", [False, True], ids=["raw", "chat"])
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+async def test_every_way_says_the_same(ask: Ask, chat: bool) -> None:
+    backend = ScriptedBackend("scripted", {})
+    await backend.start()
+    ask = Ask(ask.prompt, ask.max_tokens, ask.temperature, ask.seed, chat)
+    answers: dict[str, Said] = {}
+    for way in WAYS:
+        if way.chat == chat:
+            for stream in (False, True):
+                answers[f"{way} {'streamed' if stream else 'whole'}"] = await say(way, ask, backend, "echo", stream)
+    agree(answers)
+    assert len(answers) >= 6
+
+
+def test_the_law_would_notice() -> None:
+    said = Said("text", "end", 3, 5, (1, 2, 3))
+    for field, other in {"text": "texd", "reason": "length", "generated": 4, "ids": (1, 2, 4)}.items():
+        changed = Said(**{name: getattr(said, name) for name in said.__dataclass_fields__} | {field: other})
+        with pytest.raises(AssertionError, match=field):
+            agree({"a": said, "b": changed})
