@@ -127,7 +127,8 @@ class StreamWriter:
         return out + b"data: [DONE]\n\n"
 
     def _count(self, delta: Delta) -> None:
-        self._generated += len(delta.tokens) or bool(delta.text)
+        """Where no tokens are told, a delta that says anything counts as one."""
+        self._generated += len(delta.tokens) or bool(delta.text or delta.reasoning or delta.tool_calls or delta.refusal)
 
     def _counted(self) -> bytes:
         """The usage so far, which is unknown until the prompt is counted."""
