@@ -29,7 +29,7 @@ keys_env = "BENCH_KEY"
 [backends.scripted]
 kind = "scripted"
 [backends.scripted.scripts]
-whole = { texts = ["The quick brown fox jumps over the lazy dog."] }
+whole = { texts = ["The quick brown fox jumps over the lazy dog."], burst = 64 }
 single = { texts = ["The quick brown fox jumps over the lazy dog."], repeat = 20 }
 bursts = { texts = ["The quick brown fox jumps over the lazy dog."], repeat = 20, burst = 10 }
 """ + "".join(

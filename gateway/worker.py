@@ -74,6 +74,7 @@ def main() -> None:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=int(orders.config.server.drain_timeout),
     )
     server = _Server(config, app.state.service)
