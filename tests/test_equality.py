@@ -1,8 +1,9 @@
-"""The equality law on the scripted backend; the native backend's turn is tests/native/test_equality.py."""
+"""The equality law on the scripted backend."""
 
 from __future__ import annotations
 
 import pytest
+
 from backends.scripted import ScriptedBackend
 
 from .equality import WAYS, Ask, Said, agree, say
