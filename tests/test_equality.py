@@ -1,9 +1,13 @@
-"""The equality law on the scripted backend."""
+"""The equality law on both backends that need no other server."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import AsyncIterator
 
+import pytest
+import pytest_asyncio
+
+from backends.base import Backend
 from backends.scripted import ScriptedBackend
 
 from .equality import WAYS, Ask, Said, agree, say
@@ -12,21 +16,35 @@ ASKS = {
     "to its own end": Ask("What do you know about the sea and the sky?", 200),
     "to the limit": Ask("What do you know about the sea and the sky?", 3),
     "sampled": Ask("Tell me more.", 12, temperature=0.8, seed=11),
-    "beyond ASCII": Ask("Zoë says 你好 🙂 to 👩‍🚀!", 200),
+    "beyond ASCII": Ask("Zoë says 你好 🙂 to 👩‍🚀!", 60),
 }
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["scripted", pytest.param("native", marks=pytest.mark.torch)])
+async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
+    started = ScriptedBackend("scripted") if request.param == "scripted" else _native()
+    await started.start()
+    yield started
+    await started.aclose()
+
+
+def _native() -> Backend:
+    from backends.native.backend import NativeBackend
+
+    return NativeBackend("native", {"engine": "inprocess"})
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("chat", [False, True], ids=["raw", "chat"])
 @pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
-async def test_every_way_says_the_same(ask: Ask, chat: bool) -> None:
-    backend = ScriptedBackend("scripted", {})
-    await backend.start()
+async def test_every_way_says_the_same(backend: Backend, ask: Ask, chat: bool) -> None:
+    model = "echo" if isinstance(backend, ScriptedBackend) else "native"
     ask = Ask(ask.prompt, ask.max_tokens, ask.temperature, ask.seed, chat)
     answers: dict[str, Said] = {}
     for way in WAYS:
         if way.chat == chat:
             for stream in (False, True):
-                answers[f"{way} {'streamed' if stream else 'whole'}"] = await say(way, ask, backend, "echo", stream)
+                answers[f"{way} {'streamed' if stream else 'whole'}"] = await say(way, ask, backend, model, stream)
     agree(answers)
     assert len(answers) >= 6
 
