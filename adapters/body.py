@@ -19,6 +19,16 @@ T = TypeVar("T")
 MAX_DEPTH = 64
 """Levels of nesting that a body may have. msgspec stops by itself at about 1,000, this is what we promise."""
 
+MAX_CONTAINERS = 100_000
+"""Brackets that a body may have, those within strings among them."""
+
+MAX_KEYS = 100_000
+"""Keys of objects that a body may have."""
+
+MAX_ITEMS = 1_000_000
+"""Commas that a body may have, those within strings among them: a token-id prompt has one a token."""
+
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`$")
 
@@ -30,8 +40,8 @@ def read(body: bytes, type: type[T]) -> tuple[T, dict[str, Any]]:
         The struct, and the fields of the body's object that it does not know.
 
     Raises:
-        schemas.errors.MalformedBody: not UTF-8, not JSON, nested deeper than `MAX_DEPTH`, a lone surrogate, or a
-            number beyond a double.
+        schemas.errors.MalformedBody: not UTF-8, not JSON, nested deeper than `MAX_DEPTH`, too many items, a lone
+            surrogate, a number beyond a double or an integer beyond 64 bits.
         schemas.errors.InvalidRequest: a field is missing, of a wrong type, or out of its bounds; `param` names it.
     """
     return convert(parse(body), type)
@@ -60,33 +70,38 @@ def parse(body: bytes) -> Any:
     Raises:
         schemas.errors.MalformedBody: as for `read`.
     """
+    # Counted before they are made: as many as may be take milliseconds to decode, and nobody else runs meanwhile.
+    brackets = body.count(b"[") + body.count(b"{")
+    if brackets > MAX_CONTAINERS or body.count(b'":') > MAX_KEYS or body.count(b",") > MAX_ITEMS:
+        raise MalformedBody("The request body is not acceptable: it has too many items.")
     try:
         value = msgspec.json.decode(body)
     except UnicodeDecodeError:
         raise MalformedBody("The request body is not valid UTF-8.") from None
     except RecursionError:
-        raise MalformedBody(f"The request body is nested deeper than {MAX_DEPTH} levels.") from None
+        raise _too_deep() from None
     except msgspec.DecodeError as error:
         raise MalformedBody(f"The request body is not valid JSON: {error}") from None
-    # Fewer brackets than the bound cannot nest deeper than it: ordinary bodies are never walked.
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
-        raise MalformedBody(f"The request body is nested deeper than {MAX_DEPTH} levels.")
+    # Ordinary bodies, with few brackets and no long run of digits, are never walked.
+    if brackets > MAX_DEPTH or _LONG_NUMBER.search(body):
+        _walk(value)
     return value
 
 
-def _deeper_than(value: Any, depth: int) -> bool:
+def _walk(value: Any) -> None:
     level = [value]
-    for _ in range(depth):
-        level = [
-            child
-            for parent in level
-            if isinstance(parent, dict | list)
-            for child in (parent.values() if isinstance(parent, dict) else parent)
-            if isinstance(child, dict | list)
-        ]
-        if not level:
-            return False
-    return True
+    for _ in range(MAX_DEPTH + 1):
+        if any(isinstance(item, int) and not -(2**63) <= item < 2**64 for item in level):
+            raise MalformedBody("The request body is not acceptable: an integer has more than 64 bits.")
+        containers = [item for item in level if isinstance(item, dict | list)]
+        if not containers:
+            return
+        level = [child for item in containers for child in (item.values() if isinstance(item, dict) else item)]
+    raise _too_deep()
+
+
+def _too_deep() -> MalformedBody:
+    return MalformedBody(f"The request body is nested deeper than {MAX_DEPTH} levels.")
 
 
 def _invalid(message: str) -> InvalidRequest:

@@ -44,10 +44,11 @@ class Listener(Section, frozen=True):
 class Limits(Section, frozen=True):
     """What one request may cost. Sizes in bytes, times in seconds.
 
-    `max_body` bounds a body, whatever the route: images travel in it as base64.
+    `max_body` bounds a body, whatever the route; one that carries images, as base64, may have `max_image_body`.
     """
 
-    max_body: int = 32 * 1024 * 1024
+    max_body: int = 16 * 1024 * 1024
+    max_image_body: int = 32 * 1024 * 1024
     body_idle: float = 10.0
     body_total: float = 60.0
     max_concurrent_requests: int = 1024

@@ -10,6 +10,9 @@ from typing import Any
 from gateway.config import Limits
 from schemas.errors import BodyTooLarge, RequestTimeout, UnsupportedMediaType
 
+_IMAGE = b'"image'
+"""Every protocol's field that may hold an image begins so: `image`, `image_url`."""
+
 
 async def read_body(receive: Any, headers: Mapping[str, str], limits: Limits) -> bytes | None:
     """The whole body; None if the client left before it had sent it.
@@ -19,7 +22,8 @@ async def read_body(receive: Any, headers: Mapping[str, str], limits: Limits) ->
         schemas.errors.UnsupportedMediaType: it is compressed or a form with parts.
         schemas.errors.RequestTimeout: it does not arrive.
     """
-    _check_headers(headers, limits)
+    most = max(limits.max_body, limits.max_image_body)
+    _check_headers(headers, most)
     deadline = monotonic() + limits.body_total
     parts: list[bytes] = []
     size = 0
@@ -33,17 +37,20 @@ async def read_body(receive: Any, headers: Mapping[str, str], limits: Limits) ->
             return None
         part = message.get("body", b"")
         size += len(part)
-        if size > limits.max_body:
-            raise _too_large(limits)
+        if size > most:
+            raise _too_large(most)
         parts.append(part)
         if not message.get("more_body", False):
-            return part if len(parts) == 1 else b"".join(parts)
+            body = part if len(parts) == 1 else b"".join(parts)
+            if size > limits.max_body and _IMAGE not in body:
+                raise _too_large(limits.max_body)
+            return body
 
 
-def _check_headers(headers: Mapping[str, str], limits: Limits) -> None:
+def _check_headers(headers: Mapping[str, str], most: int) -> None:
     length = headers.get("content-length", "")
-    if length.isdigit() and int(length) > limits.max_body:
-        raise _too_large(limits)
+    if length.isdigit() and int(length) > most:
+        raise _too_large(most)
     encoding = headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise UnsupportedMediaType("Compressed request bodies are not accepted.")
@@ -51,5 +58,5 @@ def _check_headers(headers: Mapping[str, str], limits: Limits) -> None:
         raise UnsupportedMediaType("The request body must be JSON.")
 
 
-def _too_large(limits: Limits) -> BodyTooLarge:
-    return BodyTooLarge(f"The request body is larger than {limits.max_body} bytes.")
+def _too_large(most: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The request body is larger than {most} bytes.")

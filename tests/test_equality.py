@@ -20,7 +20,9 @@ ASKS = {
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["scripted", pytest.param("native", marks=pytest.mark.torch)])
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["scripted", pytest.param("native", marks=pytest.mark.torch)]
+)
 async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
     started = ScriptedBackend("scripted") if request.param == "scripted" else _native()
     await started.start()
