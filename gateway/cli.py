@@ -20,6 +20,7 @@ import msgspec
 
 import gateway
 from gateway import logging
+from gateway.auth import keys_from
 from gateway.config import Config, ConfigError, default, load
 
 
@@ -62,6 +63,7 @@ def serve(
         given = {name: value for name, value in server.items() if value is not None}
         config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **given))
         _check_address(config, insecure)
+        keys_from(config.server.keys_env)
         sys.exit(_serve(config, log_level))
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
@@ -104,7 +106,10 @@ def _serve(config: Config, log_level: str) -> int:
 
 
 class _Greeting:
-    """Watches the server come up, and says so: progress while a model loads, then where and how to ask."""
+    """Watches the server come up, and says so: progress while a model loads, then where and how to ask.
+
+    A server with one backend ends if that one cannot start; among several, the others answer.
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -133,7 +138,7 @@ class _Greeting:
         return f"http://{host}:{self._config.server.port}"
 
     def _wait(self, health: dict[str, str]) -> bool:
-        if health["status"] == "failed":
+        if health["status"] == "failed" and len(self._config.backends) == 1:
             self._close()
             click.echo(f"Error: {health['detail']}", err=True)
             return False

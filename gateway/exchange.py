@@ -146,7 +146,7 @@ class Exchange:
         assert target is not None
         inner = msgspec.structs.replace(request, model=target.model)
         try:
-            self._service.require_ready(target.entity.backend)
+            await self._service.ready(target.entity.backend)
             if isinstance(request, Generate):
                 await self._generate(request, inner, target)
             elif isinstance(request, Embed):

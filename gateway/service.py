@@ -24,6 +24,10 @@ from schemas.ir import Catalog, ModelCard, RequestCounts, ServedEntity
 log = structlog.get_logger()
 
 _HEALTH_INTERVAL = 1.0
+_FIRST_DELAY, _LONGEST_DELAY = 1.0, 30.0
+"""Seconds before a backend that did not start is tried again; each time twice as many."""
+_PATIENCE, _STEP = 5.0, 0.05
+"""Seconds that a request waits for a model that is still loading, and between looks."""
 
 
 class Service:
@@ -49,6 +53,7 @@ class Service:
         self._numbers = count()
         self._counts: dict[str, RequestCounts] = {}
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
+        self._failed: dict[str, Health] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.catalog = self._catalog()
 
@@ -68,12 +73,17 @@ class Service:
                     return Health(health.status, f"{name}: {health.detail or status}")
         return Health("ready")
 
-    def require_ready(self, backend: str) -> None:
-        """Let a request pass whose backend can answer.
+    async def ready(self, backend: str) -> None:
+        """Let a request pass whose backend can answer, now or in a moment: a worker that has just been started again
+        should not refuse what its siblings would have answered.
 
         Raises:
             schemas.errors.BackendUnavailable: it cannot, yet or any more.
         """
+        patience = _PATIENCE
+        while self._health[backend].status == "loading" and patience > 0:
+            await asyncio.sleep(_STEP)
+            patience -= _STEP
         health = self._health[backend]
         if health.status == "loading":
             raise BackendUnavailable("The model is still loading.", retry_after=1.0)
@@ -117,11 +127,21 @@ class Service:
             await backend.aclose()
 
     async def _start(self, name: str, backend: Backend) -> None:
-        try:
-            await backend.start()
-        except GatewayError as error:
-            log.error("backend.failed", backend=name, why=error.message)
-        await self._look()
+        """Start a backend, however often it takes."""
+        delay = _FIRST_DELAY
+        while True:
+            try:
+                await backend.start()
+            except GatewayError as error:
+                log.error("backend.failed", backend=name, why=error.message, again_in=delay)
+                self._failed[name] = Health("failed", error.message)
+                await self._look()
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, _LONGEST_DELAY)
+            else:
+                self._failed.pop(name, None)
+                await self._look()
+                return
 
     async def _watch(self) -> None:
         while True:
@@ -129,7 +149,7 @@ class Service:
             await asyncio.sleep(_HEALTH_INTERVAL)
 
     async def _look(self) -> None:
-        health = {name: await backend.healthy() for name, backend in self.backends.items()}
+        health = {name: self._failed.get(name) or await backend.healthy() for name, backend in self.backends.items()}
         if health != self._health:
             self._health = health
             self.catalog = self._catalog()

@@ -69,7 +69,6 @@ class NativeBackend:
             connect or self._way(),
             heartbeat=self._options.heartbeat,
             hung_after=self._options.hung_after,
-            on_hung=self._kill,
         )
 
     @staticmethod
@@ -165,10 +164,6 @@ class NativeBackend:
 
     def _on_exit(self, code: int) -> None:
         self._link.abandon(f"the engine ended with exit code {code}")
-
-    def _kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
 
     async def _load_text(self) -> TextCodec:
         try:

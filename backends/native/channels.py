@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import socket
+import struct
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import Protocol, cast
 
@@ -18,12 +23,18 @@ log = structlog.get_logger()
 Deliver = Callable[[FromEngine], None]
 Lost = Callable[[], None]
 
+_CREDENTIALS = struct.Struct("3i")  # of a socket's other end: process, user and group id
+
 
 class Channel(Protocol):
     """An open way to an engine."""
 
     def send(self, message: ToEngine) -> None:
         """Tell the engine, without waiting; into the void if it is gone."""
+        ...
+
+    def kill(self) -> None:
+        """End the engine, however stuck it is, if it is a process of its own; whoever runs it starts another."""
         ...
 
     async def aclose(self) -> None:
@@ -78,6 +89,14 @@ class _Socket(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(encode_frame(message))
 
+    def kill(self) -> None:
+        if self._transport is not None:
+            end = self._transport.get_extra_info("socket")
+            pid, _, _ = _CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+            if pid != os.getpid():
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.kill(pid, signal.SIGKILL)
+
     async def aclose(self) -> None:
         self._close()
 
@@ -118,6 +137,9 @@ class _Thread:
 
     def send(self, message: ToEngine) -> None:
         self._engine.send(message)
+
+    def kill(self) -> None:
+        """A thread cannot be."""
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self._engine.close)

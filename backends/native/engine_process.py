@@ -43,10 +43,6 @@ class EngineProcess:
         self._process = await self._spawn()
         self._task = asyncio.create_task(self._keep(self._process), name="engine-process")
 
-    def kill(self) -> None:
-        """End it, however stuck it is; a new one is started."""
-        self._signal(SIGKILL)
-
     async def aclose(self) -> None:
         """Stop it, and do not start another. Idempotent."""
         if self._task is None:

@@ -8,7 +8,7 @@ for nobody: closing an `Exchange` cancels what it still waits for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 
 import structlog
@@ -33,8 +33,7 @@ class EngineLink:
     Args:
         connect: how to reach it.
         heartbeat: seconds between pings.
-        hung_after: seconds of silence after which the engine is given up.
-        on_hung: told so, to kill it.
+        hung_after: seconds of silence after which the engine is killed.
     """
 
     def __init__(
@@ -43,12 +42,10 @@ class EngineLink:
         *,
         heartbeat: float = 1.0,
         hung_after: float = 30.0,
-        on_hung: Callable[[], None] = lambda: None,
     ) -> None:
         self._connect = connect
         self._heartbeat = heartbeat
         self._hung_after = hung_after
-        self._on_hung = on_hung
         self._next_seq = 0
         self._pings = count()
         self._exchanges: dict[int, Exchange] = {}
@@ -165,7 +162,8 @@ class EngineLink:
                 self._unheard += 1
                 if self._unheard * self._heartbeat > self._hung_after:
                     log.error("engine.hung", seconds=self._hung_after)
-                    self._on_hung()
+                    assert self._channel is not None
+                    self._channel.kill()
                     return
                 self._send(Ping(next(self._pings)))
             try:

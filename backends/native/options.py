@@ -18,7 +18,7 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
         engine: a process of its own, or a thread of this one.
         socket: Unix socket of an engine that somebody else runs; without it the backend runs its own.
         heartbeat: seconds between signs of life that the engine is asked for.
-        hung_after: seconds without one after which the engine is given up.
+        hung_after: seconds without one after which the engine is killed.
     """
 
     model: str = str(WEIGHTS)

@@ -10,14 +10,17 @@ from time import monotonic
 
 import pytest
 
-from .serving import listening, scripted
+from gateway.app import create_app
+
+from .serving import config, listening, scripted
 
 MODELS = ("hang", "hang-after-2", "slow", "echo")
 LIMIT = 0.1
 
 
 def request(model: str, stream: bool) -> bytes:
-    body = json.dumps({"text_input": "one two three four five six seven eight nine ten"}).encode()
+    asked = {"text_input": "one two three four five six seven eight nine ten", "max_tokens": 200}
+    body = json.dumps(asked).encode()
     path = f"/v2/models/{model}/generate{'_stream' if stream else ''}"
     return b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
 
@@ -46,24 +49,49 @@ async def test_leaving_frees_the_work(model: str, stream: bool) -> None:
         await until(lambda: app.state.service.running == 0, 5)
 
 
+async def leave_at_random(port: int, models: tuple[str, ...], visits: int, longest: float) -> None:
+    """Ask and leave again: in the middle of the request, while nothing has come yet, while an answer comes."""
+    chance = random.Random(7)
+
+    async def visit() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        data = request(chance.choice(models), chance.random() < 0.5)
+        writer.write(data[: chance.randint(1, len(data))] if chance.random() < 0.2 else data)
+        await asyncio.sleep(chance.random() * longest)
+        if chance.random() < 0.3:
+            with_timeout = asyncio.wait_for(reader.read(100), 0.01)
+            await asyncio.gather(with_timeout, return_exceptions=True)
+        (writer.transport.abort if chance.random() < 0.5 else writer.close)()
+
+    for _ in range(visits // 50):
+        await asyncio.gather(*(visit() for _ in range(50)))
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
 async def test_a_thousand_random_disconnects_leave_nothing() -> None:
     app, backend = scripted(*MODELS)
-    chance = random.Random(7)
     async with listening(app) as port:
-
-        async def visit() -> None:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            data = request(chance.choice(MODELS), chance.random() < 0.5)
-            writer.write(data[: chance.randint(1, len(data))] if chance.random() < 0.2 else data)
-            await asyncio.sleep(chance.random() * 0.03)
-            if chance.random() < 0.3:
-                with_timeout = asyncio.wait_for(reader.read(100), 0.01)
-                await asyncio.gather(with_timeout, return_exceptions=True)
-            (writer.transport.abort if chance.random() < 0.5 else writer.close)()
-
-        tasks, files = len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))
-        for _ in range(20):
-            await asyncio.gather(*(visit() for _ in range(50)))
+        tasks, files = len(asyncio.all_tasks()), open_files()
+        await leave_at_random(port, MODELS, 1000, 0.03)
         service = app.state.service
         await until(lambda: backend.active == 0 and service.running == 0, 10)
-        await until(lambda: len(asyncio.all_tasks()) <= tasks and len(os.listdir("/proc/self/fd")) <= files, 10)
+        await until(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files, 10)
+
+
+@pytest.mark.torch
+async def test_a_thousand_random_disconnects_leave_no_sequence_in_the_engine() -> None:
+    from backends.native.backend import NativeBackend
+
+    backend = NativeBackend("s", {"engine": "inprocess", "heartbeat": 0.05})
+    async with listening(create_app(config("demo"), {"s": backend})) as port:
+        link = backend._link
+        await until(lambda: link.pong is not None, 10)
+        idle, tasks, files = link.pong, len(asyncio.all_tasks()), open_files()
+        await leave_at_random(port, ("demo",), 1000, 0.1)
+        await until(lambda: not link.busy, 10)
+        await until(lambda: (link.pong.running, link.pong.waiting) == (0, 0), 10)
+        assert link.pong.free_blocks == idle.free_blocks
+        await until(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files, 10)

@@ -56,6 +56,7 @@ class FakeEngine:
     auto: bool = True
     up: bool = True
     silent: bool = False
+    killed: bool = False
     greeting: FromEngine | None = None
     running: dict[tuple[int, int], _Running] = field(default_factory=dict)
     received: list[ToEngine] = field(default_factory=list)
@@ -176,6 +177,9 @@ class FakeChannel:
     def send(self, message: ToEngine) -> None:
         if self.connection in self.engine.connections:
             self.engine.handle(self.connection, message)
+
+    def kill(self) -> None:
+        self.engine.killed = True
 
     async def aclose(self) -> None:
         self.engine.detach(self.connection)

@@ -52,7 +52,7 @@ async def test_it_is_started_again(tmp_path: Path) -> None:
     engine = process(tmp_path / "notes", "calm", exits := [])
     await engine.start()
     await until(lambda: bool(pids(tmp_path / "notes")))
-    engine.kill()
+    os.kill(pids(tmp_path / "notes")[0], signal.SIGKILL)
     await until(lambda: len(pids(tmp_path / "notes")) == 2)
     assert exits == [-signal.SIGKILL]
     await engine.aclose()

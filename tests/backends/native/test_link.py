@@ -195,8 +195,7 @@ async def test_an_engine_that_never_came_up_is_abandoned(engine: FakeEngine, lin
 
 async def test_a_silent_engine_is_given_up() -> None:
     engine = FakeEngine(auto=False)
-    hung: list[str] = []
-    link = EngineLink(engine.connect, heartbeat=0.005, hung_after=0.05, on_hung=lambda: hung.append("hung"))
+    link = EngineLink(engine.connect, heartbeat=0.005, hung_after=0.05)
     await link.start()
     await until(lambda: link.pong is not None)
     exchange = ask(link, 5)
@@ -205,7 +204,7 @@ async def test_a_silent_engine_is_given_up() -> None:
     engine.silent = True
     with pytest.raises(BackendFailed):
         await exchange.outputs()
-    assert hung
+    assert engine.killed
     link.release(exchange)
     await link.aclose()
 

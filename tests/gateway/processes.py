@@ -1,0 +1,130 @@
+"""`gateway serve` as a user runs it: real processes, a real port."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LIMIT = 120  # seconds for anything: a busy machine imports torch slowly
+
+SCRIPTED = """
+[server]
+workers = {workers}
+[backends.s]
+kind = "scripted"
+[endpoints.echo]
+served_entities = [{{ name = "echo-1", backend = "s", model = "echo" }}]
+[endpoints.slow]
+served_entities = [{{ name = "slow-1", backend = "s", model = "slow" }}]
+[endpoints.hang]
+served_entities = [{{ name = "hang-1", backend = "s", model = "hang" }}]
+"""
+
+
+@dataclass
+class Gateway:
+    """A running `gateway serve`."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def ask(self, path: str, body: dict[str, Any]) -> Any:
+        """Post JSON, and read all of the answer."""
+        with self.open(path, body) as answer:
+            return json.load(answer)
+
+    def open(self, path: str, body: dict[str, Any]) -> Any:
+        """Post JSON, and leave the answer to be read."""
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode())
+        return urllib.request.urlopen(request, timeout=LIMIT)
+
+    def children(self, of: int | None = None) -> dict[int, str]:
+        """Process ids and command lines of the processes below."""
+        pid = of or self.process.pid
+        found: dict[int, str] = {}
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            try:
+                line = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except FileNotFoundError:
+                continue
+            found[int(child)] = line
+        return found
+
+    def workers(self) -> list[int]:
+        return [pid for pid, line in self.children().items() if "gateway.worker" in line]
+
+    def engines(self) -> list[int]:
+        return [pid for pid, line in self.children().items() if "native.engine" in line]
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """End it, and return its exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(LIMIT)
+
+
+@contextmanager
+def serving(*arguments: str, env: dict[str, str] | None = None, log: Path) -> Iterator[Gateway]:
+    """`gateway serve` with the given arguments, ready to answer; killed at the end if it still runs."""
+    gateway = start(*arguments, env=env, log=log)
+    try:
+        until(lambda: status(f"{gateway.url}/health/ready") == 200 or gateway.process.poll() is not None, log)
+        assert gateway.process.poll() is None, log.read_text()
+        yield gateway
+    finally:
+        if gateway.process.poll() is None and gateway.stop() != 0:
+            raise AssertionError(log.read_text())
+
+
+def start(*arguments: str, env: dict[str, str] | None = None, log: Path) -> Gateway:
+    """The same, not ready yet."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(Path(sys.executable).parent / "gateway"), "serve", "--port", str(port), *arguments]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | (env or {}))
+    return Gateway(process, port, log)
+
+
+def status(url: str) -> int:
+    """The status of a GET, 0 if nobody answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(condition: Callable[[], bool], log: Path) -> None:
+    """Return once the condition holds."""
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)

@@ -1,0 +1,158 @@
+"""The supervisor and its children: draining, restarts, nobody left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from .processes import SCRIPTED, Gateway, alive, serving, start, status, until
+
+pytestmark = pytest.mark.slow
+
+CHAT = {"messages": [{"role": "user", "content": "one two three four five six"}], "max_tokens": 6}
+HASTY = """
+[backends.local]
+kind = "native"
+heartbeat = 0.1
+hung_after = 1.0
+[endpoints.demo]
+served_entities = [{ name = "demo-1", backend = "local" }]
+"""
+GREETING = {"model": "interlingua", "messages": [{"role": "user", "content": "Hello!"}]}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Callable[[int], str]:
+    def write(workers: int) -> str:
+        path = tmp_path / "gateway.toml"
+        path.write_text(SCRIPTED.format(workers=workers))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with serving("--workers", "2", log=tmp_path_factory.mktemp("native") / "log") as gateway:
+        yield gateway
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_streams_finish_before_the_end(scripted: Callable[[int], str], log: Path, number: int) -> None:
+    with serving("--config", scripted(2), log=log) as gateway:
+        stream = gateway.open("/v1/chat/completions", CHAT | {"model": "slow", "stream": True})
+        first = stream.readline()
+        gateway.process.send_signal(number)
+        rest = stream.read()
+        assert gateway.process.wait(60) == 0
+    assert first.startswith(b"data: {")
+    assert rest.endswith(b"data: [DONE]\n\n")
+    assert b'"finish_reason":"stop"' in rest or b'"finish_reason":"length"' in rest
+
+
+def test_a_killed_worker_is_replaced(scripted: Callable[[int], str], log: Path) -> None:
+    with serving("--config", scripted(1), log=log) as gateway:
+        (worker,) = gateway.workers()
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: gateway.workers() not in ([], [worker]), log)
+        until(lambda: status(f"{gateway.url}/health/ready") == 200, log)
+        assert gateway.ask("/v1/chat/completions", CHAT | {"model": "echo"})["choices"]
+
+
+def test_nobody_outlives_a_killed_supervisor(log: Path) -> None:
+    with serving(log=log) as gateway:
+        children = [*gateway.workers(), *gateway.engines()]
+        assert len(children) == 2
+        gateway.stop(signal.SIGKILL)
+        until(lambda: not any(alive(pid) for pid in children), log)
+
+
+@pytest.mark.torch
+def test_workers_share_one_engine(native: Gateway) -> None:
+    assert len(native.workers()) == 2
+    assert len(native.engines()) == 1
+    answers = {native.ask("/v1/chat/completions", GREETING)["choices"][0]["message"]["content"] for _ in range(8)}
+    assert len(answers) == 1
+
+
+@pytest.mark.torch
+def test_a_killed_engine_is_replaced(native: Gateway) -> None:
+    before = native.ask("/v1/chat/completions", GREETING)["choices"]
+    (engine,) = native.engines()
+    os.kill(engine, signal.SIGKILL)
+    until(lambda: native.engines() not in ([], [engine]), native.log)
+    until(lambda: status(f"{native.url}/health/ready") == 200, native.log)
+    assert native.ask("/v1/chat/completions", GREETING)["choices"] == before
+
+
+@pytest.mark.torch
+def test_a_hung_engine_is_replaced(tmp_path: Path, log: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    config.write_text(HASTY)
+    with serving("--config", str(config), log=log) as gateway:
+        (engine,) = gateway.engines()
+        os.kill(engine, signal.SIGSTOP)
+        answer = gateway.ask("/v1/chat/completions", GREETING | {"model": "demo"})
+        assert answer["choices"][0]["message"]["content"]
+        assert gateway.engines() != [engine]
+        assert not alive(engine)
+
+
+@pytest.mark.torch
+def test_a_checkpoint_that_cannot_be_loaded(tmp_path: Path, log: Path) -> None:
+    (tmp_path / "model").mkdir()
+    gateway = start("--model", str(tmp_path / "model"), log=log)
+    assert gateway.process.wait(120) == 1
+    text = log.read_text()
+    assert "Error: " in text
+    assert "Traceback" not in text
+
+
+def gateway(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).parent / "gateway"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | (env or {}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve", "--host", "0.0.0.0"], "can be reached by others"),
+        (["serve", "--keys-env", "NOT_SET_ANYWHERE"], "holds no key"),
+        (["serve", "--config", "nowhere.toml"], "cannot be read"),
+        (["serve", "--model", "nowhere"], "does not exist"),
+        (["check", "nowhere.toml"], "cannot be read"),
+    ],
+)
+def test_refused_before_it_starts(arguments: list[str], message: str) -> None:
+    ended = gateway(*arguments)
+    assert ended.returncode in (1, 2), ended.stderr
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_keys_are_asked_for(scripted: Callable[[int], str], log: Path) -> None:
+    arguments = ("--config", scripted(1), "--keys-env", "TEST_GATEWAY_KEYS")
+    with serving(*arguments, env={"TEST_GATEWAY_KEYS": "canary-1,canary-2"}, log=log) as served:
+        assert status(f"{served.url}/v1/models") == 401
+        assert status(f"{served.url}/health") == 200
+        assert status(f"{served.url}/metrics") == 401
+    assert "canary" not in log.read_text()
+
+
+def test_what_can_be_asked_without_a_server() -> None:
+    assert gateway("--version").stdout.startswith("gateway, version ")
+    assert '"/v1/chat/completions"' in gateway("openapi").stdout
+    listed = gateway("check", "examples/gateway.toml")
+    assert listed.returncode == 0
+    assert "100 %" in listed.stdout
