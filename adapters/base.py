@@ -69,10 +69,14 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class StreamEncoder(Protocol):
-    """One stream being written. `Usage`, the last event, makes it write the protocol's terminator."""
+    """One stream being written. `Usage`, the last event, makes it write the protocol's terminator.
+
+    `abort_after_error`: after `fail` the connection is cut, for clients that would take any other end for a good one.
+    """
 
     media_type: str
     headers: Headers
+    abort_after_error: bool
 
     def feed(self, events: Events) -> bytes:
         """The bytes that say these events; may be empty while something must be held back."""

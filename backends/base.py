@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from schemas.errors import UnsupportedFeature
+from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import (
     ChatPrompt,
     Embed,
@@ -129,8 +129,16 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
     """Refuse a request that a backend of these capabilities cannot answer as asked.
 
     Raises:
+        schemas.errors.InvalidRequest: it asks for too many choices.
         schemas.errors.UnsupportedFeature: names the first feature that is missing.
     """
+    choices = len(request.prompts) * max(request.n, request.best_of or 1)
+    if choices > capabilities.max_choices:
+        raise InvalidRequest(
+            f"The request asks for {choices} choices in all; the model '{model}' makes at most "
+            f"{capabilities.max_choices} at a time.",
+            param="n",
+        )
     missing = needs(request) - capabilities.features
     if missing:
         feature = min(missing, key=list(Feature).index)

@@ -216,6 +216,8 @@ class Exchange:
             failure = shown(error, self._id)
             self._outcome = failure.kind
             await self._write(encoder.fail(failure))
+            if encoder.abort_after_error:
+                return  # without an end, the server cuts the connection
         await self._send(_END)
 
     async def _refuse(self, error: Exception) -> None:

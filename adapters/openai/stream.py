@@ -33,6 +33,7 @@ class StreamWriter:
     """
 
     media_type = "text/event-stream"
+    abort_after_error = False
     headers: Headers = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
     object = ""
 

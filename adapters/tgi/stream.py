@@ -26,6 +26,7 @@ class StreamWriter:
     """One stream being written. Best-of and streams exclude each other, so there is one choice."""
 
     media_type = STREAM_TYPE
+    abort_after_error = False
 
     def __init__(self, dialect: Dialect, request: Generate) -> None:
         self.headers: Headers = (*STREAM_HEADERS, *compute_headers(dialect, request))

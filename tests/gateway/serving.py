@@ -25,12 +25,12 @@ def config(*models: str, server: ServerSection | None = None) -> Config:
 
 
 @asynccontextmanager
-async def running(app: Litestar) -> AsyncIterator[httpx.AsyncClient]:
+async def running(app: Litestar, url: str = "http://gateway") -> AsyncIterator[httpx.AsyncClient]:
     """A client of the application, without sockets."""
     async with app.lifespan():
         await ready(app)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        async with httpx.AsyncClient(transport=transport, base_url=url) as client:
             yield client
 
 
