@@ -6,6 +6,7 @@ so that a character spans several tokens.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from string import ascii_letters, ascii_lowercase, digits
 
 from backends.detokenizer import Piece, piece
@@ -42,6 +43,18 @@ _IDS = {entry.bytes: entry.id for entry in _PIECES if not entry.special}
 _LONGEST = max(map(len, _IDS))
 
 
+@lru_cache(1024)
+def _encode(text: str) -> tuple[int, ...]:
+    raw = text.encode()
+    ids: list[int] = []
+    start = 0
+    while start < len(raw):
+        end = next(end for end in range(min(len(raw), start + _LONGEST), start, -1) if raw[start:end] in _IDS)
+        ids.append(_IDS[raw[start:end]])
+        start = end
+    return tuple(ids)
+
+
 class ToyTokenizer:
     """Text to ids by longest match, and back."""
 
@@ -53,14 +66,7 @@ class ToyTokenizer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of a text, whose bytes concatenate to it."""
-        raw = text.encode()
-        ids: list[int] = []
-        start = 0
-        while start < len(raw):
-            end = next(end for end in range(min(len(raw), start + _LONGEST), start, -1) if raw[start:end] in _IDS)
-            ids.append(_IDS[raw[start:end]])
-            start = end
-        return tuple(ids)
+        return _encode(text)
 
     def decode(self, ids: tuple[int, ...]) -> str:
         """The text of ids, special ones left out."""
