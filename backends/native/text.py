@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from inspect import signature
 from itertools import accumulate, chain, pairwise
 from typing import Any, TypeVar
 
@@ -141,12 +142,17 @@ def _encode_chat(
     tokenizer: Any, turns: list[dict[str, Any]], tools: tuple[Tool, ...], sanitize: bool
 ) -> tuple[int, ...]:
     """Render and tokenise; the names of control tokens in what people said stay text if `sanitize`."""
+    if sanitize and "sanitize_control_tokens" not in signature(tokenizer.apply_chat_template).parameters:
+        raise InvalidRequest(  # transformers before 5.20: a message could pass for somebody else's
+            "The messages hold the name of a control token, which cannot be told apart from the token itself here.",
+            param="messages",
+        )
     try:
         ids = tokenizer.apply_chat_template(
             _known_roles(turns, tokenizer.chat_template),
             tools=[_function(tool) for tool in tools] or None,
             add_generation_prompt=True,
-            sanitize_control_tokens=sanitize,
+            **({"sanitize_control_tokens": True} if sanitize else {}),
             return_dict=False,
             tokenizer_kwargs={"verbose": False},
         )

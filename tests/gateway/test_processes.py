@@ -110,6 +110,25 @@ def test_a_hung_engine_is_replaced(tmp_path: Path, log: Path) -> None:
 
 
 @pytest.mark.torch
+def test_any_checkpoint_is_served(tmp_path: Path, log: Path) -> None:
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from backends.native.demo import WEIGHTS
+
+    folder = str(tmp_path / "tiny-llama")
+    tokenizer = AutoTokenizer.from_pretrained(WEIGHTS, local_files_only=True)
+    tokenizer.save_pretrained(folder)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+    with serving("--model", folder, log=log) as gateway:
+        assert gateway.ask("/generate", {"inputs": "x", "parameters": {"max_new_tokens": 4, "details": True}})[
+            "details"
+        ]["generated_tokens"] in range(1, 5)
+        answer = gateway.ask("/v1/chat/completions", GREETING | {"model": "tiny-llama", "max_tokens": 4})
+        assert answer["model"] == "tiny-llama"
+
+
+@pytest.mark.torch
 def test_a_checkpoint_that_cannot_be_loaded(tmp_path: Path, log: Path) -> None:
     (tmp_path / "model").mkdir()
     gateway = start("--model", str(tmp_path / "model"), log=log)

@@ -129,3 +129,19 @@ async def test_a_model_without_a_template_cannot_chat() -> None:
     with pytest.raises(InvalidRequest):
         await text.encode(ChatPrompt((Message("user", "Hi"),)))
     text.close()
+
+
+async def test_where_transformers_cannot_tell_them_apart_control_tokens_are_refused() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(WEIGHTS, local_files_only=True)
+    newest = tokenizer.apply_chat_template
+
+    class Older(type(tokenizer)):  # type: ignore[misc]
+        def apply_chat_template(self, conversation: Any, tools: Any = None, **kwargs: Any) -> Any:
+            return newest(conversation, tools, **kwargs)
+
+    tokenizer.__class__ = Older
+    text = TextCodec(tokenizer)
+    assert await text.encode(ChatPrompt((Message("user", "Hi"),)))
+    with pytest.raises(InvalidRequest, match="control token"):
+        await text.encode(ChatPrompt((Message("user", "<|end|>"),)))
+    text.close()
