@@ -30,6 +30,8 @@ log = structlog.get_logger()
 
 _PATIENCE = 5.0  # seconds that an engine gets to end after the workers have
 _POLL = 0.05
+_FIRST_DELAY = 0.5  # seconds before a child is started a second time
+_LASTED = 10.0  # seconds of life after which a child's end is its first again
 _PR_SET_PDEATHSIG = 1
 
 
@@ -41,7 +43,7 @@ class Child:
     start: Callable[[], subprocess.Popen[bytes]]
     longest_delay: float
     process: subprocess.Popen[bytes] = field(init=False)
-    delay: float = 0.5
+    delay: float = 0.0
     began: float = 0.0
     again_at: float | None = None
 
@@ -54,11 +56,11 @@ class Child:
             if now >= self.again_at:
                 self._begin()
         elif (code := self.process.poll()) is not None:
-            if now - self.began > 60:
-                self.delay = 0.5
+            if now - self.began > _LASTED:
+                self.delay = 0.0
             log.warning("child.ended", child=self.name, code=code, again_in=self.delay)
             self.again_at = now + self.delay
-            self.delay = min(self.delay * 2, self.longest_delay)
+            self.delay = min(max(_FIRST_DELAY, self.delay * 2), self.longest_delay)
 
     def signal(self, number: int) -> None:
         """Send it a signal, if it lives."""

@@ -1,6 +1,10 @@
 """One request's sequences between worker and engine: what was asked, what arrived, what is still to come.
 
 Knows nothing of connections: `link` sends what it hands out and puts in what arrives.
+
+If the engine dies, the next one is asked again for what is unfinished. A sequence's tokens follow from what was asked,
+its seed included, so the next engine begins with those that have arrived already: they are compared, and only what
+comes after them is news.
 """
 
 from __future__ import annotations
@@ -8,8 +12,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from backends.native.messages import Cancel, Output, Submit
-from schemas.errors import GatewayError
+from schemas.errors import BackendFailed, GatewayError
 
 
 class Exchange:
@@ -26,7 +32,8 @@ class Exchange:
         self._waiting: list[Output] = []
         self._news = asyncio.Event()
         self._error: GatewayError | None = None
-        self.taken = False
+        self._arrived: dict[int, list[int]] = {submit.seq: [] for submit in submits}
+        self._repeated: dict[int, int] = {}  # how many of a sequence's arrived tokens the next engine has repeated
         self.replayed = False
 
     @property
@@ -42,7 +49,6 @@ class Exchange:
         """
         await self._news.wait()
         if self._waiting:
-            self.taken = True
             taken, self._waiting = self._waiting, []
             if self._error is None:
                 self._news.clear()
@@ -61,25 +67,44 @@ class Exchange:
         for seq in tuple(self._open):
             self.cancel(seq)
 
+    def _news_of(self, output: Output) -> Output | None:
+        """What an output says beyond what has arrived; None if that is nothing."""
+        arrived, begin = self._arrived[output.seq], self._repeated[output.seq]
+        repeated = arrived[begin : begin + len(output.ids)]
+        if tuple(repeated) != output.ids[: len(repeated)]:
+            self.close()
+            self.fail(BackendFailed("The engine stopped while it was answering.", code="engine_dead"))
+            return None
+        self._repeated[output.seq] = end = begin + len(repeated)
+        if end < len(arrived) and output.reason is None and output.error is None:
+            return None
+        del self._repeated[output.seq]
+        fresh = output.ids[len(repeated) :]
+        if not fresh and output.reason is None and output.error is None:
+            return None
+        return msgspec.structs.replace(output, ids=fresh, logprobs=output.logprobs[len(repeated) :], prompt=())
+
     def put(self, output: Output) -> None:
         """Something arrived."""
-        if output.seq in self._open:
-            if output.reason is not None or output.error is not None:
-                self._open.discard(output.seq)
-            self._waiting.append(output)
-            self._news.set()
+        news = self._news_of(output) if output.seq in self._repeated else output
+        if news is None or news.seq not in self._open:
+            return
+        self._arrived[news.seq] += news.ids
+        if news.reason is not None or news.error is not None:
+            self._open.discard(news.seq)
+        self._waiting.append(news)
+        self._news.set()
 
     def submit(self) -> None:
-        """Ask for all of it."""
+        """Ask for what has not ended."""
         for submit in self.submits:
-            self._send(submit)
+            if submit.seq in self._open:
+                self._send(submit)
 
     def rewind(self) -> None:
-        """Forget what arrived, to ask again."""
+        """What is unfinished will be asked again, and begin with what has arrived."""
         self.replayed = True
-        self._open = {submit.seq for submit in self.submits}
-        self._waiting.clear()
-        self._news.clear()
+        self._repeated = {seq: 0 for seq in self._open if self._arrived[seq]}
 
     def fail(self, error: GatewayError) -> None:
         """Nothing more will come."""

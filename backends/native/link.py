@@ -1,8 +1,8 @@
 """The worker's end of an engine: sequences go out, their outputs come back to whoever asked.
 
 One `EngineLink` for each engine and worker. It survives the engine: if that dies, it connects to the next one.
-Requests of which nothing was told yet are asked again there, once; the others end with an error. Nothing is generated
-for nobody: closing an `Exchange` cancels what it still waits for.
+What is unfinished is asked again there, once. Nothing is generated for nobody: closing an `Exchange` cancels what it
+still waits for.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class EngineLink:
             await channel.aclose()
         if was_ready:
             log.error("engine.lost", requests=len(self._waiting()))
-            self._health = Health("failed", "the engine is gone")
+            self._health = Health("loading", "the engine is started again")
             self._sort_out()
         return was_ready
 
@@ -196,9 +196,9 @@ class EngineLink:
             exchange.submit()
 
     def _sort_out(self) -> None:
-        """The engine is gone: requests of which nobody took anything may be asked again, once; the others are lost."""
+        """The engine is gone: what is unfinished may be asked again, once."""
         for exchange in self._waiting():
-            if exchange.taken or exchange.replayed:
+            if exchange.replayed:
                 exchange.fail(BackendFailed("The engine stopped while it was answering.", code="engine_dead"))
             else:
                 exchange.rewind()
