@@ -31,7 +31,7 @@ log = structlog.get_logger()
 _PATIENCE = 5.0  # seconds that an engine gets to end after the workers have
 _POLL = 0.05
 _FIRST_DELAY = 0.5  # seconds before a child is started a second time
-_LASTED = 10.0  # seconds of life after which a child's end is its first again
+_LASTED = 5.0  # seconds of life after which a child's end is its first again
 _PR_SET_PDEATHSIG = 1
 
 
@@ -96,7 +96,7 @@ class Supervisor:
         """Serve until SIGTERM or SIGINT, or until `tend`, called often, says no. Returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        engines = [Child(f"engine {n}", _engine(command), 10.0) for n, command in self._engines.items()]
+        engines = [Child(f"engine {n}", _engine(command), 2.0) for n, command in self._engines.items()]
         workers = [Child(f"worker {n}", self._worker, 1.0) for n in range(self._config.server.workers)]
         self._children = [*engines, *workers]
         failed = False

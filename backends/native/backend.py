@@ -172,9 +172,9 @@ class NativeBackend:
             raise BackendUnavailable(f"There is no usable tokenizer in {self._options.model}.") from error
 
     def _parts(self) -> tuple[TextCodec, Ready]:
-        if self._text is None or self._link.ready is None:
+        if self._text is None or self._link.known is None:
             raise BackendUnavailable("The engine is not ready.", retry_after=1.0)
-        return self._text, self._link.ready
+        return self._text, self._link.known
 
 
 def _capabilities(text: TextCodec, ready: Ready) -> Capabilities:

@@ -28,12 +28,13 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.05, 5.0
 class EngineLink:
     """Keeps the way to an engine open.
 
-    `ready` is what the engine says of itself, None while there is none. `pong` is its last answer to a ping.
+    `ready` is what the engine says of itself, None while there is none; `known` is what one said last. `pong` is its
+    last answer to a ping.
 
     Args:
         connect: how to reach it.
         heartbeat: seconds between pings.
-        hung_after: seconds of silence after which the engine is killed.
+        hung_after: seconds of silence after which the engine is killed, and for which requests wait for the next.
     """
 
     def __init__(
@@ -54,7 +55,9 @@ class EngineLink:
         self._health = Health("loading")
         self._decided = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._impatience: asyncio.TimerHandle | None = None
         self.ready: Ready | None = None
+        self.known: Ready | None = None
         self.pong: Pong | None = None
 
     @property
@@ -87,6 +90,7 @@ class EngineLink:
             self._task.cancel()
             await asyncio.wait([self._task])
             self._task = None
+        self._be_patient()
         self._fail_all(BackendUnavailable("The engine was stopped."))
 
     def reserve(self, number: int) -> range:
@@ -97,15 +101,18 @@ class EngineLink:
     def submit(self, submits: Sequence[Submit]) -> Exchange:
         """Ask for sequences, under reserved numbers; the exchange must be given to `release`.
 
+        Between two engines it waits for the next.
+
         Raises:
-            schemas.errors.BackendUnavailable: there is no engine now.
+            schemas.errors.BackendUnavailable: there is no engine, and none is expected.
         """
-        if self.ready is None:
+        if self.ready is None and self._impatience is None:
             raise BackendUnavailable("The engine is not ready.", retry_after=1.0)
         exchange = Exchange(submits, self._send)
         for submit in submits:
             self._exchanges[submit.seq] = exchange
-        exchange.submit()
+        if self.ready is not None:
+            exchange.submit()
         return exchange
 
     def release(self, exchange: Exchange) -> None:
@@ -120,6 +127,7 @@ class EngineLink:
             self._fail(why)
 
     def _fail(self, why: str) -> None:
+        self._be_patient()
         self._health = Health("failed", why)
         self._decided.set()
         self._fail_all(BackendUnavailable("The engine did not start again."))
@@ -149,6 +157,8 @@ class EngineLink:
             log.error("engine.lost", requests=len(self._waiting()))
             self._health = Health("loading", "the engine is started again")
             self._sort_out()
+            loop = asyncio.get_running_loop()
+            self._impatience = loop.call_later(self._hung_after, self._fail, "the engine did not start again")
         return was_ready
 
     async def _watch(self, lost: asyncio.Event) -> None:
@@ -189,7 +199,8 @@ class EngineLink:
                 self._fail(message.why)
 
     def _welcome(self, ready: Ready) -> None:
-        self.ready = ready
+        self._be_patient()
+        self.ready = self.known = ready
         self._health = Health("ready")
         self._decided.set()
         for exchange in self._waiting():
@@ -202,6 +213,11 @@ class EngineLink:
                 exchange.fail(BackendFailed("The engine stopped while it was answering.", code="engine_dead"))
             else:
                 exchange.rewind()
+
+    def _be_patient(self) -> None:
+        if self._impatience is not None:
+            self._impatience.cancel()
+            self._impatience = None
 
     def _fail_all(self, error: GatewayError) -> None:
         for exchange in self._waiting():

@@ -152,18 +152,36 @@ async def test_nothing_is_asked_a_third_time(engine: FakeEngine, link: EngineLin
     link.release(exchange)
 
 
-async def test_between_engines_nothing_is_taken(engine: FakeEngine, link: EngineLink) -> None:
+async def test_between_engines_requests_wait(engine: FakeEngine, link: EngineLink) -> None:
     engine.up = False
     engine.die()
     await until(lambda: link.ready is None)
     assert link.health.status == "loading"
+    exchange = ask(link, 1)
+    engine.up = True
+    await until(lambda: link.ready is not None)
+    assert link.health == Health("ready")
+    engine.step()
+    assert [output.ids for output in await exchange.outputs()] == [(11,)]
+    link.release(exchange)
+
+
+async def test_they_do_not_wait_forever(engine: FakeEngine, link: EngineLink) -> None:
+    engine.up = False
+    begun = ask(link, 5)
+    engine.die()
+    await until(lambda: link.ready is None)
+    waiting = ask(link, 1)
+    for exchange in (begun, waiting):
+        with pytest.raises(BackendUnavailable):
+            await exchange.outputs()
+        link.release(exchange)
+    assert link.health == Health("failed", "the engine did not start again")
     with pytest.raises(BackendUnavailable) as raised:
         ask(link, 1)
     assert raised.value.retry_after == 1.0
     engine.up = True
-    await until(lambda: link.ready is not None)
-    assert link.health == Health("ready")
-    assert not link.busy
+    await until(lambda: link.health == Health("ready"))
 
 
 async def test_what_waits_for_an_engine_that_does_not_come_is_told(engine: FakeEngine, link: EngineLink) -> None:
@@ -213,7 +231,7 @@ async def test_an_engine_that_never_came_up_is_abandoned(engine: FakeEngine, lin
 
 async def test_a_silent_engine_is_given_up() -> None:
     engine = FakeEngine(auto=False)
-    link = EngineLink(engine.connect, heartbeat=0.005, hung_after=0.05)
+    link = EngineLink(engine.connect, heartbeat=0.005, hung_after=0.2)
     await link.start()
     await until(lambda: link.pong is not None)
     exchange = ask(link, 5)
