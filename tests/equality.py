@@ -54,12 +54,15 @@ class Way:
     read_stream: Callable[[list[Any]], Said]
     chat: bool = False
     stream_path: str | None = None
+    seeds: bool = True
 
     def __str__(self) -> str:
         return f"{self.dialect} {self.path}"
 
 
-REASONS = {"eos_token": "end", "stop": "end", "stop_sequence": "end", "length": "length"}
+REASONS = {"eos_token": "end", "stop": "end", "stop_sequence": "end", "end_turn": "end"} | dict.fromkeys(
+    ("length", "max_tokens"), "length"
+)
 
 
 async def say(way: Way, ask: Ask, backend: Backend, model: str, stream: bool) -> Said:
@@ -84,7 +87,7 @@ async def _stream(server: ServerAdapter, request: Generate, backend: Backend) ->
 
 
 def _fields(way: Way) -> tuple[str, ...]:
-    return ("model",) if way.protocol == "openai" else ()
+    return ("model",) if way.protocol in ("openai", "anthropic") else ()
 
 
 def _frames(data: bytes) -> list[Any]:
@@ -173,6 +176,29 @@ def _openai_stream(frames: list[Any]) -> Said:
     )
 
 
+def _anthropic_body(ask: Ask, stream: bool) -> dict[str, Any]:
+    temperature = 0 if ask.temperature is None else ask.temperature
+    messages = [{"role": "user", "content": ask.prompt}]
+    return {"max_tokens": ask.max_tokens, "messages": messages, "temperature": temperature, "stream": stream}
+
+
+def _anthropic_whole(answer: Any) -> Said:
+    usage = answer["usage"]
+    text = "".join(block["text"] for block in answer["content"])
+    return Said(text, REASONS[answer["stop_reason"]], usage["output_tokens"], _read_tokens(usage))
+
+
+def _anthropic_stream(frames: list[Any]) -> Said:
+    text = "".join(frame["delta"]["text"] for frame in frames if frame["type"] == "content_block_delta")
+    (last,) = [frame for frame in frames if frame["type"] == "message_delta"]
+    usage = last["usage"]
+    return Said(text, REASONS[last["delta"]["stop_reason"]], usage["output_tokens"], _read_tokens(usage))
+
+
+def _read_tokens(usage: Any) -> int:
+    return int(usage["input_tokens"] + usage["cache_read_input_tokens"])
+
+
 TRITON_OUTPUTS = {
     "return_finish_reason": True,
     "return_num_input_tokens": True,
@@ -230,6 +256,16 @@ WAYS: tuple[Way, ...] = (
     _openai("mindie-openai", "/v1/chat/completions", _mindie_chat_body, chat=True),
     Way("databricks", "databricks", _INVOCATIONS, _databricks_body, _openai_whole, _openai_stream),
     Way("databricks", "databricks", _INVOCATIONS, _databricks_body, _openai_whole, _openai_stream, chat=True),
+    Way(
+        "anthropic",
+        "anthropic",
+        "/v1/messages",
+        _anthropic_body,
+        _anthropic_whole,
+        _anthropic_stream,
+        chat=True,
+        seeds=False,
+    ),
     Way("triton", "triton", _GENERATE, _triton_body, _triton_whole, _triton_stream, stream_path=f"{_GENERATE}_stream"),
     Way(
         "triton",

@@ -21,7 +21,7 @@ from schemas.errors import BackendFailed, BackendUnavailable, GatewayError
 
 log = structlog.get_logger()
 
-_FIRST_DELAY, _LONGEST_DELAY = 0.05, 5.0
+_FIRST_DELAY, _LONGEST_DELAY = 0.05, 0.5
 """Seconds between attempts to connect; each is twice the one before."""
 
 

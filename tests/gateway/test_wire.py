@@ -62,7 +62,11 @@ KEYS = {
     "databricks": {"error_code", "message"},
     "openai": {"error"},
     "triton": {"error"},
+    "anthropic": {"type", "error"},
 }
+
+
+INNER = {"openai": {"message", "type", "param", "code"}, "anthropic": {"message", "type"}}
 
 
 def check_words(spoken: tuple[str, str], answer: httpx.Response) -> None:
@@ -75,8 +79,8 @@ def check_words(spoken: tuple[str, str], answer: httpx.Response) -> None:
     assert "litestar" not in answer.text.lower()
     # MindIE answers errors in one form, whatever the URL.
     assert set(body) == KEYS["tgi" if dialect.startswith("mindie") else protocol]
-    if dialect == "openai":
-        assert set(body["error"]) == {"message", "type", "param", "code"}
+    if dialect in INNER:
+        assert set(body["error"]) == INNER[dialect]
         body = body["error"]
     assert all(isinstance(value, str | None) for value in body.values())
 
@@ -137,6 +141,9 @@ def question(protocol: str, route: Route, model: str, stream: bool) -> dict[str,
     if "/generate" in route.path:
         body: dict[str, Any] = {"inputs": "x"} if protocol == "tgi" else {"id": "a", "text_input": "x"}
         return body if stream == route.path.endswith("_stream") else None
+    if protocol == "anthropic":
+        messages = [{"role": "user", "content": "x"}]
+        return {"model": model, "max_tokens": 99, "messages": messages, "stream": stream}
     if protocol == "tgi":
         return {"inputs": "x", "stream": stream}
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}

@@ -1,0 +1,202 @@
+"""Answers, whole and streamed.
+
+A stream's content comes in blocks, one open at a time: text, thinking, or one call of a tool. It ends with
+`message_stop` if and only if `Usage` was fed; a failed one ends with an `error` event.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from adapters.anthropic.dialects import Dialect
+from adapters.base import Headers, Reply
+from adapters.sse import guard
+from schemas import anthropic as wire
+from schemas.errors import BackendFailed, GatewayError, MethodNotAllowed
+from schemas.ir import Choice, Completion, Delta, Events, Finished, Generate, Started, ToolDelta, Usage
+
+_json = msgspec.json.Encoder().encode
+_TEXT = ("text_delta", "text")
+_THINKING = ("thinking_delta", "thinking")
+
+
+def whole(dialect: Dialect, request: Generate, answer: Completion) -> Reply:
+    """The whole answer.
+
+    Raises:
+        schemas.errors.BackendFailed: a tool's arguments are no JSON object, which the protocol has no words for.
+    """
+    choice = answer.choices[0]
+    return Reply(
+        guard(
+            _json(
+                wire.Answer(
+                    id=message_id(request),
+                    model=answer.model,
+                    content=_content(choice),
+                    stop_reason=_stop_reason(dialect, choice),
+                    stop_sequence=choice.stop,
+                    usage=_usage(answer.usage),
+                )
+            )
+        )
+    )
+
+
+def failure(dialect: Dialect, error: GatewayError) -> Reply:
+    """An error as an answer."""
+    headers: Headers = ()
+    if error.retry_after is not None:
+        headers += (("retry-after", str(max(1, round(error.retry_after)))),)
+    if isinstance(error, MethodNotAllowed) and error.allowed:
+        headers += (("allow", ", ".join(error.allowed)),)
+    return Reply(failure_body(dialect, error), dialect.failures[error.kind].status, headers=headers)
+
+
+def failure_body(dialect: Dialect, error: GatewayError) -> bytes:
+    """An error's JSON."""
+    told = wire.ErrorAnswer(wire.Error(dialect.failures[error.kind].type, error.message))
+    return _json({"type": told.type, "error": told.error})
+
+
+def message_id(request: Generate) -> str:
+    """What the answer is called."""
+    return f"msg_{request.id}"
+
+
+class StreamWriter:
+    """One stream being written."""
+
+    media_type = "text/event-stream"
+    headers: Headers = (("cache-control", "no-cache"),)
+    abort_after_error = False
+
+    def __init__(self, dialect: Dialect, request: Generate) -> None:
+        self._dialect = dialect
+        self._request = request
+        self._blocks = 0
+        self._open: str | int | None = None  # what the open block holds: a delta's field, or a tool call's index
+        self._around = (b"", b"")
+        self._calls = 0
+        self._late: list[tuple[tuple[str, str], str]] = []  # what came amid a tool call, whose block cannot be left
+        self._last: Finished | None = None
+
+    def feed(self, events: Events) -> bytes:
+        """The events that say these events."""
+        out: list[bytes] = []
+        for event in events:
+            if isinstance(event, Delta):
+                self._delta(event, out)
+            elif isinstance(event, Started):
+                out.append(self._start(event))
+            else:
+                out.append(self._end(event))
+        return b"".join(out)
+
+    def fail(self, error: GatewayError) -> bytes:
+        """The error as the last event."""
+        return b"event: error\ndata: %b\n\n" % guard(failure_body(self._dialect, error))
+
+    def _start(self, started: Started) -> bytes:
+        message = wire.Answer(
+            id=message_id(self._request),
+            model=started.model,
+            content=(),
+            stop_reason=None,
+            stop_sequence=None,
+            usage=wire.Usage(started.prompt_tokens or 0, 0, 0, 0),
+        )
+        return _event("message_start", {"message": message})
+
+    def _delta(self, delta: Delta, out: list[bytes]) -> None:
+        if delta.reasoning:
+            self._piece(_THINKING, delta.reasoning, out)
+        if delta.text or delta.refusal:
+            self._piece(_TEXT, delta.text or delta.refusal, out)
+        for call in delta.tool_calls:
+            self._call(call, out)
+        if isinstance(delta, Finished):
+            self._close(out)
+            for kind, text in self._late:
+                self._piece(kind, text, out)
+            self._close(out)
+            self._last = delta
+
+    def _piece(self, kind: tuple[str, str], text: str, out: list[bytes]) -> None:
+        if isinstance(self._open, int):
+            self._late.append((kind, text))
+            return
+        if self._open != kind[1]:
+            block = wire.TextBlock("") if kind is _TEXT else wire.ThinkingBlock("")
+            self._begin(kind[1], block, kind, out)
+        before, after = self._around
+        out.append(before + guard(_json(text)) + after)
+
+    def _call(self, call: ToolDelta, out: list[bytes]) -> None:
+        if self._open != call.index:
+            if call.index < self._calls:
+                raise BackendFailed("The model's calls of tools are entangled.", code="bad_tool_call")
+            self._calls = call.index + 1
+            id = call.id or f"toolu_{self._request.id}_{call.index}"
+            block = wire.ToolUseBlock(id, call.name or "", msgspec.Raw(b"{}"))
+            self._begin(call.index, block, ("input_json_delta", "partial_json"), out)
+        if call.arguments:
+            before, after = self._around
+            out.append(before + guard(_json(call.arguments)) + after)
+
+    def _begin(
+        self,
+        what: str | int,
+        block: wire.TextBlock | wire.ThinkingBlock | wire.ToolUseBlock,
+        delta: tuple[str, str],
+        out: list[bytes],
+    ) -> None:
+        self._close(out)
+        out.append(_event("content_block_start", {"index": self._blocks, "content_block": block}))
+        self._open = what
+        frame = _event("content_block_delta", {"index": self._blocks, "delta": {"type": delta[0], delta[1]: ""}})
+        before, after = frame.rsplit(b'""', 1)
+        self._around = (before, after)
+
+    def _close(self, out: list[bytes]) -> None:
+        if self._open is not None:
+            out.append(_event("content_block_stop", {"index": self._blocks}))
+            self._open = None
+            self._blocks += 1
+
+    def _end(self, usage: Usage) -> bytes:
+        last = self._last
+        delta = {
+            "stop_reason": None if last is None else _stop_reason(self._dialect, last),
+            "stop_sequence": None if last is None else last.stop,
+        }
+        return _event("message_delta", {"delta": delta, "usage": _usage(usage)}) + _event("message_stop", {})
+
+
+def _event(name: str, fields: dict[str, object]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), guard(_json({"type": name} | fields)))
+
+
+def _stop_reason(dialect: Dialect, ended: Choice | Finished) -> str:
+    return "refusal" if ended.refusal else dialect.stop_reasons[ended.reason]
+
+
+def _content(choice: Choice) -> tuple[wire.TextBlock | wire.ThinkingBlock | wire.ToolUseBlock, ...]:
+    blocks: list[wire.TextBlock | wire.ThinkingBlock | wire.ToolUseBlock] = []
+    if choice.reasoning:
+        blocks.append(wire.ThinkingBlock(choice.reasoning))
+    if choice.text or choice.refusal:
+        blocks.append(wire.TextBlock(choice.text or choice.refusal))
+    for call in choice.tool_calls:
+        arguments = (call.arguments or "{}").encode()
+        try:
+            msgspec.json.decode(arguments, type=dict)
+        except msgspec.DecodeError:
+            raise BackendFailed("The model's call of a tool is not a JSON object.", code="bad_tool_call") from None
+        blocks.append(wire.ToolUseBlock(call.id, call.name, msgspec.Raw(arguments)))
+    return tuple(blocks)
+
+
+def _usage(usage: Usage) -> wire.Usage:
+    cached = usage.cached_tokens or 0
+    return wire.Usage(usage.prompt_tokens - cached, 0, cached, usage.completion_tokens)

@@ -1,0 +1,37 @@
+"""How a remote that speaks Anthropic's protocol is called."""
+
+from __future__ import annotations
+
+from adapters.anthropic.dialects import Dialect
+from adapters.anthropic.outbound import outbound
+from adapters.anthropic.remote import StreamReader, read_answer, read_failure
+from adapters.base import Outbound, Reply
+from schemas.errors import GatewayError
+from schemas.ir import Events, Generate
+
+
+class AnthropicClient:
+    """One dialect's client face.
+
+    Args:
+        dialect: the row of the table to speak.
+    """
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+
+    def encode(self, request: Generate) -> Outbound:
+        """Write a request."""
+        return outbound(self._dialect, request)
+
+    def decoder(self, request: Generate) -> StreamReader:
+        """A reader for the streamed answer to `request`."""
+        return StreamReader(self._dialect, request)
+
+    def decode(self, request: Generate, reply: Reply) -> Events:
+        """The whole answer to `request`, as its events."""
+        return read_answer(self._dialect, request, reply)
+
+    def error(self, reply: Reply) -> GatewayError:
+        """What a reply with an error status means."""
+        return read_failure(reply)

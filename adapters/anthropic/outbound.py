@@ -1,0 +1,88 @@
+"""Requests to a remote of the protocol. What it cannot say is refused, not dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from adapters.anthropic.dialects import Dialect
+from adapters.anthropic.messages import write_conversation
+from adapters.base import JSON, Outbound
+from schemas.errors import UnsupportedFeature
+from schemas.ir import ChatPrompt, Generate, Message, TextPrompt, Tool, ToolChoice
+
+VERSION = "2023-06-01"
+DEFAULT_MAX_TOKENS = 4096
+"""The protocol wants a limit; this is asked for where the client set none."""
+
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_SAMPLING = ("seed", "min_p", "typical_p", "logit_bias", "watermark", *_PENALTIES)
+_ASKED = ("best_of", "echo", "suffix", "logprobs", "prompt_logprobs", "grammar", "truncate_prompt_tokens", "adapter_id")
+_MODES = {"auto": "auto", "none": "none", "required": "any", "named": "tool"}
+
+
+def outbound(dialect: Dialect, request: Generate) -> Outbound:
+    """The request, its path below the remote's base URL.
+
+    Raises:
+        schemas.errors.UnsupportedFeature: it asks for what the protocol cannot say.
+    """
+    _refuse(dialect, request)
+    system, turns = write_conversation(_messages(request))
+    sampling, stopping = request.sampling, request.stopping
+    fields: dict[str, Any] = {
+        "model": request.model,
+        "max_tokens": stopping.max_new_tokens or DEFAULT_MAX_TOKENS,
+        "system": system or None,
+        "messages": turns,
+        "temperature": 0 if sampling.greedy else sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "stop_sequences": list(stopping.stop) or None,
+        "tools": [_tool(tool) for tool in request.tools] or None,
+        "tool_choice": _choice(request.tool_choice, request.parallel_tool_calls),
+        "metadata": {"user_id": request.user} if request.user else None,
+        "thinking": request.hints.get("thinking"),
+        "stream": request.stream or None,
+    }
+    body = msgspec.json.encode({name: value for name, value in fields.items() if value is not None})
+    return Outbound("/v1/messages", body, headers=(("content-type", JSON), ("anthropic-version", VERSION)))
+
+
+def _refuse(dialect: Dialect, request: Generate) -> None:
+    asked = [name for name in _SAMPLING if getattr(request.sampling, name)]
+    asked += [name for name in _ASKED if getattr(request, name)]
+    stopping = request.stopping
+    asked += [name for name in ("min_new_tokens", "stop_token_ids", "ignore_eos") if getattr(stopping, name)]
+    if request.n > 1 or len(request.prompts) > 1:
+        asked.append("n")
+    if (request.sampling.temperature or 0) > dialect.max_temperature:
+        asked.append("temperature")
+    if asked:
+        raise UnsupportedFeature(f"The model's server cannot honour '{asked[0]}'.", feature=asked[0])
+
+
+def _messages(request: Generate) -> tuple[Message, ...]:
+    prompt = request.prompts[0]
+    if isinstance(prompt, ChatPrompt):
+        return prompt.messages
+    if isinstance(prompt, TextPrompt) and not prompt.images:
+        return (Message("user", prompt.text),)
+    raise UnsupportedFeature("The model's server takes conversations only.", feature="token_prompts")
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    told = {"name": tool.name, "input_schema": tool.parameters or {"type": "object"}}
+    return told | ({"description": tool.description} if tool.description is not None else {})
+
+
+def _choice(choice: ToolChoice | None, parallel: bool | None) -> dict[str, Any] | None:
+    if choice is None and parallel is None:
+        return None
+    if choice is not None and choice.mode == "allowed":
+        raise UnsupportedFeature("The model's server cannot choose among some of the tools.", feature="tools")
+    told: dict[str, Any] = {"type": "auto" if choice is None else _MODES[choice.mode]}
+    if choice is not None and choice.mode == "named":
+        told["name"] = choice.names[0]
+    return told if parallel is None else told | {"disable_parallel_tool_use": not parallel}

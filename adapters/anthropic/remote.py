@@ -1,0 +1,193 @@
+"""A remote's answers, whole and streamed, to events. A stream is complete if and only if a stop reason was told."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from adapters.anthropic.dialects import Dialect
+from adapters.base import Reply
+from adapters.sse import EventReader
+from schemas import anthropic as wire
+from schemas.errors import (
+    BackendError,
+    BackendFailed,
+    BackendUnavailable,
+    GatewayError,
+    Incomplete,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    RateLimited,
+)
+from schemas.ir import Delta, Event, Events, Finished, FinishReason, Generate, Started, ToolDelta, Usage
+
+_T = TypeVar("_T")
+
+_MALFORMED = "The model's server sent what makes no sense."
+_MOST_BLOCKS = 10_000
+
+
+class StreamReader:
+    """One stream being read."""
+
+    def __init__(self, dialect: Dialect, request: Generate) -> None:
+        self._dialect = dialect
+        self._request = request
+        self._events = EventReader()
+        self._calls: dict[int, int] = {}  # a block's index -> the tool call's
+        self._begun: set[int] = set()
+        self._usage = wire.RemoteUsage()
+        self._reason: str | None = None
+        self._stop: str | None = None
+        self._started = self._ended = False
+
+    def feed(self, data: bytes) -> Events:
+        """The events completed by these bytes; what follows the end is ignored."""
+        out: list[Event] = []
+        for event in self._events.feed(data):
+            if event.data and not self._ended:
+                self._event(_decode(event.data, wire.RemoteEvent), out)
+        return tuple(out)
+
+    def close(self) -> Events:
+        """The connection ended."""
+        if self._ended:
+            return ()
+        if self._reason is None:
+            raise Incomplete("The model's server ended its answer before it was finished.")
+        out: list[Event] = []
+        self._finish(out)
+        return tuple(out)
+
+    def _event(self, event: wire.RemoteEvent, out: list[Event]) -> None:
+        match event.type:
+            case "message_start":
+                message = event.message or wire.RemoteMessage()
+                self._count(message.usage)
+                self._started = True
+                out.append(Started(message.model or self._request.model, _prompt_tokens(self._usage)))
+            case "error":
+                raise _told(event.error)
+            case "ping":
+                pass
+            case _ if not self._started:
+                raise BackendFailed(_MALFORMED, code="upstream_malformed")
+            case "content_block_start":
+                self._block(event, out)
+            case "content_block_delta":
+                self._delta(event, out)
+            case "message_delta":
+                self._count(event.usage)
+                if event.delta is not None and event.delta.stop_reason is not None:
+                    self._reason, self._stop = event.delta.stop_reason, event.delta.stop_sequence
+            case "message_stop":
+                out.extend(self.close())
+
+    def _block(self, event: wire.RemoteEvent, out: list[Event]) -> None:
+        block = event.content_block
+        if block is None or len(self._begun) >= _MOST_BLOCKS or event.index in self._begun:
+            raise BackendFailed(_MALFORMED, code="upstream_malformed")
+        self._begun.add(event.index)
+        if block.type == "tool_use":
+            self._calls[event.index] = call = len(self._calls)
+            out.append(Delta(tool_calls=(ToolDelta(call, block.id, block.name),)))
+        elif block.text:
+            out.append(Delta(text=block.text))
+
+    def _delta(self, event: wire.RemoteEvent, out: list[Event]) -> None:
+        delta = event.delta
+        if delta is None or event.index not in self._begun:
+            raise BackendFailed(_MALFORMED, code="upstream_malformed")
+        if delta.text:
+            out.append(Delta(text=delta.text))
+        elif delta.thinking:
+            out.append(Delta(reasoning=delta.thinking))
+        elif delta.partial_json and event.index in self._calls:
+            out.append(Delta(tool_calls=(ToolDelta(self._calls[event.index], arguments=delta.partial_json),)))
+
+    def _count(self, usage: wire.RemoteUsage | None) -> None:
+        if usage is not None:
+            told = {name: value for name, value in msgspec.structs.asdict(usage).items() if value is not None}
+            self._usage = msgspec.structs.replace(self._usage, **told)
+
+    def _finish(self, out: list[Event]) -> None:
+        self._ended = True
+        out += _end(self._dialect, self._reason or "", self._stop, self._usage)
+
+
+def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
+    """A whole answer, as its events.
+
+    Raises:
+        schemas.errors.BackendError: it is unfinished, or makes no sense.
+    """
+    answer = _decode(reply.body, wire.RemoteMessage)
+    if answer.stop_reason is None:
+        raise Incomplete("The model's server ended its answer before it was finished.")
+    events: list[Event] = [Started(answer.model or request.model, _prompt_tokens(answer.usage))]
+    calls = 0
+    for block in answer.content:
+        if block.type == "text" and block.text:
+            events.append(Delta(text=block.text))
+        elif block.type == "thinking" and block.thinking:
+            events.append(Delta(reasoning=block.thinking))
+        elif block.type == "tool_use":
+            arguments = msgspec.json.encode(block.input or {}).decode()
+            events.append(Delta(tool_calls=(ToolDelta(calls, block.id, block.name, arguments),)))
+            calls += 1
+    return (*events, *_end(dialect, answer.stop_reason, answer.stop_sequence, answer.usage))
+
+
+def read_failure(reply: Reply) -> GatewayError:
+    """What a reply with an error status means. Its own words are told where the client can do something about them."""
+    try:
+        message = msgspec.json.decode(reply.body, type=wire.ErrorAnswer).error.message
+    except msgspec.DecodeError:
+        message = f"The model's server answered with status {reply.status}."
+    retry_after = next((_seconds(value) for name, value in reply.headers if name.lower() == "retry-after"), None)
+    match reply.status:
+        case 400 | 413 | 422:
+            return InvalidRequest(message)
+        case 404:
+            return ModelNotFound(message)
+        case 429:
+            return RateLimited("The model's server limits the rate of requests.", retry_after=retry_after)
+        case 529 | 503:
+            return Overloaded("The model's server is overloaded.", retry_after=retry_after)
+        case 401 | 403:
+            return BackendFailed("The model's server refuses the gateway's key.", code="upstream_auth")
+        case _:
+            return BackendUnavailable(f"The model's server answered with status {reply.status}.")
+
+
+def _end(dialect: Dialect, reason: str, stop: str | None, usage: wire.RemoteUsage) -> Events:
+    if reason not in dialect.reasons:
+        raise BackendFailed(_MALFORMED, code="upstream_malformed")
+    generated = usage.output_tokens
+    finished = Finished(reason=FinishReason(dialect.reasons[reason]), generated=generated, stop=stop)
+    cached = usage.cache_read_input_tokens or None
+    return (finished, Usage(_prompt_tokens(usage) or 0, generated or 0, cached_tokens=cached))
+
+
+def _prompt_tokens(usage: wire.RemoteUsage) -> int | None:
+    if usage.input_tokens is None:
+        return None
+    return usage.input_tokens + (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+
+
+def _told(error: wire.Error | None) -> BackendError:
+    kind = error.type if error is not None else "api_error"
+    return BackendFailed("The model's server failed while it was answering.", code=f"upstream_{kind}"[:64])
+
+
+def _decode(data: bytes, type: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(data, type=type)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        raise BackendFailed(_MALFORMED, code="upstream_malformed") from None
+
+
+def _seconds(value: str) -> float | None:
+    return float(value) if value.isdigit() else None

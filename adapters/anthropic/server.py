@@ -1,0 +1,85 @@
+"""What Anthropic's clients see."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from adapters.anthropic.answers import StreamWriter, failure, whole
+from adapters.anthropic.decode import read_count, read_question
+from adapters.anthropic.dialects import Dialect
+from adapters.base import Call, Reply, Route
+from schemas import anthropic as wire
+from schemas.errors import GatewayError, InternalError
+from schemas.ir import Completion, Embed, Embeddings, Generate, Origin, Request, Tokenize, Tokens
+
+
+class AnthropicServer:
+    """One dialect's server face.
+
+    Args:
+        dialect: the row of the table to speak.
+    """
+
+    routes: ClassVar[tuple[Route, ...]] = (
+        Route(
+            "POST",
+            "/v1/messages",
+            "messages",
+            "generate",
+            "Answer a conversation",
+            body=wire.MessagesRequest,
+            answer=wire.Answer,
+            streams=True,
+            example={
+                "model": "{model}",
+                "max_tokens": 64,
+                "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            },
+        ),
+        Route(
+            "POST",
+            "/v1/messages/count_tokens",
+            "count_tokens",
+            "tokenize",
+            "Count a conversation's tokens",
+            body=wire.CountRequest,
+            answer=wire.Count,
+            example={"model": "{model}", "messages": [{"role": "user", "content": "Hello!"}]},
+        ),
+    )
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+
+    def decode(self, route: Route, body: bytes, call: Call) -> Request:
+        """Read a request."""
+        origin = Origin("anthropic", self._dialect.name, route.name, body)
+        if route.name == "count_tokens":
+            return read_count(body, origin, call)
+        return read_question(self._dialect, body, origin, call)
+
+    def encoder(self, request: Generate) -> StreamWriter:
+        """A writer for the streamed answer to `request`."""
+        return StreamWriter(self._dialect, request)
+
+    def encode(self, request: Generate, answer: Completion) -> Reply:
+        """The whole answer to `request`."""
+        return whole(self._dialect, request, answer)
+
+    def encode_embeddings(self, request: Embed, answer: Embeddings) -> Reply:  # noqa: ARG002
+        """Never called: the protocol has no vectors."""
+        raise InternalError
+
+    def encode_tokens(self, request: Tokenize, answer: Tokens) -> Reply:  # noqa: ARG002
+        """How many tokens the conversation has."""
+        return Reply(msgspec.json.encode(wire.Count(len(answer.spans))))
+
+    def describe(self, route: Route, call: Call, body: bytes) -> Reply:  # noqa: ARG002
+        """Never called: no route describes anything."""
+        raise InternalError
+
+    def error(self, error: GatewayError, request: Generate | None = None) -> Reply:  # noqa: ARG002
+        """The answer when nothing of a stream was written yet."""
+        return failure(self._dialect, error)

@@ -1,0 +1,219 @@
+"""The mirror law: what either face writes, the other reads back as the same."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.anthropic import ADAPTER
+from adapters.base import Call, Reply
+from adapters.fold import fold
+from schemas.errors import (
+    BackendFailed,
+    GatewayError,
+    Incomplete,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    RateLimited,
+    UnsupportedFeature,
+)
+from schemas.ir import (
+    Catalog,
+    ChatPrompt,
+    Completion,
+    Events,
+    FinishReason,
+    Generate,
+    ImagePart,
+    Message,
+    Sampling,
+    Stopping,
+    TextPart,
+    TokensPrompt,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+
+from ..laws import batches, canonical, splits, streams, texts
+
+SERVER = ADAPTER.server(ADAPTER.dialects["anthropic"])
+CLIENT = ADAPTER.client(ADAPTER.dialects["anthropic"])
+MESSAGES = SERVER.routes[0]
+REASONS = (FinishReason.EOS, FinishReason.LENGTH, FinishReason.TOOL_CALL)
+
+
+def mirrored(request: Generate) -> Generate:
+    """The request as the server face of a remote would see it."""
+    sent = CLIENT.encode(request)
+    assert sent.path == MESSAGES.path
+    asked = SERVER.decode(MESSAGES, sent.body, Call("r1", Catalog({})))
+    assert isinstance(asked, Generate)
+    return msgspec.structs.replace(asked, origin=None)
+
+
+def asked(**fields: object) -> Generate:
+    fields = {"id": "r1", "model": "m", "prompts": (ChatPrompt((Message("user", "x"),)),)} | fields
+    return Generate(**fields)  # type: ignore[arg-type]
+
+
+def untold(answer: Completion) -> Completion:
+    """Without what the protocol has no room for: tokens, and a choice's own count, which is the usage's."""
+    choices = tuple(
+        msgspec.structs.replace(choice, tokens=(), generated=answer.usage.completion_tokens)
+        for choice in answer.choices
+    )
+    return msgspec.structs.replace(answer, choices=choices)
+
+
+@given(data=st.data(), events=streams(reasons=REASONS, model="m", tools=True, reasoning=True))
+def test_streams(data: st.DataObject, events: Events) -> None:
+    request = asked(stream=True)
+    encoder, reader = SERVER.encoder(request), CLIENT.decoder(request)
+    written = b"".join(encoder.feed(batch) for batch in data.draw(batches(events)))
+    read: Events = ()
+    for piece in data.draw(splits(written)):
+        read += reader.feed(piece)
+    assert canonical(read + reader.close()) == untold(canonical(events))
+
+
+@given(events=streams(reasons=REASONS, model="m", reasoning=True))
+def test_whole_answers(events: Events) -> None:
+    request = asked()
+    reply = SERVER.encode(request, fold(events))
+    assert canonical(CLIENT.decode(request, reply)) == untold(canonical(events))
+
+
+@given(events=streams(reasons=REASONS, model="m"), data=st.data())
+def test_a_stream_that_is_cut_is_never_complete(events: Events, data: st.DataObject) -> None:
+    request = asked(stream=True)
+    written = SERVER.encoder(request).feed(events)
+    told = written.index(b"event: message_delta")
+    reader = CLIENT.decoder(request)
+    reader.feed(written[: data.draw(st.integers(0, told))])
+    with pytest.raises(Incomplete):
+        reader.close()
+
+
+said = texts.filter(bool)
+blocks = st.lists(
+    st.builds(TextPart, said) | st.just(ImagePart("data:image/png;base64,QUJD", "data")), min_size=1, max_size=3
+).map(tuple)
+replies = st.lists(st.builds(TextPart, said), min_size=1).map(tuple)
+calls = st.just((ToolCall("t1", "f", '{"a":1}'), ToolCall("t2", "f", "{}")))
+conversations = st.tuples(
+    st.lists(st.builds(Message, st.just("system"), said), max_size=1),
+    st.lists(
+        st.tuples(
+            st.builds(Message, st.just("user"), blocks),
+            st.builds(Message, st.just("assistant"), replies, tool_calls=calls),
+        ),
+        max_size=2,
+    ),
+    st.builds(Message, st.just("user"), blocks),
+).map(lambda given: ChatPrompt((*given[0], *(turn for pair in given[1] for turn in pair), given[2])))
+
+
+@given(
+    prompt=conversations,
+    sampling=st.builds(
+        Sampling,
+        do_sample=st.just(True),
+        temperature=st.floats(0, 1),
+        top_k=st.none() | st.integers(1, 100),
+        top_p=st.none() | st.floats(0.01, 1),
+    ),
+    stopping=st.builds(
+        Stopping, max_new_tokens=st.integers(1, 999), stop=st.lists(st.just("END"), max_size=2).map(tuple)
+    ),
+    stream=st.booleans(),
+    choice=st.none() | st.sampled_from([ToolChoice("auto"), ToolChoice("required"), ToolChoice("named", ("f",))]),
+    parallel=st.none() | st.booleans(),
+    user=st.none() | said,
+)
+def test_requests(
+    prompt: ChatPrompt,
+    sampling: Sampling,
+    stopping: Stopping,
+    stream: bool,
+    choice: ToolChoice | None,
+    parallel: bool | None,
+    user: str | None,
+) -> None:
+    request = Generate(
+        id="r1",
+        model="m",
+        prompts=(prompt,),
+        sampling=sampling,
+        stopping=stopping,
+        stream=stream,
+        stream_usage=True,
+        raw_prompt=False,
+        tools=(Tool("f", "Does.", {"type": "object"}),),
+        tool_choice=choice if choice is not None or parallel is None else ToolChoice("auto"),
+        parallel_tool_calls=parallel if choice is not None else None,
+        user=user,
+    )
+    if choice is None:
+        request = msgspec.structs.replace(request, tool_choice=None)
+    assert mirrored(request) == request
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 2},
+        {"logprobs": True},
+        {"echo": True},
+        {"sampling": Sampling(seed=3)},
+        {"sampling": Sampling(temperature=1.5)},
+        {"stopping": Stopping(ignore_eos=True)},
+        {"prompts": (TokensPrompt((1,)),)},
+        {"tools": (Tool("f"),), "tool_choice": ToolChoice("allowed", ("f",))},
+    ],
+)
+def test_what_cannot_be_said_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(UnsupportedFeature):
+        CLIENT.encode(asked(**fields))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'event: ping\ndata: {"type":"ping"}\n\n',
+        b'event: x\ndata: {"type":"content_block_delta","index":0,"delta":{"text":"x"}}\n\n',
+        b"data: <html>\n\n",
+        b"data: [[[\n\n",
+        b'data: {"type":"error","error":{"type":"overloaded_error","message":"secret"}}\n\n',
+        b'data: {"type":"message_start","message":{}}\n\n'
+        b'data: {"type":"message_delta","delta":{"stop_reason":"odd"}}\n\n',
+    ],
+)
+def test_what_makes_no_sense_is_a_failure(data: bytes) -> None:
+    reader = CLIENT.decoder(asked(stream=True))
+    with pytest.raises((BackendFailed, Incomplete)) as raised:
+        _ = (reader.feed(data), reader.close())
+    assert "secret" not in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, InvalidRequest),
+        (401, BackendFailed),
+        (403, BackendFailed),
+        (404, ModelNotFound),
+        (429, RateLimited),
+        (500, GatewayError),
+        (529, Overloaded),
+    ],
+)
+def test_statuses(status: int, kind: type[GatewayError]) -> None:
+    body = b'{"type":"error","error":{"type":"x","message":"said"}}'
+    error = CLIENT.error(Reply(body, status, headers=(("Retry-After", "7"),)))
+    assert isinstance(error, kind)
+    assert ("said" in error.message) == (status in (400, 404))
+    assert error.retry_after == (7 if status in (429, 529) else None)

@@ -1,0 +1,279 @@
+"""Bytes of the Messages API: what is read, what is written, in the words of Anthropic's reference."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from adapters.anthropic import ADAPTER
+from adapters.base import Call
+from adapters.fold import fold
+from schemas.errors import (
+    KINDS,
+    BackendFailed,
+    GatewayError,
+    Incomplete,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    RateLimited,
+    Unauthorized,
+    UnsupportedFeature,
+)
+from schemas.ir import (
+    Catalog,
+    ChatPrompt,
+    Delta,
+    Events,
+    Finished,
+    FinishReason,
+    Generate,
+    ImagePart,
+    Message,
+    Sampling,
+    Started,
+    Stopping,
+    TextPart,
+    Tokens,
+    TokenSpan,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolDelta,
+    Usage,
+)
+
+SERVER = ADAPTER.server(ADAPTER.dialects["anthropic"])
+ROUTES = {route.name: route for route in SERVER.routes}
+WEATHER = {"name": "get_weather", "description": "Weather", "input_schema": {"type": "object", "properties": {}}}
+LIVE: Events = (
+    Started("m", 9),
+    Delta(text="Let me "),
+    Delta(text="see\u2028."),
+    Delta(tool_calls=(ToolDelta(0, "toolu_1", "get_weather"),)),
+    Delta(tool_calls=(ToolDelta(0, arguments='{"city": '),)),
+    Delta(tool_calls=(ToolDelta(0, arguments='"Paris"}'),)),
+    Finished(reason=FinishReason.TOOL_CALL, generated=20),
+    Usage(9, 20, cached_tokens=4),
+)
+
+
+def decode(body: dict[str, Any], route: str = "messages") -> Any:
+    return SERVER.decode(ROUTES[route], json.dumps(body).encode(), Call("r1", Catalog({})))
+
+
+def ask(**fields: Any) -> Generate:
+    body = {"model": "m", "max_tokens": 10, "messages": [{"role": "user", "content": "Hi"}]}
+    request = decode(body | fields)
+    assert isinstance(request, Generate)
+    return request
+
+
+def test_the_smallest_question() -> None:
+    request = ask()
+    assert request.prompts == (ChatPrompt((Message("user", "Hi"),)),)
+    assert request.sampling == Sampling(do_sample=True)
+    assert request.stopping == Stopping(max_new_tokens=10)
+    assert not request.stream
+
+
+def test_every_parameter() -> None:
+    request = ask(
+        system=[{"type": "text", "text": "Be brief."}],
+        stop_sequences=["END"],
+        stream=True,
+        temperature=0,
+        top_p=0.5,
+        top_k=3,
+        metadata={"user_id": "u1"},
+        tools=[WEATHER],
+        tool_choice={"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True},
+        thinking={"type": "enabled", "budget_tokens": 1024},
+        service_tier="auto",
+        something={"new": 1},
+    )
+    assert request.prompts[0] == ChatPrompt((Message("system", (TextPart("Be brief."),)), Message("user", "Hi")))
+    assert request.sampling == Sampling(do_sample=True, temperature=0, top_p=0.5, top_k=3)
+    assert request.sampling.greedy
+    assert request.stopping.stop == ("END",)
+    assert request.stream
+    assert request.user == "u1"
+    assert request.tools == (Tool("get_weather", "Weather", WEATHER["input_schema"]),)  # type: ignore[arg-type]
+    assert request.tool_choice == ToolChoice("named", ("get_weather",))
+    assert request.parallel_tool_calls is False
+    assert request.hints == {"service_tier": "auto", "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    assert request.extra == {"something": {"new": 1}}
+
+
+def test_blocks() -> None:
+    request = ask(
+        messages=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": "QUJD"}},
+                    {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}},
+                    {"type": "text", "text": "What?"},
+                ],
+            },
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                    {"type": "redacted_thinking", "data": "x"},
+                    {"type": "text", "text": "I ask."},
+                    {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "5"}]},
+                    {"type": "text", "text": "And?"},
+                ],
+            },
+        ]
+    )
+    assert request.prompts[0] == ChatPrompt(
+        (
+            Message(
+                "user",
+                (
+                    ImagePart("data:image/jpeg;base64,QUJD", "data"),
+                    ImagePart("https://example.com/a.png", "url"),
+                    TextPart("What?"),
+                ),
+            ),
+            Message("assistant", (TextPart("I ask."),), tool_calls=(ToolCall("t1", "f", '{"a":1}'),), reasoning="Hm."),
+            Message("tool", (TextPart("5"),), tool_call_id="t1"),
+            Message("user", (TextPart("And?"),)),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0.source"),
+        ({"temperature": 1.5}, "temperature"),
+        ({"top_p": -0.1}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"stop_sequences": [" "]}, "stop_sequences"),
+        ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
+        ({"tools": [{"name": "f", "type": "web_search_20250305"}]}, "tools.0.type"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "some"}}, "tool_choice.type"),
+    ],
+)
+def test_refusals_name_their_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        ask(**fields)
+    assert raised.value.param == param
+
+
+def test_counting() -> None:
+    request = decode({"model": "m", "messages": [{"role": "user", "content": "Hi"}]}, "count_tokens")
+    spans = tuple(TokenSpan(place, "x", place, place + 1) for place in range(7))
+    assert SERVER.encode_tokens(request, Tokens(spans, "x" * 7)).body == b'{"input_tokens":7}'
+    with pytest.raises(UnsupportedFeature):
+        decode({"model": "m", "messages": [{"role": "user", "content": "Hi"}], "tools": [WEATHER]}, "count_tokens")
+
+
+def test_a_stream() -> None:
+    assert SERVER.encoder(ask(stream=True)).feed(LIVE).decode() == (
+        "event: message_start\n"
+        'data: {"type":"message_start","message":{"id":"msg_r1","type":"message","role":"assistant","model":"m",'
+        '"content":[],"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":9,'
+        '"cache_creation_input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0}}}\n\n'
+        "event: content_block_start\n"
+        'data: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}\n\n'
+        "event: content_block_delta\n"
+        'data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Let me "}}\n\n'
+        "event: content_block_delta\n"
+        'data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"see\\u2028."}}\n\n'
+        "event: content_block_stop\n"
+        'data: {"type":"content_block_stop","index":0}\n\n'
+        "event: content_block_start\n"
+        'data: {"type":"content_block_start","index":1,"content_block":{"type":"tool_use","id":"toolu_1",'
+        '"name":"get_weather","input":{}}}\n\n'
+        "event: content_block_delta\n"
+        'data: {"type":"content_block_delta","index":1,"delta":{"type":"input_json_delta",'
+        '"partial_json":"{\\"city\\": "}}\n\n'
+        "event: content_block_delta\n"
+        'data: {"type":"content_block_delta","index":1,"delta":{"type":"input_json_delta",'
+        '"partial_json":"\\"Paris\\"}"}}\n\n'
+        "event: content_block_stop\n"
+        'data: {"type":"content_block_stop","index":1}\n\n'
+        "event: message_delta\n"
+        'data: {"type":"message_delta","delta":{"stop_reason":"tool_use","stop_sequence":null},"usage":'
+        '{"input_tokens":5,"cache_creation_input_tokens":0,"cache_read_input_tokens":4,"output_tokens":20}}\n\n'
+        'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+    )
+
+
+def test_a_whole_answer() -> None:
+    assert SERVER.encode(ask(), fold(LIVE)).body.decode() == (
+        '{"id":"msg_r1","type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"Let me '
+        'see\\u2028."},{"type":"tool_use","id":"toolu_1","name":"get_weather","input":{"city": "Paris"}}],'
+        '"stop_reason":"tool_use","stop_sequence":null,"usage":{"input_tokens":5,"cache_creation_input_tokens":0,'
+        '"cache_read_input_tokens":4,"output_tokens":20}}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("finished", "reason", "stop"),
+    [
+        (Finished(reason=FinishReason.EOS), "end_turn", None),
+        (Finished(reason=FinishReason.LENGTH), "max_tokens", None),
+        (Finished(reason=FinishReason.STOP_STRING, stop="END"), "stop_sequence", "END"),
+        (Finished(reason=FinishReason.CONTENT_FILTER), "refusal", None),
+        (Finished(reason=FinishReason.EOS, refusal="No."), "refusal", None),
+    ],
+)
+def test_ends(finished: Finished, reason: str, stop: str | None) -> None:
+    answer = json.loads(SERVER.encode(ask(), fold((Started("m", 1), finished, Usage(1, 1)))).body)
+    assert (answer["stop_reason"], answer["stop_sequence"]) == (reason, stop)
+
+
+def test_arguments_that_are_no_object() -> None:
+    events = (
+        Started("m", 1),
+        Delta(tool_calls=(ToolDelta(0, "t", "f", '{"a'),)),
+        Finished(reason=FinishReason.LENGTH),
+        Usage(1, 1),
+    )
+    with pytest.raises(BackendFailed):
+        SERVER.encode(ask(), fold(events))
+
+
+def test_every_kind_of_error_has_words() -> None:
+    assert set(ADAPTER.dialects["anthropic"].failures) == set(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "type"),
+    [
+        (InvalidRequest("Because."), 400, "invalid_request_error"),
+        (Unauthorized("Because."), 401, "authentication_error"),
+        (ModelNotFound("Because."), 404, "not_found_error"),
+        (RateLimited("Because.", retry_after=3), 429, "rate_limit_error"),
+        (Overloaded("Because.", retry_after=1), 529, "overloaded_error"),
+        (BackendFailed("Because."), 502, "api_error"),
+        (Incomplete("Because."), 502, "api_error"),
+    ],
+)
+def test_errors(error: GatewayError, status: int, type: str) -> None:
+    reply = SERVER.error(error)
+    assert reply.status == status
+    assert reply.body.decode() == f'{{"type":"error","error":{{"type":"{type}","message":"Because."}}}}'
+    assert dict(reply.headers) == ({"retry-after": f"{error.retry_after}"} if error.retry_after else {})
+    assert SERVER.encoder(ask(stream=True)).fail(error) == b"event: error\ndata: %b\n\n" % reply.body
