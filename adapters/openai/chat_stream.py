@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
 from msgspec import UNSET
 
 from adapters.openai.dialects import Dialect
 from adapters.openai.logprobs import chat_logprobs
-from adapters.openai.stream import Frame, StreamWriter
+from adapters.openai.stream import Frame, StreamWriter, encode
 from schemas.ir import Delta, Finished, Generate, ToolDelta
 from schemas.openai import ChatLogprobs, ChunkChoice, FunctionDelta, MessageDelta, ToolCallDelta
-
-_json = msgspec.json.Encoder().encode
 
 
 class ChatStreamWriter(StreamWriter):
@@ -88,7 +85,7 @@ class ChatStreamWriter(StreamWriter):
     def _choice(
         self, index: int, delta: MessageDelta, logprobs: ChatLogprobs | None = None, finish: str | None = None
     ) -> bytes:
-        return _json(ChunkChoice(index, delta, logprobs if self._dialect.logprobs else UNSET, finish))
+        return encode(ChunkChoice(index, delta, logprobs if self._dialect.logprobs else UNSET, finish))
 
 
 def _tool_call(call: ToolDelta) -> ToolCallDelta:

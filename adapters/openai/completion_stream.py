@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
 from msgspec import UNSET
 
 from adapters.openai.answers import appended, echoed, prompt_tokens
 from adapters.openai.dialects import Dialect
 from adapters.openai.logprobs import completion_logprobs
-from adapters.openai.stream import Frame, StreamWriter
+from adapters.openai.stream import Frame, StreamWriter, encode
 from schemas.ir import Delta, Finished, Generate
 from schemas.openai import CompletionChoice, CompletionLogprobs
-
-_json = msgspec.json.Encoder().encode
 
 
 class CompletionStreamWriter(StreamWriter):
@@ -66,4 +63,4 @@ class CompletionStreamWriter(StreamWriter):
     def _choice(
         self, index: int, text: str, logprobs: CompletionLogprobs | None = None, finish: str | None = None
     ) -> bytes:
-        return _json(CompletionChoice(text, index, logprobs if self._dialect.logprobs else UNSET, finish))
+        return encode(CompletionChoice(text, index, logprobs if self._dialect.logprobs else UNSET, finish))

@@ -6,7 +6,7 @@ import msgspec
 
 from adapters.openai.outbound import asks_echo
 from adapters.openai.remote_failures import malformed
-from adapters.openai.remote_tokens import named, told_tokens
+from adapters.openai.remote_tokens import Aligner, told_tokens
 from schemas.ir import Generate, TextPrompt, Token, TokensPrompt
 from schemas.openai import RemoteChoice, RemoteLogprobs, RemoteToken, RemoteUsage
 
@@ -27,13 +27,17 @@ def without_echo(
     prompt = request.prompts[choice.index // request.n]
     count = _prompt_count(request, prompt, choice, usage)
     before, after = told[:count], told[count:]
-    ids = prompt.ids if isinstance(prompt, TokensPrompt) else (None,) * count
     if len(before) < count:
         raise malformed("an echo shorter than the prompt")
-    tokens = tuple(named(token, request.top_logprobs, id) for token, id in zip(before, ids, strict=True))
-    text = _completion_text(choice.text or "", prompt, after)
-    rest = msgspec.structs.replace(choice, text=text, logprobs=RemoteLogprobs(content=after))
-    return rest, tokens
+    whole = choice.text or ""
+    text = _completion_text(whole, prompt, before, after)
+    ids = prompt.ids if isinstance(prompt, TokensPrompt) else (None,) * count
+    # Laid against the text that was repeated: the token that begins a text may be told, but is no part of it.
+    laid = Aligner(request.top_logprobs).feed(before, whole.removesuffix(text))
+    if len(laid) != count:
+        raise malformed("an echo that does not fit its tokens")
+    tokens = tuple(msgspec.structs.replace(token, id=id) for token, id in zip(laid, ids, strict=True))
+    return msgspec.structs.replace(choice, text=text, logprobs=RemoteLogprobs(content=after)), tokens
 
 
 def _prompt_count(request: Generate, prompt: object, choice: RemoteChoice, usage: RemoteUsage | None) -> int:
@@ -47,11 +51,19 @@ def _prompt_count(request: Generate, prompt: object, choice: RemoteChoice, usage
     return sum(offset < len(prompt.text) for offset in offsets)
 
 
-def _completion_text(text: str, prompt: object, after: tuple[RemoteToken, ...]) -> str:
+def _completion_text(text: str, prompt: object, before: tuple[RemoteToken, ...], after: tuple[RemoteToken, ...]) -> str:
+    """What follows the prompt. The names of halves of characters make up no text: then the other side's names may."""
     if isinstance(prompt, TextPrompt) and text.startswith(prompt.text):
         return text.removeprefix(prompt.text)
     for generated in (after, after[:-1]):  # the end token is told, but is no part of the text
-        completion = "".join(token.token for token in generated)
+        completion = _names(generated)
         if text.endswith(completion):
             return completion
+    for repeated in (before, before[1:]):  # nor is the token that begins a text
+        if text.startswith(_names(repeated)):
+            return text.removeprefix(_names(repeated))
     raise malformed("an echo that does not fit its tokens")
+
+
+def _names(tokens: tuple[RemoteToken, ...]) -> str:
+    return "".join(token.token for token in tokens)

@@ -29,11 +29,6 @@ def told_tokens(logprobs: RemoteLogprobs | None) -> tuple[RemoteToken, ...]:
     return tuple(RemoteToken(token, logprob, None, _ranked(top)) for token, logprob, top in rows if token is not None)
 
 
-def named(told: RemoteToken, limit: int, id: int | None = None) -> Token:
-    """A token whose text is its name: one of a prompt."""
-    return Token(id, told.token, told.logprob, top=_tops(told, limit))
-
-
 class Aligner:
     """Lays the tokens of one choice against its text, chunk by chunk.
 

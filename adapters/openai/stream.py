@@ -13,6 +13,7 @@ import msgspec
 from adapters.base import Headers
 from adapters.openai.answers import wire_usage
 from adapters.openai.dialects import Dialect
+from adapters.sse import guard
 from schemas.errors import GatewayError
 from schemas.ir import Delta, Events, Generate, Started, Usage
 
@@ -20,6 +21,11 @@ Frame = Callable[[GatewayError], bytes]
 
 _json = msgspec.json.Encoder().encode
 _EMPTY_TEXT = b'""'
+
+
+def encode(said: object) -> bytes:
+    """JSON that holds a text, as one line to every client. Guarded piece by piece: whole chunks would cost more."""
+    return guard(_json(said))
 
 
 class StreamWriter:
@@ -70,7 +76,7 @@ class StreamWriter:
 
     def fail(self, error: GatewayError) -> bytes:
         """The error as the last event."""
-        return b"data: %b\n\n" % self._failure(error)
+        return b"data: %b\n\n" % guard(self._failure(error))
 
     def _id(self) -> str:
         raise NotImplementedError
@@ -86,7 +92,7 @@ class StreamWriter:
     def _start(self, started: Started) -> None:
         self._prompts = started
         fingerprint = self._dialect.fingerprint
-        head = _json(
+        head = encode(
             {"id": self._id(), "object": self.object, "created": self._created, "model": started.model}
             | ({"system_fingerprint": fingerprint} if fingerprint else {})
         )
@@ -101,8 +107,8 @@ class StreamWriter:
                 after += self._tail
             around = self._texts[index] = (self._head + before, after)
         if self._every_chunk:
-            return around[0] + _json(text) + around[1] + self._counted()
-        return around[0] + _json(text) + around[1]
+            return around[0] + encode(text) + around[1] + self._counted()
+        return around[0] + encode(text) + around[1]
 
     def _chunk(self, choice: bytes) -> bytes:
         return self._head + choice + (self._counted() if self._every_chunk else self._tail)

@@ -7,6 +7,7 @@ import math
 import msgspec
 
 from adapters.base import Headers, Reply
+from adapters.sse import guard
 from adapters.tgi.dialects import Dialect
 from schemas.errors import GatewayError, MethodNotAllowed, UnsupportedFeature
 from schemas.tgi import ErrorResponse
@@ -34,7 +35,7 @@ _FIELDS = {
 
 def failure_frame(dialect: Dialect, error: GatewayError) -> bytes:
     """The error in a stream."""
-    return b"%b%b\n\n" % (dialect.sse_prefix.encode(), _body(dialect, error))
+    return b"%b%b\n\n" % (dialect.sse_prefix.encode(), guard(_body(dialect, error)))
 
 
 def failure_reply(dialect: Dialect, error: GatewayError, *, framed: bool = False) -> Reply:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET
 
 from adapters.base import Headers
+from adapters.sse import guard
 from adapters.tgi.dialects import Dialect
 from adapters.tgi.encode import compute_headers, effective_seed, prompt_text, wire_token, wire_top
 from adapters.tgi.failures import STREAM_HEADERS, STREAM_TYPE, failure_frame
@@ -57,7 +58,7 @@ class StreamWriter:
         return failure_frame(self._dialect, error)
 
     def _frame(self, token: Token) -> bytes:
-        return b"%b%b\n\n" % (self._prefix, _json(self._response(token)))
+        return b"%b%b\n\n" % (self._prefix, guard(_json(self._response(token))))
 
     def _last_frame(self, finished: Finished, usage: Usage) -> bytes:
         response = self._response(self._last)
@@ -67,7 +68,7 @@ class StreamWriter:
             generated_text=prompt_text(self._request) + text if self._request.echo else text,
             details=self._details(finished, usage) if self._request.stream_usage else None,
         )
-        return b"%b%b\n\n" % (self._prefix, _json(response))
+        return b"%b%b\n\n" % (self._prefix, guard(_json(response)))
 
     def _response(self, token: Token) -> StreamResponse:
         self._index += 1

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.fold import fold
+from schemas.errors import BackendFailed
 from schemas.ir import Choice, Completion, Events, Finished, FinishReason, Generate, Token
 
-from ..laws import batches, canonical, splits, streams
+from ..laws import batches, canonical, splits, streams, texts
 from .scenes import NAMES, PICTURES, ROUTES, ask, call, client, reply, server
 
 QUESTION = {"details": True, "do_sample": True}
@@ -75,6 +76,16 @@ def test_streams(name: str, data: st.DataObject) -> None:
     expected = heard(request, canonical(with_a_last_token(events)), streamed=True)
     answer = canonical(read)
     assert (_unmarked(answer) if name == "mindie" else answer) == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(events=streams(with_logprobs=True, tops=2), message=texts)
+def test_no_text_ends_a_line(name: str, events: Events, message: str) -> None:
+    """httpx's `iter_lines` and others split at every line end that Unicode has."""
+    encoder = server(name).encoder(ask(name, QUESTION, operation="generate_stream"))
+    stream = encoder.feed(events) + encoder.fail(BackendFailed(message))
+    for line in stream.decode().splitlines():
+        assert not line or json.loads(line.removeprefix("data:"))
 
 
 @given(events=streams(with_logprobs=True, tops=2, end_token=True))

@@ -1,0 +1,124 @@
+"""MindIE's page "推理接口", table by table: each parameter is honoured, or refused in the page's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from schemas.errors import InvalidRequest
+from schemas.ir import ChatPrompt, Message, Sampling, Stopping
+
+from .scenes import chat
+
+U64 = 2**64
+
+
+def refusal(ask: Any, *args: Any, **fields: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        ask(*args, **fields)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "sampling"),
+    [
+        ({}, Sampling(do_sample=True)),
+        ({"presence_penalty": 1.03}, Sampling(do_sample=True, presence_penalty=1.03)),
+        ({"frequency_penalty": -2}, Sampling(do_sample=True, frequency_penalty=-2.0)),
+        ({"seed": 1}, Sampling(do_sample=True, seed=1)),
+        ({"seed": U64 - 1}, Sampling(do_sample=True, seed=U64 - 1)),
+        ({"seed": None}, Sampling(do_sample=True)),
+        ({"temperature": 0.5}, Sampling(do_sample=True, temperature=0.5)),
+        ({"top_p": 0.95}, Sampling(do_sample=True, top_p=0.95)),
+        ({"top_p": 1}, Sampling(do_sample=True, top_p=1.0)),
+    ],
+)
+def test_sampling(fields: dict[str, Any], sampling: Sampling) -> None:
+    assert chat("mindie-openai", **fields).sampling == sampling
+
+
+def test_the_rest_of_the_table() -> None:
+    turns = [{"role": role, "content": role} for role in ("system", "user", "assistant")]
+    tool = {"role": "tool", "content": "4", "tool_call_id": "c"}
+    request = chat("mindie-openai", model="gpt-3.5", messages=[*turns, tool], max_tokens=20, stream=True)
+    assert request.model == "gpt-3.5"
+    said = (*(Message(role, role) for role in ("system", "user", "assistant")), Message("tool", "4", tool_call_id="c"))
+    assert request.prompts == (ChatPrompt(said),)
+    assert request.stopping == Stopping(max_new_tokens=20)
+    assert request.stream
+    assert not chat("mindie-openai").stream
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("temperature", 0, "Parameter temperature must be in (0.0, 2.0], got 0."),
+        ("temperature", 2.5, "Parameter temperature must be in (0.0, 2.0], got 2.5."),
+        ("top_p", 0, "Parameter top_p must be in (0.0, 1.0], got 0."),
+        ("top_p", 1.5, "Parameter top_p must be in (0.0, 1.0], got 1.5."),
+        ("presence_penalty", 2.5, "Parameter presence_penalty must be in [-2.0, 2.0], got 2.5."),
+        ("frequency_penalty", -2.5, "Parameter frequency_penalty must be in [-2.0, 2.0], got -2.5."),
+        ("seed", 0, "Parameter seed must be in (0, 18446744073709551615], got 0."),
+        ("seed", U64, f"Parameter seed must be in (0, 18446744073709551615], got {U64}."),
+        ("max_tokens", 0, "Parameter max_tokens must be in (0, 18446744073709551615], got 0."),
+        ("n", 2, "Parameter n must be 1, got 2."),
+        ("model", "-chat", "The format of model is invalid."),
+        ("model", "chat_", "The format of model is invalid."),
+        ("model", "org/chat", "The format of model is invalid."),
+        ("model", "a" * 257, "The format of model is invalid."),
+        (
+            "messages",
+            [{"role": "developer", "content": "a"}],
+            "Invalid value: 'developer'. Supported values are: 'system', 'user', 'assistant', 'tool'.",
+        ),
+        (
+            "messages",
+            [{"role": "user", "content": ""}],
+            "Invalid 'messages[0].content': the content must not be empty.",
+        ),
+        (
+            "messages",
+            [{"role": "user", "content": "ab" * 2**17}, {"role": "user", "content": "字" * (2**18 + 1)}],
+            "Messages length must be in (0, 524288], but got 524289.",
+        ),
+    ],
+)
+def test_refusals(field: str, value: Any, message: str) -> None:
+    assert refusal(chat, "mindie-openai", **{field: value}).message == message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 0.0001),
+        ("temperature", 2),
+        ("top_p", 1),
+        ("seed", 1),
+        ("seed", U64 - 1),
+        ("seed", None),
+        ("max_tokens", 1),
+        ("n", 1),
+        ("model", "a"),
+        ("model", "gpt-3.5-turbo"),
+        ("model", "a" * 256),
+        ("messages", [{"role": "user", "content": "字" * 2**19}]),
+    ],
+)
+def test_edges(field: str, value: Any) -> None:
+    chat("mindie-openai", **{field: value})
+
+
+def test_what_the_page_does_not_know_is_an_unknown_field() -> None:
+    request = chat("mindie-openai", stop=["a"], stream=True, stream_options={"include_usage": True})
+    assert request.stopping.stop == ()
+    assert not request.stream_usage
+    assert request.extra == {"stop": ["a"], "stream_options": {"include_usage": True}}
+
+
+def test_the_servers_limit() -> None:
+    limits = {"max_iter_times": 100}
+    assert chat("mindie-openai", knobs=limits).stopping.max_new_tokens == 100
+    assert chat("mindie-openai", knobs=limits, max_tokens=500).stopping.max_new_tokens == 100
+    assert chat("mindie-openai", knobs=limits, max_tokens=5).stopping.max_new_tokens == 5
+    assert chat("mindie-openai").stopping.max_new_tokens is None
