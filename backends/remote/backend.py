@@ -19,6 +19,7 @@ import structlog
 from adapters.base import ClientAdapter, Headers, Outbound, Reply, StreamDecoder
 from backends.base import Capabilities, Feature, Health
 from backends.remote.options import RemoteOptions
+from backends.remote.retry import Retrier
 from backends.transport import Response, Transport
 from schemas.errors import (
     BackendFailed,
@@ -63,6 +64,7 @@ class RemoteBackend:
         self._faces = faces
         self._health_path = health
         self._health = Health("loading", "not reached yet")
+        self._retrier = Retrier(self._options.retries)
         self._key = ""
         self._transport: Transport | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -112,8 +114,12 @@ class RemoteBackend:
         """Ask it; closing the generator closes the connection, and so makes it stop."""
         request = self._named(request)
         face, outbound = self._encode(request)
+        timeouts = self._options.timeouts
+        deadline = asyncio.get_running_loop().time() + (timeouts.first_token if request.stream else timeouts.whole)
         try:
-            response, decoder, events = await self._open(face, request, outbound)
+            response, decoder, events = await self._retrier.run(
+                lambda: self._open(face, request, outbound, deadline), deadline
+            )
         except GatewayError as error:
             raise self._clean(error) from None
         try:
@@ -145,13 +151,11 @@ class RemoteBackend:
         raise refusal
 
     async def _open(
-        self, face: ClientAdapter, request: Generate, outbound: Outbound
+        self, face: ClientAdapter, request: Generate, outbound: Outbound, deadline: float
     ) -> tuple[Response, StreamDecoder, Events]:
         """Ask once, up to the first event."""
         if self._transport is None:
             raise BackendUnavailable("The backend was not started.")
-        timeouts = self._options.timeouts
-        deadline = asyncio.get_running_loop().time() + (timeouts.first_token if request.stream else timeouts.whole)
         response = await self._transport.exchange(outbound, deadline)
         try:
             decoder = face.decoder(request)
