@@ -6,36 +6,15 @@ client asks (a chat over Triton), it is refused before the upstream is called.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import pytest
 
-from backends.remote import kinds
 from backends.remote.backend import RemoteBackend
 from backends.scripted import ScriptedBackend
-from gateway.config import Mount, ServerSection
 from schemas.errors import UnsupportedFeature
 from tests.equality import WAYS, Ask, Said, Way, say
+from tests.faults.recorded import KINDS, MOUNTED, SERVER, remote
 from tests.gateway.serving import listening, scripted
 
-PREFIXES = {"openai": "/v1"}
-MOUNTED = {"mindie": "/mindie", "mindie-openai": "/mindie/v1", "mindie-triton": "/mindie", "tgi-0.9": "/old"}
-KINDS = {
-    "openai": kinds.openai,
-    "mindie-openai": kinds.mindie_openai,
-    "tgi": kinds.tgi,
-    "tgi-0.9": kinds.tgi_09,
-    "mindie": kinds.mindie,
-    "triton": kinds.triton,
-    "mindie-triton": kinds.mindie_triton,
-    "databricks": kinds.databricks,
-}
-
-MINDIE = {"tgi": "mindie", "openai": "mindie-openai", "triton": "mindie-triton"}
-SERVER = ServerSection(
-    mounts=(Mount(prefix="/mindie", dialects=MINDIE), Mount(prefix="/old", dialects={"tgi": "tgi-0.9"}))
-)
 SPEECHLESS = {("mindie-openai", False), ("tgi-0.9", True), ("triton", True)}
 """Kinds that have no words for a raw prompt, or for a chat."""
 
@@ -58,26 +37,13 @@ ASKS = {
 }
 
 
-@asynccontextmanager
-async def remote(kind: str, port: int) -> AsyncIterator[RemoteBackend]:
-    """A backend of that kind, over a gateway on `port`."""
-    url = f"http://127.0.0.1:{port}{MOUNTED.get(kind, PREFIXES.get(kind, ''))}"
-    backend = KINDS[kind](kind, {"url": url})
-    await backend.start()
-    assert (await backend.healthy()).status == "ready"
-    try:
-        yield backend
-    finally:
-        await backend.aclose()
-
-
 @pytest.mark.parametrize("chat", [False, True], ids=["raw", "chat"])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_gateway_behind_a_gateway_says_the_same(kind: str, chat: bool) -> None:
     inner = ScriptedBackend("inner")
     app, _ = scripted("echo", server=SERVER)
     told = 0
-    async with listening(app) as port, remote(kind, port) as outer:
+    async with listening(app) as port, remote(kind, f"http://127.0.0.1:{port}{MOUNTED.get(kind, '')}") as outer:
         for ask in ASKS.values():
             ask = Ask(ask.prompt, ask.max_tokens, ask.temperature, ask.seed, chat)
             for way in WAYS:
