@@ -189,9 +189,11 @@ class RemoteBackend:
 
     def _clean(self, error: GatewayError) -> GatewayError:
         """An upstream may repeat the key that it was sent; its words go no further with it."""
-        if self._key and self._key in error.message:
+        if self._key:
             error.message = error.message.replace(self._key, "***")
             error.args = (error.message,)
+            error.param = error.param and error.param.replace(self._key, "***")
+            error.code = error.code and error.code.replace(self._key, "***")
         return error
 
     async def _watch(self) -> None:

@@ -55,8 +55,17 @@ def request(kind: str, *, stream: bool, id: str = "r") -> Generate:
     return Generate(id=id, model=MODEL, prompts=(prompt,), stream=stream, sampling=Sampling(), stopping=limit)
 
 
+_RECORDED: dict[tuple[str, bool], bytes] = {}
+
+
 async def record(kind: str, *, stream: bool) -> bytes:
-    """The body that the kind answers `request` with."""
+    """The body that the kind answers `request` with; recorded once."""
+    if (kind, stream) not in _RECORDED:
+        _RECORDED[kind, stream] = await _record(kind, stream=stream)
+    return _RECORDED[kind, stream]
+
+
+async def _record(kind: str, *, stream: bool) -> bytes:
     backend = ScriptedBackend("s", {"scripts": {MODEL: {"texts": [TEXT]}}})
     app = create_app(config(MODEL, server=SERVER), {"s": backend})
     async with listening(app) as port, remote(kind, f"http://127.0.0.1:{port}{MOUNTED.get(kind, '')}") as there:
