@@ -41,7 +41,9 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._socket: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._deadline: float | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._lingering: asyncio.TimerHandle | None = None
         self._uses = 0
         self.free_since = 0.0
         self._reset()
@@ -122,7 +124,7 @@ class Connection(asyncio.Protocol):
             self.release()
             return
         self._chunks.clear()
-        self._timer = self._loop.call_later(self._limits.linger, self.abort)
+        self._lingering = self._loop.call_later(self._limits.linger, self.abort)
         if self._paused and self._socket is not None:
             self._paused = False
             self._socket.resume_reading()
@@ -147,11 +149,11 @@ class Connection(asyncio.Protocol):
             self._fail("no HTTP/1.1")
         if not self._headed and self._received > self._limits.head:
             self._fail("too many headers")
-        if self._timer is not None:
+        if self._lingering is not None:
             self._chunks.clear()
             if self._complete:
-                self._timer.cancel()
-                self._timer = None
+                self._lingering.cancel()
+                self._lingering = None
                 self.release()
         elif self._buffered > self._limits.buffered and not self._paused and self._socket is not None:
             self._paused = True
@@ -160,9 +162,10 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is gone: the end of a body that has no other, else a failure."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._lingering, self._watch):
+            if timer is not None:
+                timer.cancel()
+        self._lingering = self._watch = None
         if self._headed and not self._complete and not self._framed() and exc is None:
             self._complete = True
         elif not self._complete and self._failure is None:
@@ -226,23 +229,34 @@ class Connection(asyncio.Protocol):
         self.abort()
 
     async def _wait(self, deadline: float | None) -> None:
-        waiter = self._waiter = self._loop.create_future()
-        timer = None if deadline is None else self._loop.call_at(deadline, _late, waiter)
+        self._waiter = self._loop.create_future()
+        self._deadline = deadline
+        if deadline is not None and (self._watch is None or deadline < self._watch.when()):
+            self._watch_until(deadline)
         try:
-            await waiter
+            await self._waiter
         finally:
             self._waiter = None
-            if timer is not None:
-                timer.cancel()
+
+    def _watch_until(self, deadline: float) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        self._watch = self._loop.call_at(deadline, self._look)
+
+    def _look(self) -> None:
+        """One timer for many waits: most deadlines move on before it rings, and then it is only set again."""
+        self._watch = None
+        if self._waiter is None or self._waiter.done() or self._deadline is None:
+            return
+        if self._loop.time() < self._deadline:
+            self._watch_until(self._deadline)
+        else:
+            late = BackendTimeout("The backend did not answer in time.", code="upstream_timeout")
+            self._waiter.set_exception(late)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-def _late(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_exception(BackendTimeout("The backend did not answer in time.", code="upstream_timeout"))
 
 
 def _reset_by_peer() -> GatewayError:
