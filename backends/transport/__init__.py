@@ -2,7 +2,7 @@
 
 Not a general client: no redirects, cookies, proxies, HTTP/2 or content encodings. `Transport.exchange` sends an
 `Outbound` and returns a `Response`; `backends.transport.face` puts the same sockets under `httpx.AsyncClient`. Why it
-exists at all: docs/decisions/0003.
+exists at all: docs/decisions, "A transport of our own".
 """
 
 from backends.transport.client import Response, Transport
