@@ -18,6 +18,7 @@ import structlog
 
 from adapters.base import ClientAdapter, Headers, Outbound, Reply, StreamDecoder
 from backends.base import Capabilities, Feature, Health
+from backends.remote.breaker import Breaker
 from backends.remote.options import RemoteOptions
 from backends.remote.retry import Retrier
 from backends.transport import Response, Transport
@@ -65,6 +66,7 @@ class RemoteBackend:
         self._health_path = health
         self._health = Health("loading", "not reached yet")
         self._retrier = Retrier(self._options.retries)
+        self._breaker = Breaker(self._options.failures)
         self._key = ""
         self._transport: Transport | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -99,7 +101,9 @@ class RemoteBackend:
             await self._transport.aclose()
 
     async def healthy(self) -> Health:
-        """What was last seen."""
+        """What was last seen. Once reached it stays ready, if only as the last resort."""
+        if self._health.status == "ready" and self._breaker.open:
+            return Health("ready", f"{self._breaker.failures} failures in a row")
         return self._health
 
     async def embed(self, request: Embed) -> Embeddings:
@@ -118,7 +122,7 @@ class RemoteBackend:
         deadline = asyncio.get_running_loop().time() + (timeouts.first_token if request.stream else timeouts.whole)
         try:
             response, decoder, events = await self._retrier.run(
-                lambda: self._open(face, request, outbound, deadline), deadline
+                lambda: self._attempt(face, request, outbound, deadline), deadline
             )
         except GatewayError as error:
             raise self._clean(error) from None
@@ -128,7 +132,9 @@ class RemoteBackend:
                 events = await self._more(response, decoder)
                 yield events
             response.finish()
+            self._breaker.succeeded()
         except GatewayError as error:
+            self._breaker.failed(error)
             raise self._clean(error) from None
         finally:
             response.close()
@@ -150,6 +156,15 @@ class RemoteBackend:
         assert refusal is not None
         raise refusal
 
+    async def _attempt(
+        self, face: ClientAdapter, request: Generate, outbound: Outbound, deadline: float
+    ) -> tuple[Response, StreamDecoder, Events]:
+        try:
+            return await self._open(face, request, outbound, deadline)
+        except GatewayError as error:
+            self._breaker.failed(error)
+            raise
+
     async def _open(
         self, face: ClientAdapter, request: Generate, outbound: Outbound, deadline: float
     ) -> tuple[Response, StreamDecoder, Events]:
@@ -169,6 +184,7 @@ class RemoteBackend:
     ) -> Events:
         """The first events: of a stream, or of an answer that came whole, all of them."""
         if response.status != 200:
+            self._breaker.replied(response.status)
             raise _refusal(face, await response.reply(deadline))
         if request.stream and response.media_type == "text/event-stream":
             return await _read(response, decoder, deadline)
@@ -208,21 +224,17 @@ class RemoteBackend:
             deadline = asyncio.get_running_loop().time() + _LOOK
             response = await self._transport.exchange(Outbound(self._health_path, b"", "GET", ()), deadline)
             try:
-                status = (await response.reply(deadline)).status
+                self._breaker.replied((await response.reply(deadline)).status)
             finally:
                 response.close()
         except GatewayError as error:
-            self._seen(Health("failed", error.message))
+            self._breaker.failed(error)
+            if self._health.status != "ready":
+                self._health = Health("loading", error.message)
             return
-        self._seen(Health("failed", f"status {status}") if status >= 500 else Health("ready"))
-
-    def _seen(self, health: Health) -> None:
-        """What was never reached is loading, not failed: it may be on its way up."""
-        if health.status == "failed" and self._health.status == "loading":
-            health = Health("loading", health.detail)
-        if health != self._health:
-            log.info("backend.looked_at", backend=self.name, status=health.status, detail=health.detail)
-        self._health = health
+        if self._health.status != "ready":
+            self._health = Health("ready")
+            log.info("backend.reached", backend=self.name)
 
 
 async def _read(response: Response, decoder: StreamDecoder, deadline: float) -> Events:

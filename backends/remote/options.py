@@ -52,6 +52,7 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         timeouts: how long to wait.
         limits: what connections may cost, and how many requests may run.
         retries: when to ask again.
+        failures: so many in a row, and other backends are preferred to this one until it answers again.
         health_interval: seconds between two looks at its health.
         ca_file: certificates to trust instead of the system's.
         features: what its models can do, if less than its protocol can say.
@@ -66,6 +67,7 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     timeouts: Timeouts = Timeouts()
     limits: TransportLimits = TransportLimits()
     retries: Retries = Retries()
+    failures: int = 5
     health_interval: float = 5.0
     ca_file: str | None = None
     features: frozenset[Feature] | None = None
