@@ -55,7 +55,10 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """`ready`: it can answer now. `loading`: it cannot yet, and nothing is wrong. `failed`: something is."""
+    """`ready`: it can answer now. `loading`: it cannot yet, and nothing is wrong. `failed`: something is.
+
+    A ready backend's `detail`, if any, says why others are to be preferred to it.
+    """
 
     status: Literal["ready", "loading", "failed"]
     detail: str = ""

@@ -124,14 +124,12 @@ async def _chunks(reader: asyncio.StreamReader) -> int:
 
 
 @contextmanager
-def server() -> Iterator[tuple[int, int]]:
-    """The real server; yields its process id and port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def server(text: str = CONFIG) -> Iterator[tuple[int, int]]:
+    """The real server with that configuration; yields its process id and port."""
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "gateway.toml")
-        config.write_text(CONFIG)
+        config.write_text(text)
         with Path(folder, "log").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), "--port", str(port)],
@@ -145,6 +143,13 @@ def server() -> Iterator[tuple[int, int]]:
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(30)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _wait(port: int) -> None:

@@ -5,8 +5,10 @@ Every option has an environment variable: INTERLINGUA_SERVE_PORT for `serve --po
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
+import os
 import sys
 import time
 import urllib.error
@@ -21,7 +23,8 @@ import msgspec
 import gateway
 from gateway import logging
 from gateway.auth import keys_from
-from gateway.config import Config, ConfigError, default, load
+from gateway.config import Config, ConfigError, default, load, remote
+from schemas.errors import GatewayError
 
 
 @click.group()
@@ -37,7 +40,8 @@ main.context_settings["auto_envvar_prefix"] = "INTERLINGUA"
 @main.command()
 @click.option("--model", type=click.Path(exists=True, file_okay=False), help="Serve this checkpoint folder.")
 @click.option("--config", "file", type=click.Path(path_type=Path), help="Serve what this TOML file describes.")
-@click.option("--backend", help="Serve the remote server at this URL.")
+@click.option("--backend", help="Serve the remote server at this URL, whatever its kind.")
+@click.option("--backend-key-env", help="Name of the environment variable that holds that server's key.")
 @click.option("--host", help="Listen on this address.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(1, 65535), help="Listen on this port.  [default: 8000]")
 @click.option("--workers", type=click.IntRange(1, 64), help="Run so many worker processes.  [default: 1]")
@@ -48,6 +52,7 @@ def serve(
     model: str | None,
     file: Path | None,
     backend: str | None,
+    backend_key_env: str | None,
     insecure: bool,
     log_level: str,
     **server: Any,
@@ -55,11 +60,11 @@ def serve(
     """Serve a model: the bundled one, unless told otherwise."""
     if sum(given is not None for given in (model, file, backend)) > 1:
         raise click.UsageError("--model, --config and --backend exclude each other")
-    if backend is not None:
-        raise click.UsageError("remote backends are not there yet; they come with a later release")
+    if backend_key_env is not None and backend is None:
+        raise click.UsageError("--backend-key-env goes with --backend")
     logging.configure(log_level)
     try:
-        config = load(file) if file is not None else default(model)
+        config = load(file) if file is not None else _remote(backend, backend_key_env) if backend else default(model)
         given = {name: value for name, value in server.items() if value is not None}
         config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **given))
         _check_address(config, insecure)
@@ -97,6 +102,23 @@ def openapi() -> None:
     from gateway.openapi import document
 
     click.echo(document(adapters()).decode())
+
+
+def _remote(url: str, key_env: str | None) -> Config:
+    """What serves the models of the server at `url`.
+
+    Raises:
+        ConfigError: there is none that could be served.
+    """
+    from backends.remote.probe import probe
+
+    try:
+        found = asyncio.run(probe(url, os.environ.get(key_env, "") if key_env else ""))
+    except GatewayError as error:
+        raise ConfigError(error.message) from None
+    except ValueError as error:
+        raise ConfigError(f"--backend {url}: {error}") from None
+    return remote(found.kind, found.url, found.models, key_env)
 
 
 def _serve(config: Config, log_level: str) -> int:

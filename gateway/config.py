@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -146,6 +147,13 @@ def default(model: str | None = None) -> Config:
     backend: dict[str, Any] = {"kind": "native"} | ({"model": str(Path(model).resolve())} if model else {})
     entity = ServedEntity(name=name, backend="local")
     return Config(backends={"local": backend}, endpoints={name: Endpoint(served_entities=(entity,))})
+
+
+def remote(kind: str, url: str, models: Iterable[str], key_env: str | None = None) -> Config:
+    """One endpoint for each of the models of one remote server."""
+    backend = {"kind": kind, "url": url} | ({"api_key_env": key_env} if key_env else {})
+    endpoints = {name: Endpoint(served_entities=(ServedEntity(name=name, backend="remote"),)) for name in models}
+    return Config(backends={"remote": backend}, endpoints=endpoints)
 
 
 def _check(text: str, config: Config) -> None:

@@ -7,6 +7,7 @@ goes too. SIGTERM: not ready at once, no new connection after the drain delay, e
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import sys
@@ -77,6 +78,8 @@ def main() -> None:
         proxy_headers=False,
         timeout_graceful_shutdown=int(orders.config.server.drain_timeout),
     )
+    gc.freeze()  # requests in flight are many and die young: by default the collector walks them all too often
+    gc.set_threshold(50_000, 20, 50)
     server = _Server(config, app.state.service)
     server.run([socket.socket(fileno=fd) for fd in orders.sockets])
 

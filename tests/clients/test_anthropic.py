@@ -17,7 +17,7 @@ def client(server: Server) -> anthropic.Anthropic:
 
 
 def test_whole_equals_streamed(server: Server, client: anthropic.Anthropic) -> None:
-    asked = {"model": server.model, "max_tokens": 50, "messages": QUESTION, "temperature": 0}
+    asked = {"model": server.model, "max_tokens": 50, "messages": QUESTION, "extra_body": {"temperature": 0}}
     whole = client.messages.create(**asked)
     assert "Paris" in whole.content[0].text
     assert whole.stop_reason == "end_turn"

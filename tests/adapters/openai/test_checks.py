@@ -40,7 +40,6 @@ def refusal(ask: Any, *args: Any, **fields: Any) -> InvalidRequest:
         ("n", 129, INTEGER_HIGH, 128, 129, "integer_above_max_value"),
         ("max_tokens", 0, INTEGER_LOW, 1, 0, "integer_below_min_value"),
         ("seed", 2**63, INTEGER_HIGH, 2**63 - 1, 2**63, "integer_above_max_value"),
-        ("seed", -(2**63) - 1, INTEGER_LOW, -(2**63), -(2**63) - 1, "integer_below_min_value"),
         ("repetition_penalty", 0, DECIMAL_OPEN, 0, 0, "decimal_below_min_value"),
         ("typical_p", 0, DECIMAL_OPEN, 0, 0, "decimal_below_min_value"),
         ("min_p", 1.1, DECIMAL_HIGH, 1, 1.1, "decimal_above_max_value"),

@@ -1,0 +1,287 @@
+"""The remote backend: a request goes out through a client face, events come back.
+
+Every failure is told: a stream is complete if its decoder says so, whatever the socket did. Retries happen before the
+first event and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import structlog
+
+from adapters.base import ClientAdapter, Headers, Outbound, Reply, StreamDecoder
+from backends.base import Capabilities, Feature, Health
+from backends.remote.breaker import Breaker
+from backends.remote.options import RemoteOptions
+from backends.remote.retry import Retrier
+from backends.transport import Response, Transport
+from schemas.errors import (
+    BackendFailed,
+    BackendTimeout,
+    BackendUnavailable,
+    GatewayError,
+    Incomplete,
+    UnsupportedFeature,
+)
+from schemas.ir import Embed, Embeddings, Events, Generate, Tokenize, Tokens, Usage
+
+log = structlog.get_logger()
+
+_LOOK = 2.0  # seconds that a look at the health may take
+
+
+class RemoteBackend:
+    """Answers with a server elsewhere.
+
+    Args:
+        name: the backend's name.
+        options: a `RemoteOptions`, or its fields.
+        faces: paths below the URL and what speaks there; a request goes through the first that can say it.
+        features: what they can say.
+        health: the path of a GET that shows whether it lives.
+
+    Raises:
+        msgspec.ValidationError: the options are wrong.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: RemoteOptions | Mapping[str, Any],
+        *,
+        faces: Sequence[tuple[str, ClientAdapter]],
+        features: frozenset[Feature],
+        health: str,
+    ) -> None:
+        self.name = name
+        self._options = msgspec.convert(options, RemoteOptions)
+        self._faces = faces
+        self._health_path = health
+        self._health = Health("loading", "not reached yet")
+        self._retrier = Retrier(self._options.retries)
+        self._breaker = Breaker(self._options.failures)
+        self._key = ""
+        self._transport: Transport | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        offered = self._options.features
+        self.capabilities = Capabilities(
+            features=features if offered is None else features & offered,
+            context_length=self._options.context_length,
+        )
+
+    async def start(self) -> None:
+        """Look whether it lives, and go on looking. One that does not may come up later.
+
+        Raises:
+            schemas.errors.BackendUnavailable: its key or URL cannot be used.
+        """
+        try:
+            self._key = _key(self._options)
+            self._transport = _transport(self._options, self._key)
+        except (ValueError, OSError) as error:
+            self._health = Health("failed", f"backends.{self.name}: {error}")
+            raise BackendUnavailable(self._health.detail) from None
+        await self._look()
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def aclose(self) -> None:
+        """Close all connections. Idempotent."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watcher
+        if self._transport is not None:
+            await self._transport.aclose()
+
+    async def healthy(self) -> Health:
+        """What was last seen. Once reached it stays ready, if only as the last resort."""
+        if self._health.status == "ready" and self._breaker.open:
+            return Health("ready", f"{self._breaker.failures} failures in a row")
+        return self._health
+
+    async def embed(self, request: Embed) -> Embeddings:
+        """Not yet."""
+        raise UnsupportedFeature(f"The model '{request.model}' does not make embeddings.", feature="embeddings")
+
+    async def tokenize(self, request: Tokenize) -> Tokens:
+        """Its tokenizer is out of reach."""
+        raise UnsupportedFeature(f"The model '{request.model}' does not tell its tokens.", feature="tokenize")
+
+    async def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
+        """Ask it; closing the generator closes the connection, and so makes it stop."""
+        request = self._named(request)
+        face, outbound = self._encode(request)
+        timeouts = self._options.timeouts
+        deadline = asyncio.get_running_loop().time() + (timeouts.first_token if request.stream else timeouts.whole)
+        try:
+            response, decoder, events = await self._retrier.run(
+                lambda: self._attempt(face, request, outbound, deadline), deadline
+            )
+        except GatewayError as error:
+            raise self._clean(error) from None
+        try:
+            yield events
+            while not isinstance(events[-1], Usage):
+                events = await self._more(response, decoder)
+                yield events
+            response.finish()
+            self._breaker.succeeded()
+        except GatewayError as error:
+            self._breaker.failed(error)
+            raise self._clean(error) from None
+        finally:
+            response.close()
+
+    def _named(self, request: Generate) -> Generate:
+        model = self._options.models.get(request.model)
+        return request if model is None else msgspec.structs.replace(request, model=model)
+
+    def _encode(self, request: Generate) -> tuple[ClientAdapter, Outbound]:
+        """Through the first face that can say it; if none can, the first tells why."""
+        refusal: UnsupportedFeature | None = None
+        for prefix, face in self._faces:
+            try:
+                outbound = face.encode(request)
+            except UnsupportedFeature as error:
+                refusal = refusal or error
+                continue
+            return face, msgspec.structs.replace(outbound, path=prefix + outbound.path) if prefix else outbound
+        assert refusal is not None
+        raise refusal
+
+    async def _attempt(
+        self, face: ClientAdapter, request: Generate, outbound: Outbound, deadline: float
+    ) -> tuple[Response, StreamDecoder, Events]:
+        try:
+            return await self._open(face, request, outbound, deadline)
+        except GatewayError as error:
+            self._breaker.failed(error)
+            raise
+
+    async def _open(
+        self, face: ClientAdapter, request: Generate, outbound: Outbound, deadline: float
+    ) -> tuple[Response, StreamDecoder, Events]:
+        """Ask once, up to the first event."""
+        if self._transport is None:
+            raise BackendUnavailable("The backend was not started.")
+        response = await self._transport.exchange(outbound, deadline)
+        try:
+            decoder = face.decoder(request)
+            return response, decoder, await self._first(face, request, response, decoder, deadline)
+        except BaseException:
+            response.close()
+            raise
+
+    async def _first(
+        self, face: ClientAdapter, request: Generate, response: Response, decoder: StreamDecoder, deadline: float
+    ) -> Events:
+        """The first events: of a stream, or of an answer that came whole, all of them."""
+        if response.status != 200:
+            self._breaker.replied(response.status)
+            raise _refusal(face, await response.reply(deadline))
+        if request.stream and response.media_type == "text/event-stream":
+            return await _read(response, decoder, deadline)
+        reply = await response.reply(deadline)
+        if reply.media_type not in ("application/json", ""):
+            raise BackendFailed("The backend's answer is not of its protocol.", code="upstream_malformed")
+        return face.decode(request, reply)
+
+    async def _more(self, response: Response, decoder: StreamDecoder) -> Events:
+        """The next events. A stream that was cut or stalls after all was said is complete nevertheless."""
+        deadline = asyncio.get_running_loop().time() + self._options.timeouts.idle
+        try:
+            return await _read(response, decoder, deadline)
+        except BackendTimeout:
+            return _end(decoder, "stream_idle")
+        except Incomplete:
+            return _end(decoder, "truncated")
+
+    def _clean(self, error: GatewayError) -> GatewayError:
+        """An upstream may repeat the key that it was sent; its words go no further with it."""
+        if self._key:
+            error.message = error.message.replace(self._key, "***")
+            error.args = (error.message,)
+            error.param = error.param and error.param.replace(self._key, "***")
+            error.code = error.code and error.code.replace(self._key, "***")
+        return error
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.health_interval)
+            await self._look()
+
+    async def _look(self) -> None:
+        """It lives if it answers at all, whatever it says, unless with a failure of its own."""
+        assert self._transport is not None
+        try:
+            deadline = asyncio.get_running_loop().time() + _LOOK
+            response = await self._transport.exchange(Outbound(self._health_path, b"", "GET", ()), deadline)
+            try:
+                self._breaker.replied((await response.reply(deadline)).status)
+            finally:
+                response.close()
+        except GatewayError as error:
+            self._breaker.failed(error)
+            if self._health.status != "ready":
+                self._health = Health("loading", error.message)
+            return
+        if self._health.status != "ready":
+            self._health = Health("ready")
+            log.info("backend.reached", backend=self.name)
+
+
+async def _read(response: Response, decoder: StreamDecoder, deadline: float) -> Events:
+    """The next events of a stream, at least one."""
+    events: Events = ()
+    while not events:
+        data = await response.read(deadline)
+        events = decoder.feed(data) if data else _end(decoder, "truncated")
+    return events
+
+
+def _end(decoder: StreamDecoder, code: str) -> Events:
+    """What was still due, if all was said.
+
+    Raises:
+        schemas.errors.Incomplete: it was not.
+    """
+    with suppress(Incomplete):
+        if events := decoder.close():
+            return events
+    raise Incomplete("The backend's stream ended before it was finished.", code=code)
+
+
+def _refusal(face: ClientAdapter, reply: Reply) -> GatewayError:
+    """An error status. A key of ours that is refused is nothing the client could mend."""
+    if reply.status in (401, 403):
+        return BackendFailed("The backend refused the gateway's key.", code="upstream_unauthorized")
+    return face.error(reply)
+
+
+def _key(options: RemoteOptions) -> str:
+    if options.api_key_env is None:
+        return ""
+    key = os.environ.get(options.api_key_env, "").strip()
+    if not key:
+        raise ValueError(f"the environment variable {options.api_key_env} is not set")
+    return key
+
+
+def _transport(options: RemoteOptions, key: str) -> Transport:
+    secret: Headers = ()
+    if key:
+        secret = ((options.key_header, key),) if options.key_header else (("authorization", f"Bearer {key}"),)
+    return Transport(
+        options.url,
+        headers=(*options.headers.items(), *secret),
+        limits=options.limits,
+        connect_timeout=options.timeouts.connect,
+        tls=ssl.create_default_context(cafile=options.ca_file) if options.ca_file else None,
+    )

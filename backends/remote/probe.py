@@ -1,0 +1,103 @@
+"""What kind of server answers at a URL, and which models it has: asked once, for `gateway serve --backend URL`.
+
+A server may answer to several kinds; the first row that it knows wins. A configuration file can say any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from adapters.base import Outbound, Reply
+from backends.transport import Transport
+from schemas.errors import BackendUnavailable, GatewayError
+
+_PATIENCE = 5.0  # seconds, for each question
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A server: its kind's name, the URL that kind wants, its models."""
+
+    kind: str
+    url: str
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A row: what to ask, how to read the models out of the answer, which may raise what a wrong shape raises."""
+
+    kind: str
+    base: str
+    ask: Outbound
+    models: Callable[[Any], list[str]]
+
+
+def _get(path: str) -> Outbound:
+    return Outbound(path, b"", "GET", ())
+
+
+_QUESTIONS = (
+    _Question("openai", "/v1", _get("/v1/models"), lambda answer: [model["id"] for model in answer["data"]]),
+    _Question("mindie", "", _get("/info"), lambda answer: [model["model_id"] for model in answer["models"]]),
+    _Question("tgi", "", _get("/info"), lambda answer: [answer["model_id"]]),
+    _Question(
+        "triton", "", Outbound("/v2/repository/index", b"{}"), lambda answer: [model["name"] for model in answer]
+    ),
+    _Question(
+        "databricks",
+        "",
+        _get("/api/2.0/serving-endpoints"),
+        lambda answer: [endpoint["name"] for endpoint in answer["endpoints"]],
+    ),
+)
+
+
+async def probe(url: str, key: str = "") -> Found:
+    """Ask the server at `url`, with or without its `/v1`, what it is.
+
+    Raises:
+        schemas.errors.BackendUnavailable: it cannot be reached, wants another key, or is nothing that we know.
+        ValueError: `url` is none, or the key cannot be sent.
+    """
+    root = url.rstrip("/").removesuffix("/v1")
+    transport = Transport(root, headers=(("authorization", f"Bearer {key}"),) if key else ())
+    refused = False
+    try:
+        for question in _QUESTIONS:
+            reply = await _ask(transport, question.ask)
+            refused = refused or reply.status in (401, 403)
+            models = _models(question, reply)
+            if models:
+                return Found(question.kind, root + question.base, models)
+    finally:
+        await transport.aclose()
+    if refused:
+        raise BackendUnavailable(f"The server at {url} wants a key, or another one.")
+    raise BackendUnavailable(f"The server at {url} is of no kind that is known, or has no models.")
+
+
+async def _ask(transport: Transport, request: Outbound) -> Reply:
+    deadline = asyncio.get_running_loop().time() + _PATIENCE
+    response = await transport.exchange(request, deadline)
+    try:
+        return await response.reply(deadline)
+    except GatewayError:  # a server that is not of this kind may answer with anything
+        return Reply(status=0)
+    finally:
+        response.close()
+
+
+def _models(question: _Question, reply: Reply) -> tuple[str, ...]:
+    if reply.status != 200:
+        return ()
+    try:
+        names = question.models(msgspec.json.decode(reply.body))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
+        return ()
+    return tuple(name for name in names if isinstance(name, str) and name)

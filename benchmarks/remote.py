@@ -1,0 +1,79 @@
+"""What the gateway costs in front of a server: CPU seconds of its processes over requests and chunks.
+
+    python -m benchmarks.remote [--requests 3000] [--connections 16]
+
+As `benchmarks.gateway`, but with an upstream in a process of its own (`benchmarks.upstream`), which is not counted. The
+answers are parsed and written anew; keys, log lines and metrics are on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from benchmarks.gateway import BODIES, drive, free_port, measure, server
+
+CONFIG = """
+[server]
+keys_env = "BENCH_KEY"
+[backends.far]
+kind = "openai"
+url = "http://127.0.0.1:{port}/v1"
+""" + "".join(
+    f'[endpoints.{name}]\nserved_entities = [{{{{ name = "{name}", backend = "far" }}}}]\n'
+    for name in ("whole", "single", "bursts")
+)
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--connections", type=int, default=16)
+    given = parser.parse_args()
+    with upstream() as far, server(CONFIG.format(port=far)) as (pid, port):
+        asyncio.run(drive(port, "whole", 300, given.connections, stream=False))  # warm up
+        for protocol in BODIES:
+            cpu, done, _ = measure(pid, port, "whole", given.requests, given.connections, protocol, stream=False)
+            print(f"{protocol:12} over openai, whole answer         {cpu / done * 1e3:7.3f} ms CPU per request")
+        for protocol in BODIES:
+            for model, what in (("single", "one at a time"), ("bursts", "ten at a time")):
+                requests = max(1, given.requests // 20)
+                cpu, done, chunks = measure(pid, port, model, requests, given.connections, protocol, stream=True)
+                print(
+                    f"{protocol:12} over openai, chunks {what:14} {cpu / chunks * 1e6:6.1f} µs CPU per chunk"
+                    f"  ({chunks // done} chunks a stream)"
+                )
+        for connections in (1, 32, 512):
+            began = time.perf_counter()
+            cpu, done, _ = measure(pid, port, "whole", given.requests, connections, "openai", stream=False)
+            rate = given.requests / (time.perf_counter() - began)
+            print(f"{connections:3} connections {rate:12.0f} answers/s {cpu / done * 1e3:13.3f} ms CPU per request")
+
+
+@contextmanager
+def upstream() -> Iterator[int]:
+    """The canned upstream; yields its port."""
+    port = free_port()
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.upstream", str(port)])
+    try:
+        for _ in range(200):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/").close()
+                break
+            except OSError:
+                time.sleep(0.02)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+if __name__ == "__main__":
+    main()

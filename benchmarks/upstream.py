@@ -1,0 +1,81 @@
+"""An upstream that costs next to nothing: canned answers of the OpenAI protocol, by the model's name.
+
+    python -m benchmarks.upstream PORT
+
+`whole` answers at once, `single` streams 200 chunks one at a time, `bursts` the same ten at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import cast
+
+import uvloop
+
+WORD = b"quick "
+CHUNKS = 200
+PAUSE = 0.002
+
+_CHUNK = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[%b]%b}\n\n'
+_WORD = _CHUNK % (b'{"index":0,"delta":{"content":"%b"},"logprobs":null,"finish_reason":null}' % WORD, b"")
+_LAST = _CHUNK % (b'{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}', b"")
+_USAGE = _CHUNK % (b"", b',"usage":{"prompt_tokens":9,"completion_tokens":200,"total_tokens":209}')
+_WHOLE = (
+    b'{"id":"c","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":'
+    b'{"role":"assistant","content":"The quick brown fox jumps over the lazy dog."},"logprobs":null,'
+    b'"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":11,"total_tokens":20}}'
+)
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: "
+_STREAM = _HEAD + b"text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+_REPLY = _HEAD + b"application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(_WHOLE), _WHOLE)
+_END = b"0\r\n\r\n"
+
+
+def _framed(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+class Answering(asyncio.Protocol):
+    """One connection, one request at a time."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        self._rest = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._rest += data
+        head, found, body = self._rest.partition(b"\r\n\r\n")
+        if not found:
+            return
+        _, has_body, length = head.lower().partition(b"content-length:")
+        if has_body and len(body) < int(length.split(b"\r\n")[0]):
+            return
+        self._rest = b""
+        if b'"single"' in body:
+            self._stream(1)
+        elif b'"bursts"' in body:
+            self._stream(10)
+        else:
+            self._transport.write(_REPLY)
+
+    def _stream(self, burst: int) -> None:
+        self._transport.write(_STREAM)
+        self._next(CHUNKS // burst, b"".join([_framed(_WORD)] * burst))
+
+    def _next(self, left: int, data: bytes) -> None:
+        if left:
+            self._transport.write(data)
+            asyncio.get_running_loop().call_later(PAUSE, self._next, left - 1, data)
+        else:
+            self._transport.write(_framed(_LAST) + _framed(_USAGE) + _framed(b"data: [DONE]\n\n") + _END)
+
+
+async def main(port: int) -> None:
+    """Serve until killed."""
+    server = await asyncio.get_running_loop().create_server(Answering, "127.0.0.1", port, backlog=1024)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(int(sys.argv[1])))

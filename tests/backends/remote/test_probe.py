@@ -1,0 +1,59 @@
+"""Which kind of server answers, told by its listings."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from backends.remote.probe import Found, probe
+from schemas.errors import BackendUnavailable
+from tests.faults.upstream import Asked, Close, Step, response, upstream
+from tests.gateway.serving import listening, scripted
+
+SERVERS: dict[str, tuple[str, Any, str, tuple[str, ...]]] = {
+    "openai": ("GET /v1/models", {"data": [{"id": "a"}, {"id": "b"}]}, "/v1", ("a", "b")),
+    "tgi": ("GET /info", {"model_id": "org/a", "max_total_tokens": 5}, "", ("org/a",)),
+    "mindie": ("GET /info", {"models": [{"model_id": "a"}], "version": "1"}, "", ("a",)),
+    "triton": ("POST /v2/repository/index", [{"name": "a", "state": "READY"}], "", ("a",)),
+    "databricks": ("GET /api/2.0/serving-endpoints", {"endpoints": [{"name": "a"}]}, "", ("a",)),
+}
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize("suffix", ["", "/", "/v1"])
+async def test_a_server_is_known_by_its_listing(kind: str, suffix: str) -> None:
+    line, answer, base, models = SERVERS[kind]
+
+    def play(asked: Asked) -> tuple[Step, ...]:
+        if asked.line == f"{line} HTTP/1.1":
+            return (response(json.dumps(answer).encode()),)
+        return (response(b"<html>", "404 Not Found", "text/html"),)
+
+    async with upstream(play) as there:
+        assert await probe(there.url + suffix) == Found(kind, there.url + base, models)
+
+
+async def test_our_own_gateway() -> None:
+    app, _ = scripted("echo", "many")
+    async with listening(app) as port:
+        url = f"http://127.0.0.1:{port}"
+        assert await probe(url) == Found("openai", f"{url}/v1", ("echo", "many"))
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ((response(b"{}", "401 Unauthorized"),), "wants a key"),
+        ((response(b"[1, null, {}]"),), "no kind"),
+        ((response(b"\xff"),), "no kind"),
+        ((response(b'{"data":[{"id":7}]}'),), "no kind"),
+        ((Close(),), "closed"),
+    ],
+)
+async def test_what_is_no_server_of_ours(steps: tuple[Step, ...], words: str) -> None:
+    async with upstream(lambda _: steps) as there:
+        with pytest.raises(BackendUnavailable, match=words):
+            await probe(there.url, "secret")
+        assert there.asked[0].headers["authorization"] == "Bearer secret"

@@ -1,0 +1,131 @@
+"""Answers of every kind of upstream, recorded from our own gateway, to be played back with something wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+from backends.remote import kinds
+from backends.remote.backend import RemoteBackend
+from backends.scripted import ScriptedBackend
+from gateway.app import create_app
+from gateway.config import Mount, ServerSection
+from schemas.errors import GatewayError
+from schemas.ir import ChatPrompt, Event, Generate, Message, Sampling, Stopping, TextPrompt, Usage
+from tests.gateway.serving import config, listening
+
+from .upstream import Asked, Play, Step, Upstream, response, upstream
+
+KINDS = {
+    "openai": kinds.openai,
+    "mindie-openai": kinds.mindie_openai,
+    "tgi": kinds.tgi,
+    "tgi-0.9": kinds.tgi_09,
+    "mindie": kinds.mindie,
+    "triton": kinds.triton,
+    "mindie-triton": kinds.mindie_triton,
+    "databricks": kinds.databricks,
+}
+MOUNTED = {
+    "openai": "/v1",
+    "mindie": "/mindie",
+    "mindie-openai": "/mindie/v1",
+    "mindie-triton": "/mindie",
+    "tgi-0.9": "/old",
+}
+"""Where a gateway like `SERVER` speaks as that kind."""
+
+SERVER = ServerSection(
+    mounts=(
+        Mount(prefix="/mindie", dialects={"tgi": "mindie", "openai": "mindie-openai", "triton": "mindie-triton"}),
+        Mount(prefix="/old", dialects={"tgi": "tgi-0.9"}),
+    )
+)
+TEXT = "The quick brown fox jumps over the lazy dog. " * 2
+MODEL = "fox"
+
+
+def request(kind: str, *, stream: bool, id: str = "r") -> Generate:
+    """A request that the kind can say, for an answer of some 20 tokens."""
+    chat = kind.endswith("openai")
+    prompt = ChatPrompt((Message("user", "Say it."),)) if chat else TextPrompt("Say it.")
+    limit = Stopping(max_new_tokens=100)
+    return Generate(id=id, model=MODEL, prompts=(prompt,), stream=stream, sampling=Sampling(), stopping=limit)
+
+
+_RECORDED: dict[tuple[str, bool], bytes] = {}
+
+
+async def record(kind: str, *, stream: bool) -> bytes:
+    """The body that the kind answers `request` with; recorded once."""
+    if (kind, stream) not in _RECORDED:
+        _RECORDED[kind, stream] = await _record(kind, stream=stream)
+    return _RECORDED[kind, stream]
+
+
+async def _record(kind: str, *, stream: bool) -> bytes:
+    backend = ScriptedBackend("s", {"scripts": {MODEL: {"texts": [TEXT]}}})
+    app = create_app(config(MODEL, server=SERVER), {"s": backend})
+    async with listening(app) as port, remote(kind, f"http://127.0.0.1:{port}{MOUNTED.get(kind, '')}") as there:
+        _, outbound = there._encode(request(kind, stream=stream))
+        assert there._transport is not None
+        answer = await there._transport.exchange(outbound)
+        try:
+            return (await answer.reply(None)).body
+        finally:
+            answer.close()
+
+
+def frames(body: bytes) -> list[bytes]:
+    """The events of a stream."""
+    return re.findall(rb".*?\n\n", body, re.DOTALL)
+
+
+def is_end(frame: bytes) -> bool:
+    """Whether an event tells why the answer ended, in any kind's words."""
+    return re.search(rb'"finish_reason": ?"(?!None")', frame) is not None
+
+
+@asynccontextmanager
+async def remote(kind: str, url: str, **options: Any) -> AsyncIterator[RemoteBackend]:
+    """A started backend of that kind."""
+    backend = KINDS[kind]("remote", {"url": url, "health_interval": 3600.0} | options)
+    await backend.start()
+    try:
+        yield backend
+    finally:
+        await backend.aclose()
+
+
+@asynccontextmanager
+async def playing(kind: str, play: Play, **options: Any) -> AsyncIterator[tuple[RemoteBackend, Upstream]]:
+    """A backend over an upstream that answers GETs, and plays to everything else."""
+
+    def answer(asked: Asked) -> tuple[Step, ...]:
+        return (response(b"{}"),) if asked.line.startswith("GET ") else play(asked)
+
+    async with upstream(answer) as there, remote(kind, there.url, **options) as backend:
+        yield backend, there
+
+
+async def ask(backend: RemoteBackend, wanted: Generate) -> tuple[tuple[Event, ...], GatewayError | None]:
+    """What came, and what went wrong. A complete stream has both its `Usage` and no error."""
+    events: list[Event] = []
+    error: GatewayError | None = None
+    async with aclosing(backend.generate(wanted)) as stream:
+        try:
+            async for batch in stream:
+                assert batch
+                events.extend(batch)
+        except GatewayError as told:
+            error = told
+    whole = bool(events) and isinstance(events[-1], Usage)
+    assert whole == (error is None), "neither whole nor told"
+    return tuple(events), error
+
+
+def text_of(events: tuple[Event, ...]) -> str:
+    """All of the text."""
+    return "".join(getattr(event, "text", "") for event in events)

@@ -1,0 +1,68 @@
+"""The pool has all its slots after thousands of requests that were given up at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import aclosing, suppress
+
+import pytest
+
+from backends.remote.backend import RemoteBackend
+
+from .recorded import TEXT, ask, frames, playing, record, request, text_of
+from .upstream import END, STREAM, Asked, Pause, Step, chunk
+
+SLOTS = 10
+
+
+@pytest.mark.parametrize("cancels", [500, pytest.param(5000, marks=pytest.mark.slow)])
+async def test_cancelled_requests_take_no_slots_with_them(cancels: int) -> None:
+    said = frames(await record("openai", stream=True))
+    dice = random.Random(3)
+
+    def play(_: Asked) -> tuple[Step, ...]:
+        slow = (Pause(dice.random() * 0.003), STREAM, *(chunk(frame) for frame in said[:5]), Pause(0.002))
+        return (*slow, *(chunk(frame) for frame in said[5:]), END)
+
+    async with playing("openai", play, limits={"connections": SLOTS, "waiting": 10_000}) as (backend, there):
+        for _ in range(0, cancels, 50):
+            await asyncio.gather(*(_give_up(backend, dice.random() * 0.02) for _ in range(50)))
+        pool = backend._transport.pool  # type: ignore[union-attr]
+        async with asyncio.timeout(5):
+            while pool.busy:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert pool.open <= SLOTS
+        answers = await asyncio.gather(*(ask(backend, request("openai", stream=True)) for _ in range(SLOTS)))
+        assert [text_of(events) for events, _ in answers] == [TEXT] * SLOTS
+        assert pool.open == there.open <= SLOTS
+        assert there.gone > cancels // 10, "the upstream was told to stop"
+
+
+async def _give_up(backend: RemoteBackend, seconds: float) -> None:
+    async def use() -> None:
+        async with aclosing(backend.generate(request("openai", stream=True))) as stream:
+            async for _ in stream:
+                pass
+
+    task = asyncio.create_task(use())
+    await asyncio.sleep(seconds)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_a_closed_generator_closes_the_connection() -> None:
+    said = frames(await record("tgi", stream=True))
+
+    def play(_: Asked) -> tuple[Step, ...]:
+        return (STREAM, *(step for frame in said for step in (chunk(frame), Pause(0.01))))
+
+    async with playing("tgi", play) as (backend, there):
+        stream = backend.generate(request("tgi", stream=True))
+        await anext(stream)
+        await stream.aclose()
+        async with asyncio.timeout(0.5):
+            while not there.gone:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+        assert backend._transport.pool.open == 0  # type: ignore[union-attr]

@@ -1,0 +1,160 @@
+"""Truth at the end of an answer: whole if the upstream said so, told as a failure else; never a stop of our making.
+
+The anomaly loop: whatever goes wrong, at every point of an answer, of every kind, streamed and whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from schemas.errors import BackendError, GatewayError
+from schemas.ir import Usage
+
+from .recorded import KINDS, TEXT, ask, frames, is_end, playing, record, request, text_of
+from .upstream import END, STREAM, Asked, Close, Hang, Pause, Reset, Step, chunk, response
+
+WRONGS: dict[str, Callable[[], tuple[Step, ...]]] = {
+    "cut": lambda: (Close(),),
+    "reset": lambda: (Reset(),),
+    "stall": lambda: (Hang(),),
+    "a clean early end": lambda: (END,),
+    "no JSON": lambda: (chunk(b"data: {no json}\n\n"), END),
+    "half a line": lambda: (chunk(b'data: {"choices":[{"del'), END),
+    "an HTML page": lambda: (chunk(b"<html><body>502 Bad Gateway</body></html>\n\n"), END),
+    "an error event": lambda: (chunk(b'data: {"error":{"message":"boom","code":500}}\n\n'), END),
+    "an error sentence": lambda: (chunk(b'data: {"error":"boom","error_type":"generation"}\n\n'), END),
+    "a huge choice": lambda: (
+        chunk(b'data: {"choices":[{"index":99999999,"delta":{"content":"x"}}],"text_output":7,"token":7}\n\n'),
+        END,
+    ),
+    "deep JSON": lambda: (chunk(b"data: " + b'{"choices":' * 5000 + b"\n\n"), END),
+    "an event without end": lambda: (chunk(b"data: " + b"x" * 1_500_000), END),
+    "no chunk": lambda: (b"zzz\r\n", Close()),
+    "a [DONE] that is none": lambda: (chunk(b"data: [DONE]\n\n"), END),
+}
+SHORT = {"first_token": 0.5, "idle": 0.1, "whole": 0.5}
+
+
+@pytest.mark.parametrize("wrong", WRONGS)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_stream_that_breaks_at_any_point(kind: str, wrong: str) -> None:
+    """Whole if and only if the end had been told; what came before is the answer's beginning; nothing is kept."""
+    said = frames(await record(kind, stream=True))
+    steps: list[tuple[Step, ...]] = []
+    async with playing(kind, lambda _: steps[0], timeouts=SHORT, retries={"attempts": 1}) as (backend, there):
+        for k in range(0, len(said) + 1, 5 if wrong == "stall" else 1):
+            steps[:] = [(STREAM, b"".join(map(chunk, said[:k])), *WRONGS[wrong]())]
+            events, error = await ask(backend, request(kind, stream=True))
+            ended = any(map(is_end, said[:k]))
+            where = f"{kind}, {wrong} after {k} of {len(said)}: {error!r}"
+            if not ended:
+                assert isinstance(error, BackendError), where
+            elif wrong in ("cut", "reset", "stall", "a clean early end"):
+                assert error is None, where
+            assert TEXT.startswith(text_of(events)), where
+            assert error is not None or text_of(events) == TEXT, where
+        await _free(backend)
+    assert there.open == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_whole_answer_that_breaks_at_any_point(kind: str) -> None:
+    body = await record(kind, stream=False)
+    whole = response(body)
+    steps: list[tuple[Step, ...]] = []
+    async with playing(kind, lambda _: steps[0], timeouts=SHORT, retries={"attempts": 1}) as (backend, _):
+        for k in range(0, len(whole), 7):
+            for end in (Close(), Reset()):
+                steps[:] = [(whole[:k], end)]
+                events, error = await ask(backend, request(kind, stream=False))
+                assert events == (), k
+                assert isinstance(error, BackendError), k
+        for end in (Close(), Reset()):
+            steps[:] = [(whole, end)]
+            events, error = await ask(backend, request(kind, stream=False))
+            assert error is None
+            assert text_of(events) == TEXT
+        await _free(backend)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_stream_in_slices_of_any_size(kind: str) -> None:
+    body = await record(kind, stream=True)
+    sizes = [1, 2, 3, 7, 64, 1000, len(body)]
+
+    def play(_: Asked) -> tuple[Step, ...]:
+        size = sizes.pop()
+        return (STREAM, *(chunk(body[at : at + size]) for at in range(0, len(body), size)), END)
+
+    async with playing(kind, play) as (backend, there):
+        while sizes:
+            events, error = await ask(backend, request(kind, stream=True))
+            assert error is None
+            assert text_of(events) == TEXT
+            assert isinstance(events[-1], Usage)
+        assert there.connections == 1
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("reply", "status"),
+    [
+        (response(b"<html>", "200 OK", "text/html"), 502),
+        (response(b"", "200 OK", "text/plain"), 502),
+        (response(b"{}", "200 OK"), 502),
+        (response(b"[" * 100_000, "200 OK"), 502),
+        (response(b'{"error":{"message":"no","code":400},"error_type":"validation"}', "400 Bad Request"), 400),
+        (response(b"nothing to see", "401 Unauthorized", "text/plain"), 502),
+        (response(b"{}", "403 Forbidden"), 502),
+        (response(b"{}", "404 Not Found"), 404),
+        (response(b"{}", "429 Too Many Requests", more="retry-after: 7\r\n"), 429),
+        (response(b"<html>", "500 Internal Server Error", "text/html"), 502),
+        (response(b"<html>", "502 Bad Gateway", "text/html"), 502),
+        (response(b"<html>", "503 Service Unavailable", "text/html", "retry-after: 7\r\n"), 503),
+        (response(b"", "504 Gateway Timeout"), 504),
+        (response(b"", "302 Found", more="location: http://169.254.169.254/\r\n"), 502),
+        (response(b"", "204 No Content"), 502),
+    ],
+)
+@pytest.mark.parametrize("kind", ["openai", "tgi", "triton", "databricks"])
+async def test_a_reply_that_is_no_answer(kind: str, reply: bytes, status: int, stream: bool) -> None:
+    """`status` is the sort of error: the client's, ours to try later, the upstream's."""
+    sorts = {
+        400: ("invalid_request", "malformed_body"),
+        404: ("model_not_found",),
+        429: ("overloaded",),
+        503: ("backend_unavailable",),
+        504: ("timeout",),
+        502: ("backend_failed", "incomplete", "backend_unavailable"),
+    }
+    async with playing(kind, lambda _: (reply,), retries={"attempts": 1}) as (backend, there):
+        events, error = await ask(backend, request(kind, stream=stream))
+        assert events == ()
+        assert isinstance(error, GatewayError)
+        assert error.kind in sorts[status]
+        if b"retry-after" in reply:
+            assert error.retry_after == 7.0
+        assert len([asked for asked in there.asked if asked.line.startswith("POST")]) == 1
+
+
+async def test_a_drip_of_bytes_is_no_life() -> None:
+    """The idle limit counts events: a comment every 20 ms does not save a stream that says nothing."""
+    said = frames(await record("openai", stream=True))
+    drip: tuple[Step, ...] = tuple(chunk(b": still here\n\n") for _ in range(3))
+    steps = (STREAM, chunk(said[0]), *(step for piece in drip * 50 for step in (Pause(0.02), piece)), Hang())
+    async with playing("openai", lambda _: steps, timeouts=SHORT) as (backend, _):
+        began = asyncio.get_running_loop().time()
+        _, error = await ask(backend, request("openai", stream=True))
+        assert error is not None
+        assert error.code == "stream_idle"
+        assert asyncio.get_running_loop().time() - began < 1.5
+
+
+async def _free(backend: object) -> None:
+    pool = backend._transport.pool  # type: ignore[attr-defined]
+    async with asyncio.timeout(5):
+        while pool.busy:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)

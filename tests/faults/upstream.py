@@ -1,0 +1,149 @@
+"""An upstream that does as it is told, byte by byte: what a real one would never do on demand.
+
+A `Play` is the raw bytes of a response and what happens between them; `Upstream` plays one for every request it reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as it was read."""
+
+    line: str
+    headers: dict[str, str]
+    body: bytes
+    connection: int
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Wait so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Hang:
+    """Say nothing more until the client leaves."""
+
+
+@dataclass(frozen=True)
+class Reset:
+    """Break the connection."""
+
+
+@dataclass(frozen=True)
+class Close:
+    """End the connection in good order."""
+
+
+Step = bytes | Pause | Hang | Reset | Close
+Play = Callable[[Asked], tuple[Step, ...]]
+
+
+@dataclass
+class Upstream:
+    """A server; `asked` is what it was asked, `gone` counts clients that left in the middle."""
+
+    play: Play
+    asked: list[Asked] = field(default_factory=list)
+    connections: int = 0
+    open: int = 0
+    gone: int = 0
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.open += 1
+        number = self.connections
+        try:
+            while (asked := await _read(reader, number)) is not None:
+                self.asked.append(asked)
+                for step in self.play(asked):
+                    if not await _do(step, reader, writer):
+                        return
+        except ConnectionError:
+            self.gone += 1
+        finally:
+            self.open -= 1
+            writer.close()
+
+
+async def _read(reader: asyncio.StreamReader, number: int) -> Asked | None:
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    line, *lines = head.split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (text.partition(":") for text in lines if text)}
+    body = await reader.readexactly(int(headers.get("content-length", 0)))
+    return Asked(line, headers, body, number)
+
+
+async def _do(step: Step, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    """Whether the connection goes on."""
+    if isinstance(step, bytes):
+        writer.write(step)
+        await writer.drain()
+    elif isinstance(step, Pause):
+        await asyncio.sleep(step.seconds)
+    elif isinstance(step, Hang):
+        await reader.read(1)
+        raise ConnectionResetError
+    elif isinstance(step, Reset):
+        linger = struct.pack("ii", 1, 0)  # without it, abort() is as polite as close()
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.transport.abort()
+        return False
+    else:
+        return False
+    return True
+
+
+@asynccontextmanager
+async def upstream(play: Play) -> AsyncIterator[Upstream]:
+    """Run one."""
+    made = Upstream(play)
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0, backlog=1024)
+    made.port = server.sockets[0].getsockname()[1]
+    try:
+        yield made
+    finally:
+        server.close()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(_empty(made), 2)
+
+
+async def _empty(made: Upstream) -> None:
+    while made.open:  # noqa: ASYNC110 - the handlers end when their clients are gone
+        await asyncio.sleep(0.01)
+
+
+def response(body: bytes, status: str = "200 OK", type: str = "application/json", more: str = "") -> bytes:
+    """A whole response with its length."""
+    head = f"HTTP/1.1 {status}\r\ncontent-type: {type}\r\ncontent-length: {len(body)}\r\n{more}\r\n"
+    return head.encode() + body
+
+
+STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+"""The head of a stream."""
+
+END = b"0\r\n\r\n"
+"""The end of a chunked body."""
+
+
+def chunk(data: bytes) -> bytes:
+    """One chunk of a body."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
