@@ -55,13 +55,12 @@ def _completion_text(text: str, prompt: object, before: tuple[RemoteToken, ...],
     """What follows the prompt. The names of halves of characters make up no text: then the other side's names may."""
     if isinstance(prompt, TextPrompt) and text.startswith(prompt.text):
         return text.removeprefix(prompt.text)
-    for generated in (after, after[:-1]):  # the end token is told, but is no part of the text
-        completion = _names(generated)
-        if text.endswith(completion):
-            return completion
-    for repeated in (before, before[1:]):  # nor is the token that begins a text
+    for repeated in (before, before[1:]):  # the token that begins a text may be told, but is no part of it
         if text.startswith(_names(repeated)):
             return text.removeprefix(_names(repeated))
+    for generated in (after, after[:-1]):  # nor is the end token
+        if generated and text.endswith(_names(generated)):
+            return _names(generated)
     raise malformed("an echo that does not fit its tokens")
 
 

@@ -10,7 +10,7 @@ from adapters.databricks.dialects import DATABRICKS
 from schemas import errors
 from schemas.errors import KINDS, GatewayError
 
-from .scenes import chat, server
+from .scenes import chat, client, server
 
 ROWS: list[tuple[GatewayError, int, str]] = [
     (errors.InvalidRequest("m", param="n"), 400, "INVALID_PARAMETER_VALUE"),
@@ -54,6 +54,8 @@ def test_errors_in_a_stream_are_said_in_both_forms(error: GatewayError, _: int, 
     assert frame.startswith(b'data: {"error":{"message":"m","type":"')
     assert frame.endswith(b'},"error_code":"%b","message":"m"}\n\n' % code.encode())
     assert json.loads(frame.removeprefix(b"data: "))["error"].keys() == {"message", "type", "param", "code"}
+    with pytest.raises(GatewayError):
+        client().decoder(chat(stream=True)).feed(frame)
 
 
 @pytest.mark.parametrize(

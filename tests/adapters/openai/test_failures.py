@@ -33,7 +33,7 @@ from schemas.errors import (
     UnsupportedMediaType,
 )
 
-from .scenes import ROUTES, call, chat, completion, server
+from .scenes import ROUTES, call, chat, client, completion, server
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -151,3 +151,6 @@ def test_every_kind_fits_a_stream(name: str, error: GatewayError) -> None:
     assert frame.startswith(b"data: {")
     assert frame.endswith(b"}\n\n")
     assert json.loads(frame.removeprefix(b"data: "))["error"]
+    reader = client(name).decoder(chat(name, stream=True))
+    with pytest.raises(GatewayError):
+        reader.feed(frame)

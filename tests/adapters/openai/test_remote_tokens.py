@@ -8,6 +8,7 @@ import pytest
 
 from adapters.base import Reply
 from adapters.fold import fold
+from schemas.errors import BackendFailed
 from schemas.ir import (
     Finished,
     FinishReason,
@@ -106,3 +107,32 @@ def test_an_echoed_text(usage: Any) -> None:
     events = client().decode(request, answer(whole, usage=usage))
     assert events[0] == Started("m", usage and 2, ((Token(None, "On"), Token(None, "ce", -1.0)),))
     assert events[1] == Finished(text=" a", tokens=(Token(None, " a", -2.0),), reason=FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "prompt", "rest"),
+    [
+        ("Once a", ["On", "ce", " a"], ("On", "ce"), " a"),
+        ("Once a", ["<s>", "Once", " a", "</s>"], ("<s>", "Once"), " a"),
+        ("Once a", ["On", "ce", " a stop"], ("On", "ce"), " a"),  # a stop string cut the token
+        ("On🙂", ["O", "n", "\ufffd", "\ufffd"], ("O", "n"), "🙂"),
+        ("é a", ["\ufffd", "\ufffd", " a"], ("", "é"), " a"),
+        ("é a", ["\ufffd", "\ufffd", " a", "</s>"], ("", "é"), " a"),
+    ],
+)
+def test_where_the_echo_of_token_ids_ends(text: str, tokens: list[str], prompt: tuple[str, str], rest: str) -> None:
+    told = {"tokens": tokens, "token_logprobs": [None, *[-1.0] * (len(tokens) - 1)]}
+    request = completion(prompt=[[1, 2]], echo=True, logprobs=0)
+    whole = {"index": 0, "text": text, "finish_reason": "stop", "logprobs": told}
+    [started, finished, _] = client().decode(request, answer(whole, usage=None))
+    assert isinstance(started, Started)
+    assert isinstance(finished, Finished)
+    assert tuple(token.text for token in started.prompts[0]) == prompt
+    assert finished.text == "".join(token.text for token in finished.tokens if not token.special) == rest
+
+
+def test_an_echo_that_does_not_fit_its_tokens() -> None:
+    told = {"tokens": ["\ufffd", "\ufffd", " a stop"], "token_logprobs": [None, -1.0, -1.0]}
+    whole = {"index": 0, "text": "é a", "finish_reason": "stop", "logprobs": told}
+    with pytest.raises(BackendFailed, match="an echo that does not fit its tokens"):
+        client().decode(completion(prompt=[[1, 2]], echo=True, logprobs=0), answer(whole))
