@@ -15,7 +15,7 @@ from tests.equality import WAYS, Ask, Said, Way, say
 from tests.faults.recorded import KINDS, MOUNTED, SERVER, remote
 from tests.gateway.serving import listening, scripted
 
-SPEECHLESS = {("mindie-openai", False), ("tgi-0.9", True), ("triton", True)}
+SPEECHLESS = {("anthropic", False), ("mindie-openai", False), ("tgi-0.9", True), ("triton", True)}
 """Kinds that have no words for a raw prompt, or for a chat."""
 
 UNTOLD = {

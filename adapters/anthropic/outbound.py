@@ -67,7 +67,7 @@ def _messages(request: Generate) -> tuple[Message, ...]:
     prompt = request.prompts[0]
     if isinstance(prompt, ChatPrompt):
         return prompt.messages
-    if isinstance(prompt, TextPrompt) and not prompt.images:
+    if isinstance(prompt, TextPrompt) and not prompt.images and not request.raw_prompt:
         return (Message("user", prompt.text),)
     raise UnsupportedFeature("The model's server takes conversations only.", feature="token_prompts")
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from adapters import anthropic as _anthropic
 from adapters import databricks as _databricks
 from adapters import openai as _openai
 from adapters import tgi as _tgi
@@ -78,5 +79,8 @@ mindie = Kind((Face(_tgi.ADAPTER, "mindie"), _v1("mindie-openai")), _CHATS | _TG
 triton = Kind((Face(_triton.ADAPTER, "triton"),), _TRITON, "/v2/health/ready")
 mindie_triton = Kind(
     (Face(_triton.ADAPTER, "mindie-triton"), _v1("mindie-openai")), _TRITON | _CHATS, "/v2/health/ready"
+)
+anthropic = Kind(
+    (Face(_anthropic.ADAPTER, "anthropic"),), frozenset({Feature.CHAT, Feature.TOOLS, Feature.IMAGES}), "/v1/models"
 )
 databricks = Kind((Face(_databricks.ADAPTER, "databricks"),), _COMPLETIONS, "/api/2.0/serving-endpoints")

@@ -27,6 +27,7 @@ KINDS = {
     "triton": kinds.triton,
     "mindie-triton": kinds.mindie_triton,
     "databricks": kinds.databricks,
+    "anthropic": kinds.anthropic,
 }
 MOUNTED = {
     "openai": "/v1",
@@ -49,7 +50,7 @@ MODEL = "fox"
 
 def request(kind: str, *, stream: bool, id: str = "r") -> Generate:
     """A request that the kind can say, for an answer of some 20 tokens."""
-    chat = kind.endswith("openai")
+    chat = kind.endswith("openai") or kind == "anthropic"
     prompt = ChatPrompt((Message("user", "Say it."),)) if chat else TextPrompt("Say it.")
     limit = Stopping(max_new_tokens=100)
     return Generate(id=id, model=MODEL, prompts=(prompt,), stream=stream, sampling=Sampling(), stopping=limit)
@@ -85,7 +86,7 @@ def frames(body: bytes) -> list[bytes]:
 
 def is_end(frame: bytes) -> bool:
     """Whether an event tells why the answer ended, in any kind's words."""
-    return re.search(rb'"finish_reason": ?"(?!None")', frame) is not None
+    return re.search(rb'"(finish|stop)_reason": ?"(?!None")', frame) is not None
 
 
 @asynccontextmanager
