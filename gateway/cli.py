@@ -96,6 +96,28 @@ def check(file: Path) -> None:
 
 
 @main.command()
+@click.option("--config", "file", type=click.Path(path_type=Path), required=True, help="The TOML file.")
+@click.option("--endpoint", required=True, help="The endpoint's name.")
+@click.option("--unit", required=True, help="What a request's unit says, a user's name for instance.")
+def explain(file: Path, endpoint: str, unit: str) -> None:
+    """Say which served entity answers a unit, and why."""
+    from gateway.assignment import assign, scores
+
+    try:
+        found = load(file).endpoints.get(endpoint)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+    if found is None:
+        raise click.ClickException(f"there is no endpoint '{endpoint}'")
+    weights = {entity.name: float(entity.traffic_percentage) for entity in found.served_entities}
+    click.echo(f"{endpoint}: unit '{unit}' is answered by {assign(endpoint, weights, unit)}")
+    click.echo(f"  the unit is the first that a request has of: {', '.join(found.experiment.unit)}")
+    click.echo("  the highest score, weight / -ln(hash of endpoint, entity and unit), wins:")
+    for name, score in scores(endpoint, weights, unit).items():
+        click.echo(f"    {name:20} {weights[name]:3.0f} %  {score:10.3f}")
+
+
+@main.command()
 def openapi() -> None:
     """Print the OpenAPI document."""
     from gateway.app import adapters

@@ -8,12 +8,13 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from gateway.assignment import UNITS
 from schemas.ir import TensorNames
 
 BUNDLED = "interlingua"
@@ -75,20 +76,45 @@ class ServerSection(Section, frozen=True):
     metrics: bool = True
 
 
-class ServedEntity(Section, frozen=True):
-    """One arm of an endpoint: a backend, and the name of the model there."""
+Task = Literal["chat", "completions", "embeddings"]
 
-    name: str
+
+class ServedEntity(Section, frozen=True):
+    """One arm of an endpoint: a backend, and the name of the model there.
+
+    `task` None = the endpoint's. An arm with 0 % answers direct calls, and where those before it failed.
+    """
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]+$", max_length=128)]
     backend: str
     model: str | None = None
-    traffic_percentage: int = 100
+    traffic_percentage: Annotated[int, msgspec.Meta(ge=0, le=100)] = 100
+    task: Task | None = None
+
+
+class Experiment(Section, frozen=True):
+    """How an endpoint's arms are compared.
+
+    `unit` is where the unit of assignment comes from, the first that a request has: `header:<name>` or one of
+    `gateway.assignment.UNITS`. A request that has none is a unit by itself.
+    """
+
+    unit: tuple[str, ...] = ("header:x-ab-unit", "header:x-session-affinity", "user", "client_request_id", "request")
+
+
+class Fallback(Section, frozen=True):
+    """Whether the other served entities are tried, in list order, where one fails before its first event."""
+
+    enabled: bool = True
 
 
 class Endpoint(Section, frozen=True):
     """What clients name as `model`. `inputs` and `outputs` rename its Triton tensors."""
 
     served_entities: tuple[ServedEntity, ...]
-    task: Literal["chat", "completions", "embeddings"] = "chat"
+    task: Task = "chat"
+    experiment: Experiment = Experiment()
+    fallback: Fallback = Fallback()
     inputs: dict[str, str] = {}
     outputs: dict[str, str] = {}
 
@@ -161,21 +187,40 @@ def _check(text: str, config: Config) -> None:
         if not isinstance(backend.get("kind"), str):
             raise ConfigError(f"{_line(text, name)}: backends.{name}: `kind` is missing")
     for name, endpoint in config.endpoints.items():
-        line = _line(text, name)
-        if not endpoint.served_entities:
-            raise ConfigError(f"{line}: endpoints.{name}: `served_entities` is empty")
-        for entity in endpoint.served_entities:
-            if entity.backend not in config.backends:
-                raise ConfigError(
-                    f"{line}: endpoints.{name}.{entity.name}: no backend is called '{entity.backend}'"
-                    + _nearest(entity.backend, config.backends)
-                )
-        total = sum(entity.traffic_percentage for entity in endpoint.served_entities)
-        if total != 100:
-            raise ConfigError(f"{line}: endpoints.{name}: traffic percentages add up to {total}, not 100")
-        names = [entity.name for entity in endpoint.served_entities]
-        if len(set(names)) != len(names):
-            raise ConfigError(f"{line}: endpoints.{name}: two served entities have the same name")
+        if wrong := wrong_endpoint(endpoint, config.backends):
+            raise ConfigError(f"{_line(text, name)}: endpoints.{name}{wrong}")
+
+
+def wrong_endpoint(endpoint: Endpoint, backends: Collection[str]) -> str | None:
+    """What is wrong with an endpoint over these backends, to be read after its name; None if nothing is."""
+    arms = endpoint.served_entities
+    if not arms:
+        return ": `served_entities` is empty"
+    for arm in arms:
+        if arm.backend not in backends:
+            return f".{arm.name}: no backend is called '{arm.backend}'{_nearest(arm.backend, backends)}"
+    if (total := sum(arm.traffic_percentage for arm in arms)) != 100:
+        return f": traffic percentages add up to {total}, not 100"
+    if len({arm.name for arm in arms}) != len(arms):
+        return ": two served entities have the same name"
+    for unit in endpoint.experiment.unit:
+        if unit not in UNITS and not unit.startswith("header:"):
+            return f": there is no unit '{unit}'; there are header:<name>, {', '.join(UNITS)}"
+    return _wrong_task(endpoint)
+
+
+def _wrong_task(endpoint: Endpoint) -> str | None:
+    first = endpoint.served_entities[0]
+    for arm in endpoint.served_entities:
+        if (arm.task or endpoint.task) != (first.task or endpoint.task):
+            one, other = (
+                f"'{first.name}' ({first.task or endpoint.task})",
+                f"'{arm.name}' ({arm.task or endpoint.task})",
+            )
+            return f": served entities must have the same task, and {one} and {other} do not"
+    if first.task not in (None, endpoint.task):
+        return f".{first.name}: its task is {first.task}, the endpoint's {endpoint.task}"
+    return None
 
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]+)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
@@ -200,7 +245,17 @@ def _nearest(name: str, known: Any) -> str:
 
 
 def _all_fields() -> set[str]:
-    structs: tuple[type[msgspec.Struct], ...] = (Config, ServerSection, Mount, Listener, Limits, Endpoint, ServedEntity)
+    structs: tuple[type[msgspec.Struct], ...] = (
+        Config,
+        ServerSection,
+        Mount,
+        Listener,
+        Limits,
+        Endpoint,
+        ServedEntity,
+        Experiment,
+        Fallback,
+    )
     return {field.name for struct in structs for field in msgspec.structs.fields(struct)}
 
 

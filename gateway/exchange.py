@@ -20,11 +20,11 @@ import structlog
 from adapters.base import Call, Reply, Route, ServerAdapter
 from adapters.fold import Fold
 from backends.base import check
-from gateway.failures import shown
+from gateway.failures import another_may_answer, shown
 from gateway.receive import read_body
-from gateway.router import Target
+from gateway.router import Plan, Target
 from gateway.service import Service
-from schemas.errors import Incomplete, Overloaded, ShuttingDown, UnsupportedFeature
+from schemas.errors import GatewayError, Incomplete, Overloaded, ShuttingDown, UnsupportedFeature
 from schemas.ir import Embed, Events, Generate, Request, Timings, Tokenize, Usage
 
 log = structlog.get_logger()
@@ -52,6 +52,7 @@ class Exchange:
         "_id",
         "_outcome",
         "_parameters",
+        "_plan",
         "_protocol",
         "_request",
         "_route",
@@ -76,6 +77,7 @@ class Exchange:
         self._id = service.new_id()
         self._began = monotonic()
         self._request: Request | None = None
+        self._plan: Plan | None = None
         self._target: Target | None = None
         self._usage: Usage | None = None
         self._first = 0.0
@@ -111,7 +113,7 @@ class Exchange:
             else:
                 request = decode(self._route, body, call)
             self._request = request
-            self._target = self._service.router.pick(request)
+            self._plan = self._service.router.plan(request, headers)
         except Exception as error:  # whatever it is, the client hears of it in its protocol
             await self._refuse(error)
             return
@@ -141,20 +143,37 @@ class Exchange:
             watcher.cancel()
 
     async def _answer(self) -> None:
-        request, target = self._request, self._target
+        """Ask the planned targets in turn, until one has begun to answer."""
+        request, plan = self._request, self._plan
         assert request is not None
-        assert target is not None
+        assert plan is not None
+        for number, target in enumerate(plan.targets, 1):
+            self._target = target
+            try:
+                await self._ask(request, target, patient=number == len(plan.targets))
+                return
+            except Exception as error:  # as above; nothing was written yet
+                if self._first or number == len(plan.targets) or not another_may_answer(error, number):
+                    await self._refuse(error)
+                    return
+                self._fall_back(target, error)
+
+    async def _ask(self, request: Request, target: Target, *, patient: bool) -> None:
         inner = msgspec.structs.replace(request, model=target.model)
-        try:
-            await self._service.ready(target.entity.backend)
-            if isinstance(request, Generate):
-                await self._generate(request, inner, target)
-            elif isinstance(request, Embed):
-                await self._embed(request, inner, target)
-            else:
-                await self._tokenize(request, inner, target)
-        except Exception as error:  # as above; nothing was written yet
-            await self._refuse(error)
+        await self._service.ready(target.entity.backend, patient=patient)
+        if isinstance(request, Generate):
+            await self._generate(request, inner, target)
+        elif isinstance(request, Embed):
+            await self._embed(request, inner, target)
+        else:
+            await self._tokenize(request, inner, target)
+
+    def _fall_back(self, target: Target, error: Exception) -> None:
+        kind = error.kind if isinstance(error, GatewayError) else "internal"
+        self._service.metrics.fell_back(target.endpoint, target.entity.name)
+        log.warning(
+            "fallback.tried", request_id=self._id, model=target.endpoint, served=target.entity.name, outcome=kind
+        )
 
     async def _embed(self, request: Embed, inner: Any, target: Target) -> None:
         if not target.backend.capabilities.embeddings:
@@ -171,7 +190,9 @@ class Exchange:
         check(request, target.backend.capabilities, request.model)
         events = target.backend.generate(inner)
         try:
-            first = await anext(events, ())
+            first = await anext(events, None)
+            if not first:
+                raise Incomplete("The backend's answer stopped before it began.")
             self._first = monotonic() - self._began
             if request.stream:
                 await self._stream(request, first, events)
@@ -192,8 +213,6 @@ class Exchange:
         await self._reply(self._face.encode(request, answer), "ok")
 
     async def _stream(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
-        if not batch:
-            raise Incomplete("The backend's answer stopped before it began.")
         encoder = self._face.encoder(request)
         data = encoder.feed(batch)
         await self._start(200, encoder.media_type, encoder.headers)
@@ -252,11 +271,18 @@ class Exchange:
         total = monotonic() - self._began
         service.metrics.ended(self._protocol, self._route.name, self._outcome)
         served = self._target.entity.name if self._target is not None else None
+        unit = self._plan.unit if self._plan is not None else None
         if self._target is not None:
             service.count(self._target.endpoint, total, self._outcome == "ok")
+            service.metrics.served(self._target.endpoint, self._target.entity.name, self._outcome)
             if usage is not None:
                 service.metrics.answered(
-                    self._target.endpoint, usage.prompt_tokens, usage.completion_tokens, self._first, total
+                    self._target.endpoint,
+                    self._target.entity.name,
+                    usage.prompt_tokens,
+                    usage.completion_tokens,
+                    self._first,
+                    total,
                 )
         with suppress(BrokenPipeError):
             log.info(
@@ -268,6 +294,7 @@ class Exchange:
                 outcome=self._outcome,
                 model=self._request.model if self._request is not None else None,
                 served=served,
+                unit=unit.source if unit is not None else None,
                 prompt_tokens=usage.prompt_tokens if usage is not None else None,
                 completion_tokens=usage.completion_tokens if usage is not None else None,
                 first_event_s=round(self._first, 6),

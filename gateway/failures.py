@@ -6,7 +6,15 @@ import traceback
 
 import structlog
 
-from schemas.errors import GatewayError, InternalError
+from schemas.errors import (
+    BackendError,
+    BackendTimeout,
+    GatewayError,
+    InternalError,
+    Overloaded,
+    RateLimited,
+    UnsupportedFeature,
+)
 
 log = structlog.get_logger()
 
@@ -19,3 +27,19 @@ def shown(error: Exception, request_id: str) -> GatewayError:
     trace = "".join(traceback.format_tb(error.__traceback__))
     log.error("request.broke", request_id=request_id, error=type(error).__name__, trace=trace)
     return InternalError()
+
+
+def another_may_answer(error: Exception, attempt: int) -> bool:
+    """Whether another served entity may be asked after this error, which came before any event.
+
+    Yes if a backend failed, is full or limits its callers; no after a timeout, which has used up the client's patience,
+    and never if the request itself is at fault. That an entity *fallen back to* cannot do what is asked is no reason to
+    stop.
+
+    Args:
+        error: what an attempt raised.
+        attempt: 1 for the assigned entity.
+    """
+    if isinstance(error, UnsupportedFeature):
+        return attempt > 1
+    return isinstance(error, BackendError | Overloaded | RateLimited) and not isinstance(error, BackendTimeout)

@@ -20,14 +20,17 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._worker = str(os.getpid())
         self._requests = self._counter("gw_requests", "Requests ended", "protocol", "route", "outcome")
-        self._prompt = self._counter("prompt_tokens", "Prompt tokens", "model")
-        self._generated = self._counter("generation_tokens", "Generated tokens", "model")
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens", "model", "served")
+        self._generated = self._counter("generation_tokens", "Generated tokens", "model", "served")
+        self._served = self._counter("gw_served_requests", "Requests ended, by arm", "model", "served", "outcome")
+        self._fallbacks = self._counter("gw_fallbacks", "Requests passed on by a failed arm", "model", "served")
         self._first = self._histogram("time_to_first_token_seconds", "Until the first event")
         self._total = self._histogram("e2e_request_latency_seconds", "Until the last event")
         running = Gauge("num_requests_running", "Requests being answered", ("worker",), registry=self.registry)
         self._running = running.labels(self._worker)
         self._outcome = cache(lambda *names: self._requests.labels(self._worker, *names))
-        self._model = cache(self._of_model)
+        self._arm_outcome = cache(lambda *names: self._served.labels(self._worker, *names))
+        self._arm = cache(self._of_arm)
 
     def began(self) -> None:
         """A request is being answered."""
@@ -38,9 +41,17 @@ class Metrics:
         self._running.dec()
         self._outcome(protocol, route, outcome).inc()
 
-    def answered(self, model: str, prompt: int, generated: int, first: float, total: float) -> None:
+    def served(self, model: str, arm: str, outcome: str) -> None:
+        """A request ended that had reached an arm."""
+        self._arm_outcome(model, arm, outcome).inc()
+
+    def fell_back(self, model: str, arm: str) -> None:
+        """An arm failed, and the next is asked."""
+        self._fallbacks.labels(self._worker, model, arm).inc()
+
+    def answered(self, model: str, arm: str, prompt: int, generated: int, first: float, total: float) -> None:
         """A whole answer was given; times in seconds."""
-        prompts, generations, firsts, totals = self._model(model)
+        prompts, generations, firsts, totals = self._arm(model, arm)
         prompts.inc(prompt)
         generations.inc(generated)
         firsts.observe(first)
@@ -54,10 +65,10 @@ class Metrics:
         return Counter(name, help, ("worker", *labels), registry=self.registry)
 
     def _histogram(self, name: str, help: str) -> Histogram:
-        return Histogram(name, help, ("worker", "model"), buckets=_SECONDS, registry=self.registry)
+        return Histogram(name, help, ("worker", "model", "served"), buckets=_SECONDS, registry=self.registry)
 
-    def _of_model(self, name: str) -> tuple[Counter, Counter, Histogram, Histogram]:
-        labels = (self._worker, name)
+    def _of_arm(self, model: str, arm: str) -> tuple[Counter, Counter, Histogram, Histogram]:
+        labels = (self._worker, model, arm)
         return (
             self._prompt.labels(*labels),
             self._generated.labels(*labels),

@@ -1,15 +1,15 @@
-"""Which backend answers a request: an endpoint's served entity, by its share of the traffic.
+"""Where a request goes: an endpoint's served entity by its unit, and the entities to fall back to.
 
-The share is taken by a hash of the request's id, so that it needs no state and no random source.
+Stateless: what is decided here, `gateway.assignment` decides alike on every worker.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from backends.base import Backend
+from gateway.assignment import Unit, assign, unit_of
 from gateway.config import Endpoint, ServedEntity
 from schemas.errors import ModelNotFound
 from schemas.ir import Request
@@ -25,6 +25,17 @@ class Target:
     model: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What to do with a request: `targets` in the order in which they are asked, the first by assignment.
+
+    `unit` None: the client asked for this very arm.
+    """
+
+    targets: tuple[Target, ...]
+    unit: Unit | None = None
+
+
 class Router:
     """The endpoints' arms.
 
@@ -34,33 +45,40 @@ class Router:
     """
 
     def __init__(self, endpoints: Mapping[str, Endpoint], backends: Mapping[str, Backend]) -> None:
-        self._arms = {
-            name: [
-                (entity.traffic_percentage, Target(name, entity, backends[entity.backend], entity.model or name))
-                for entity in endpoint.served_entities
-            ]
-            for name, endpoint in endpoints.items()
-        }
+        self._arms = {name: _Arms(name, endpoint, backends) for name, endpoint in endpoints.items()}
         self._direct = {
-            f"{name}:{target.entity.name}": target for name, arms in self._arms.items() for _, target in arms
+            f"{name}:{served}": Plan((target,)) for name, arms in self._arms.items() for served, target in arms.targets
         }
 
-    def pick(self, request: Request) -> Target:
-        """The target of a request: of its endpoint, or the very arm if the model is `endpoint:served`.
+    def plan(self, request: Request, headers: Mapping[str, str]) -> Plan:
+        """The targets of a request: of its endpoint, or the very arm if the model is `endpoint:served`.
 
         Raises:
             schemas.errors.ModelNotFound: there is no such endpoint or arm.
         """
-        arms = self._arms.get(request.model)
-        if arms is None:
-            if (direct := self._direct.get(request.model)) is not None:
-                return direct
-            raise ModelNotFound(f"The model '{request.model}' does not exist.", param="model", code="model_not_found")
-        if len(arms) == 1:
-            return arms[0][1]
-        point = zlib.crc32(request.id.encode()) % 100
-        for share, target in arms:
-            point -= share
-            if point < 0:
-                return target
-        raise AssertionError("shares add up to 100")
+        if (arms := self._arms.get(request.model)) is not None:
+            return arms.plan(request, headers)
+        if (direct := self._direct.get(request.model)) is not None:
+            return direct
+        raise ModelNotFound(f"The model '{request.model}' does not exist.", param="model", code="model_not_found")
+
+
+class _Arms:
+    """One endpoint's."""
+
+    def __init__(self, name: str, endpoint: Endpoint, backends: Mapping[str, Backend]) -> None:
+        self._name = name
+        self._units = endpoint.experiment.unit
+        self._weights = {entity.name: float(entity.traffic_percentage) for entity in endpoint.served_entities}
+        self.targets = tuple(
+            (entity.name, Target(name, entity, backends[entity.backend], entity.model or name))
+            for entity in endpoint.served_entities
+        )
+        self._orders = {
+            first: (target, *(other for _, other in self.targets if other is not target and endpoint.fallback.enabled))
+            for first, target in self.targets
+        }
+
+    def plan(self, request: Request, headers: Mapping[str, str]) -> Plan:
+        unit = unit_of(request, headers, self._units)
+        return Plan(self._orders[assign(self._name, self._weights, unit.value)], unit)

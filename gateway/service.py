@@ -73,14 +73,14 @@ class Service:
                     return Health(health.status, f"{name}: {health.detail or status}")
         return Health("ready")
 
-    async def ready(self, backend: str) -> None:
-        """Let a request pass whose backend can answer, now or in a moment: a worker that has just been started again
-        should not refuse what its siblings would have answered.
+    async def ready(self, backend: str, *, patient: bool) -> None:
+        """Let a request pass whose backend can answer, now or, if `patient`, in a moment: a worker that has just been
+        started again should not refuse what its siblings would have answered.
 
         Raises:
             schemas.errors.BackendUnavailable: it cannot, yet or any more.
         """
-        patience = _PATIENCE
+        patience = _PATIENCE if patient else 0.0
         while self._health[backend].status == "loading" and patience > 0:
             await asyncio.sleep(_STEP)
             patience -= _STEP

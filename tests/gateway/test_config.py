@@ -43,6 +43,13 @@ WRONG = {
         "7: endpoints.chat: two served entities have the same name"
     ),
     GOOD.replace('kind = "native"\n', ""): "1: backends.local: `kind` is missing",
+    GOOD.replace("= 90", "= 190"): "10: endpoints[...].served_entities[0].traffic_percentage: Expected `int` <= 100",
+    GOOD.replace('model = "llama-3"', 'task = "embeddings"'): (
+        "7: endpoints.chat: served entities must have the same task, "
+        "and 'current' (chat) and 'challenger' (embeddings) do not"
+    ),
+    GOOD
+    + 'experiment = { unit = ["users"] }\n': "7: endpoints.chat: there is no unit 'users'; there are header:<name>",
     GOOD + '[server]\nport = "80"\n': "14: server.port: Expected `int`, got `str`",
     GOOD + "[server.limits]\nmax_bodyy = 1\n": "14: server.limits.max_bodyy: unknown field; did you mean 'max_body'?",
 }

@@ -1,0 +1,118 @@
+"""Which arm a unit belongs to: keyed hashes and weighted rendezvous, and which part of a request is its unit.
+
+Pure functions: every worker and every restart decides alike, with no store. Not the router, which knows backends.
+An arm's hash depends on the endpoint, the arm and the unit alone, so that a change of weights moves as few units as can
+be: only units that an arm gains or loses move (Schindelhauer, Schomaker: Weighted Distributed Hash Tables).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from math import log
+from typing import NamedTuple
+
+from schemas.ir import ChatPrompt, Generate, Message, Request, TextPart, Tokenize
+
+UNITS = ("user", "client_request_id", "api_key", "conversation", "request")
+"""Sources of units, beside `header:<name>`."""
+
+BUCKETS = 512
+"""Units are counted in so many groups."""
+
+_SCALE = 2.0**-64
+
+
+class Unit(NamedTuple):
+    """Who or what is assigned: `source` is the configured source that gave `value`."""
+
+    source: str
+    value: str
+
+    @property
+    def bucket(self) -> int:
+        """Its group, independent of any assignment: all units of a group are counted together."""
+        return int.from_bytes(
+            hashlib.blake2b(self.value.encode("utf-8", "surrogateescape"), digest_size=2).digest()
+        ) % (BUCKETS)
+
+
+def assign(endpoint: str, weights: Mapping[str, float], unit: str) -> str:
+    """The arm of a unit: the one with the highest score.
+
+    Args:
+        endpoint: keys the hash, so that experiments on different endpoints are independent.
+        weights: by arm, not negative; at least one is positive.
+        unit: any text.
+
+    Raises:
+        ValueError: no weight is positive.
+    """
+    best, highest = "", 0.0
+    for arm, value in scores(endpoint, weights, unit).items():
+        if value > highest:
+            best, highest = arm, value
+    if not best:
+        raise ValueError(f"no arm of {endpoint} has a positive weight")
+    return best
+
+
+def scores(endpoint: str, weights: Mapping[str, float], unit: str) -> dict[str, float]:
+    """Each arm's score, `w / -ln u` with u the hash of (endpoint, arm, unit) in (0, 1); 0 for a weight of 0."""
+    data = unit.encode("utf-8", "surrogateescape")
+    told: dict[str, float] = {}
+    for arm, weight in weights.items():
+        hasher = _keyed(endpoint, arm).copy()
+        hasher.update(data)
+        told[arm] = weight / -log((int.from_bytes(hasher.digest()) + 0.5) * _SCALE) if weight > 0 else 0.0
+    return told
+
+
+def unit_of(request: Request, headers: Mapping[str, str], order: Sequence[str]) -> Unit:
+    """The first source of `order` that the request has; the request's own id if it has none."""
+    for source in order:
+        if value := _value(request, headers, source):
+            return Unit(source, value)
+    return Unit("request", request.id)
+
+
+@lru_cache(maxsize=4096)
+def _keyed(endpoint: str, arm: str) -> hashlib.blake2b:
+    key = hashlib.blake2b(f"{len(endpoint)}:{endpoint}{arm}".encode(), digest_size=32).digest()
+    return hashlib.blake2b(key=key, digest_size=8)
+
+
+def _value(request: Request, headers: Mapping[str, str], source: str) -> str | None:
+    if source.startswith("header:"):
+        return headers.get(source.removeprefix("header:").lower())
+    if source == "request":
+        return request.id
+    if source == "api_key":
+        key = headers.get("authorization") or headers.get("x-api-key")
+        return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest() if key else None
+    if source == "conversation":
+        return _conversation(request) if isinstance(request, Generate) else None
+    if isinstance(request, Tokenize):
+        return None
+    return request.user if source == "user" else request.client_request_id
+
+
+def _conversation(request: Generate) -> str | None:
+    """A digest of what a conversation begins with, up to the first thing a user says: its later turns share that."""
+    prompt = request.prompts[0]
+    if not isinstance(prompt, ChatPrompt):
+        return None
+    hasher = hashlib.blake2b(digest_size=16)
+    for message in prompt.messages:
+        hasher.update(f"{message.role}\0{_text(message)}\0".encode("utf-8", "surrogatepass"))
+        if message.role == "user":
+            break
+    return hasher.hexdigest()
+
+
+def _text(message: Message) -> str:
+    content = message.content or ""
+    if isinstance(content, str):
+        return content
+    return "\0".join(part.text for part in content if isinstance(part, TextPart))
