@@ -37,6 +37,7 @@ format: $(VENV)/.checked  ## rewrite the code in the project's format
 bench: $(VENV)/.installed  ## what the gateway itself costs, in CPU time per request
 	$(VENV)/bin/python -m benchmarks.gateway
 	$(VENV)/bin/python -m benchmarks.remote
+	$(VENV)/bin/python -m benchmarks.routing
 
 clean:  ## remove what make built
 	rm -rf $(VENV) $(CLIENTS) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from litestar.handlers import get
 
 from adapters.base import Adapter
 from backends.base import Backend
-from gateway import health
+from gateway import figures, health
 from gateway.auth import Keys, keys_from
 from gateway.config import Config, ConfigError
 from gateway.failures import shown
@@ -59,18 +60,19 @@ def make_backends(config: Config) -> dict[str, Backend]:
     return made
 
 
-def create_app(config: Config, backends: Mapping[str, Backend] | None = None) -> Litestar:
+def create_app(config: Config, backends: Mapping[str, Backend] | None = None, folder: Path | None = None) -> Litestar:
     """The application.
 
     Args:
         config: what to serve.
         backends: instead of those that `config` describes, for tests.
+        folder: where several workers share what they count.
 
     Raises:
         ConfigError: the configuration names what does not exist.
     """
     keys = Keys(keys_from(config.server.keys_env))
-    service = Service(config, make_backends(config) if backends is None else backends, keys)
+    service = Service(config, make_backends(config) if backends is None else backends, keys, folder)
     protocols = adapters()
     mounts = Mounts(protocols, config)
     openapi = document(protocols)
@@ -88,7 +90,7 @@ def create_app(config: Config, backends: Mapping[str, Backend] | None = None) ->
             await service.aclose()
 
     app = Litestar(
-        [mounts.handler(service), *health.handlers(service), describe],
+        [mounts.handler(service), *health.handlers(service), *figures.handlers(service), describe],
         exception_handlers={HTTPException: _in_protocol(mounts), Exception: _in_protocol(mounts)},
         lifespan=[lifespan],
         openapi_config=None,

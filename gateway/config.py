@@ -92,13 +92,24 @@ class ServedEntity(Section, frozen=True):
     task: Task | None = None
 
 
+class Guardrail(Section, frozen=True):
+    """Stops an arm for good whose failures exceed the first arm's by more than `worse_than`, with confidence."""
+
+    worse_than: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.02
+
+
 class Experiment(Section, frozen=True):
     """How an endpoint's arms are compared.
 
     `unit` is where the unit of assignment comes from, the first that a request has: `header:<name>` or one of
-    `gateway.assignment.UNITS`. A request that has none is a unit by itself.
+    `gateway.assignment.UNITS`. A request that has none is a unit by itself. `alpha` is the chance that an interval ever
+    misses the truth, `margin` what makes no difference: a share of the first arm's mean, for `success` a tenth of it in
+    absolute terms.
     """
 
+    alpha: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
+    margin: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
+    guardrail: Guardrail | None = None
     unit: tuple[str, ...] = ("header:x-ab-unit", "header:x-session-affinity", "user", "client_request_id", "request")
 
 
@@ -253,6 +264,7 @@ def _all_fields() -> set[str]:
         Limits,
         Endpoint,
         ServedEntity,
+        Guardrail,
         Experiment,
         Fallback,
     )

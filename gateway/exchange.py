@@ -20,12 +20,13 @@ import structlog
 from adapters.base import Call, Reply, Route, ServerAdapter
 from adapters.fold import Fold
 from backends.base import check
+from gateway.experiment import Outcome
 from gateway.failures import another_may_answer, shown
 from gateway.receive import read_body
 from gateway.router import Plan, Target
 from gateway.service import Service
 from schemas.errors import GatewayError, Incomplete, Overloaded, ShuttingDown, UnsupportedFeature
-from schemas.ir import Embed, Events, Generate, Request, Timings, Tokenize, Usage
+from schemas.ir import Embed, Events, Finished, FinishReason, Generate, Request, Timings, Tokenize, Usage
 
 log = structlog.get_logger()
 
@@ -54,6 +55,7 @@ class Exchange:
         "_parameters",
         "_plan",
         "_protocol",
+        "_reasons",
         "_request",
         "_route",
         "_scope",
@@ -80,6 +82,7 @@ class Exchange:
         self._plan: Plan | None = None
         self._target: Target | None = None
         self._usage: Usage | None = None
+        self._reasons: list[FinishReason] = []
         self._first = 0.0
         self._status = 0
         self._outcome = "client_gone"
@@ -113,7 +116,7 @@ class Exchange:
             else:
                 request = decode(self._route, body, call)
             self._request = request
-            self._plan = self._service.router.plan(request, headers)
+            self._plan = self._service.plan(request, headers)
         except Exception as error:  # whatever it is, the client hears of it in its protocol
             await self._refuse(error)
             return
@@ -207,6 +210,7 @@ class Exchange:
         async for batch in events:
             fold.feed(batch)
         answer = fold.completion()
+        self._reasons = [choice.reason for choice in answer.choices]
         self._usage = answer.usage
         timings = Timings(self._first, monotonic() - self._began)
         answer = msgspec.structs.replace(answer, timings=timings)
@@ -219,8 +223,10 @@ class Exchange:
         try:
             await self._write(data)
             last = batch
+            self._note_reasons(batch)
             async for batch in events:
                 last = batch
+                self._note_reasons(batch)
                 await self._write(encoder.feed(batch))
             if not isinstance(last[-1], Usage):
                 raise Incomplete("The backend's answer stopped before it was finished.")
@@ -238,6 +244,11 @@ class Exchange:
             if encoder.abort_after_error:
                 return  # without an end, the server cuts the connection
         await self._send(_END)
+
+    def _note_reasons(self, batch: Events) -> None:
+        for event in batch:
+            if type(event) is Finished:
+                self._reasons.append(event.reason)
 
     async def _refuse(self, error: Exception) -> None:
         failure = shown(error, self._id)
@@ -272,7 +283,9 @@ class Exchange:
         service.metrics.ended(self._protocol, self._route.name, self._outcome)
         served = self._target.entity.name if self._target is not None else None
         unit = self._plan.unit if self._plan is not None else None
-        if self._target is not None:
+        if self._plan is not None and self._target is not None:
+            ended = Outcome(self._outcome, self._first, total, usage, tuple(self._reasons))
+            service.experiments[self._target.endpoint].ended(self._plan, self._target, ended)
             service.count(self._target.endpoint, total, self._outcome == "ok")
             service.metrics.served(self._target.endpoint, self._target.entity.name, self._outcome)
             if usage is not None:

@@ -1,11 +1,11 @@
 """Where a request goes: an endpoint's served entity by its unit, and the entities to fall back to.
 
-Stateless: what is decided here, `gateway.assignment` decides alike on every worker.
+What is decided here, `gateway.assignment` decides alike on every worker; its only state is which arms were stopped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from backends.base import Backend
@@ -62,6 +62,11 @@ class Router:
             return direct
         raise ModelNotFound(f"The model '{request.model}' does not exist.", param="model", code="model_not_found")
 
+    def stop(self, stopped: Mapping[str, Collection[str]]) -> None:
+        """Assign no unit to these arms, by endpoint, unless an endpoint has no other."""
+        for name, arms in self._arms.items():
+            arms.stop(stopped.get(name, ()))
+
 
 class _Arms:
     """One endpoint's."""
@@ -69,7 +74,8 @@ class _Arms:
     def __init__(self, name: str, endpoint: Endpoint, backends: Mapping[str, Backend]) -> None:
         self._name = name
         self._units = endpoint.experiment.unit
-        self._weights = {entity.name: float(entity.traffic_percentage) for entity in endpoint.served_entities}
+        self._shares = {entity.name: float(entity.traffic_percentage) for entity in endpoint.served_entities}
+        self._weights = self._shares
         self.targets = tuple(
             (entity.name, Target(name, entity, backends[entity.backend], entity.model or name))
             for entity in endpoint.served_entities
@@ -82,3 +88,7 @@ class _Arms:
     def plan(self, request: Request, headers: Mapping[str, str]) -> Plan:
         unit = unit_of(request, headers, self._units)
         return Plan(self._orders[assign(self._name, self._weights, unit.value)], unit)
+
+    def stop(self, names: Collection[str]) -> None:
+        weights = {name: 0.0 if name in names else share for name, share in self._shares.items()}
+        self._weights = weights if any(weights.values()) else self._shares

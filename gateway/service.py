@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 
 import msgspec
 import structlog
@@ -16,10 +17,11 @@ import gateway
 from backends.base import Backend, Feature, Health
 from gateway.auth import Keys
 from gateway.config import Config, Endpoint
+from gateway.experiment import Experiment
 from gateway.metrics import Metrics
-from gateway.router import Router
+from gateway.router import Plan, Router
 from schemas.errors import BackendUnavailable, GatewayError
-from schemas.ir import Catalog, ModelCard, RequestCounts, ServedEntity
+from schemas.ir import Catalog, ModelCard, Request, RequestCounts, ServedEntity
 
 log = structlog.get_logger()
 
@@ -37,9 +39,10 @@ class Service:
         config: the whole configuration.
         backends: by name, not started yet.
         keys: who may ask.
+        folder: where workers share the figures of experiments; None for a worker alone.
     """
 
-    def __init__(self, config: Config, backends: Mapping[str, Backend], keys: Keys) -> None:
+    def __init__(self, config: Config, backends: Mapping[str, Backend], keys: Keys, folder: Path | None = None) -> None:
         self.config = config
         self.backends = backends
         self.keys = keys
@@ -51,6 +54,9 @@ class Service:
         self._created = int(time.time())
         self._prefix = secrets.token_hex(8)
         self._numbers = count()
+        self.experiments = {
+            name: Experiment(name, endpoint, folder, self._prefix) for name, endpoint in config.endpoints.items()
+        }
         self._counts: dict[str, RequestCounts] = {}
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
         self._failed: dict[str, Health] = {}
@@ -89,6 +95,16 @@ class Service:
             raise BackendUnavailable("The model is still loading.", retry_after=1.0)
         if health.status == "failed":
             raise BackendUnavailable("The model cannot be reached.")
+
+    def plan(self, request: Request, headers: Mapping[str, str]) -> Plan:
+        """Where a request goes; counts its exposure.
+
+        Raises:
+            schemas.errors.ModelNotFound: nowhere.
+        """
+        plan = self.router.plan(request, headers)
+        self.experiments[plan.targets[0].endpoint].exposed(plan)
+        return plan
 
     def new_id(self) -> str:
         """A request id nobody else has."""
@@ -146,6 +162,7 @@ class Service:
     async def _watch(self) -> None:
         while True:
             await self._look()
+            self.router.stop({name: experiment.stopped() for name, experiment in self.experiments.items()})
             await asyncio.sleep(_HEALTH_INTERVAL)
 
     async def _look(self) -> None:

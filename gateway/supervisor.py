@@ -154,7 +154,8 @@ class Supervisor:
             start_new_session=True,
         )
         assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(Orders(self._config, descriptors, self._log_level)) + b"\n")
+        orders = Orders(self._config, descriptors, self._log_level, str(Path(self._folder.name) / "experiments"))
+        process.stdin.write(msgspec.json.encode(orders) + b"\n")
         process.stdin.flush()
         return process
 

@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,11 +24,12 @@ from gateway.config import Config
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What a worker is told: `sockets` are inherited file descriptors."""
+    """What a worker is told: `sockets` are inherited file descriptors, `folder` is where workers share their counts."""
 
     config: Config
     sockets: tuple[int, ...]
     log_level: str = "info"
+    folder: str | None = None
 
 
 class _Server(uvicorn.Server):
@@ -66,7 +68,7 @@ def main() -> None:
     """Serve until told to stop."""
     orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
     logging.configure(orders.log_level)
-    app = create_app(orders.config)
+    app = create_app(orders.config, folder=Path(orders.folder) if orders.folder else None)
     config = uvicorn.Config(
         app,
         http="httptools",
