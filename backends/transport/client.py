@@ -177,7 +177,7 @@ class Transport:
                 await asyncio.get_running_loop().create_connection(make, self._host, self._port, ssl=self._tls)
         except TimeoutError:
             raise BackendUnavailable("The backend could not be reached in time.", code="upstream_connect") from None
-        except OSError:  # refused, no such host, TLS: details, and so addresses, are not for clients
+        except (OSError, UnicodeError):  # refused, no such host, TLS: details, and so addresses, are not for clients
             raise BackendUnavailable("The backend could not be reached.", code="upstream_connect") from None
 
 
