@@ -64,6 +64,8 @@ class Answering(asyncio.Protocol):
         self._next(CHUNKS // burst, b"".join([_framed(_WORD)] * burst))
 
     def _next(self, left: int, data: bytes) -> None:
+        if self._transport.is_closing():
+            return
         if left:
             self._transport.write(data)
             asyncio.get_running_loop().call_later(PAUSE, self._next, left - 1, data)

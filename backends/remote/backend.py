@@ -14,13 +14,13 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
-import structlog
 
 from adapters.base import ClientAdapter, Headers, Outbound, Reply, StreamDecoder
 from backends.base import Capabilities, Feature, Health
 from backends.remote.breaker import Breaker
 from backends.remote.options import RemoteOptions
 from backends.remote.retry import Retrier
+from backends.remote.watch import Watch
 from backends.transport import Response, Transport
 from schemas.errors import (
     BackendFailed,
@@ -31,10 +31,6 @@ from schemas.errors import (
     UnsupportedFeature,
 )
 from schemas.ir import Embed, Embeddings, Events, Generate, Tokenize, Tokens, Usage
-
-log = structlog.get_logger()
-
-_LOOK = 2.0  # seconds that a look at the health may take
 
 
 class RemoteBackend:
@@ -64,12 +60,12 @@ class RemoteBackend:
         self._options = msgspec.convert(options, RemoteOptions)
         self._faces = faces
         self._health_path = health
-        self._health = Health("loading", "not reached yet")
         self._retrier = Retrier(self._options.retries)
         self._breaker = Breaker(self._options.failures)
         self._key = ""
         self._transport: Transport | None = None
-        self._watcher: asyncio.Task[None] | None = None
+        self._watch: Watch | None = None
+        self._unusable = ""
         offered = self._options.features
         self.capabilities = Capabilities(
             features=features if offered is None else features & offered,
@@ -80,31 +76,29 @@ class RemoteBackend:
         """Look whether it lives, and go on looking. One that does not may come up later.
 
         Raises:
-            schemas.errors.BackendUnavailable: its key or URL cannot be used.
+            schemas.errors.BackendUnavailable: its key or certificates cannot be used.
         """
         try:
             self._key = _key(self._options)
             self._transport = _transport(self._options, self._key)
         except (ValueError, OSError) as error:
-            self._health = Health("failed", f"backends.{self.name}: {error}")
-            raise BackendUnavailable(self._health.detail) from None
-        await self._look()
-        self._watcher = asyncio.create_task(self._watch())
+            self._unusable = f"backends.{self.name}: {error}"
+            raise BackendUnavailable(self._unusable) from None
+        self._watch = Watch(self.name, self._transport, self._health_path, self._breaker)
+        await self._watch.start(self._options.health_interval)
 
     async def aclose(self) -> None:
         """Close all connections. Idempotent."""
-        if self._watcher is not None:
-            self._watcher.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._watcher
+        if self._watch is not None:
+            await self._watch.aclose()
         if self._transport is not None:
             await self._transport.aclose()
 
     async def healthy(self) -> Health:
-        """What was last seen. Once reached it stays ready, if only as the last resort."""
-        if self._health.status == "ready" and self._breaker.open:
-            return Health("ready", f"{self._breaker.failures} failures in a row")
-        return self._health
+        """What was last seen."""
+        if self._unusable:
+            return Health("failed", self._unusable)
+        return Health("loading") if self._watch is None else self._watch.health
 
     async def embed(self, request: Embed) -> Embeddings:
         """Not yet."""
@@ -194,14 +188,14 @@ class RemoteBackend:
         return face.decode(request, reply)
 
     async def _more(self, response: Response, decoder: StreamDecoder) -> Events:
-        """The next events. A stream that was cut or stalls after all was said is complete nevertheless."""
+        """The next events."""
         deadline = asyncio.get_running_loop().time() + self._options.timeouts.idle
         try:
             return await _read(response, decoder, deadline)
-        except BackendTimeout:
-            return _end(decoder, "stream_idle")
-        except Incomplete:
-            return _end(decoder, "truncated")
+        except BackendTimeout as late:
+            if late.code != "upstream_timeout":  # the upstream's own, told in the stream
+                raise
+            raise Incomplete("The backend's stream stalled before it was finished.", code="stream_idle") from None
 
     def _clean(self, error: GatewayError) -> GatewayError:
         """An upstream may repeat the key that it was sent; its words go no further with it."""
@@ -212,50 +206,27 @@ class RemoteBackend:
             error.code = error.code and error.code.replace(self._key, "***")
         return error
 
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(self._options.health_interval)
-            await self._look()
-
-    async def _look(self) -> None:
-        """It lives if it answers at all, whatever it says, unless with a failure of its own."""
-        assert self._transport is not None
-        try:
-            deadline = asyncio.get_running_loop().time() + _LOOK
-            response = await self._transport.exchange(Outbound(self._health_path, b"", "GET", ()), deadline)
-            try:
-                self._breaker.replied((await response.reply(deadline)).status)
-            finally:
-                response.close()
-        except GatewayError as error:
-            self._breaker.failed(error)
-            if self._health.status != "ready":
-                self._health = Health("loading", error.message)
-            return
-        if self._health.status != "ready":
-            self._health = Health("ready")
-            log.info("backend.reached", backend=self.name)
-
 
 async def _read(response: Response, decoder: StreamDecoder, deadline: float) -> Events:
     """The next events of a stream, at least one."""
     events: Events = ()
     while not events:
-        data = await response.read(deadline)
-        events = decoder.feed(data) if data else _end(decoder, "truncated")
+        try:
+            data = await response.read(deadline)
+        except (BackendTimeout, Incomplete) as error:
+            return _end(decoder, error)
+        if not data:
+            return _end(decoder, Incomplete("The backend's stream ended before it was finished.", code="truncated"))
+        events = decoder.feed(data)
     return events
 
 
-def _end(decoder: StreamDecoder, code: str) -> Events:
-    """What was still due, if all was said.
-
-    Raises:
-        schemas.errors.Incomplete: it was not.
-    """
+def _end(decoder: StreamDecoder, cut: GatewayError) -> Events:
+    """What was still due. A stream that is cut or stalls after all was said is complete nevertheless; else `cut`."""
     with suppress(Incomplete):
         if events := decoder.close():
             return events
-    raise Incomplete("The backend's stream ended before it was finished.", code=code)
+    raise cut
 
 
 def _refusal(face: ClientAdapter, reply: Reply) -> GatewayError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from backends.base import Feature
-from backends.transport import TransportLimits
+from backends.transport import TransportLimits, split_url
 
 
 class Timeouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -72,3 +72,6 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ca_file: str | None = None
     features: frozenset[Feature] | None = None
     context_length: int | None = None
+
+    def __post_init__(self) -> None:
+        split_url(self.url)

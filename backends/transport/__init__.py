@@ -5,7 +5,7 @@ Not a general client: no redirects, cookies, proxies, HTTP/2 or content encoding
 exists at all: docs/decisions, "A transport of our own".
 """
 
-from backends.transport.client import Response, Transport
+from backends.transport.client import Response, Transport, split_url
 from backends.transport.limits import TransportLimits
 
-__all__ = ["Response", "Transport", "TransportLimits"]
+__all__ = ["Response", "Transport", "TransportLimits", "split_url"]

@@ -10,7 +10,7 @@ import asyncio
 import re
 import ssl
 from collections.abc import Callable
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from adapters.base import Headers, Outbound, Reply
 from backends.transport.connection import Connection
@@ -20,6 +20,18 @@ from schemas.errors import BackendFailed, BackendUnavailable
 
 _TARGET = re.compile(r"[!-~]+")
 _HEADER = re.compile(r"[\t -~]*")
+
+
+def split_url(url: str) -> SplitResult:
+    """The parts of a base URL.
+
+    Raises:
+        ValueError: it is none that can be called.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+        raise ValueError("not an http or https URL of a host, without user and query")
+    return parts
 
 
 class Response:
@@ -100,9 +112,8 @@ class Transport:
         connect_timeout: float = 2.0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
-            raise ValueError("not an http or https URL of a host, without user and query")
+        parts = split_url(url)
+        assert parts.hostname is not None
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
@@ -166,7 +177,7 @@ class Transport:
                 await asyncio.get_running_loop().create_connection(make, self._host, self._port, ssl=self._tls)
         except TimeoutError:
             raise BackendUnavailable("The backend could not be reached in time.", code="upstream_connect") from None
-        except OSError:  # refused, no such host, TLS: details, and so addresses, are not for clients
+        except (OSError, UnicodeError):  # refused, no such host, TLS: details, and so addresses, are not for clients
             raise BackendUnavailable("The backend could not be reached.", code="upstream_connect") from None
 
 

@@ -87,6 +87,7 @@ class Pool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._connecting.clear()  # one that was cancelled before it began has not left by itself
         for connection in [*self._free, *self._lent]:
             connection.abort()
         while (waiter := self._next()) is not None:
@@ -121,6 +122,7 @@ class Pool:
         try:
             await self._connect(make)
         except GatewayError as error:
+            made = None  # of a TLS handshake that failed there is one already
             self._refuse(error)
         finally:
             self._connecting.discard(task)

@@ -58,6 +58,7 @@ class Load:
                 self.ended["told in the stream"] += 1
             except Exception as error:
                 self.ended[f"broken: {type(error).__name__}"] += 1
+                time.sleep(0.2)
             else:
                 self.ended["whole"] += 1
                 self.answers[question].add(text)
@@ -99,20 +100,27 @@ def test_kills_under_load(tmp_path: Path) -> None:
     with serving("--workers", "2", log=log) as gateway:
         expected = {question: Load._whole(_quiet(gateway), question) for question in QUESTIONS}
         load = Load(gateway, threads=8)
-        for _ in range(KILLS):
-            time.sleep(chance.random() * 2)
-            (engine,) = gateway.engines()
-            began = time.monotonic()
-            os.kill(engine, signal.SIGKILL)
-            until(lambda: gateway.engines() not in ([], [engine]), log)  # noqa: B023 - called here
-            until(lambda: status(f"{gateway.url}/health/ready") == 200, log)
-            gateway.ask("/v1/chat/completions", load._body("Hello!"))
-            back.append(time.monotonic() - began)
-        assert load.stop(), "somebody hangs"
+        try:
+            for _ in range(KILLS):
+                time.sleep(chance.random() * 2)
+                back.append(_kill(gateway, log))
+        finally:
+            assert load.stop(), "somebody hangs"
     print(f"{KILLS} kills, {load.ended.total()} requests: {dict(load.ended)}; back after {max(back):.1f} s at most")
     assert load.ended["whole"] > 0
     assert not [how for how in load.ended if how.startswith("broken")], load.ended
     assert {question: {text} for question, text in expected.items()} == load.answers
+
+
+def _kill(gateway: Gateway, log: Path) -> float:
+    """Kill the engine; seconds until a new one answers."""
+    (engine,) = gateway.engines()
+    began = time.monotonic()
+    os.kill(engine, signal.SIGKILL)
+    until(lambda: gateway.engines() not in ([], [engine]), log)
+    until(lambda: status(f"{gateway.url}/health/ready") == 200, log)
+    Load._whole(_quiet(gateway), "Hello!")
+    return time.monotonic() - began
 
 
 def _quiet(gateway: Gateway) -> Load:

@@ -1,0 +1,105 @@
+"""What other gateways cost, measured as ours is (`benchmarks.remote`), in front of the same upstream.
+
+    python -m benchmarks.peers --bin path/to/venv/bin [--requests 2000] [--connections 16]
+
+`litellm[proxy]`, `vllm-router` and `sglang-router` are looked for in that folder; what is not there is passed over.
+Ours parses and rewrites answers, checks keys, writes a log line and counts; the Rust routers pass bytes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.gateway import drive, free_port, measure, server
+from benchmarks.remote import CONFIG, upstream
+
+MODELS = ("whole", "single", "bursts")
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bin", type=Path, required=True)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--only", nargs="*")
+    given = parser.parse_args()
+    with upstream() as far:
+        with server(CONFIG.format(port=far)) as (pid, port):
+            report("interlingua", pid, port, given.requests, given.connections)
+        for name in given.only or ("vllm-router", "sglang-router", "litellm"):
+            if (given.bin / name).exists():
+                with tempfile.TemporaryDirectory() as folder, peer(name, given.bin, far, Path(folder)) as (pid, port):
+                    report(name, pid, port, given.requests, given.connections)
+
+
+def report(name: str, pid: int, port: int, requests: int, connections: int) -> None:
+    """Measure one gateway."""
+    asyncio.run(drive(port, "whole", 200, connections, stream=False))  # warm up
+    cpu, done, _ = measure(pid, port, "whole", requests, connections, "openai", stream=False)
+    line = f"{name:14} whole answer {cpu / done * 1e3:7.3f} ms"
+    for model, what in (("single", "one at a time"), ("bursts", "ten at a time")):
+        cpu, _, chunks = measure(pid, port, model, max(16, requests // 20), connections, "openai", stream=True)
+        line += f"   chunk, {what} {cpu / chunks * 1e6:6.1f} µs"
+    print(line)
+
+
+@contextmanager
+def peer(name: str, bin: Path, far: int, folder: Path) -> Iterator[tuple[int, int]]:
+    """Another gateway in front of the upstream on port `far`; yields its process id and port."""
+    port, url = free_port(), f"http://127.0.0.1:{far}"
+    router = ["--worker-urls", url, "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+    config = folder / "litellm.json"
+    config.write_text(json.dumps(_litellm(url)))
+    command = {
+        "vllm-router": router,
+        "sglang-router": ["launch", *router],
+        "litellm": ["--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"],
+    }[name]
+    quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
+    quiet["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | quiet
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([bin / name, *command], stdout=log, stderr=log, env=environment)
+    try:
+        _wait(port)
+        yield process.pid, port
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _litellm(url: str) -> dict[str, object]:
+    there = {"api_base": f"{url}/v1", "api_key": "x"}
+    models = [{"model_name": name, "litellm_params": there | {"model": f"openai/{name}"}} for name in MODELS]
+    return {"model_list": models}
+
+
+def _wait(port: int) -> None:
+    body = b'{"model":"whole","messages":[{"role":"user","content":"x"}]}'
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions", body, {"content-type": "application/json"}
+    )
+    for _ in range(240):
+        try:
+            urllib.request.urlopen(request, timeout=5).close()
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.25)
+        else:
+            return
+    raise RuntimeError("it did not get ready")
+
+
+if __name__ == "__main__":
+    main()

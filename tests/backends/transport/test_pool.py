@@ -1,0 +1,53 @@
+"""The pool's bookkeeping, where an upstream makes it hard: each failure is told to one, and no slot is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from backends.transport.connection import Connection
+from backends.transport.limits import TransportLimits
+from backends.transport.pool import Pool
+from schemas.errors import BackendUnavailable
+from tests.faults.upstream import Hang, upstream
+
+
+async def test_a_failed_handshake_is_told_to_one() -> None:
+    """The protocol exists before TLS has failed; it is not a second connection."""
+    tries = 0
+
+    async with upstream(lambda _: (Hang(),)) as there:
+
+        async def connect(make: Callable[[], Connection]) -> None:
+            nonlocal tries
+            tries += 1
+            if tries == 1:
+                make()
+                raise BackendUnavailable("no handshake", code="upstream_connect")
+            await asyncio.get_running_loop().create_connection(make, "127.0.0.1", there.port)
+
+        pool = Pool(connect, TransportLimits(connections=1))
+        first, second = await asyncio.gather(pool.acquire(None), pool.acquire(None), return_exceptions=True)
+        assert isinstance(first, BackendUnavailable)
+        assert isinstance(second, Connection)
+        assert pool.open == pool.busy == 1
+        second.abort()
+        await asyncio.sleep(0.01)
+        assert pool.open == 0
+
+
+async def test_who_waits_when_the_pool_closes_is_told() -> None:
+    async def connect(make: Callable[[], Connection]) -> None:
+        await asyncio.Event().wait()
+
+    pool = Pool(connect, TransportLimits())
+    waiting = asyncio.create_task(pool.acquire(None))
+    await asyncio.sleep(0)
+    await pool.aclose()
+    with pytest.raises(BackendUnavailable):
+        await waiting
+    with pytest.raises(BackendUnavailable):
+        await pool.acquire(None)
+    assert pool.open == 0

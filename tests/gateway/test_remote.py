@@ -1,0 +1,86 @@
+"""`gateway serve --backend URL`: what is probed becomes a configuration, and that serves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from gateway.app import create_app
+from gateway.cli import _remote
+from gateway.config import ConfigError, parse
+from tests.faults.upstream import Asked, Hang, Step, response, upstream
+from tests.gateway.serving import listening, running, scripted
+
+
+async def test_every_protocol_over_a_probed_server() -> None:
+    inner, _ = scripted("echo", "flaky")
+    async with listening(inner) as port:
+        config = await asyncio.to_thread(_remote, f"http://127.0.0.1:{port}", None)
+        assert list(config.endpoints) == ["echo", "flaky"]
+        async with running(create_app(config)) as client:
+            models = (await client.get("/v1/models")).json()["data"]
+            assert [model["id"] for model in models] == ["echo", "flaky"]
+            chat = {"messages": [{"role": "user", "content": "hello there"}]}
+            answer = (await client.post("/v1/chat/completions", json={"model": "echo", **chat})).json()
+            assert answer["choices"][0]["message"]["content"] == "hello there"
+            answer = (await client.post("/serving-endpoints/echo/invocations", json=chat)).json()
+            assert answer["choices"][0]["message"]["content"] == "hello there"
+            answer = (await client.post("/v2/models/echo/generate", json={"text_input": "hello there"})).json()
+            assert answer["text_output"] == "hello there"
+            answer = (await client.post("/generate", json={"inputs": "hello there"})).json()
+            assert answer["generated_text"] == "hello there"
+
+
+async def test_its_key_is_named_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAR_KEY", "secret")
+
+    def play(asked: Asked) -> tuple[Step, ...]:
+        allowed = asked.headers.get("authorization") == "Bearer secret"
+        return (response(b'{"data":[{"id":"a"}]}') if allowed else response(b"", "401 Unauthorized"),)
+
+    async with upstream(play) as there:
+        config = await asyncio.to_thread(_remote, there.url, "FAR_KEY")
+        assert config.backends["remote"]["api_key_env"] == "FAR_KEY"
+        assert "secret" not in repr(config)
+        with pytest.raises(ConfigError, match="key"):
+            await asyncio.to_thread(_remote, there.url, None)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense", "ftp://x"])
+def test_no_server(url: str) -> None:
+    with pytest.raises(ConfigError):
+        _remote(url, None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "timeout = 3",
+        "url = 3\nmodels = {}",
+        'url = "http://x"\ntimeouts = { total = 1.0 }',
+        'url = "http://x"\nkey = "k"',
+    ],
+)
+def test_a_wrong_section_is_refused(line: str) -> None:
+    config = parse(f'[backends.far]\nkind = "openai"\n{line}\n')
+    with pytest.raises(ConfigError, match=r"backends\.far"):
+        create_app(config)
+
+
+async def test_a_request_is_refused_in_the_clients_words_before_the_server_is_asked() -> None:
+    def play(asked: Asked) -> tuple[Step, ...]:
+        return (response(b"{}"),) if asked.line.startswith("GET") else (Hang(),)
+
+    async with upstream(play) as there:
+        config = parse(
+            f'[backends.far]\nkind = "triton"\nurl = "{there.url}"\n'
+            '[endpoints.m]\nserved_entities = [{ name = "m", backend = "far" }]\n'
+        )
+        async with running(create_app(config)) as client:
+            chat = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+            reply = await client.post("/v1/chat/completions", json=chat)
+            assert reply.status_code == 400
+            assert "chat" in json.loads(reply.content)["error"]["message"]
+        assert not [asked for asked in there.asked if asked.line.startswith("POST")]
