@@ -283,7 +283,7 @@ class Exchange:
         unit = self._plan.unit if self._plan is not None else None
         if self._plan is not None and self._target is not None:
             ended = Outcome(self._outcome, self._first, total, usage, tuple(self._reasons))
-            service.experiments[self._target.endpoint].ended(self._plan, self._target, ended)
+            service.ended(self._id, self._plan, self._target, ended)
             service.count(self._target.endpoint, total, self._outcome == "ok")
             service.metrics.served(self._target.endpoint, self._target.entity.name, self._outcome)
             if usage is not None:
