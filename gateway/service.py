@@ -161,10 +161,10 @@ class Service:
     async def _watch(self) -> None:
         while True:
             await self._look()
-            self.router.stop({name: experiment.stopped() for name, experiment in self.experiments.items()})
             await asyncio.sleep(_HEALTH_INTERVAL)
 
     async def _look(self) -> None:
+        self.router.stop({name: experiment.stopped() for name, experiment in self.experiments.items()})
         health = {name: await backend.healthy() for name, backend in self.backends.items()}
         if health != self._health:
             self._health = health
