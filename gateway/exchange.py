@@ -150,16 +150,20 @@ class Exchange:
         request, plan = self._request, self._plan
         assert request is not None
         assert plan is not None
-        for number, target in enumerate(plan.targets, 1):
+        failure: Exception | None = None
+        for target in plan.targets:
             self._target = target
             try:
                 await self._ask(request, target)
                 return
             except Exception as error:  # as above; nothing was written yet
-                if self._first or number == len(plan.targets) or not another_may_answer(error, number):
-                    await self._refuse(error)
-                    return
+                if failure is None or not isinstance(error, UnsupportedFeature):
+                    failure = error  # that an entity fallen back to cannot do it is not what went wrong
+                if self._first or target is plan.targets[-1] or not another_may_answer(failure):
+                    break
                 self._fall_back(target, error)
+        assert failure is not None
+        await self._refuse(failure)
 
     async def _ask(self, request: Request, target: Target) -> None:
         inner = msgspec.structs.replace(request, model=target.model)
