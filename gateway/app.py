@@ -15,7 +15,7 @@ from litestar.handlers import get
 
 from adapters.base import Adapter
 from backends.base import Backend
-from gateway import figures, health
+from gateway import feedback, figures, health
 from gateway.auth import Keys, keys_from
 from gateway.config import Config, ConfigError
 from gateway.failures import shown
@@ -90,7 +90,13 @@ def create_app(config: Config, backends: Mapping[str, Backend] | None = None, fo
             await service.aclose()
 
     app = Litestar(
-        [mounts.handler(service), *health.handlers(service), *figures.handlers(service), describe],
+        [
+            mounts.handler(service),
+            *health.handlers(service),
+            *figures.handlers(service),
+            feedback.handler(service),
+            describe,
+        ],
         exception_handlers={HTTPException: _in_protocol(mounts), Exception: _in_protocol(mounts)},
         lifespan=[lifespan],
         openapi_config=None,

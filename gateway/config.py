@@ -104,12 +104,13 @@ class Experiment(Section, frozen=True):
     `unit` is where the unit of assignment comes from, the first that a request has: `header:<name>` or one of
     `gateway.assignment.UNITS`. A request that has none is a unit by itself. `alpha` is the chance that an interval ever
     misses the truth, `margin` what makes no difference: a share of the first arm's mean, for `success` a tenth of it in
-    absolute terms.
+    absolute terms. `feedback` names metrics that users send themselves, and says which way is good.
     """
 
     alpha: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
     margin: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
     guardrail: Guardrail | None = None
+    feedback: Annotated[dict[str, Literal["higher", "lower"]], msgspec.Meta(max_length=8)] = {}
     unit: tuple[str, ...] = ("header:x-ab-unit", "header:x-session-affinity", "user", "client_request_id", "request")
 
 

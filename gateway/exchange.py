@@ -150,16 +150,20 @@ class Exchange:
         request, plan = self._request, self._plan
         assert request is not None
         assert plan is not None
-        for number, target in enumerate(plan.targets, 1):
+        failure: Exception | None = None
+        for target in plan.targets:
             self._target = target
             try:
-                await self._ask(request, target, patient=number == len(plan.targets))
+                await self._ask(request, target, patient=target is plan.targets[-1])
                 return
             except Exception as error:  # as above; nothing was written yet
-                if self._first or number == len(plan.targets) or not another_may_answer(error, number):
-                    await self._refuse(error)
-                    return
+                if failure is None or not isinstance(error, UnsupportedFeature):
+                    failure = error  # that an entity fallen back to cannot do it is not what went wrong
+                if self._first or target is plan.targets[-1] or not another_may_answer(failure):
+                    break
                 self._fall_back(target, error)
+        assert failure is not None
+        await self._refuse(failure)
 
     async def _ask(self, request: Request, target: Target, *, patient: bool) -> None:
         inner = msgspec.structs.replace(request, model=target.model)
@@ -285,7 +289,7 @@ class Exchange:
         unit = self._plan.unit if self._plan is not None else None
         if self._plan is not None and self._target is not None:
             ended = Outcome(self._outcome, self._first, total, usage, tuple(self._reasons))
-            service.experiments[self._target.endpoint].ended(self._plan, self._target, ended)
+            service.ended(self._id, self._plan, self._target, ended)
             service.count(self._target.endpoint, total, self._outcome == "ok")
             service.metrics.served(self._target.endpoint, self._target.entity.name, self._outcome)
             if usage is not None:

@@ -20,6 +20,7 @@ from gateway.config import Endpoint
 from gateway.router import Plan, Target
 from gateway.sequential import Array, Interval, Mean, difference, mean, wrong_split
 from gateway.tally import Tally
+from schemas.errors import InvalidRequest
 from schemas.ir import FinishReason, Usage
 
 log = structlog.get_logger()
@@ -110,27 +111,28 @@ class Experiment:
     def __init__(self, name: str, endpoint: Endpoint, folder: Path | None = None, worker: str = "0") -> None:
         self._name = name
         self._endpoint = endpoint
+        self._metrics = METRICS + tuple(Metric(*told) for told in endpoint.experiment.feedback.items())
         self._index = {arm.name: number for number, arm in enumerate(endpoint.served_entities)}
         digest = hashlib.sha256(name.encode() + b"\0" + msgspec.json.encode(endpoint)).hexdigest()
         mine = folder / digest[:32] if folder is not None else None
-        self._tally = Tally(len(self._index), 1 + len(METRICS), len(TOTALS), mine, worker)
+        self._tally = Tally(len(self._index), 1 + len(self._metrics), len(TOTALS), mine, worker)
 
     def exposed(self, plan: Plan) -> None:
         """A request was assigned."""
         if plan.unit is not None:
             self._tally.add(self._index[plan.targets[0].entity.name], 0, plan.unit.bucket, 1.0)
 
-    def ended(self, plan: Plan, last: Target, ended: Outcome) -> None:
-        """It ended; `last` is the target that was asked last."""
+    def ended(self, plan: Plan, last: Target, ended: Outcome) -> tuple[int, int] | None:
+        """It ended; `last` is the target that was asked last. Returns arm and bucket if feedback may come for it."""
         arm = self._index[plan.targets[0].entity.name]
         if (apart := _apart(plan, last, ended.outcome)) is not None:
             self._tally.count(arm, APART.index(apart))
-            return
+            return None
         assert plan.unit is not None
         bucket, usage, add = plan.unit.bucket, ended.usage, self._tally.add
         add(arm, 1, bucket, float(ended.outcome == "ok"))
         if ended.outcome != "ok" or usage is None:
-            return
+            return None
         add(arm, 2, bucket, ended.first)
         if usage.completion_tokens > 1:
             add(arm, 3, bucket, (ended.total - ended.first) / (usage.completion_tokens - 1))
@@ -139,11 +141,24 @@ class Experiment:
         add(arm, 6, bucket, usage.completion_tokens)
         for reason in ended.reasons:
             self._tally.count(arm, _REASONS[reason])
+        return (arm, bucket) if self._endpoint.experiment.feedback else None
+
+    def feedback(self, arm: int, bucket: int, metric: str, value: float) -> None:
+        """A user's own figure for an answer of this arm.
+
+        Raises:
+            schemas.errors.InvalidRequest: there is no such metric.
+        """
+        known = list(self._endpoint.experiment.feedback)
+        if metric not in known:
+            told = ", ".join(known) or "none"
+            raise InvalidRequest(f"The endpoint '{self._name}' has no metric '{metric}': {told}.", param="metric")
+        self._tally.add(arm, 1 + len(METRICS) + known.index(metric), bucket, value)
 
     def report(self) -> Report:
         """The figures now."""
         sums, totals = self._tally.read()
-        means = [[mean(*arm[metric]) for metric in range(1, 1 + len(METRICS))] for arm in sums]
+        means = [[mean(*arm[metric]) for metric in range(1, 1 + len(self._metrics))] for arm in sums]
         arms = self._endpoint.served_entities
         return Report(
             self._name,
@@ -153,7 +168,7 @@ class Experiment:
             tuple(
                 self._compare(arms[number].name, metric, means[0][at], means[number][at])
                 for number in range(1, len(arms))
-                for at, metric in enumerate(METRICS)
+                for at, metric in enumerate(self._metrics)
             ),
             self._mismatch(sums, totals),
         )
@@ -188,7 +203,7 @@ class Experiment:
             arm.name,
             arm.traffic_percentage,
             int(sums[0, 0].sum()),
-            {metric.name: found.value for metric, found in zip(METRICS, means, strict=True) if found.requests},
+            {metric.name: found.value for metric, found in zip(self._metrics, means, strict=True) if found.requests},
             {str(reason): counts[reason] for reason in FinishReason if counts[reason]},
             {name: counts[name] for name in APART},
         )

@@ -13,7 +13,6 @@ from schemas.errors import (
     InternalError,
     Overloaded,
     RateLimited,
-    UnsupportedFeature,
 )
 
 log = structlog.get_logger()
@@ -29,17 +28,10 @@ def shown(error: Exception, request_id: str) -> GatewayError:
     return InternalError()
 
 
-def another_may_answer(error: Exception, attempt: int) -> bool:
+def another_may_answer(error: Exception) -> bool:
     """Whether another served entity may be asked after this error, which came before any event.
 
     Yes if a backend failed, is full or limits its callers; no after a timeout, which has used up the client's patience,
-    and never if the request itself is at fault. That an entity *fallen back to* cannot do what is asked is no reason to
-    stop.
-
-    Args:
-        error: what an attempt raised.
-        attempt: 1 for the assigned entity.
+    and never if the request itself is at fault.
     """
-    if isinstance(error, UnsupportedFeature):
-        return attempt > 1
     return isinstance(error, BackendError | Overloaded | RateLimited) and not isinstance(error, BackendTimeout)

@@ -17,10 +17,11 @@ import gateway
 from backends.base import Backend, Feature, Health
 from gateway.auth import Keys
 from gateway.config import Config, Endpoint
-from gateway.experiment import Experiment
+from gateway.experiment import Experiment, Outcome
 from gateway.metrics import Metrics
-from gateway.router import Plan, Router
-from schemas.errors import BackendUnavailable, GatewayError
+from gateway.recall import Answered, Recall
+from gateway.router import Plan, Router, Target
+from schemas.errors import BackendUnavailable, GatewayError, InvalidRequest
 from schemas.ir import Catalog, ModelCard, Request, RequestCounts, ServedEntity
 
 log = structlog.get_logger()
@@ -57,6 +58,8 @@ class Service:
         self.experiments = {
             name: Experiment(name, endpoint, folder, self._prefix) for name, endpoint in config.endpoints.items()
         }
+        self._places = {name: place for place, name in enumerate(config.endpoints)}
+        self._recall = Recall(self._prefix, folder / "requests" if folder is not None else None)
         self._counts: dict[str, RequestCounts] = {}
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
         self._failed: dict[str, Health] = {}
@@ -70,13 +73,14 @@ class Service:
 
     @property
     def health(self) -> Health:
-        """The worst state of all backends."""
+        """Whether every endpoint has somebody to answer; else the state of those it waits for."""
         if self.draining:
             return Health("failed", "shutting down")
-        for status in ("failed", "loading"):
-            for name, health in self._health.items():
-                if health.status == status:
-                    return Health(health.status, f"{name}: {health.detail or status}")
+        for endpoint in self.config.endpoints.values():
+            states = {entity.backend: self._health[entity.backend] for entity in endpoint.served_entities}
+            if not any(health.status == "ready" for health in states.values()):
+                name, health = min(states.items(), key=lambda item: item[1].status == "failed")
+                return Health(health.status, f"{name}: {health.detail or health.status}")
         return Health("ready")
 
     async def ready(self, backend: str, *, patient: bool) -> None:
@@ -105,6 +109,22 @@ class Service:
         plan = self.router.plan(request, headers)
         self.experiments[plan.targets[0].endpoint].exposed(plan)
         return plan
+
+    def ended(self, id: str, plan: Plan, last: Target, ended: Outcome) -> None:
+        """A request ended that had been planned; remembers who answered if feedback may come."""
+        if (answered := self.experiments[last.endpoint].ended(plan, last, ended)) is not None:
+            self._recall.note(id, Answered(self._places[last.endpoint], *answered))
+
+    def feedback(self, id: str, metric: str, value: float) -> None:
+        """Count a user's own figure for an answer.
+
+        Raises:
+            schemas.errors.InvalidRequest: no such answer is remembered, or its endpoint has no such metric.
+        """
+        if (answered := self._recall.find(id)) is None:
+            raise InvalidRequest("No answer with this id is remembered that could be compared.", param="request_id")
+        name = list(self._places)[answered.endpoint]
+        self.experiments[name].feedback(answered.arm, answered.bucket, metric, value)
 
     def new_id(self) -> str:
         """A request id nobody else has."""
@@ -162,10 +182,10 @@ class Service:
     async def _watch(self) -> None:
         while True:
             await self._look()
-            self.router.stop({name: experiment.stopped() for name, experiment in self.experiments.items()})
             await asyncio.sleep(_HEALTH_INTERVAL)
 
     async def _look(self) -> None:
+        self.router.stop({name: experiment.stopped() for name, experiment in self.experiments.items()})
         health = {name: self._failed.get(name) or await backend.healthy() for name, backend in self.backends.items()}
         if health != self._health:
             self._health = health

@@ -121,6 +121,17 @@ def test_the_guardrail_never_stops_the_control_or_an_arm_as_good() -> None:
     assert experiment.stopped() == frozenset()
 
 
+async def test_a_running_gateway_heeds_its_guardrail() -> None:
+    app = application(chat=GUARDED)
+    async with running(app) as client:
+        user = unit_for("b")
+        assert (await chat(client, user=user)).headers["served-model-name"] == "b"
+        Traffic(GUARDED, app.state.service.experiments["chat"]).send(4000, fails="b")
+        await app.state.service._look()
+        assert (await chat(client, user=user)).headers["served-model-name"] == "a"
+        assert (await chat(client, model="chat:b")).headers["served-model-name"] == "b"
+
+
 SUCCESS, LATENCY, TOKENS = METRICS[0], METRICS[3], METRICS[5]
 
 

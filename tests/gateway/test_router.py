@@ -120,9 +120,31 @@ async def test_the_last_failure_is_told_and_fallback_can_be_off() -> None:
     alone = endpoint(("a", "error", 100), ("b", "echo", 0), fallback=False)
     async with running(application(chat=dead, alone=alone)) as client:
         assert (await chat(client)).headers["served-model-name"] == "b"
+        metrics = (await client.get("/metrics")).text
+        assert metrics.count("gw_fallbacks_total{") == 1  # `b` is the last: nobody is left
         answer = await chat(client, model="alone")
         assert answer.headers["served-model-name"] == "a"
         assert answer.status_code >= 500
+
+
+async def test_an_entity_that_cannot_do_what_is_asked_is_passed_over_and_not_what_is_told() -> None:
+    backends = {"s": ScriptedBackend("s"), "t": ScriptedBackend("t", {"features": ["chat"]})}
+    config = Config(
+        backends={name: {"kind": "scripted"} for name in backends},
+        endpoints={
+            "chat": Endpoint(
+                served_entities=(
+                    ServedEntity(name="a", backend="s", model="error", traffic_percentage=100),
+                    ServedEntity(name="b", backend="t", model="echo", traffic_percentage=0),
+                )
+            )
+        },
+    )
+    async with running(create_app(config, backends)) as client:
+        assert (await chat(client)).headers["served-model-name"] == "b"
+        failed = await chat(client, logprobs=True)
+        assert failed.status_code >= 500
+        assert "logprobs" not in failed.text
 
 
 async def test_all_units_of_a_dead_backend_are_answered_by_the_next() -> None:

@@ -1,0 +1,39 @@
+"""`POST /v1/feedback`: a user's own figure for an answer, counted where the answer was. A route of ours."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Request, Response, post
+from litestar.handlers import HTTPRouteHandler
+
+from gateway.service import Service
+from schemas.errors import InvalidRequest
+
+
+class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`request_id` is an answer's `x-request-id`, `metric` one of the endpoint's `experiment.feedback`."""
+
+    request_id: str
+    metric: str
+    value: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
+
+
+def handler(service: Service) -> HTTPRouteHandler:
+    """The route."""
+
+    @post("/v1/feedback", include_in_schema=False, status_code=204)
+    async def feedback(request: Request[Any, Any, Any]) -> Response[None]:
+        service.keys.check({name.lower(): value for name, value in request.headers.items()})
+        service.feedback(*msgspec.structs.astuple(_read(await request.body())))
+        return Response(None, status_code=204)
+
+    return feedback
+
+
+def _read(body: bytes) -> Feedback:
+    try:
+        return msgspec.json.decode(body, type=Feedback)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"The feedback cannot be read: {error}") from None
