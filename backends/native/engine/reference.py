@@ -30,14 +30,17 @@ class Group:
     Attributes:
         tokens: [sequences * new] where their new tokens are in the pack.
         slots: [sequences * keys] where their keys and values are in the cache.
-        mask: [sequences, 1, heads a key head has * new, keys], True where a query sees a key; None: everywhere.
+        mask: [sequences, 1, heads a key head has * new, keys], True where a query sees a key; None: everywhere,
+            or as `causal` says.
         sequences: how many.
+        causal: a whole prompt: a query sees the keys up to its own, which torch does faster without a mask.
     """
 
     tokens: Tensor
     slots: Tensor
     mask: Tensor | None
     sequences: int
+    causal: bool = False
 
     def select(self, rows: Tensor, index: Tensor) -> Tensor:
         """The rows at `index`, by sequence: [sequences, rows of each, heads, width]."""
@@ -49,37 +52,42 @@ def reference_kernel(
 ) -> Tensor:
     """See `attention.Kernel`."""
     sharing = queries.shape[1] // cache.keys.shape[1]
-    key = (params.sliding_window, sharing)
+    masked = params.softcap is not None or params.sinks is not None
+    key = (params.sliding_window, sharing, masked)
     if key not in metadata.plans:
-        metadata.plans[key] = list(_plan(metadata, block_size, params.sliding_window, sharing))
+        metadata.plans[key] = list(_plan(metadata, block_size, *key))
     output = queries.new_empty(*queries.shape[:2], cache.values.shape[2])
     for group in metadata.plans[key]:
         attended = _attend(
             group.select(queries, group.tokens),
             group.select(cache.keys, group.slots),
             group.select(cache.values, group.slots),
-            group.mask,
+            group,
             params,
         )
         output.index_copy_(0, group.tokens, attended.flatten(0, 1))
     return output
 
 
-def _plan(metadata: AttentionMetadata, block_size: int, window: int | None, sharing: int) -> Iterator[Group]:
+def _plan(
+    metadata: AttentionMetadata, block_size: int, window: int | None, sharing: int, masked: bool
+) -> Iterator[Group]:
     """Put sequences that decode together if their lengths are within a factor of two; all others stay alone."""
     decoding: defaultdict[int, list[int]] = defaultdict(list)
     for index, (new, context) in enumerate(zip(metadata.query_lengths, metadata.context_lengths, strict=True)):
         if new > 1:
-            yield _group(metadata, [index], block_size, window, sharing)
+            yield _group(metadata, [index], block_size, window, sharing, masked)
         else:
             decoding[(min(context, window or context) - 1).bit_length()].append(index)
     for bits, indices in decoding.items():
         most = max(1, _MOST_KEYS >> bits)
         for first in range(0, len(indices), most):
-            yield _group(metadata, indices[first : first + most], block_size, window, sharing)
+            yield _group(metadata, indices[first : first + most], block_size, window, sharing, masked)
 
 
-def _group(metadata: AttentionMetadata, indices: list[int], size: int, window: int | None, sharing: int) -> Group:
+def _group(
+    metadata: AttentionMetadata, indices: list[int], size: int, window: int | None, sharing: int, masked: bool
+) -> Group:
     device = metadata.block_tables.device
     new = metadata.query_lengths[indices[0]]
     contexts = [metadata.context_lengths[index] for index in indices]
@@ -95,12 +103,14 @@ def _group(metadata: AttentionMetadata, indices: list[int], size: int, window: i
 
     starts = _starts(metadata.query_lengths)
     tokens = [starts[index] + offset for index in indices for offset in range(new)]
-    mask = _mask(contexts, firsts, new, most, window, device)
+    causal = not masked and 1 < new == contexts[0] <= (window or new)
+    mask = None if causal else _mask(contexts, firsts, new, most, window, device)
     return Group(
         tokens=torch.tensor(tokens, device=device),
         slots=slots.flatten(),
         mask=None if mask is None else mask.repeat(1, sharing, 1).unsqueeze(1),
         sequences=len(indices),
+        causal=causal,
     )
 
 
@@ -123,17 +133,21 @@ def _mask(
     return visible if window is None else visible & (key > query - window)
 
 
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, params: AttentionParams) -> Tensor:
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, group: Group, params: AttentionParams) -> Tensor:
     """[sequences, new or keys, heads, width] each, to [sequences, new, query heads, value width]."""
+    if group.causal:
+        q, k, v = (rows.transpose(1, 2) for rows in (queries, keys, values))
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=params.scale, enable_gqa=True)
+        return out.transpose(1, 2)
     count, new, heads, width = queries.shape
     sharing = heads // keys.shape[2]
     # Query heads that share a key head become rows of one matrix: [sequences, key heads, sharing * new, width].
     q = queries.view(count, new, -1, sharing, width).permute(0, 2, 3, 1, 4).flatten(2, 3)
     k, v = keys.transpose(1, 2), values.transpose(1, 2)
     if params.softcap is None and params.sinks is None:
-        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=params.scale)
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=params.scale)
     else:
-        out = _explicit(q, k, v, mask, params)
+        out = _explicit(q, k, v, group.mask, params)
     return out.view(count, -1, sharing, new, out.shape[-1]).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
