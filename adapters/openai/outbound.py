@@ -14,6 +14,7 @@ import msgspec
 from adapters.base import Outbound
 from adapters.openai.answers import appended
 from adapters.openai.dialects import HINTS, Dialect
+from adapters.openai.responses import OPERATION
 from schemas.errors import UnsupportedFeature
 from schemas.ir import (
     ChatPrompt,
@@ -79,7 +80,7 @@ def is_of(dialect: Dialect, request: Generate) -> bool:
     """Whether the client speaks as the remote does, so that what it sent can be passed on."""
     origin = request.origin
     same = origin is not None and (origin.protocol, origin.dialect) == (dialect.protocol, dialect.name)
-    return same and origin is not None and bool(origin.body)
+    return same and origin is not None and bool(origin.body) and origin.operation != OPERATION
 
 
 def passes_back(dialect: Dialect, request: Generate) -> bool:
