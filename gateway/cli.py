@@ -24,6 +24,7 @@ import gateway
 from gateway import logging
 from gateway.auth import keys_from
 from gateway.config import Config, ConfigError, default, load, remote
+from gateway.state import Live
 from schemas.errors import GatewayError
 
 
@@ -69,6 +70,8 @@ def serve(
         config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **given))
         _check_address(config, insecure)
         keys_from(config.server.keys_env)
+        keys_from(config.server.admin_keys_env)
+        Live(config)
         sys.exit(_serve(config, log_level))
     except ConfigError as error:
         raise click.ClickException(str(error)) from None

@@ -7,6 +7,7 @@ up. No message, no lock, nothing to lose when a worker dies; its size never chan
 from __future__ import annotations
 
 import mmap
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -47,11 +48,19 @@ class Tally:
 
     def read(self) -> tuple[Array, Array]:
         """All workers' figures: [arms, metrics, (counts, sums), buckets] and [arms, totals]."""
-        if self._folder is None:
+        try:
+            data = np.array(self._data) if self._folder is None else self._of_all(self._folder)
+        except FileNotFoundError:  # another worker closed it
             data = np.array(self._data)
-        else:
-            data = sum((np.fromfile(path) for path in self._folder.iterdir()), np.zeros(len(self._data)))
         return data[: self._totals].reshape(self._shape), data[self._totals :].reshape(self._shape[0], self._width)
+
+    def close(self) -> None:
+        """Remove all workers' files; what is mapped may still be added to."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)  # another worker may be at it too
+
+    def _of_all(self, folder: Path) -> Array:
+        return sum((np.fromfile(path) for path in folder.iterdir()), np.zeros(len(self._data)))
 
     def _map(self, worker: str) -> mmap.mmap:
         if self._folder is None:
