@@ -33,6 +33,15 @@ class StateFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
+    def check(self) -> None:
+        """Whether it could be written.
+
+        Raises:
+            ConfigError: its folder is not there, or not ours to write to.
+        """
+        if not os.access(self._path.parent, os.W_OK | os.X_OK):
+            raise ConfigError(f"server.state_file: the folder '{self._path.parent}' cannot be written to")
+
     def stamp(self) -> int:
         """Another number after each change."""
         try:
@@ -95,6 +104,8 @@ class Live:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._file = StateFile(Path(config.server.state_file)) if config.server.state_file is not None else None
+        if self._file is not None:
+            self._file.check()
         self._stamp = self._file.stamp() if self._file is not None else 0
         self.deployments = self._deployed(self._file.read() if self._file is not None else State())
 

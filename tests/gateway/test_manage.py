@@ -16,6 +16,7 @@ from backends.base import Health
 from backends.scripted import ScriptedBackend
 from gateway.app import create_app
 from gateway.config import Config, ConfigError, Endpoint, ServerSection, parse
+from gateway.state import Live
 from tests.gateway.serving import running
 from tests.gateway.test_router import MESSAGES, chat, endpoint, unit_for
 
@@ -272,6 +273,8 @@ def test_a_state_that_contradicts_the_configuration_is_refused_at_the_start(tmp_
     (tmp_path / "state.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot be read"):
         worker(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be written to"):
+        Live(config(tmp_path / "nowhere"))
 
 
 async def test_a_state_broken_by_hand_leaves_the_last_one_serving(tmp_path: Path) -> None:
@@ -301,12 +304,14 @@ async def test_changes_under_load_lose_no_request_and_cut_no_stream(tmp_path: Pa
         await asyncio.gather(*asking)
         assert set(statuses) == {200}
         assert len(statuses) > 100
-        assert (await one.get(f"{URL}/chat")).json()["config"]["config_version"] == 51
-        assert len(list((tmp_path / "shared").iterdir())) == 2  # one experiment's figures, and the ring of requests
+        for client in (one, two):
+            assert (await client.get(f"{URL}/chat")).json()["config"]["config_version"] == 51
+        kept = {path.stem for path in (tmp_path / "shared").iterdir()}
+        assert len(kept) == 2  # the present experiment's figures, and the ring of requests
 
 
 async def test_a_request_in_flight_counts_where_it_was_assigned(tmp_path: Path) -> None:
-    app = worker(tmp_path)
+    app = create_app(config(tmp_path), {name: ScriptedBackend(name) for name in "st"})  # figures are its own
     async with running(app) as client:
         await put(client, arms(("a", "s/slow", 100)))
         experiment = app.state.service.experiments["chat"]
