@@ -16,6 +16,7 @@ import msgspec
 from schemas.errors import GatewayError
 from schemas.ir import (
     Catalog,
+    Change,
     Completion,
     Embed,
     Embeddings,
@@ -33,15 +34,16 @@ Headers = tuple[tuple[str, str], ...]
 class Route(msgspec.Struct, frozen=True):
     """One method on one path template (`/v2/models/{model}/generate`, `{model:path}` where slashes may occur).
 
-    `kind` says what `decode` returns for it: a request to run, or nothing to run (`describe`).
+    `kind` says what `decode` returns for it: a request to run, a change of what is served (`manage`), after which
+    `describe` answers, or nothing (`describe`).
     `body` and `answer` are wire structs for the OpenAPI document; `example` is a body to try it with, in which
     "{model}" stands for the model's name. `open` routes want no key.
     """
 
-    method: Literal["GET", "POST"]
+    method: Literal["GET", "POST", "PUT", "DELETE"]
     path: str
     name: str
-    kind: Literal["generate", "embed", "tokenize", "describe"]
+    kind: Literal["generate", "embed", "tokenize", "describe", "manage"]
     summary: str
     body: Any = None
     answer: Any = None
@@ -92,7 +94,7 @@ class ServerAdapter(Protocol):
 
     routes: ClassVar[tuple[Route, ...]]
 
-    def decode(self, route: Route, body: bytes, call: Call) -> Request:
+    def decode(self, route: Route, body: bytes, call: Call) -> Request | Change:
         """Read a request.
 
         Raises:
@@ -121,7 +123,7 @@ class ServerAdapter(Protocol):
         ...
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:
-        """Answer a route that runs nothing.
+        """Answer a route that runs nothing; one that changed something: as it is now.
 
         Raises:
             schemas.errors.RequestError: what it asks about is not there.

@@ -15,7 +15,7 @@ from litestar.handlers import get
 
 from adapters.base import Adapter
 from backends.base import Backend
-from gateway import feedback, figures, health
+from gateway import feedback, health
 from gateway.auth import Keys, keys_from
 from gateway.config import Config, ConfigError
 from gateway.failures import shown
@@ -71,7 +71,7 @@ def create_app(config: Config, backends: Mapping[str, Backend] | None = None, fo
     Raises:
         ConfigError: the configuration names what does not exist.
     """
-    keys = Keys(keys_from(config.server.keys_env))
+    keys = Keys(keys_from(config.server.keys_env), keys_from(config.server.admin_keys_env))
     service = Service(config, make_backends(config) if backends is None else backends, keys, folder)
     protocols = adapters()
     mounts = Mounts(protocols, config)
@@ -93,7 +93,6 @@ def create_app(config: Config, backends: Mapping[str, Backend] | None = None, fo
         [
             mounts.handler(service),
             *health.handlers(service),
-            *figures.handlers(service),
             feedback.handler(service),
             describe,
         ],

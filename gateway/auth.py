@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 
 from gateway.config import ConfigError
-from schemas.errors import Unauthorized
+from schemas.errors import Forbidden, Unauthorized
 
 
 def keys_from(variable: str | None) -> tuple[str, ...]:
@@ -21,15 +21,23 @@ def keys_from(variable: str | None) -> tuple[str, ...]:
         return ()
     keys = tuple(key.strip() for key in os.environ.get(variable, "").split(",") if key.strip())
     if not keys:
-        raise ConfigError(f"the environment variable {variable}, named by keys_env, holds no key")
+        raise ConfigError(f"the environment variable {variable}, named by the configuration, holds no key")
     return keys
 
 
 class Keys:
-    """Who may ask. With no keys everybody may."""
+    """Who may ask: with no keys everybody may. Who may change what is served: with no admin keys nobody may.
 
-    def __init__(self, keys: Iterable[str]) -> None:
+    Args:
+        keys: clients'.
+        admin: those that may change things; they may ask as well.
+    """
+
+    def __init__(self, keys: Iterable[str] = (), admin: Iterable[str] = ()) -> None:
+        self._admin = [_digest(key) for key in admin]
         self._digests = [_digest(key) for key in keys]
+        if self._digests:
+            self._digests += self._admin
 
     def __bool__(self) -> bool:
         return bool(self._digests)
@@ -40,15 +48,35 @@ class Keys:
         Raises:
             schemas.errors.Unauthorized: it carries none.
         """
-        if not self._digests:
-            return
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        key = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        if not key:
-            raise Unauthorized("No API key was given. Send it as 'Authorization: Bearer KEY'.")
-        digest = _digest(key)
-        if not sum(hmac.compare_digest(digest, known) for known in self._digests):  # all of them, in constant time
+        if self._digests and not _among(self._digests, _given(headers)):
             raise Unauthorized("The API key is not known here.")
+
+    def check_admin(self, headers: Mapping[str, str]) -> None:
+        """Let a request pass that carries an admin key.
+
+        Raises:
+            schemas.errors.Unauthorized: it carries no key, or an unknown one.
+            schemas.errors.Forbidden: its key is a client's, or nothing is changed here.
+        """
+        if not self._admin:
+            raise Forbidden("Endpoints cannot be changed here: the server has no admin keys.")
+        if _among(self._admin, _given(headers)):
+            return
+        self.check(headers)
+        raise Forbidden("This key may not change endpoints.")
+
+
+def _given(headers: Mapping[str, str]) -> bytes:
+    """The digest of the key that a request carries."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    key = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    if not key:
+        raise Unauthorized("No API key was given. Send it as 'Authorization: Bearer KEY'.")
+    return _digest(key)
+
+
+def _among(known: list[bytes], digest: bytes) -> bool:
+    return sum(hmac.compare_digest(digest, one) for one in known) > 0  # all of them, in constant time
 
 
 def _digest(key: str) -> bytes:

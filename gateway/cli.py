@@ -24,6 +24,7 @@ import gateway
 from gateway import logging
 from gateway.auth import keys_from
 from gateway.config import Config, ConfigError, default, load, remote
+from gateway.state import Live
 from schemas.errors import GatewayError
 
 
@@ -69,6 +70,8 @@ def serve(
         config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **given))
         _check_address(config, insecure)
         keys_from(config.server.keys_env)
+        keys_from(config.server.admin_keys_env)
+        Live(config)
         sys.exit(_serve(config, log_level))
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
@@ -85,9 +88,11 @@ def check(file: Path) -> None:
         config = load(file)
         make_backends(config)
         Mounts(adapters(), config)
+        deployments = Live(config).deployments
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
-    for name, endpoint in config.endpoints.items():
+    for name, deployed in deployments.items():
+        endpoint = deployed.serving
         click.echo(f"{name}  ({endpoint.task})")
         for entity in endpoint.served_entities:
             kind = config.backends[entity.backend]["kind"]
@@ -104,11 +109,12 @@ def explain(file: Path, endpoint: str, unit: str) -> None:
     from gateway.assignment import assign, scores
 
     try:
-        found = load(file).endpoints.get(endpoint)
+        deployed = Live(load(file)).deployments.get(endpoint)
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
-    if found is None:
+    if deployed is None:
         raise click.ClickException(f"there is no endpoint '{endpoint}'")
+    found = deployed.serving
     weights = {entity.name: float(entity.traffic_percentage) for entity in found.served_entities}
     click.echo(f"{endpoint}: unit '{unit}' is answered by {assign(endpoint, weights, unit)}")
     click.echo(f"  the unit is the first that a request has of: {', '.join(found.experiment.unit)}")

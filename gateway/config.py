@@ -59,7 +59,8 @@ class Limits(Section, frozen=True):
 class ServerSection(Section, frozen=True):
     """How the server listens and ends.
 
-    `keys_env` names the environment variable that holds the API keys, separated by commas.
+    `keys_env` names the environment variable that holds the API keys, separated by commas, `admin_keys_env` the one of
+    the keys that may also change endpoints while the server runs; `state_file` keeps these changes.
     """
 
     host: str = "127.0.0.1"
@@ -71,6 +72,8 @@ class ServerSection(Section, frozen=True):
     listeners: tuple[Listener, ...] = ()
     limits: Limits = Limits()
     keys_env: str | None = None
+    admin_keys_env: str | None = None
+    state_file: str | None = None
     drain_delay: float = 0.0
     drain_timeout: float = 600.0
     metrics: bool = True
@@ -198,6 +201,8 @@ def _check(text: str, config: Config) -> None:
     for name, backend in config.backends.items():
         if not isinstance(backend.get("kind"), str):
             raise ConfigError(f"{_line(text, name)}: backends.{name}: `kind` is missing")
+    if config.server.admin_keys_env is not None and config.server.state_file is None:
+        raise ConfigError(f"{_line(text, 'admin_keys_env')}: server: `admin_keys_env` needs a `state_file`")
     for name, endpoint in config.endpoints.items():
         if wrong := wrong_endpoint(endpoint, config.backends):
             raise ConfigError(f"{_line(text, name)}: endpoints.{name}{wrong}")

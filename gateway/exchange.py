@@ -20,13 +20,13 @@ import structlog
 from adapters.base import Call, Reply, Route, ServerAdapter
 from adapters.fold import Fold
 from backends.base import check
-from gateway.experiment import Outcome
+from gateway.experiment import Experiment, Outcome
 from gateway.failures import another_may_answer, shown
 from gateway.receive import read_body
 from gateway.router import Plan, Target
 from gateway.service import Service
 from schemas.errors import GatewayError, Incomplete, Overloaded, ShuttingDown, UnsupportedFeature
-from schemas.ir import Embed, Events, Finished, FinishReason, Generate, Request, Timings, Tokenize, Usage
+from schemas.ir import Change, Embed, Events, Finished, FinishReason, Generate, Request, Timings, Tokenize, Usage
 
 log = structlog.get_logger()
 
@@ -48,6 +48,7 @@ class Exchange:
 
     __slots__ = (
         "_began",
+        "_experiment",
         "_face",
         "_first",
         "_id",
@@ -80,6 +81,7 @@ class Exchange:
         self._began = monotonic()
         self._request: Request | None = None
         self._plan: Plan | None = None
+        self._experiment: Experiment | None = None
         self._target: Target | None = None
         self._usage: Usage | None = None
         self._reasons: list[FinishReason] = []
@@ -99,14 +101,14 @@ class Exchange:
         try:
             headers = _headers(self._scope["headers"])
             if not self._route.open:
-                self._service.keys.check(headers)
+                self._check_key(headers)
             body = await read_body(receive, headers, self._service.limits)
             if body is None:
                 return
+            self._service.refresh()
             call = Call(self._id, self._service.catalog, self._parameters, headers)
             if self._route.kind == "describe":
-                call = msgspec.structs.replace(call, catalog=self._service.counted_catalog())
-                await self._reply(self._face.describe(self._route, call, body), "ok")
+                await self._describe(call, body)
                 return
             if self._service.full:
                 raise Overloaded("The server is at its limit of concurrent requests.", retry_after=1.0)
@@ -115,12 +117,24 @@ class Exchange:
                 request = await asyncio.to_thread(decode, self._route, body, call)
             else:
                 request = decode(self._route, body, call)
+            if isinstance(request, Change):
+                await self._service.manage(request)
+                await self._describe(call, body)
+                return
             self._request = request
-            self._plan = self._service.plan(request, headers)
+            self._plan, self._experiment = self._service.plan(request, headers)
         except Exception as error:  # whatever it is, the client hears of it in its protocol
             await self._refuse(error)
             return
         await self._watched(receive)
+
+    def _check_key(self, headers: Mapping[str, str]) -> None:
+        keys = self._service.keys
+        (keys.check_admin if self._route.kind == "manage" else keys.check)(headers)
+
+    async def _describe(self, call: Call, body: bytes) -> None:
+        call = msgspec.structs.replace(call, catalog=self._service.counted_catalog())
+        await self._reply(self._face.describe(self._route, call, body), "ok")
 
     async def _watched(self, receive: Any) -> None:
         """Answer, unless the client leaves: then this task is cancelled, and stays silent."""
@@ -287,9 +301,9 @@ class Exchange:
         service.metrics.ended(self._protocol, self._route.name, self._outcome)
         served = self._target.entity.name if self._target is not None else None
         unit = self._plan.unit if self._plan is not None else None
-        if self._plan is not None and self._target is not None:
+        if self._plan is not None and self._target is not None and self._experiment is not None:
             ended = Outcome(self._outcome, self._first, total, usage, tuple(self._reasons))
-            service.ended(self._id, self._plan, self._target, ended)
+            service.ended(self._id, self._experiment, self._plan, self._target, ended)
             service.count(self._target.endpoint, total, self._outcome == "ok")
             service.metrics.served(self._target.endpoint, self._target.entity.name, self._outcome)
             if usage is not None:

@@ -104,18 +104,30 @@ class Experiment:
     Args:
         name: the endpoint's.
         endpoint: its arms and how to compare them; figures are those of exactly this configuration.
+        since: when it was put in force (Unix time in nanoseconds): one that comes back begins anew.
         folder: what all workers share; None for a worker alone.
         worker: this worker's own name.
     """
 
-    def __init__(self, name: str, endpoint: Endpoint, folder: Path | None = None, worker: str = "0") -> None:
+    def __init__(
+        self, name: str, endpoint: Endpoint, folder: Path | None = None, worker: str = "0", since: int = 0
+    ) -> None:
         self._name = name
         self._endpoint = endpoint
         self._metrics = METRICS + tuple(Metric(*told) for told in endpoint.experiment.feedback.items())
         self._index = {arm.name: number for number, arm in enumerate(endpoint.served_entities)}
-        digest = hashlib.sha256(name.encode() + b"\0" + msgspec.json.encode(endpoint)).hexdigest()
-        mine = folder / digest[:32] if folder is not None else None
+        self.key = key(name, endpoint, since)
+        mine = folder / self.key if folder is not None else None
         self._tally = Tally(len(self._index), 1 + len(self._metrics), len(TOTALS), mine, worker)
+
+    @property
+    def tag(self) -> int:
+        """30 bits of its key."""
+        return int(self.key, 16) >> 98
+
+    def close(self) -> None:
+        """Forget the figures: no worker shall ask for them any more. Requests in flight may still end."""
+        self._tally.close()
 
     def exposed(self, plan: Plan) -> None:
         """A request was assigned."""
@@ -213,6 +225,11 @@ class Experiment:
             return False  # the guardrail changed the split
         shares = np.array([arm.traffic_percentage / 100 for arm in self._endpoint.served_entities])
         return wrong_split(sums[:, 0, 0], shares, SPLIT_ALPHA)
+
+
+def key(name: str, endpoint: Endpoint, since: int) -> str:
+    """What an experiment is known by to all workers: 32 hexadecimal digits."""
+    return hashlib.sha256(msgspec.json.encode((name, endpoint, since))).hexdigest()[:32]
 
 
 _REASONS = {reason: TOTALS.index(reason) for reason in FinishReason}

@@ -5,22 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, get
-from litestar.handlers import HTTPRouteHandler
 
 from gateway.service import Service
+from schemas.errors import MethodNotAllowed, ModelNotFound
 
-_PATH = "/serving-endpoints/{}/experiment"
+PATH = "/serving-endpoints/{name}/experiment"
 
 
-def handlers(service: Service) -> list[HTTPRouteHandler]:
-    """One route with a plain path for each endpoint: those with parameters lose against the protocols' mount."""
-    paths = {_PATH.format(name): name for name in service.experiments if not set(name) & set("{}")}
+async def answer(service: Service, name: str, scope: Any, send: Any) -> None:
+    """Answer a request for the figures of endpoint `name`: raw ASGI, as Litestar prefers a mount to parameters.
 
-    @get(list(paths), include_in_schema=False)
-    async def figures(request: Request[Any, Any, Any]) -> Response[bytes]:
-        service.keys.check({name.lower(): value for name, value in request.headers.items()})
-        report = service.experiments[paths[request.scope["path"]]].report()
-        return Response(msgspec.json.encode(report), media_type="application/json")
-
-    return [figures] if paths else []
+    Raises:
+        schemas.errors.RequestError: no figures are to be had so.
+    """
+    if scope["method"] not in ("GET", "HEAD"):
+        raise MethodNotAllowed(f"Method {scope['method']} is not allowed here.", allowed=("GET", "HEAD"))
+    service.keys.check({key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]})
+    service.refresh()
+    if name not in service.experiments:
+        raise ModelNotFound(f"Endpoint with name '{name}' does not exist.")
+    body = msgspec.json.encode(service.experiments[name].report())
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})

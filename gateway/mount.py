@@ -14,6 +14,7 @@ import msgspec
 from litestar.handlers import ASGIRouteHandler, asgi
 
 from adapters.base import Adapter, Reply, Route
+from gateway import figures
 from gateway.config import Config, ConfigError
 from gateway.exchange import Exchange, Operation
 from gateway.paths import Paths
@@ -61,7 +62,7 @@ class Mounts:
                 await _alive(send)
                 return
             if found is None:
-                await refuse(service, self.nearest(path, port), not_found(path), scope, send)
+                await _otherwise(service, self.nearest(path, port), path, scope, send)
                 return
             methods, parameters = found
             operation = methods.get("GET" if method == "HEAD" else method)
@@ -132,6 +133,21 @@ async def _alive(send: Any) -> None:
     """`GET /` is TGI's health check, whoever else lives there."""
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
     await send({"type": "http.response.body", "body": b""})
+
+
+_FIGURES: Paths[None] = Paths()
+_FIGURES.add(figures.PATH, None)
+
+
+async def _otherwise(service: Service, nearest: Operation, path: str, scope: Any, send: Any) -> None:
+    """Answer what is no protocol's: an experiment's figures, or nothing that there is."""
+    found = _FIGURES.find(path)
+    try:
+        if found is None:
+            raise not_found(path)
+        await figures.answer(service, found[1]["name"], scope, send)
+    except GatewayError as error:
+        await refuse(service, nearest, error, scope, send)
 
 
 def not_allowed(method: str, methods: Methods) -> MethodNotAllowed:

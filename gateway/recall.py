@@ -1,7 +1,8 @@
 """Which arm answered a request, for feedback that comes later and to any worker.
 
 One ring of 64-bit words a worker, in a file that all may read: a request's id names its worker and its place. What has
-been overwritten is forgotten. Not a log: a word holds no more than endpoint, arm and bucket of units.
+been overwritten is forgotten. Not a log: a word holds no more than experiment, arm and bucket of units, from high to
+low 30 bits of the experiment's tag, 17 of the request's number above its place, 8 and 9.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ _ID = re.compile(r"(?P<worker>[0-9a-f]{16})(?P<number>[0-9a-f]{8})")
 
 
 class Answered(NamedTuple):
-    """Who answered: places in the configuration's endpoints and their served entities, and the unit's bucket."""
+    """Who answered: an experiment's tag, below 2**30, the place of one of its arms, and the unit's bucket."""
 
-    endpoint: int
+    experiment: int
     arm: int
     bucket: int
 
@@ -41,8 +42,9 @@ class Recall:
     def note(self, id: str, answered: Answered) -> None:
         """Remember who answered a request of this worker's."""
         number = int(id[16:], 16)
-        word = (number + 1) << 32 | answered.endpoint << 20 | answered.arm << 12 | answered.bucket
-        self._words[number % _PLACES] = word & (1 << 64) - 1
+        self._words[number % _PLACES] = (
+            answered.experiment << 34 | _round(number) << 17 | answered.arm << 9 | answered.bucket
+        )
 
     def find(self, id: str) -> Answered | None:
         """Who answered it, as far as anybody remembers."""
@@ -51,9 +53,9 @@ class Recall:
             return None
         number = int(known["number"], 16)
         word = self._word(known["worker"], number % _PLACES)
-        if word >> 32 != (number + 1) & 0xFFFFFFFF:
+        if word >> 17 & 0x1FFFF != _round(number):
             return None
-        return Answered(word >> 20 & 0xFFF, word >> 12 & 0xFF, word & 0xFFF)
+        return Answered(word >> 34, word >> 9 & 0xFF, word & 0x1FF)
 
     def _word(self, worker: str, place: int) -> int:
         if worker == self._worker:
@@ -73,3 +75,8 @@ class Recall:
         with (self._folder / self._worker).open("w+b") as file:
             file.truncate(size)
             return mmap.mmap(file.fileno(), size)
+
+
+def _round(number: int) -> int:
+    """How often the ring had been filled, from 1: a word never written says 0."""
+    return (number // _PLACES + 1) & 0x1FFFF

@@ -13,16 +13,17 @@ from pathlib import Path
 import msgspec
 import structlog
 
-import gateway
-from backends.base import Backend, Feature, Health
+from backends.base import Backend, Health
 from gateway.auth import Keys
-from gateway.config import Config, Endpoint
-from gateway.experiment import Experiment, Outcome
+from gateway.catalog import catalog
+from gateway.config import Config
+from gateway.experiment import Experiment, Outcome, key
 from gateway.metrics import Metrics
 from gateway.recall import Answered, Recall
 from gateway.router import Plan, Router, Target
+from gateway.state import Live
 from schemas.errors import BackendUnavailable, GatewayError, InvalidRequest
-from schemas.ir import Catalog, ModelCard, Request, RequestCounts, ServedEntity
+from schemas.ir import Catalog, Change, Request, RequestCounts
 
 log = structlog.get_logger()
 
@@ -49,22 +50,20 @@ class Service:
         self.keys = keys
         self.limits = config.server.limits
         self.metrics = Metrics()
-        self.router = Router(config.endpoints, backends)
         self.draining = False
         self.running = 0
         self._created = int(time.time())
         self._prefix = secrets.token_hex(8)
         self._numbers = count()
-        self.experiments = {
-            name: Experiment(name, endpoint, folder, self._prefix) for name, endpoint in config.endpoints.items()
-        }
-        self._places = {name: place for place, name in enumerate(config.endpoints)}
+        self._folder = folder
         self._recall = Recall(self._prefix, folder / "requests" if folder is not None else None)
         self._counts: dict[str, RequestCounts] = {}
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
         self._failed: dict[str, Health] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self.catalog = self._catalog()
+        self.experiments: dict[str, Experiment] = {}
+        self._live = Live(config)
+        self._serve()
 
     @property
     def full(self) -> bool:
@@ -76,7 +75,8 @@ class Service:
         """Whether every endpoint has somebody to answer; else the state of those it waits for."""
         if self.draining:
             return Health("failed", "shutting down")
-        for endpoint in self.config.endpoints.values():
+        in_force = [deployed.endpoint for deployed in self._live.deployments.values() if deployed.endpoint is not None]
+        for endpoint in in_force:
             states = {entity.backend: self._health[entity.backend] for entity in endpoint.served_entities}
             if not any(health.status == "ready" for health in states.values()):
                 name, health = min(states.items(), key=lambda item: item[1].status == "failed")
@@ -100,20 +100,38 @@ class Service:
         if health.status == "failed":
             raise BackendUnavailable("The model cannot be reached.")
 
-    def plan(self, request: Request, headers: Mapping[str, str]) -> Plan:
-        """Where a request goes; counts its exposure.
+    def refresh(self) -> None:
+        """Serve what is deployed by now. Looked at before every request: once one worker has said that an endpoint was
+        changed, all of them know. What requests in flight hold stays as it is.
+        """
+        if self._live.refresh():
+            self._serve()
+
+    async def manage(self, change: Change) -> None:
+        """Change what is deployed, here and on all workers.
+
+        Raises:
+            schemas.errors.RequestError: it cannot be done.
+        """
+        await self._live.change(change, self._health)
+        self.refresh()
+        log.info("endpoint.changed", model=change.endpoint, action=change.action)
+
+    def plan(self, request: Request, headers: Mapping[str, str]) -> tuple[Plan, Experiment]:
+        """Where a request goes, and where it counts; counts its exposure.
 
         Raises:
             schemas.errors.ModelNotFound: nowhere.
         """
         plan = self.router.plan(request, headers)
-        self.experiments[plan.targets[0].endpoint].exposed(plan)
-        return plan
+        experiment = self.experiments[plan.targets[0].endpoint]
+        experiment.exposed(plan)
+        return plan, experiment
 
-    def ended(self, id: str, plan: Plan, last: Target, ended: Outcome) -> None:
+    def ended(self, id: str, experiment: Experiment, plan: Plan, last: Target, ended: Outcome) -> None:
         """A request ended that had been planned; remembers who answered if feedback may come."""
-        if (answered := self.experiments[last.endpoint].ended(plan, last, ended)) is not None:
-            self._recall.note(id, Answered(self._places[last.endpoint], *answered))
+        if (answered := experiment.ended(plan, last, ended)) is not None:
+            self._recall.note(id, Answered(experiment.tag, *answered))
 
     def feedback(self, id: str, metric: str, value: float) -> None:
         """Count a user's own figure for an answer.
@@ -121,10 +139,12 @@ class Service:
         Raises:
             schemas.errors.InvalidRequest: no such answer is remembered, or its endpoint has no such metric.
         """
-        if (answered := self._recall.find(id)) is None:
+        self.refresh()
+        by_tag = {experiment.tag: experiment for experiment in self.experiments.values()}
+        answered = self._recall.find(id)
+        if answered is None or (experiment := by_tag.get(answered.experiment)) is None:
             raise InvalidRequest("No answer with this id is remembered that could be compared.", param="request_id")
-        name = list(self._places)[answered.endpoint]
-        self.experiments[name].feedback(answered.arm, answered.bucket, metric, value)
+        experiment.feedback(answered.arm, answered.bucket, metric, value)
 
     def new_id(self) -> str:
         """A request id nobody else has."""
@@ -185,42 +205,31 @@ class Service:
             await asyncio.sleep(_HEALTH_INTERVAL)
 
     async def _look(self) -> None:
+        await self._live.settle(self._health)
+        self.refresh()
         self.router.stop({name: experiment.stopped() for name, experiment in self.experiments.items()})
         health = {name: self._failed.get(name) or await backend.healthy() for name, backend in self.backends.items()}
         if health != self._health:
             self._health = health
             self.catalog = self._catalog()
 
-    def _catalog(self) -> Catalog:
-        cards = {name: self._card(name, endpoint) for name, endpoint in self.config.endpoints.items()}
-        return Catalog(
-            cards,
-            next(iter(cards), None),
-            gateway.__version__,
-            max_concurrent_requests=self.limits.max_concurrent_requests,
-        )
+    def _serve(self) -> None:
+        """Route to what is deployed. An experiment whose endpoint is as it was goes on."""
+        endpoints = {name: found.serving for name, found in self._live.deployments.items()}
+        running = {experiment.key: experiment for experiment in self.experiments.values()}
+        self.experiments = {name: self._experiment(name, running) for name in endpoints}
+        for experiment in running.values():
+            experiment.close()
+        self.router = Router(endpoints, self.backends)
+        self.router.stop({name: experiment.stopped() for name, experiment in self.experiments.items()})
+        self._counts = {name: counts for name, counts in self._counts.items() if name in endpoints}
+        self.catalog = self._catalog()
 
-    def _card(self, name: str, endpoint: Endpoint) -> ModelCard:
-        backends = [self.backends[entity.backend] for entity in endpoint.served_entities]
-        can = backends[0].capabilities
-        return ModelCard(
-            name=name,
-            task=endpoint.task,
-            created=self._created,
-            ready=all(self._health[entity.backend].status == "ready" for entity in endpoint.served_entities),
-            served_entities=tuple(
-                ServedEntity(
-                    entity.name,
-                    entity.model or name,
-                    entity.traffic_percentage,
-                    self._health[entity.backend].status == "ready",
-                )
-                for entity in endpoint.served_entities
-            ),
-            context_length=can.context_length,
-            dtype=can.dtype,
-            device=can.device,
-            vocab_size=can.vocab_size,
-            images=all(Feature.IMAGES in backend.capabilities.features for backend in backends),
-            tensors=endpoint.tensors,
-        )
+    def _experiment(self, name: str, running: dict[str, Experiment]) -> Experiment:
+        deployed = self._live.deployments[name]
+        found = running.pop(key(name, deployed.serving, deployed.since), None)
+        return found or Experiment(name, deployed.serving, self._folder, self._prefix, deployed.since)
+
+    def _catalog(self) -> Catalog:
+        limit = self.limits.max_concurrent_requests
+        return catalog(self._live.deployments, self.backends, self._health, self._created, limit)

@@ -7,6 +7,7 @@ up. No message, no lock, nothing to lose when a worker dies; its size never chan
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -22,17 +23,17 @@ class Tally:
         arms: how many.
         metrics: how many.
         totals: how many plain counts an arm has.
-        folder: where all workers' files of this experiment are; None: in memory, for a worker alone.
-        worker: the file's name, this worker's own.
+        path: what the names of all workers' files of this experiment begin with; None: in memory, for a worker alone.
+        worker: what this worker's ends with.
     """
 
-    def __init__(self, arms: int, metrics: int, totals: int, folder: Path | None = None, worker: str = "0") -> None:
+    def __init__(self, arms: int, metrics: int, totals: int, path: Path | None = None, worker: str = "0") -> None:
         self._shape = (arms, metrics, 2, BUCKETS)
         self._arm = metrics * 2 * BUCKETS
         self._totals = arms * self._arm
         self._width = totals
         self._size = 8 * (self._totals + arms * totals)
-        self._folder = folder
+        self._path = path
         self._data = memoryview(self._map(worker)).cast("d")
 
     def add(self, arm: int, metric: int, bucket: int, value: float) -> None:
@@ -47,19 +48,35 @@ class Tally:
 
     def read(self) -> tuple[Array, Array]:
         """All workers' figures: [arms, metrics, (counts, sums), buckets] and [arms, totals]."""
-        if self._folder is None:
-            data = np.array(self._data)
-        else:
-            data = sum((np.fromfile(path) for path in self._folder.iterdir()), np.zeros(len(self._data)))
+        data = np.array(self._data) if self._path is None else self._of_all()
         return data[: self._totals].reshape(self._shape), data[self._totals :].reshape(self._shape[0], self._width)
 
+    def close(self) -> None:
+        """Remove all workers' files; what is mapped may still be added to. A worker that lags behind may make one anew,
+        and then removes it itself.
+        """
+        for file in self._files():
+            file.unlink(missing_ok=True)
+
+    def _of_all(self) -> Array:
+        whole = np.zeros(len(self._data))
+        for file in self._files():
+            with suppress(FileNotFoundError):  # another worker closed it just now
+                whole += np.fromfile(file)
+        return whole
+
+    def _files(self) -> list[Path]:
+        return [] if self._path is None else list(self._path.parent.glob(f"{self._path.name}.*"))
+
     def _map(self, worker: str) -> mmap.mmap:
-        if self._folder is None:
+        if self._path is None:
             return mmap.mmap(-1, self._size)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        new = self._folder.with_name(f"{self._folder.name}.{worker}")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        new = self._path.with_name(f"new.{worker}")
         with new.open("w+b") as file:
             file.truncate(self._size)
             mapped = mmap.mmap(file.fileno(), self._size)
-        new.rename(self._folder / worker)  # readers see it only once it has its whole size
+        new.rename(
+            self._path.with_name(f"{self._path.name}.{worker}")
+        )  # readers see it only once it has its whole size
         return mapped

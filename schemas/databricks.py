@@ -43,6 +43,43 @@ class EmbeddingRequest(openai.EmbeddingRequest, frozen=True, kw_only=True):
     extra_params: dict[str, Any] | None = None
 
 
+class ServedEntityInput(msgspec.Struct, frozen=True):
+    """An arm to be. `entity_name` is `backend/model` or a backend; what machines it would run on is not read."""
+
+    name: str | None = None
+    entity_name: str | None = None
+    entity_version: str | None = None
+    external_model: Any = None
+
+
+class TrafficRouteInput(msgspec.Struct, frozen=True):
+    """An arm's share, by its present or its old name for it."""
+
+    traffic_percentage: int
+    served_entity_name: str | None = None
+    served_model_name: str | None = None
+
+
+class TrafficConfigInput(msgspec.Struct, frozen=True):
+    """All shares; an arm not named here has none."""
+
+    routes: tuple[TrafficRouteInput, ...] = ()
+
+
+class ConfigRequest(msgspec.Struct, frozen=True):
+    """What an endpoint shall serve. Without `served_entities` its arms stay, and only their shares change."""
+
+    served_entities: tuple[ServedEntityInput, ...] | None = None
+    traffic_config: TrafficConfigInput | None = None
+
+
+class CreateRequest(msgspec.Struct, frozen=True):
+    """An endpoint to be."""
+
+    name: str
+    config: ConfigRequest = ConfigRequest()
+
+
 # --- answers ------------------------------------------------------------------------------------------------------
 
 
@@ -65,7 +102,7 @@ class EndpointState(msgspec.Struct, frozen=True):
     """READY only if every served entity is."""
 
     ready: Literal["READY", "NOT_READY"]
-    config_update: str = "NOT_UPDATING"
+    config_update: Literal["NOT_UPDATING", "IN_PROGRESS", "UPDATE_FAILED"] = "NOT_UPDATING"
 
 
 class ServedEntityState(msgspec.Struct, frozen=True):
@@ -106,6 +143,14 @@ class EndpointConfig(msgspec.Struct, frozen=True):
     config_version: int | UnsetType = UNSET
 
 
+class PendingConfig(msgspec.Struct, frozen=True):
+    """What an endpoint is about to serve."""
+
+    served_entities: tuple[ServedEntity, ...]
+    traffic_config: TrafficConfig
+    config_version: int
+
+
 class ServingEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One endpoint. Timestamps are milliseconds since 1970. Lists leave `endpoint_url`'s neighbours out."""
 
@@ -115,6 +160,7 @@ class ServingEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     last_updated_timestamp: int
     state: EndpointState
     config: EndpointConfig
+    pending_config: PendingConfig | UnsetType = UNSET
     tags: tuple[Any, ...] = ()
     id: str
     task: str

@@ -8,6 +8,7 @@
     │   │   └── ContextLengthExceeded
     │   ├── Unauthorized, Forbidden
     │   ├── ModelNotFound, RouteNotFound, MethodNotAllowed
+    │   ├── Conflict              it contradicts what the server is doing or has
     │   ├── BodyTooLarge, UnsupportedMediaType, RequestTimeout
     │   └── RateLimited           a limit of this client's
     ├── Overloaded                our queues are full; try again later (`retry_after`)
@@ -120,6 +121,12 @@ class MethodNotAllowed(RequestError):
         self.allowed = allowed
 
 
+class Conflict(RequestError):
+    """What it asks for contradicts the present state: a name is taken, an update is under way."""
+
+    kind = "conflict"
+
+
 class BodyTooLarge(RequestError):
     """The body is over the limit."""
 
@@ -201,6 +208,7 @@ KINDS: tuple[str, ...] = (
     "model_not_found",
     "route_not_found",
     "method_not_allowed",
+    "conflict",
     "body_too_large",
     "unsupported_media_type",
     "request_timeout",

@@ -411,6 +411,14 @@ class ServedEntity(msgspec.Struct, frozen=True):
     ready: bool = True
 
 
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to become of an endpoint. Whether its served entities are ready is not said here."""
+
+    action: Literal["create", "update", "delete"]
+    endpoint: str
+    served_entities: tuple[ServedEntity, ...] = ()
+
+
 class TensorNames(msgspec.Struct, frozen=True):
     """What an endpoint calls its Triton tensors: its own name -> the usual one (`{"PROMPT": "text_input"}`)."""
 
@@ -429,13 +437,21 @@ class RequestCounts(msgspec.Struct, frozen=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """What listings tell of an endpoint. `context_length` is in tokens, prompt and answer together."""
+    """What listings tell of an endpoint. `context_length` is in tokens, prompt and answer together.
+
+    `created` and `changed` are Unix times in seconds. `pending` are the served entities of an update under way,
+    `version` counts those that were put in force.
+    """
 
     name: str
     task: Literal["chat", "completions", "embeddings"] = "chat"
     created: int = 0
+    changed: int = 0
+    version: int = 1
     ready: bool = True
     served_entities: tuple[ServedEntity, ...] = ()
+    pending: tuple[ServedEntity, ...] = ()
+    update_failed: bool = False
     context_length: int | None = None
     dtype: str | None = None
     device: str | None = None

@@ -65,6 +65,7 @@ _ANTHROPIC = Dialect(
         "model_not_found": Failure(404, "not_found_error"),
         "route_not_found": Failure(404, "not_found_error"),
         "method_not_allowed": Failure(405, _INVALID),
+        "conflict": Failure(409, _INVALID),
         "body_too_large": Failure(413, "request_too_large"),
         "unsupported_media_type": Failure(415, _INVALID),
         "request_timeout": Failure(408, _INVALID),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 from msgspec import UNSET
 
@@ -11,6 +13,7 @@ from schemas.databricks import (
     EndpointList,
     EndpointState,
     HostMetadata,
+    PendingConfig,
     ServedEntity,
     ServedEntityState,
     ServingEndpoint,
@@ -18,7 +21,7 @@ from schemas.databricks import (
     TrafficRoute,
 )
 from schemas.errors import ModelNotFound
-from schemas.ir import ModelCard
+from schemas.ir import Change, ModelCard
 from schemas.ir import ServedEntity as Entity
 
 _CREATOR = "interlingua"
@@ -36,11 +39,26 @@ def get_endpoint(call: Call) -> Reply:
     Raises:
         schemas.errors.ModelNotFound: no endpoint of that name.
     """
-    name = call.path["name"]
+    return Reply(msgspec.json.encode(_endpoint(find_card(call, call.path["name"]), detailed=True)))
+
+
+def tell_changed(change: Change, call: Call) -> Reply:
+    """The answer to a change: the endpoint as it is now, or nothing."""
+    if change.action == "delete":
+        return Reply(b"{}")
+    return Reply(msgspec.json.encode(_endpoint(find_card(call, change.endpoint), detailed=True)))
+
+
+def find_card(call: Call, name: str) -> ModelCard:
+    """What is known of an endpoint.
+
+    Raises:
+        schemas.errors.ModelNotFound: no endpoint of that name.
+    """
     card = call.catalog.cards.get(name)
     if card is None:
         raise ModelNotFound(f"Endpoint with name '{name}' does not exist.")
-    return Reply(msgspec.json.encode(_endpoint(card, detailed=True)))
+    return card
 
 
 def host_metadata() -> Reply:
@@ -49,18 +67,18 @@ def host_metadata() -> Reply:
 
 
 def _endpoint(card: ModelCard, *, detailed: bool) -> ServingEndpoint:
-    created = card.created * 1000
     return ServingEndpoint(
         name=card.name,
         creator=_CREATOR,
-        creation_timestamp=created,
-        last_updated_timestamp=created,
-        state=EndpointState("READY" if card.ready else "NOT_READY"),
+        creation_timestamp=card.created * 1000,
+        last_updated_timestamp=(card.changed or card.created) * 1000,
+        state=EndpointState("READY" if card.ready else "NOT_READY", _update(card)),
         config=EndpointConfig(
             tuple(_entity(entity, detailed=detailed) for entity in card.served_entities),
-            TrafficConfig(tuple(map(_route, card.served_entities))) if detailed else UNSET,
-            1 if detailed else UNSET,
+            _traffic(card.served_entities) if detailed else UNSET,
+            card.version if detailed else UNSET,
         ),
+        pending_config=_pending(card) if detailed and card.pending else UNSET,
         id=card.name,
         task=f"llm/v1/{card.task}",
         permission_level="CAN_QUERY" if detailed else UNSET,
@@ -71,6 +89,21 @@ def _endpoint(card: ModelCard, *, detailed: bool) -> ServingEndpoint:
 def _entity(entity: Entity, *, detailed: bool) -> ServedEntity:
     deployment = ServedEntityState("DEPLOYMENT_READY" if entity.ready else "DEPLOYMENT_CREATING")
     return ServedEntity(entity.name, entity.entity_name, "1", deployment if detailed else UNSET)
+
+
+def _update(card: ModelCard) -> Literal["NOT_UPDATING", "IN_PROGRESS", "UPDATE_FAILED"]:
+    if card.pending:
+        return "IN_PROGRESS"
+    return "UPDATE_FAILED" if card.update_failed else "NOT_UPDATING"
+
+
+def _pending(card: ModelCard) -> PendingConfig:
+    arms = tuple(_entity(entity, detailed=True) for entity in card.pending)
+    return PendingConfig(arms, _traffic(card.pending), card.version + 1)
+
+
+def _traffic(entities: tuple[Entity, ...]) -> TrafficConfig:
+    return TrafficConfig(tuple(map(_route, entities)))
 
 
 def _route(entity: Entity) -> TrafficRoute:

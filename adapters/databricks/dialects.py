@@ -58,6 +58,7 @@ _FAILURES = {
     "model_not_found": Failure(404, _INVALID, "RESOURCE_DOES_NOT_EXIST"),
     "route_not_found": Failure(404, _INVALID, "ENDPOINT_NOT_FOUND"),
     "method_not_allowed": Failure(405, _INVALID, _BAD),
+    "conflict": Failure(409, _INVALID, "RESOURCE_CONFLICT"),
     "body_too_large": Failure(413, _INVALID, _BAD),
     "unsupported_media_type": Failure(415, _INVALID, _BAD),
     "request_timeout": Failure(408, _INVALID, "DEADLINE_EXCEEDED"),

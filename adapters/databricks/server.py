@@ -8,16 +8,17 @@ from typing import ClassVar
 
 from adapters.base import Call, Reply, Route
 from adapters.databricks.decode import read_request
-from adapters.databricks.describe import get_endpoint, host_metadata, list_endpoints
+from adapters.databricks.describe import get_endpoint, host_metadata, list_endpoints, tell_changed
 from adapters.databricks.dialects import Dialect
 from adapters.databricks.failures import failure_event, failure_reply
+from adapters.databricks.manage import read_change
 from adapters.openai.answers import encode_answer, encode_vectors
 from adapters.openai.server import stream_writer
 from adapters.openai.stream import StreamWriter
 from schemas import databricks as wire
 from schemas import openai
 from schemas.errors import GatewayError, InternalError
-from schemas.ir import Completion, Embed, Embeddings, Generate, Tokenize, Tokens
+from schemas.ir import Change, Completion, Embed, Embeddings, Generate, Tokenize, Tokens
 
 
 class DatabricksServer:
@@ -91,6 +92,25 @@ class DatabricksServer:
             answer=wire.ServingEndpoint,
         ),
         Route(
+            "POST",
+            "/api/2.0/serving-endpoints",
+            "create",
+            "manage",
+            "Create an endpoint",
+            body=wire.CreateRequest,
+            answer=wire.ServingEndpoint,
+        ),
+        Route(
+            "PUT",
+            "/api/2.0/serving-endpoints/{name}/config",
+            "update",
+            "manage",
+            "Change what an endpoint serves, or how much of its traffic each served entity gets",
+            body=wire.ConfigRequest,
+            answer=wire.ServingEndpoint,
+        ),
+        Route("DELETE", "/api/2.0/serving-endpoints/{name}", "delete", "manage", "Delete an endpoint"),
+        Route(
             "GET",
             "/.well-known/databricks-config",
             "host",
@@ -104,8 +124,10 @@ class DatabricksServer:
         self._dialect = dialect
         self._now = now
 
-    def decode(self, route: Route, body: bytes, call: Call) -> Generate | Embed:
+    def decode(self, route: Route, body: bytes, call: Call) -> Generate | Embed | Change:
         """Read a request."""
+        if route.kind == "manage":
+            return read_change(route, body, call)
         return read_request(self._dialect, route, body, call)
 
     def encoder(self, request: Generate) -> StreamWriter:
@@ -124,8 +146,10 @@ class DatabricksServer:
         """Never called: no route of Databricks' asks for tokens."""
         raise InternalError
 
-    def describe(self, route: Route, call: Call, body: bytes) -> Reply:  # noqa: ARG002
-        """The endpoints, one of them, or the host."""
+    def describe(self, route: Route, call: Call, body: bytes) -> Reply:
+        """The endpoints, one of them, what a change made of it, or the host."""
+        if route.kind == "manage":
+            return tell_changed(read_change(route, body, call), call)
         if route.name == "host":
             return host_metadata()
         return list_endpoints(call) if route.name == "endpoints" else get_endpoint(call)

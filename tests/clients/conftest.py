@@ -16,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -39,20 +40,26 @@ class Server:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("gateway") / "log") as url:
+        models = json.load(urllib.request.urlopen(f"{url}/v1/models"))
+        yield Server(url, models["data"][0]["id"])
+
+
+@contextmanager
+def serving(log: Path, *arguments: str, env: dict[str, str] | None = None) -> Iterator[str]:
+    """`gateway serve` on a free port, ready to answer; yields its URL."""
     port = _free_port()
-    log = tmp_path_factory.mktemp("gateway") / "log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [_gateway(), "serve", "--host", "127.0.0.1", "--port", str(port)],
+            [_gateway(), "serve", "--host", "127.0.0.1", "--port", str(port), *arguments],
             stdout=out,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1"} | (env or {}),
         )
     url = f"http://127.0.0.1:{port}"
     try:
         _wait_until_ready(process, url, log)
-        models = json.load(urllib.request.urlopen(f"{url}/v1/models"))
-        yield Server(url, models["data"][0]["id"])
+        yield url
     finally:
         process.send_signal(signal.SIGTERM)
         try:

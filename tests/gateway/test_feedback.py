@@ -60,8 +60,8 @@ async def test_what_cannot_be_counted_is_refused(told: dict[str, object], word: 
 def test_what_was_overwritten_is_forgotten() -> None:
     recall = Recall("ab" * 8)
     first, later = "ab" * 8 + "00000003", "ab" * 8 + "00010003"
-    recall.note(first, Answered(4095, 255, 511))
-    assert recall.find(first) == Answered(4095, 255, 511)
+    recall.note(first, Answered(2**30 - 1, 255, 511))
+    assert recall.find(first) == Answered(2**30 - 1, 255, 511)
     assert recall.find(later) is None
     recall.note(later, Answered(0, 0, 0))
     assert recall.find(first) is None

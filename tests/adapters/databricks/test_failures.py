@@ -22,6 +22,7 @@ ROWS: list[tuple[GatewayError, int, str]] = [
     (errors.ModelNotFound("m"), 404, "RESOURCE_DOES_NOT_EXIST"),
     (errors.RouteNotFound("m"), 404, "ENDPOINT_NOT_FOUND"),
     (errors.MethodNotAllowed("m"), 405, "BAD_REQUEST"),
+    (errors.Conflict("m"), 409, "RESOURCE_CONFLICT"),
     (errors.BodyTooLarge("m"), 413, "BAD_REQUEST"),
     (errors.UnsupportedMediaType("m"), 415, "BAD_REQUEST"),
     (errors.RequestTimeout("m"), 408, "DEADLINE_EXCEEDED"),

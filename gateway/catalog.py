@@ -1,0 +1,56 @@
+"""What listings tell: every endpoint's card, from what is deployed and how its backends are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import gateway
+from backends.base import Backend, Feature, Health
+from gateway.config import Endpoint
+from gateway.deployments import Deployment, Deployments, entity_name
+from schemas.ir import Catalog, ModelCard, ServedEntity
+
+
+def catalog(
+    deployments: Deployments,
+    backends: Mapping[str, Backend],
+    health: Mapping[str, Health],
+    created: int,
+    max_concurrent_requests: int,
+) -> Catalog:
+    """The catalog; `created` is a Unix time in seconds."""
+    cards = {name: _card(name, deployed, backends, health, created) for name, deployed in deployments.items()}
+    return Catalog(cards, next(iter(cards), None), gateway.__version__, max_concurrent_requests)
+
+
+def _card(
+    name: str, deployed: Deployment, backends: Mapping[str, Backend], health: Mapping[str, Health], created: int
+) -> ModelCard:
+    endpoint = deployed.serving
+    behind = [backends[arm.backend] for arm in endpoint.served_entities]
+    arms = _arms(endpoint, health)
+    can = behind[0].capabilities
+    return ModelCard(
+        name=name,
+        task=endpoint.task,
+        created=created,
+        changed=deployed.since // 10**9,
+        version=deployed.version,
+        ready=all(arm.ready for arm in arms),
+        served_entities=arms,
+        pending=_arms(deployed.pending, health) if deployed.pending is not None else (),
+        update_failed=bool(deployed.failed),
+        context_length=can.context_length,
+        dtype=can.dtype,
+        device=can.device,
+        vocab_size=can.vocab_size,
+        images=all(Feature.IMAGES in backend.capabilities.features for backend in behind),
+        tensors=endpoint.tensors,
+    )
+
+
+def _arms(endpoint: Endpoint, health: Mapping[str, Health]) -> tuple[ServedEntity, ...]:
+    return tuple(
+        ServedEntity(arm.name, entity_name(arm), arm.traffic_percentage, health[arm.backend].status == "ready")
+        for arm in endpoint.served_entities
+    )
