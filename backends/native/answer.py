@@ -39,6 +39,7 @@ class Answer:
         first_seq: the number of the first sequence; the others follow.
         text: the model's.
         ready: what the engine says of itself.
+        grammar: what the text must be, for the engine. It ends where the grammar does, whatever else was asked.
 
     Raises:
         schemas.errors.InvalidRequest: it does not fit the model.
@@ -53,11 +54,13 @@ class Answer:
         first_seq: int,
         text: TextCodec,
         ready: Ready,
+        grammar: str | None = None,
     ) -> None:
         self._request = request
         self._prompts = [_Prompt(ids) for ids in prompts]
         self._first_seq = first_seq
         self._text = text
+        self._grammar = grammar
         self._candidates = max(request.n, request.best_of or 1)
         self._builders: dict[int, ChoiceBuilder] = {}
         self._started = False
@@ -102,11 +105,12 @@ class Answer:
                 prompt=ids,
                 max_new_tokens=max_new_tokens,
                 sampling=sampling_params(request.sampling, effective),
-                min_new_tokens=stopping.min_new_tokens,
-                eos_token_ids=() if stopping.ignore_eos else ready.eos_token_ids,
+                min_new_tokens=0 if self._grammar else stopping.min_new_tokens,
+                eos_token_ids=() if stopping.ignore_eos and not self._grammar else ready.eos_token_ids,
                 stop_token_ids=stopping.stop_token_ids,
                 top_logprobs=request.top_logprobs if scored else -1,
                 prompt_logprobs=request.top_logprobs if request.prompt_logprobs and place == 0 else -1,
+                grammar=self._grammar,
             )
             self.submits.append(submit)
             detokenizer = self._text.vocabulary.detokenizer(ids)

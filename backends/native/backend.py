@@ -16,6 +16,7 @@ from backends.base import Capabilities, Feature, Health
 from backends.native.answer import Answer
 from backends.native.channels import Connect, in_process, over_socket
 from backends.native.engine_process import EngineProcess, engine_command
+from backends.native.grammar import GrammarCheck, grammar_source
 from backends.native.link import EngineLink
 from backends.native.messages import Ready
 from backends.native.options import NativeOptions
@@ -63,6 +64,7 @@ class NativeBackend:
         self.capabilities = Capabilities()
         self._options = msgspec.convert(options or {}, NativeOptions)
         self._text: TextCodec | None = None
+        self._grammars: GrammarCheck | None = None
         self._folder: Path | None = None
         self._process: EngineProcess | None = None
         self._link = EngineLink(
@@ -96,7 +98,10 @@ class NativeBackend:
             if self._process is not None:
                 await self._process.start()
             self._text = text = await self._load_text()
-            self.capabilities = _capabilities(text, await self._link.start())
+            ready = await self._link.start()
+            grammars = text.grammars(ready.vocab_size, ready.eos_token_ids)
+            self._grammars = None if grammars is None else GrammarCheck(grammars)
+            self.capabilities = _capabilities(text, ready, grammars=grammars is not None)
         except BaseException:
             await self.aclose()
             raise
@@ -107,6 +112,7 @@ class NativeBackend:
         tools = () if request.tool_choice is not None and request.tool_choice.mode == "none" else request.tools
         truncate = request.truncate_prompt_tokens
         prompts = [await text.encode(prompt, tools, truncate=truncate) for prompt in as_asked(request)]
+        grammar = await self._grammar(request)
         seed = request.sampling.seed
         answer = Answer(
             request,
@@ -115,6 +121,7 @@ class NativeBackend:
             first_seq=self._link.reserve(len(prompts) * max(request.n, request.best_of or 1)).start,
             text=text,
             ready=ready,
+            grammar=grammar,
         )
         exchange = self._link.submit(answer.submits)
         try:
@@ -150,6 +157,14 @@ class NativeBackend:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
+    async def _grammar(self, request: Generate) -> str | None:
+        """What the answer must be, checked."""
+        if request.grammar is None or self._grammars is None:
+            return None
+        source = grammar_source(request.grammar)
+        await self._grammars.check(source, "response_format")
+        return source
+
     def _way(self) -> Connect:
         """How the engine is reached; an engine process of our own is set up, but not started."""
         options = self._options
@@ -177,9 +192,10 @@ class NativeBackend:
         return self._text, self._link.known
 
 
-def _capabilities(text: TextCodec, ready: Ready) -> Capabilities:
+def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilities:
+    can = {Feature.CHAT: text.has_template, Feature.GRAMMAR: grammars}
     return Capabilities(
-        features=_FEATURES | {Feature.CHAT} if text.has_template else _FEATURES,
+        features=_FEATURES | {feature for feature, able in can.items() if able},
         tokenize=True,
         context_length=ready.context_length,
         vocab_size=ready.vocab_size,

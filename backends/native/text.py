@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from jinja2 import TemplateError
 from msgspec.structs import replace
 
+from backends.native.grammar import Grammars
 from backends.native.messages import Logprobs
 from backends.native.vocabulary import HfVocabulary
 from schemas.errors import InvalidRequest
@@ -75,6 +76,12 @@ class TextCodec:
     def has_template(self) -> bool:
         """Whether the model can chat."""
         return bool(self._tokenizer.chat_template)
+
+    def grammars(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Grammars | None:
+        """What compiles grammars for this tokenizer; None if it does not let us know its tokens' bytes."""
+        if not self._tokenizer.is_fast or not eos_token_ids:
+            return None
+        return Grammars(self._tokenizer, vocab_size, eos_token_ids)
 
     async def encode(
         self, prompt: Prompt, tools: tuple[Tool, ...] = (), *, truncate: int | None = None

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any, Literal
+
 import openai
+import pydantic
 import pytest
 
 from .conftest import CAPITAL, Server
@@ -79,6 +83,38 @@ def test_seed_and_stop(server: Server, client: openai.OpenAI) -> None:
     assert "." not in ask(7)
 
 
+def test_structured_output(server: Server, client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}, "known": {"type": "boolean"}},
+        "required": ["city", "known"],
+        "additionalProperties": False,
+    }
+    arguments = {"model": server.model, "messages": MESSAGES, "response_format": _format(schema)}
+    whole = client.chat.completions.create(**arguments, temperature=0).choices[0].message.content
+    said = json.loads(whole)
+    assert (set(said), said["city"] in ("Paris", "Rome")) == ({"city", "known"}, True)
+    with client.chat.completions.stream(**arguments, temperature=0) as stream:
+        assert stream.get_final_completion().choices[0].message.content == whole
+
+    cut = client.chat.completions.create(**arguments, max_tokens=3).choices[0]
+    assert cut.finish_reason == "length"
+
+
+def test_parsed_into_a_model(server: Server, client: openai.OpenAI) -> None:
+    class Capital(pydantic.BaseModel):
+        city: Literal["Paris", "Rome", "Berlin"]
+        population: int = pydantic.Field(ge=0, le=99)
+        river: Literal["Seine"] | None
+
+    answer = client.chat.completions.parse(model=server.model, messages=MESSAGES, response_format=Capital)
+    assert isinstance(answer.choices[0].message.parsed, Capital)
+
+
+def _format(schema: dict[str, Any]) -> Any:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+
 def test_models(server: Server, client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [server.model]
     assert client.models.retrieve(server.model).id == server.model
@@ -93,6 +129,7 @@ def test_errors(server: Server, client: openai.OpenAI) -> None:
     assert bad.value.param == "temperature"
     with pytest.raises(openai.BadRequestError) as unsupported:
         client.chat.completions.create(
-            model=server.model, messages=MESSAGES, response_format={"type": "json_object"}, stream=True
+            model=server.model, messages=MESSAGES, response_format=_format({"uniqueItems": True}), stream=True
         )
+    assert '"uniqueItems"' in unsupported.value.message
     assert unsupported.value.param == "response_format"
