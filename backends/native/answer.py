@@ -13,6 +13,7 @@ from backends.best_of import winners
 from backends.choice import ChoiceBuilder
 from backends.native.messages import Logprobs, Output, Ready, SamplingParams, Submit
 from backends.native.text import TextCodec
+from backends.native.tools import ToolParser, most_calls, offered
 from backends.prompts import fit
 from schemas.errors import BackendFailed, InvalidRequest, Overloaded
 from schemas.ir import Delta, Event, Events, FinishReason, Generate, Sampling, Started, Usage
@@ -63,6 +64,7 @@ class Answer:
         self._grammar = grammar
         self._candidates = max(request.n, request.best_of or 1)
         self._builders: dict[int, ChoiceBuilder] = {}
+        self._parsers: dict[int, ToolParser] = {}
         self._started = False
         self._held: list[Delta] = []
         self._completion_tokens = 0
@@ -115,6 +117,8 @@ class Answer:
             self.submits.append(submit)
             detokenizer = self._text.vocabulary.detokenizer(ids)
             self._builders[submit.seq] = ChoiceBuilder(index, stopping, detokenizer, effective)
+            if offered(request):
+                self._parsers[submit.seq] = ToolParser(most_calls(request))
 
     def _take(self, output: Output) -> FinishReason | None:
         """Add what a sequence gained; why it ended, if it did."""
@@ -135,13 +139,14 @@ class Answer:
 
     def _tell(self, seq: int, reason: FinishReason | None) -> None:
         """Make the delta of what a sequence gained."""
-        builder = self._builders[seq]
+        builder, parser = self._builders[seq], self._parsers.get(seq)
         if reason is not None or builder.stopped:
             del self._builders[seq]
             self._completion_tokens += builder.generated
-            self._held.append(builder.finish(reason or FinishReason.STOP_STRING))
-        elif (delta := builder.delta()) is not None:
-            self._held.append(delta)
+            finished = builder.finish(reason or FinishReason.STOP_STRING)
+            self._held.append(parser.finish(finished) if parser else finished)
+        elif (delta := builder.delta()) is not None and (told := parser.feed(delta) if parser else delta) is not None:
+            self._held.append(told)
 
     def _events(self) -> Events:
         """What may be told now: nothing before all prompts are scored, no deltas before the best are known."""

@@ -21,6 +21,7 @@ from backends.native.link import EngineLink
 from backends.native.messages import Ready
 from backends.native.options import NativeOptions
 from backends.native.text import TextCodec
+from backends.native.tools import offered, tool_grammar
 from backends.prompts import as_asked
 from schemas.errors import BackendUnavailable, UnsupportedFeature
 from schemas.ir import Embed, Embeddings, Events, Generate, Tokenize, Tokens
@@ -109,10 +110,10 @@ class NativeBackend:
     async def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
         """Generate; closing the generator frees the engine's sequences within a step."""
         text, ready = self._parts()
-        tools = () if request.tool_choice is not None and request.tool_choice.mode == "none" else request.tools
+        tools = offered(request)
         truncate = request.truncate_prompt_tokens
         prompts = [await text.encode(prompt, tools, truncate=truncate) for prompt in as_asked(request)]
-        grammar = await self._grammar(request)
+        grammar = await self._grammar(request, text)
         seed = request.sampling.seed
         answer = Answer(
             request,
@@ -157,12 +158,17 @@ class NativeBackend:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _grammar(self, request: Generate) -> str | None:
+    async def _grammar(self, request: Generate, text: TextCodec) -> str | None:
         """What the answer must be, checked."""
-        if request.grammar is None or self._grammars is None:
+        if offered(request):
+            source, param = tool_grammar(request, tags_are_tokens=text.has_call_tokens), "tools"
+        else:
+            source, param = _source(request), "response_format"
+        if source is None:
             return None
-        source = grammar_source(request.grammar)
-        await self._grammars.check(source, "response_format")
+        if self._grammars is None:
+            raise UnsupportedFeature("The model's tokenizer does not allow for grammars.", feature="grammar")
+        await self._grammars.check(source, param)
         return source
 
     def _way(self) -> Connect:
@@ -192,8 +198,12 @@ class NativeBackend:
         return self._text, self._link.known
 
 
+def _source(request: Generate) -> str | None:
+    return None if request.grammar is None else grammar_source(request.grammar)
+
+
 def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilities:
-    can = {Feature.CHAT: text.has_template, Feature.GRAMMAR: grammars}
+    can = {Feature.CHAT: text.has_template, Feature.GRAMMAR: grammars, Feature.TOOLS: text.can_call}
     return Capabilities(
         features=_FEATURES | {feature for feature, able in can.items() if able},
         tokenize=True,

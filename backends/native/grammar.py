@@ -20,8 +20,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from schemas.errors import InvalidRequest
 from schemas.ir import Grammar
 
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
-"""How JSON is written, and that a keyword which cannot be followed is refused."""
+_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 _LIMITS = LLParserLimits(
     max_items_in_row=5_000,
@@ -131,9 +130,9 @@ def grammar_source(grammar: Grammar, param: str = "response_format") -> str:
     return str(LLMatcher.grammar_from_json_schema(styled(schema)))
 
 
-def styled(schema: dict[str, Any]) -> str:
-    """The text of a schema for llguidance."""
-    return json.dumps(schema | {"x-guidance": _JSON_STYLE})
+def styled(schema: dict[str, Any], *, lenient: bool = False) -> str:
+    """The text of a schema for llguidance; if `lenient`, keywords that it cannot follow are left out of account."""
+    return json.dumps(schema | {"x-guidance": _JSON_STYLE | {"lenient": lenient}})
 
 
 def check_schema(schema: Any, param: str) -> None:

@@ -133,3 +133,30 @@ def test_errors(server: Server, client: openai.OpenAI) -> None:
         )
     assert '"uniqueItems"' in unsupported.value.message
     assert unsupported.value.param == "response_format"
+
+
+def test_tools(server: Server, client: openai.OpenAI) -> None:
+    function = {"name": "get_weather", "strict": True, "parameters": {**CITY, "additionalProperties": False}}
+    arguments: Any = {"model": server.model, "tools": [{"type": "function", "function": function}], "temperature": 0}
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+    whole = client.chat.completions.create(**arguments, messages=messages).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    (call,) = whole.message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    with client.chat.completions.stream(**arguments, messages=messages) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    assert streamed.finish_reason == "tool_calls"
+    assert [made.function.arguments for made in streamed.message.tool_calls] == [call.function.arguments]
+
+    messages += [whole.message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    answer = client.chat.completions.create(**arguments, messages=messages).choices[0]
+    assert answer.message.content
+
+    forced = client.chat.completions.create(**arguments, messages=MESSAGES, tool_choice="required").choices[0]
+    assert forced.finish_reason == "tool_calls"
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    forced = client.chat.completions.create(**arguments, messages=MESSAGES, tool_choice=named).choices[0]
+    assert set(json.loads(forced.message.tool_calls[0].function.arguments)) == {"city"}
+
+
+CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}
