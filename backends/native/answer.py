@@ -13,6 +13,7 @@ from backends.best_of import winners
 from backends.choice import ChoiceBuilder
 from backends.native.messages import Logprobs, Output, Ready, SamplingParams, Submit
 from backends.native.text import TextCodec
+from backends.native.tools import ToolParser, most_calls, offered
 from backends.prompts import fit
 from schemas.errors import BackendFailed, InvalidRequest, Overloaded
 from schemas.ir import Delta, Event, Events, FinishReason, Generate, Sampling, Started, Usage
@@ -39,6 +40,7 @@ class Answer:
         first_seq: the number of the first sequence; the others follow.
         text: the model's.
         ready: what the engine says of itself.
+        grammar: what the text must be, for the engine. It ends where the grammar does, whatever else was asked.
 
     Raises:
         schemas.errors.InvalidRequest: it does not fit the model.
@@ -53,13 +55,16 @@ class Answer:
         first_seq: int,
         text: TextCodec,
         ready: Ready,
+        grammar: str | None = None,
     ) -> None:
         self._request = request
         self._prompts = [_Prompt(ids) for ids in prompts]
         self._first_seq = first_seq
         self._text = text
+        self._grammar = grammar
         self._candidates = max(request.n, request.best_of or 1)
         self._builders: dict[int, ChoiceBuilder] = {}
+        self._parsers: dict[int, ToolParser] = {}
         self._started = False
         self._held: list[Delta] = []
         self._completion_tokens = 0
@@ -102,15 +107,18 @@ class Answer:
                 prompt=ids,
                 max_new_tokens=max_new_tokens,
                 sampling=sampling_params(request.sampling, effective),
-                min_new_tokens=stopping.min_new_tokens,
-                eos_token_ids=() if stopping.ignore_eos else ready.eos_token_ids,
+                min_new_tokens=0 if self._grammar else stopping.min_new_tokens,
+                eos_token_ids=() if stopping.ignore_eos and not self._grammar else ready.eos_token_ids,
                 stop_token_ids=stopping.stop_token_ids,
                 top_logprobs=request.top_logprobs if scored else -1,
                 prompt_logprobs=request.top_logprobs if request.prompt_logprobs and place == 0 else -1,
+                grammar=self._grammar,
             )
             self.submits.append(submit)
             detokenizer = self._text.vocabulary.detokenizer(ids)
             self._builders[submit.seq] = ChoiceBuilder(index, stopping, detokenizer, effective)
+            if offered(request):
+                self._parsers[submit.seq] = ToolParser(most_calls(request))
 
     def _take(self, output: Output) -> FinishReason | None:
         """Add what a sequence gained; why it ended, if it did."""
@@ -131,13 +139,14 @@ class Answer:
 
     def _tell(self, seq: int, reason: FinishReason | None) -> None:
         """Make the delta of what a sequence gained."""
-        builder = self._builders[seq]
+        builder, parser = self._builders[seq], self._parsers.get(seq)
         if reason is not None or builder.stopped:
             del self._builders[seq]
             self._completion_tokens += builder.generated
-            self._held.append(builder.finish(reason or FinishReason.STOP_STRING))
-        elif (delta := builder.delta()) is not None:
-            self._held.append(delta)
+            finished = builder.finish(reason or FinishReason.STOP_STRING)
+            self._held.append(parser.finish(finished) if parser else finished)
+        elif (delta := builder.delta()) is not None and (told := parser.feed(delta) if parser else delta) is not None:
+            self._held.append(told)
 
     def _events(self) -> Events:
         """What may be told now: nothing before all prompts are scored, no deltas before the best are known."""

@@ -16,10 +16,12 @@ from backends.base import Capabilities, Feature, Health
 from backends.native.answer import Answer
 from backends.native.channels import Connect, in_process, over_socket
 from backends.native.engine_process import EngineProcess, engine_command
+from backends.native.grammar import GrammarCheck, grammar_source
 from backends.native.link import EngineLink
 from backends.native.messages import Ready
 from backends.native.options import NativeOptions
 from backends.native.text import TextCodec
+from backends.native.tools import offered, tool_grammar
 from backends.prompts import as_asked
 from schemas.errors import BackendUnavailable, UnsupportedFeature
 from schemas.ir import Embed, Embeddings, Events, Generate, Tokenize, Tokens
@@ -63,6 +65,7 @@ class NativeBackend:
         self.capabilities = Capabilities()
         self._options = msgspec.convert(options or {}, NativeOptions)
         self._text: TextCodec | None = None
+        self._grammars: GrammarCheck | None = None
         self._folder: Path | None = None
         self._process: EngineProcess | None = None
         self._link = EngineLink(
@@ -97,7 +100,10 @@ class NativeBackend:
             if self._process is not None:
                 await self._process.start()
             self._text = text = await self._load_text()
-            self.capabilities = _capabilities(text, await self._link.start())
+            ready = await self._link.start()
+            grammars = text.grammars(ready.vocab_size, ready.eos_token_ids)
+            self._grammars = None if grammars is None else GrammarCheck(grammars)
+            self.capabilities = _capabilities(text, ready, grammars=grammars is not None)
         except BaseException:
             await self.aclose()
             raise
@@ -105,9 +111,10 @@ class NativeBackend:
     async def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
         """Generate; closing the generator frees the engine's sequences within a step."""
         text, ready = self._parts()
-        tools = () if request.tool_choice is not None and request.tool_choice.mode == "none" else request.tools
+        tools = offered(request)
         truncate = request.truncate_prompt_tokens
         prompts = [await text.encode(prompt, tools, truncate=truncate) for prompt in as_asked(request)]
+        grammar = await self._grammar(request, text)
         seed = request.sampling.seed
         answer = Answer(
             request,
@@ -116,6 +123,7 @@ class NativeBackend:
             first_seq=self._link.reserve(len(prompts) * max(request.n, request.best_of or 1)).start,
             text=text,
             ready=ready,
+            grammar=grammar,
         )
         exchange = self._link.submit(answer.submits)
         try:
@@ -151,6 +159,19 @@ class NativeBackend:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
+    async def _grammar(self, request: Generate, text: TextCodec) -> str | None:
+        """What the answer must be, checked."""
+        if offered(request):
+            source, param = tool_grammar(request, tags_are_tokens=text.has_call_tokens), "tools"
+        else:
+            source, param = _source(request), "response_format"
+        if source is None:
+            return None
+        if self._grammars is None:
+            raise UnsupportedFeature("The model's tokenizer does not allow for grammars.", feature="grammar")
+        await self._grammars.check(source, param)
+        return source
+
     def _way(self) -> Connect:
         """How the engine is reached; an engine process of our own is set up, but not started."""
         options = self._options
@@ -178,9 +199,14 @@ class NativeBackend:
         return self._text, self._link.known
 
 
-def _capabilities(text: TextCodec, ready: Ready) -> Capabilities:
+def _source(request: Generate) -> str | None:
+    return None if request.grammar is None else grammar_source(request.grammar)
+
+
+def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilities:
+    can = {Feature.CHAT: text.has_template, Feature.GRAMMAR: grammars, Feature.TOOLS: text.can_call}
     return Capabilities(
-        features=_FEATURES | {Feature.CHAT} if text.has_template else _FEATURES,
+        features=_FEATURES | {feature for feature, able in can.items() if able},
         tokenize=True,
         context_length=ready.context_length,
         vocab_size=ready.vocab_size,

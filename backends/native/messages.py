@@ -41,7 +41,8 @@ class Submit(Message, frozen=True):
 
     `max_new_tokens` is resolved and fits the context. `stop_token_ids` end the choice with reason STOP_TOKEN,
     `eos_token_ids` with EOS; neither is heeded before `min_new_tokens`. `top_logprobs` -1: no logprobs at all.
-    `prompt_logprobs` -1: none for the prompt. A greater `priority` goes first.
+    `prompt_logprobs` -1: none for the prompt. A greater `priority` goes first. `grammar` is what may be generated, in
+    llguidance's words.
     """
 
     seq: int
@@ -54,6 +55,7 @@ class Submit(Message, frozen=True):
     top_logprobs: int = -1
     prompt_logprobs: int = -1
     priority: int = 0
+    grammar: str | None = None
 
 
 class Cancel(Message, frozen=True):

@@ -19,7 +19,9 @@ from typing import Any, TypeVar
 from jinja2 import TemplateError
 from msgspec.structs import replace
 
+from backends.native.grammar import Grammars
 from backends.native.messages import Logprobs
+from backends.native.tools import CLOSE, OPEN, can_call
 from backends.native.vocabulary import HfVocabulary
 from schemas.errors import InvalidRequest
 from schemas.ir import (
@@ -75,6 +77,22 @@ class TextCodec:
     def has_template(self) -> bool:
         """Whether the model can chat."""
         return bool(self._tokenizer.chat_template)
+
+    @property
+    def can_call(self) -> bool:
+        """Whether the model can be given tools."""
+        return can_call(self._tokenizer.chat_template)
+
+    @property
+    def has_call_tokens(self) -> bool:
+        """Whether the tags around a call are tokens of their own."""
+        return {OPEN, CLOSE} <= set(self._tokenizer.added_tokens_encoder)
+
+    def grammars(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Grammars | None:
+        """What compiles grammars for this tokenizer; None if it does not let us know its tokens' bytes."""
+        if not self._tokenizer.is_fast or not eos_token_ids:
+            return None
+        return Grammars(self._tokenizer, vocab_size, eos_token_ids)
 
     async def encode(
         self, prompt: Prompt, tools: tuple[Tool, ...] = (), *, truncate: int | None = None

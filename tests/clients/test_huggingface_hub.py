@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 from huggingface_hub import InferenceClient
 
@@ -50,3 +53,16 @@ def test_chat_whole_equals_streamed(server: Server) -> None:
     assert "Paris" in whole.choices[0].message.content
     stream = client.chat_completion(messages, model=server.model, temperature=0, stream=True)
     assert "".join(c.choices[0].delta.content or "" for c in stream) == whole.choices[0].message.content
+
+
+def test_grammars(client: InferenceClient) -> None:
+    schema = {"properties": {"n": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["n"]}
+    schema |= {"type": "object", "additionalProperties": False}
+    said = client.text_generation(
+        PROMPT, max_new_tokens=40, return_full_text=False, grammar={"type": "json", "value": schema}
+    )
+    assert json.loads(said)["n"] in range(1, 10)
+    said = client.text_generation(
+        PROMPT, max_new_tokens=40, return_full_text=False, grammar={"type": "regex", "value": "[a-c]{5}"}
+    )
+    assert re.fullmatch("[a-c]{5}", said)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any, Literal
+
 import openai
+import pydantic
 import pytest
 
 from .conftest import CAPITAL, Server
@@ -79,6 +83,38 @@ def test_seed_and_stop(server: Server, client: openai.OpenAI) -> None:
     assert "." not in ask(7)
 
 
+def test_structured_output(server: Server, client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}, "known": {"type": "boolean"}},
+        "required": ["city", "known"],
+        "additionalProperties": False,
+    }
+    arguments = {"model": server.model, "messages": MESSAGES, "response_format": _format(schema)}
+    whole = client.chat.completions.create(**arguments, temperature=0).choices[0].message.content
+    said = json.loads(whole)
+    assert (set(said), said["city"] in ("Paris", "Rome")) == ({"city", "known"}, True)
+    with client.chat.completions.stream(**arguments, temperature=0) as stream:
+        assert stream.get_final_completion().choices[0].message.content == whole
+
+    cut = client.chat.completions.create(**arguments, max_tokens=3).choices[0]
+    assert cut.finish_reason == "length"
+
+
+def test_parsed_into_a_model(server: Server, client: openai.OpenAI) -> None:
+    class Capital(pydantic.BaseModel):
+        city: Literal["Paris", "Rome", "Berlin"]
+        population: int = pydantic.Field(ge=0, le=99)
+        river: Literal["Seine"] | None
+
+    answer = client.chat.completions.parse(model=server.model, messages=MESSAGES, response_format=Capital)
+    assert isinstance(answer.choices[0].message.parsed, Capital)
+
+
+def _format(schema: dict[str, Any]) -> Any:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+
 def test_models(server: Server, client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [server.model]
     assert client.models.retrieve(server.model).id == server.model
@@ -93,8 +129,9 @@ def test_errors(server: Server, client: openai.OpenAI) -> None:
     assert bad.value.param == "temperature"
     with pytest.raises(openai.BadRequestError) as unsupported:
         client.chat.completions.create(
-            model=server.model, messages=MESSAGES, response_format={"type": "json_object"}, stream=True
+            model=server.model, messages=MESSAGES, response_format=_format({"uniqueItems": True}), stream=True
         )
+    assert '"uniqueItems"' in unsupported.value.message
     assert unsupported.value.param == "response_format"
 
 
@@ -112,3 +149,30 @@ def test_responses_whole_equals_streamed(server: Server, client: openai.OpenAI) 
 def test_responses_are_cut_and_say_so(server: Server, client: openai.OpenAI) -> None:
     cut = client.responses.create(model=server.model, input="Tell me a story.", max_output_tokens=3)
     assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+def test_tools(server: Server, client: openai.OpenAI) -> None:
+    function = {"name": "get_weather", "strict": True, "parameters": {**CITY, "additionalProperties": False}}
+    arguments: Any = {"model": server.model, "tools": [{"type": "function", "function": function}], "temperature": 0}
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+    whole = client.chat.completions.create(**arguments, messages=messages).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    (call,) = whole.message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    with client.chat.completions.stream(**arguments, messages=messages) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    assert streamed.finish_reason == "tool_calls"
+    assert [made.function.arguments for made in streamed.message.tool_calls] == [call.function.arguments]
+
+    messages += [whole.message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    answer = client.chat.completions.create(**arguments, messages=messages).choices[0]
+    assert answer.message.content
+
+    forced = client.chat.completions.create(**arguments, messages=MESSAGES, tool_choice="required").choices[0]
+    assert forced.finish_reason == "tool_calls"
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    forced = client.chat.completions.create(**arguments, messages=MESSAGES, tool_choice=named).choices[0]
+    assert set(json.loads(forced.message.tool_calls[0].function.arguments)) == {"city"}
+
+
+CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}

@@ -15,14 +15,18 @@ from itertools import count
 import structlog
 import torch
 
+from backends.native.engine.grammar import Compiler
 from backends.native.engine.runner import Runner
 from backends.native.engine.sampler import NoDistribution, Sample, sample
 from backends.native.engine.scheduler import Overloaded, Refused, Scheduler
 from backends.native.engine.sequence import Sequence, Work
+from backends.native.grammar import GrammarError
 from backends.native.messages import Cancel, Logprobs, Output, Ping, Pong, Step, Submit, ToEngine
 from schemas.ir import FinishReason
 
 log = structlog.get_logger()
+
+_PATIENCE = 0.005  # seconds that an idle engine waits for a grammar before it looks for messages again
 
 
 class Engine:
@@ -33,13 +37,24 @@ class Engine:
         scheduler: decides what runs; made for the same blocks as the runner.
         vocab_size: token ids a prompt may hold.
         context_length: the most tokens of prompt and output.
+        compiler: of grammars; None if the model has no tokenizer for them.
     """
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, *, vocab_size: int, context_length: int) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        *,
+        vocab_size: int,
+        context_length: int,
+        compiler: Compiler | None = None,
+    ) -> None:
         self._runner = runner
         self._scheduler = scheduler
         self._vocab_size = vocab_size
         self._context_length = context_length
+        self._compiler = compiler
+        self._compiling: list[Sequence] = []
         self._arrivals = count()
         self._sequences: dict[tuple[int, int], Sequence] = {}
         self._outputs: defaultdict[int, list[Output]] = defaultdict(list)
@@ -65,10 +80,9 @@ class Engine:
         sequence = Sequence(connection, request, next(self._arrivals))
         try:
             self._check(connection, request)
-            self._scheduler.add(sequence)
+            self._begin(sequence)
         except Refused as refusal:
-            overloaded = isinstance(refusal, Overloaded)
-            self._tell(sequence, Output(request.seq, error=str(refusal), overloaded=overloaded))
+            self._refuse(sequence, refusal)
             return
         self._sequences[connection, request.seq] = sequence
 
@@ -95,6 +109,7 @@ class Engine:
         Raises:
             torch.AcceleratorError: the device is lost; the process had better end.
         """
+        self._add_compiled()
         works = self._scheduler.schedule()
         with torch.inference_mode():
             self._run(works)
@@ -112,6 +127,32 @@ class Engine:
         named = (*request.prompt, *biased, *request.stop_token_ids, *request.eos_token_ids)
         if min(named) < 0 or max(named) >= self._vocab_size:
             raise Refused(f"token ids must be from 0 to {self._vocab_size - 1}")
+
+    def _begin(self, sequence: Sequence) -> None:
+        """Have it scheduled, once its grammar is compiled."""
+        source = sequence.request.grammar
+        if source is None:
+            self._scheduler.add(sequence)
+        elif self._compiler is None:
+            raise Refused("the model has no tokenizer for grammars")
+        else:
+            sequence.constraint = self._compiler.begin(source, len(sequence.tokens))
+            self._compiling.append(sequence)
+
+    def _add_compiled(self) -> None:
+        if self._compiling and len(self._compiling) == len(self._sequences):
+            self._compiling[0].constraint.wait(_PATIENCE)
+        for sequence in [sequence for sequence in self._compiling if sequence.constraint.compiled]:
+            self._compiling.remove(sequence)
+            try:
+                self._scheduler.add(sequence)
+            except Refused as refusal:
+                self._refuse(sequence, refusal)
+                self._end(sequence)
+
+    def _refuse(self, sequence: Sequence, refusal: Refused) -> None:
+        overloaded = isinstance(refusal, Overloaded)
+        self._tell(sequence, Output(sequence.request.seq, error=str(refusal), overloaded=overloaded))
 
     def _run(self, works: Seq[Work]) -> None:
         if not works:
@@ -164,7 +205,7 @@ class Engine:
         # The trace as text: a renderer given the exception might print local variables, and so the prompt.
         trace = "".join(traceback.format_tb(error.__traceback__))
         log.error("sequence.failed", tokens=len(sequence.tokens), error=repr(error), trace=trace)
-        if isinstance(error, NoDistribution):
+        if isinstance(error, NoDistribution | GrammarError):
             why = str(error)
         elif isinstance(error, torch.OutOfMemoryError | MemoryError):
             why = "the engine ran out of memory"
@@ -178,6 +219,8 @@ class Engine:
 
     def _end(self, sequence: Sequence) -> None:
         self._sequences.pop((sequence.connection, sequence.request.seq))
+        if sequence in self._compiling:
+            self._compiling.remove(sequence)
         self._scheduler.remove(sequence)
         self._runner.forget(sequence)
 

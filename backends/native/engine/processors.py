@@ -1,8 +1,8 @@
 """What changes scores before greedy choice and sampling alike, by what was asked and what the sequence holds so far.
 
-Order: watermark, logit_bias, repetition penalty, presence and frequency penalties, bans. Rows that ask for nothing
-cost nothing. Definitions are those of transformers (repetition, watermark) and of OpenAI (presence, frequency:
-additive, over generated tokens only).
+Order: watermark, logit_bias, repetition penalty, presence and frequency penalties, bans, grammar. Rows that ask for
+nothing cost nothing. Definitions are those of transformers (repetition, watermark) and of OpenAI (presence,
+frequency: additive, over generated tokens only).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from backends.native.engine.grammar import mask_scores
 from backends.native.engine.sequence import Sequence
 
 _NEVER = float("-inf")
@@ -39,12 +40,19 @@ def process(scores: Tensor, sequences: Seq[Sequence]) -> Tensor:
     _bias(scores, sequences, asking)
     _penalise(scores, sequences, asking)
     _ban(scores, sequences, asking)
+    _constrain(scores, sequences, asking)
     return scores
 
 
 def _asks(sequence: Sequence) -> bool:
     sampling = sequence.request.sampling
-    return bool(_penalised(sequence) or sampling.logit_bias or sampling.watermark or _too_early(sequence))
+    return bool(
+        _penalised(sequence)
+        or sampling.logit_bias
+        or sampling.watermark
+        or _too_early(sequence)
+        or sequence.constraint is not None
+    )
 
 
 def _penalised(sequence: Sequence) -> bool:
@@ -85,6 +93,11 @@ def _ban(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
     if entries:
         banned = torch.tensor(entries, device=scores.device)
         scores[banned[:, 0], banned[:, 1]] = _NEVER
+
+
+def _constrain(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
+    told = ((row, sequences[row]) for row in rows)
+    mask_scores(scores, [(row, one.constraint, one.tokens) for row, one in told if one.constraint is not None])
 
 
 class History:

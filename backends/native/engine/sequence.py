@@ -28,6 +28,7 @@ class Sequence:
         cached_tokens: prompt tokens found in the prefix cache when it was first admitted; None before that.
         prompt_logprobs: collected over the prompt's chunks until the first output takes them along.
         history: what the sampler remembers of its tokens; the sampler's own.
+        constraint: its grammar (`grammar.Constraint`), if it has one.
     """
 
     connection: int
@@ -41,6 +42,7 @@ class Sequence:
     cached_tokens: int | None = None
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
     history: Any = None
+    constraint: Any = None
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)

@@ -9,6 +9,7 @@ import torch
 
 from backends.native.engine.blocks import BlockPool
 from backends.native.engine.cache_runner import CacheRunner
+from backends.native.engine.grammar import Compiler
 from backends.native.engine.kv_cache import KVCache
 from backends.native.engine.loop import Engine
 from backends.native.engine.machine import available_memory, physical_cores
@@ -100,7 +101,14 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         tier=runner.tier,
         max_sequences=options.max_sequences,
     )
-    return Engine(runner, scheduler, vocab_size=loaded.vocab_size, context_length=context), ready
+    engine = Engine(
+        runner,
+        scheduler,
+        vocab_size=loaded.vocab_size,
+        context_length=context,
+        compiler=Compiler.load(options.model, loaded),
+    )
+    return engine, ready
 
 
 def _context(loaded: LoadedModel, options: EngineOptions) -> int:

@@ -1,0 +1,180 @@
+"""Grammars: what may be said, as llguidance writes it, and the automaton that follows one token at a time.
+
+Used on both sides: a worker checks a grammar before the engine hears of it (`GrammarCheck`), the engine compiles it
+again and follows it (`engine.grammar`). No torch here. JSON is written in one way, that of `json.dumps`: where white
+space is free, a weak model writes it for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from decimal import Decimal
+from functools import lru_cache
+from math import lcm
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from schemas.errors import InvalidRequest
+from schemas.ir import Grammar
+
+_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+_LIMITS = LLParserLimits(
+    max_items_in_row=5_000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=100_000,
+    step_max_items=20_000,
+    max_lexer_states=50_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,  # they would hold the text
+)
+_MOST_BYTES = 64 * 1024
+_MOST_DEPTH = 32
+_MOST_PROPERTIES = 1_000
+_MOST_ENUM_VALUES = 2_000
+# llguidance's fuel does not count these: the automaton of one number has as many states as the number.
+_MOST_MULTIPLE = 10_000
+_MOST_MULTIPLES = 20
+_MOST_SECONDS = 1.0
+_SHOWN = 300
+
+
+class GrammarError(ValueError):
+    """A grammar cannot be compiled or followed; the text says why."""
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer.
+
+    Args:
+        tokenizer: a fast tokenizer of transformers.
+        vocab_size: width of the model's logits.
+        eos_token_ids: what may end the text when the grammar lets it end.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self.width = max(vocab_size, len(tokenizer))
+        made = tokenizer.backend_tokenizer.to_str()
+        self._tokenizer = LLTokenizer(made, n_vocab=self.width, eos_token=list(eos_token_ids))
+
+    def compile(self, source: str) -> LLMatcher:
+        """A fresh automaton. Lets other threads run meanwhile.
+
+        Raises:
+            GrammarError: it cannot be followed, or is too large.
+        """
+        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=_LIMITS)
+        raise_error(matcher)
+        return matcher
+
+
+class GrammarCheck:
+    """Says what is wrong with a grammar before any work is done for it; remembers what was right.
+
+    Args:
+        grammars: of the model's tokenizer.
+    """
+
+    def __init__(self, grammars: Grammars) -> None:
+        self._grammars = grammars
+        self._checked = lru_cache(maxsize=256)(self._check)
+
+    async def check(self, source: str, param: str) -> None:
+        """Return if the engine can follow `source`.
+
+        Args:
+            source: as `grammar_source` makes it.
+            param: the request's field that it came from.
+
+        Raises:
+            schemas.errors.InvalidRequest: it cannot, or it takes too long to find out.
+        """
+        try:
+            await asyncio.wait_for(asyncio.to_thread(self._checked, source), _MOST_SECONDS)
+        except TimeoutError:
+            raise InvalidRequest("The grammar takes too long to compile.", param=param) from None
+        except GrammarError as error:
+            raise InvalidRequest(f"The grammar is not supported: {error}", param=param) from None
+
+    def _check(self, source: str) -> None:
+        matcher = self._grammars.compile(source)
+        matcher.compute_bitmask()  # some faults only show at the first token
+        raise_error(matcher)
+
+
+def raise_error(matcher: LLMatcher) -> None:
+    """Raise what a matcher, which never raises by itself, has run into.
+
+    Raises:
+        GrammarError: it has.
+    """
+    if matcher.is_error():
+        raise GrammarError(" ".join(matcher.get_error().split())[:_SHOWN])
+
+
+def grammar_source(grammar: Grammar, param: str = "response_format") -> str:
+    """A constraint in llguidance's own form.
+
+    Raises:
+        schemas.errors.InvalidRequest: it is too large or no grammar at all.
+    """
+    if grammar.kind == "regex":
+        if len(grammar.value.encode()) > _MOST_BYTES:
+            raise InvalidRequest(f"A grammar may have at most {_MOST_BYTES} bytes.", param=param)
+        return str(LLMatcher.grammar_from_regex(grammar.value))
+    schema = {"type": "object"} if grammar.kind == "json_object" else grammar.value
+    check_schema(schema, param)
+    return str(LLMatcher.grammar_from_json_schema(styled(schema)))
+
+
+def styled(schema: dict[str, Any], *, lenient: bool = False) -> str:
+    """The text of a schema for llguidance; if `lenient`, keywords that it cannot follow are left out of account."""
+    return json.dumps(schema | {"x-guidance": _JSON_STYLE | {"lenient": lenient}})
+
+
+def check_schema(schema: Any, param: str) -> None:
+    """Refuse a schema beyond the limits, before it is compiled.
+
+    Raises:
+        schemas.errors.InvalidRequest: it is.
+    """
+    if not isinstance(schema, dict):
+        raise InvalidRequest("A JSON schema must be an object.", param=param)
+    nodes = list(_nodes(schema, _MOST_DEPTH, param))
+    objects = [node for node in nodes if isinstance(node, dict)]
+    _at_most(_MOST_BYTES, len(json.dumps(schema)), "bytes", param)
+    _at_most(_MOST_PROPERTIES, sum(_size(node.get("properties")) for node in objects), "properties", param)
+    _at_most(_MOST_ENUM_VALUES, sum(_size(node.get("enum")) for node in objects), "enum values", param)
+    multiples = [node["multipleOf"] for node in objects if isinstance(node.get("multipleOf"), int | float)]
+    _at_most(_MOST_MULTIPLES, len(multiples), "multipleOf", param)
+    if _common_multiple(multiples) > _MOST_MULTIPLE:
+        raise InvalidRequest(f"multipleOf is supported up to {_MOST_MULTIPLE} only.", param=param)
+
+
+def _at_most(limit: int, count: int, what: str, param: str) -> None:
+    if count > limit:
+        raise InvalidRequest(f"A JSON schema may have at most {limit} {what}; this one has {count}.", param=param)
+
+
+def _nodes(value: Any, depth: int, param: str) -> Iterator[Any]:
+    """Every value in it."""
+    if depth < 0:
+        raise InvalidRequest(f"A JSON schema may be nested at most {_MOST_DEPTH} deep.", param=param)
+    yield value
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for each in inner:
+        yield from _nodes(each, depth - 1, param)
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, dict | list) else 0
+
+
+def _common_multiple(numbers: list[int | float]) -> int:
+    """The least common multiple, in units of their finest decimal."""
+    exact = [abs(Decimal(str(number))) for number in numbers]
+    places = max((-int(number.as_tuple().exponent) for number in exact), default=0)
+    return lcm(*(int(number.scaleb(max(0, places))) for number in exact))
