@@ -45,7 +45,7 @@ class Scripted:
     def run(self, works: Seq[Work]) -> torch.Tensor:
         self.runs.append(len(works))
         self.fault(works)
-        rows = [next_token(list(work.tokens)[row]) for work in works for row in work.rows]
+        rows = [next_token(token) for work in works for token in work.tokens[work.count - work.wanted :]]
         return torch.nn.functional.one_hot(torch.tensor(rows, dtype=torch.long), VOCAB).float()
 
     def forget(self, sequence: Sequence) -> None:

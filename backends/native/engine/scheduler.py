@@ -11,6 +11,7 @@ sequence ends. Imports no torch.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Callable
 
@@ -135,10 +136,11 @@ class Scheduler:
             budget -= works[-1].count
 
     def _piece(self, sequence: Sequence, budget: int) -> Work:
+        pending = sequence.pending
         limit = min(budget, self._prompt_logprob_chunk) if self._chunked and sequence.scores_prompt else budget
-        count = min(sequence.pending, limit)
+        count = min(pending, limit)
         assert count > 0, "a running sequence always has a token to run, and the budget one for it"
-        return Work(sequence, sequence.computed, count, samples=count == sequence.pending)
+        return Work(sequence, sequence.computed, count, count == pending)
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence blocks for all its tokens, if there are enough.
@@ -152,7 +154,7 @@ class Scheduler:
         if needed + len(self.running) > pool.free - pool.idle(hits):
             return False
         pool.take(hits)
-        sequence.blocks = hits + pool.allocate(needed)
+        sequence.blocks = array("q", hits + pool.allocate(needed))
         sequence.computed = len(hits) * pool.size
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.computed
@@ -176,7 +178,7 @@ class Scheduler:
             self._preempt(victim)
             if victim is sequence:
                 return False
-        sequence.blocks += self.pool.allocate(missing)
+        sequence.blocks.extend(self.pool.allocate(missing))
         return True
 
     def _preempt(self, sequence: Sequence) -> None:

@@ -93,7 +93,7 @@ def _packed_error(model: Any, kernel: Kernel, tokens: list[Tensor], plain: list[
     sequences = []
     for index, row in enumerate(tokens):
         sequence = Sequence(0, Submit(index, tuple(row.tolist()), 1), index)
-        sequence.blocks = blocks[index * blocks_each : (index + 1) * blocks_each]
+        sequence.blocks.extend(blocks[index * blocks_each : (index + 1) * blocks_each])
         sequences.append(sequence)
     errors = []
     for spans in zip(*(pairwise(cuts) for cuts in _CUTS), strict=True):

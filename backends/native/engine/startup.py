@@ -116,7 +116,7 @@ def _wanted_blocks(loaded: LoadedModel, options: EngineOptions) -> int:
 def _packed(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
     probe = PackedRunner(loaded.model, KVCache(1, options.block_size))
     sequence = Sequence(0, Submit(0, (0,), 1), 0)
-    sequence.blocks = [0]
+    sequence.blocks.append(0)
     probe.run([Work(sequence, 0, 1, samples=True)])
     affordable = _cache_bytes(loaded.model.device) // probe.cache.bytes_per_block
     blocks = _wanted_blocks(loaded, options)
