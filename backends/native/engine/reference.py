@@ -9,7 +9,6 @@ own, so that no sequence ever reads another's numbers, not even to multiply them
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -55,7 +54,7 @@ def reference_kernel(
     masked = params.softcap is not None or params.sinks is not None
     key = (params.sliding_window, sharing, masked)
     if key not in metadata.plans:
-        metadata.plans[key] = list(_plan(metadata, block_size, *key))
+        metadata.plans[key] = plan(metadata, block_size, *key)
     output = queries.new_empty(*queries.shape[:2], cache.values.shape[2])
     for group in metadata.plans[key]:
         attended = _attend(
@@ -69,21 +68,23 @@ def reference_kernel(
     return output
 
 
-def _plan(
-    metadata: AttentionMetadata, block_size: int, window: int | None, sharing: int, masked: bool
-) -> Iterator[Group]:
+def plan(metadata: AttentionMetadata, block_size: int, window: int | None, sharing: int, masked: bool) -> list[Group]:
     """Put sequences that decode together if their lengths are within a factor of two; all others stay alone."""
+    alone: list[list[int]] = []
     decoding: defaultdict[int, list[int]] = defaultdict(list)
     furthest = window or max(metadata.context_lengths)
     for index, (new, context) in enumerate(zip(metadata.query_lengths, metadata.context_lengths, strict=True)):
         if new > 1:
-            yield _group(metadata, [index], block_size, window, sharing, masked)
+            alone.append([index])
         else:
             decoding[(min(context, furthest) - 1).bit_length()].append(index)
-    for bits, indices in decoding.items():
-        most = max(1, _MOST_KEYS >> bits)
-        for first in range(0, len(indices), most):
-            yield _group(metadata, indices[first : first + most], block_size, window, sharing, masked)
+    together = [
+        indices[first : first + most]
+        for bits, indices in decoding.items()
+        for most in [max(1, _MOST_KEYS >> bits)]
+        for first in range(0, len(indices), most)
+    ]
+    return [_group(metadata, indices, block_size, window, sharing, masked) for indices in alone + together]
 
 
 def _group(

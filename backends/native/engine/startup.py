@@ -13,6 +13,7 @@ from backends.native.engine.kv_cache import KVCache
 from backends.native.engine.loop import Engine
 from backends.native.engine.machine import available_memory, physical_cores
 from backends.native.engine.options import EngineOptions
+from backends.native.engine.packed_linear import pack_linears
 from backends.native.engine.runner import PackedRunner, Runner
 from backends.native.engine.scheduler import Scheduler
 from backends.native.engine.selfcheck import why_not_packed
@@ -72,6 +73,10 @@ def _check(options: EngineOptions) -> None:
 def _is_packed(loaded: LoadedModel, tier: str) -> bool:
     if tier != "auto":
         return tier == "packed"
+    why = why_not_packed(loaded.model, change=pack_linears)
+    if why is None:
+        pack_linears(loaded.model)
+        return True
     why = why_not_packed(loaded.model)
     if why is not None:
         log.warning("model.runs_slowly", model_type=loaded.config.model_type, tier="cache", why=why)
