@@ -48,7 +48,7 @@ class Service:
         self.backends = backends
         self.keys = keys
         self.limits = config.server.limits
-        self.metrics = Metrics()
+        self.metrics = Metrics(backends)
         self.router = Router(config.endpoints, backends)
         self.draining = False
         self.running = 0

@@ -34,6 +34,9 @@ def _order(sequence: Sequence) -> tuple[int, int]:
 class Scheduler:
     """Keeps the running and the waiting sequences and shares out each step.
 
+    Counts since it was made: `preemptions`, the tokens that were looked up in the prefix cache (`prefix_queries`), and
+    those of them that were found (`prefix_hits`).
+
     Args:
         pool: the blocks; the scheduler is the only one to move them.
         step_tokens: the most tokens of one step; at least `max_sequences`.
@@ -61,6 +64,9 @@ class Scheduler:
         self.pool = pool
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
+        self.preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
         self._step_tokens = step_tokens
         self._max_sequences = max_sequences
         self._max_waiting = max_waiting
@@ -156,6 +162,9 @@ class Scheduler:
         pool.take(hits)
         sequence.blocks = array("q", hits + pool.allocate(needed))
         sequence.computed = len(hits) * pool.size
+        if pool.caching:
+            self.prefix_queries += len(sequence.tokens)
+            self.prefix_hits += sequence.computed
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.computed
         return True
@@ -182,6 +191,7 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
+        self.preemptions += 1
         self.pool.release(sequence.blocks)
         sequence.forget_computed()
         insort(self.waiting, sequence, key=_order)
