@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -62,6 +62,31 @@ class Health(msgspec.Struct, frozen=True):
 
     status: Literal["ready", "loading", "failed"]
     detail: str = ""
+
+
+class EngineState(msgspec.Struct, frozen=True):
+    """What an engine of our own last said of itself.
+
+    `kv_usage` is the share of the KV cache that sequences hold. The counts are since the engine started; prefixes are
+    counted in tokens.
+    """
+
+    running: int
+    waiting: int
+    kv_usage: float
+    preemptions: int
+    prefix_queries: int
+    prefix_hits: int
+
+
+@runtime_checkable
+class RunsEngine(Protocol):
+    """A backend with an engine that tells of itself."""
+
+    @property
+    def engine_state(self) -> EngineState | None:
+        """Its last word; None while there is no engine."""
+        ...
 
 
 class Backend(Protocol):

@@ -6,19 +6,24 @@ Children of labelled metrics are looked up once per route and outcome: a request
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from backends.base import Backend
+from gateway.engine_metrics import EngineCollector
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class Metrics:
-    """All that one worker counts."""
+    """All that one worker counts, and what the engines of `backends` tell."""
 
-    def __init__(self) -> None:
+    def __init__(self, backends: Mapping[str, Backend]) -> None:
         self.registry = CollectorRegistry()
         self._worker = str(os.getpid())
+        self.registry.register(EngineCollector(self._worker, backends))
         self._requests = self._counter("gw_requests", "Requests ended", "protocol", "route", "outcome")
         self._prompt = self._counter("prompt_tokens", "Prompt tokens", "model", "served")
         self._generated = self._counter("generation_tokens", "Generated tokens", "model", "served")
@@ -26,7 +31,7 @@ class Metrics:
         self._fallbacks = self._counter("gw_fallbacks", "Requests passed on by a failed arm", "model", "served")
         self._first = self._histogram("time_to_first_token_seconds", "Until the first event")
         self._total = self._histogram("e2e_request_latency_seconds", "Until the last event")
-        running = Gauge("num_requests_running", "Requests being answered", ("worker",), registry=self.registry)
+        running = Gauge("gw_requests_running", "Requests being answered", ("worker",), registry=self.registry)
         self._running = running.labels(self._worker)
         self._outcome = cache(lambda *names: self._requests.labels(self._worker, *names))
         self._arm_outcome = cache(lambda *names: self._served.labels(self._worker, *names))

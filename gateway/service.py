@@ -49,7 +49,7 @@ class Service:
         self.backends = backends
         self.keys = keys
         self.limits = config.server.limits
-        self.metrics = Metrics()
+        self.metrics = Metrics(backends)
         self.draining = False
         self.running = 0
         self._created = int(time.time())

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from backends.base import Capabilities, Feature, Health
+from backends.base import Capabilities, EngineState, Feature, Health
 from backends.native.answer import Answer
 from backends.native.channels import Connect, in_process, over_socket
 from backends.native.engine_process import EngineProcess, engine_command
@@ -148,6 +148,21 @@ class NativeBackend:
     async def healthy(self) -> Health:
         """What the link to the engine last heard."""
         return self._link.health
+
+    @property
+    def engine_state(self) -> EngineState | None:
+        """The engine's last answer to a ping."""
+        pong = self._link.pong
+        if pong is None or self._link.ready is None:
+            return None
+        return EngineState(
+            running=pong.running,
+            waiting=pong.waiting,
+            kv_usage=1 - pong.free_blocks / max(1, pong.total_blocks),
+            preemptions=pong.preemptions,
+            prefix_queries=pong.prefix_queries,
+            prefix_hits=pong.prefix_hits,
+        )
 
     async def aclose(self) -> None:
         """Give up the link, and stop the engine if it is ours. Idempotent."""

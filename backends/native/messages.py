@@ -103,13 +103,18 @@ class Step(Message, frozen=True):
 
 
 class Pong(Message, frozen=True):
-    """Engine: the answer to `Ping`, sent by the step loop, with its state."""
+    """Engine: the answer to `Ping`, sent by the step loop, with its state. The last three count since it started;
+    prefixes are counted in tokens.
+    """
 
     token: int
     running: int = 0
     waiting: int = 0
     free_blocks: int = 0
     total_blocks: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
 
 
 class Loading(Message, frozen=True):

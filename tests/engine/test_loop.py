@@ -45,7 +45,7 @@ class Scripted:
     def run(self, works: Seq[Work]) -> torch.Tensor:
         self.runs.append(len(works))
         self.fault(works)
-        rows = [next_token(list(work.tokens)[row]) for work in works for row in work.rows]
+        rows = [next_token(token) for work in works for token in work.tokens[work.count - work.wanted :]]
         return torch.nn.functional.one_hot(torch.tensor(rows, dtype=torch.long), VOCAB).float()
 
     def forget(self, sequence: Sequence) -> None:
@@ -165,7 +165,14 @@ def test_pong_tells_the_state() -> None:
     t.engine.handle(0, Submit(0, (8,) * 9, 5))
     t.engine.handle(0, Submit(1, (8,) * 9, 5))
     t.engine.step()
-    assert t.engine.handle(0, Ping(42)) == Pong(42, running=1, waiting=1, free_blocks=61, total_blocks=64)
+    assert t.engine.handle(0, Ping(42)) == Pong(
+        42, running=1, waiting=1, free_blocks=61, total_blocks=64, preemptions=0, prefix_queries=9, prefix_hits=0
+    )
+    t.engine.cancel(0, 0)
+    t.engine.step()
+    told = t.engine.handle(0, Ping(43))
+    assert isinstance(told, Pong)
+    assert (told.prefix_queries, told.prefix_hits) == (18, 8)
 
 
 def test_connections_do_not_share_names() -> None:

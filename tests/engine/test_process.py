@@ -97,7 +97,7 @@ def test_a_process_from_start_to_stop(models: Path, tmp_path: Path) -> None:
         second.socket.close()
         first.send(Ping(1))
         until = time.monotonic() + PATIENCE
-        while first.read(1) != [Pong(1, 0, 0, 512, 512)] and time.monotonic() < until:
+        while not idle(first.read(1), 512) and time.monotonic() < until:
             first.send(Ping(1))
         assert time.monotonic() < until, "what the lost worker had was freed"
 
@@ -142,6 +142,12 @@ def start(told: SimpleQueue[FromEngine]) -> FromEngine:
     return message
 
 
+def idle(messages: list[Any], blocks: int) -> bool:
+    """Whether they are a pong of an engine of so many blocks that has nothing to do."""
+    pongs = [message for message in messages if isinstance(message, Pong)]
+    return [(pong.running, pong.waiting, pong.free_blocks) for pong in pongs] == [(0, 0, blocks)]
+
+
 @pytest.mark.parametrize(("family", "tier"), [("llama", "packed"), ("lfm2", "cache")])
 def test_a_thread_answers_like_generate(family: str, tier: str, models: Path) -> None:
     options = EngineOptions(str(models / family), threads=1, context_length=64, max_sequences=4, kv_tokens=200)
@@ -159,7 +165,7 @@ def test_a_thread_answers_like_generate(family: str, tier: str, models: Path) ->
         for seq, answer in found.items():
             assert answer.ids == reference(family, prompt(9 + seq, seq), 12).ids
         engine.send(Ping(5))
-        assert told.get(timeout=PATIENCE) == Pong(5, 0, 0, 13, 13)
+        assert idle([told.get(timeout=PATIENCE)], 13)
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,7 @@ def test_the_last_is_preempted_and_recomputes() -> None:
     assert step(s) == [(0, 7, 1), (1, 8, 1)]  # the later one takes it
     assert step(s) == [(0, 8, 1)]
     assert [(victim.arrival, victim.computed, len(victim.tokens)) for victim in preempted] == [(1, 0, 10)]
+    assert s.preemptions == 1
     for position in range(9, 13):
         assert step(s) == [(0, position, 1)]
     assert step(s) == [(1, 4, 6)], "its first block was still cached"

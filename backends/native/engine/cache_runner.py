@@ -50,11 +50,10 @@ class CacheRunner:
         if state is None or state.computed != work.start:  # new, preempted, or half run in a step that failed
             state = None
         tokens = torch.tensor([work.sequence.tokens[: work.start + work.count]], device=self._model.device)
-        outputs, state = self._forward(tokens, state, len(work.rows))
+        outputs, state = self._forward(tokens, state, work.wanted)
         self._states[work.sequence] = state
-        rows = len(work.rows)
         logits: Tensor = outputs.logits[0]
-        return logits[len(logits) - rows :]
+        return logits[len(logits) - work.wanted :]
 
     def _forward(self, tokens: Tensor, state: _State | None, rows: int) -> tuple[Any, _State]:
         """Run what `state` has not seen of `tokens` [1, length]."""

@@ -101,7 +101,16 @@ class Engine:
     def pong(self, ping: Ping) -> Pong:
         """The state now."""
         scheduler, pool = self._scheduler, self._scheduler.pool
-        return Pong(ping.token, len(scheduler.running), len(scheduler.waiting), pool.free, pool.count)
+        return Pong(
+            ping.token,
+            len(scheduler.running),
+            len(scheduler.waiting),
+            pool.free,
+            pool.count,
+            scheduler.preemptions,
+            scheduler.prefix_queries,
+            scheduler.prefix_hits,
+        )
 
     def step(self) -> dict[int, Step]:
         """Run one step: what each connection's sequences gained.

@@ -9,14 +9,13 @@ own, so that no sequence ever reads another's numbers, not even to multiply them
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from backends.native.engine.attention import AttentionMetadata, AttentionParams
+from backends.native.engine.attention import AttentionMetadata, AttentionParams, index_tensor
 from backends.native.engine.kv_cache import LayerCache
 
 # Most keys gathered at once: bounds the memory of the copies.
@@ -55,7 +54,7 @@ def reference_kernel(
     masked = params.softcap is not None or params.sinks is not None
     key = (params.sliding_window, sharing, masked)
     if key not in metadata.plans:
-        metadata.plans[key] = list(_plan(metadata, block_size, *key))
+        metadata.plans[key] = plan(metadata, block_size, *key)
     output = queries.new_empty(*queries.shape[:2], cache.values.shape[2])
     for group in metadata.plans[key]:
         attended = _attend(
@@ -69,20 +68,23 @@ def reference_kernel(
     return output
 
 
-def _plan(
-    metadata: AttentionMetadata, block_size: int, window: int | None, sharing: int, masked: bool
-) -> Iterator[Group]:
+def plan(metadata: AttentionMetadata, block_size: int, window: int | None, sharing: int, masked: bool) -> list[Group]:
     """Put sequences that decode together if their lengths are within a factor of two; all others stay alone."""
+    alone: list[list[int]] = []
     decoding: defaultdict[int, list[int]] = defaultdict(list)
+    furthest = window or max(metadata.context_lengths)
     for index, (new, context) in enumerate(zip(metadata.query_lengths, metadata.context_lengths, strict=True)):
         if new > 1:
-            yield _group(metadata, [index], block_size, window, sharing, masked)
+            alone.append([index])
         else:
-            decoding[(min(context, window or context) - 1).bit_length()].append(index)
-    for bits, indices in decoding.items():
-        most = max(1, _MOST_KEYS >> bits)
-        for first in range(0, len(indices), most):
-            yield _group(metadata, indices[first : first + most], block_size, window, sharing, masked)
+            decoding[(min(context, furthest) - 1).bit_length()].append(index)
+    together = [
+        indices[first : first + most]
+        for bits, indices in decoding.items()
+        for most in [max(1, _MOST_KEYS >> bits)]
+        for first in range(0, len(indices), most)
+    ]
+    return [_group(metadata, indices, block_size, window, sharing, masked) for indices in alone + together]
 
 
 def _group(
@@ -91,44 +93,46 @@ def _group(
     device = metadata.block_tables.device
     new = metadata.query_lengths[indices[0]]
     contexts = [metadata.context_lengths[index] for index in indices]
-    # The first key that anybody's oldest query sees, and how many follow it.
-    firsts = [0 if window is None else max(0, context - new - window + 1) for context in contexts]
-    most = max(context - first for context, first in zip(contexts, firsts, strict=True))
+    # The beginning of the block with the first key that anybody's oldest query sees, and how many keys follow it.
+    firsts = [max(0, context - new - window + 1) // size * size for context in contexts] if window else []
+    lengths = [context - first for context, first in zip(contexts, firsts, strict=True)] if window else contexts
 
-    positions = torch.tensor(firsts, device=device).unsqueeze(1) + torch.arange(most, device=device)
-    ends = torch.tensor(contexts, device=device).unsqueeze(1)
-    positions = torch.where(positions < ends, positions, ends - 1)
-    tables = metadata.block_tables[torch.tensor(indices, device=device)]
-    slots = tables.gather(1, positions // size) * size + positions % size
-
-    starts = _starts(metadata.query_lengths)
-    tokens = [starts[index] + offset for index in indices for offset in range(new)]
+    starts = metadata.starts
+    tokens = [starts[index] + offset for offset in range(new) for index in indices]  # one index, or one new token
     causal = not masked and 1 < new == contexts[0] <= (window or new)
-    mask = None if causal else _mask(contexts, firsts, new, most, window, device)
+    mask = None if causal else _mask(lengths, new, window, device)
+    tables = metadata.block_tables[index_tensor(indices, device)]
     return Group(
-        tokens=torch.tensor(tokens, device=device),
-        slots=slots.flatten(),
+        tokens=index_tensor(tokens, device),
+        slots=_slots(tables, firsts, lengths, size).flatten(),
         mask=None if mask is None else mask.repeat(1, sharing, 1).unsqueeze(1),
         sequences=len(indices),
         causal=causal,
     )
 
 
-def _starts(lengths: list[int]) -> list[int]:
-    starts = [0]
-    for length in lengths:
-        starts.append(starts[-1] + length)
-    return starts
+def _slots(tables: Tensor, firsts: list[int], lengths: list[int], size: int) -> Tensor:
+    """[sequences, most keys]: `lengths` slots from position `firsts` (0 if empty) on, then the first of them again."""
+    device = tables.device
+    most = max(lengths)
+    if any(firsts):
+        columns = index_tensor([first // size for first in firsts], device).unsqueeze(1)
+        columns = columns + torch.arange(-(-most // size), device=device)
+        tables = tables.gather(1, columns.clamp_(max=tables.shape[1] - 1))
+    slots = (tables.unsqueeze(2) * size + torch.arange(size, device=device)).flatten(1)[:, :most]
+    if min(lengths) == most:
+        return slots
+    own = torch.arange(most, device=device) < index_tensor(lengths, device).unsqueeze(1)
+    return torch.where(own, slots, slots[:, :1])
 
 
-def _mask(
-    contexts: list[int], firsts: list[int], new: int, most: int, window: int | None, device: torch.device
-) -> Tensor | None:
-    """[sequences, new, most], True where a query sees a key; None if all do."""
-    if new == 1 and all(context - first == most for context, first in zip(contexts, firsts, strict=True)):
+def _mask(lengths: list[int], new: int, window: int | None, device: torch.device) -> Tensor | None:
+    """[sequences, new, most keys], True where one of the last `new` tokens sees a key; None if all do."""
+    most = max(lengths)
+    if new == 1 and min(lengths) == most <= (window or most):
         return None
-    key = torch.tensor(firsts, device=device).view(-1, 1, 1) + torch.arange(most, device=device)
-    query = torch.tensor(contexts, device=device).view(-1, 1, 1) + torch.arange(-new, 0, device=device).view(1, -1, 1)
+    key = torch.arange(most, device=device)
+    query = index_tensor(lengths, device).view(-1, 1, 1) + torch.arange(-new, 0, device=device).view(1, -1, 1)
     visible = key <= query
     return visible if window is None else visible & (key > query - window)
 

@@ -8,13 +8,14 @@ blocks.
 from __future__ import annotations
 
 import inspect
+from array import array
 from collections.abc import Sequence as Seq
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from backends.native.engine.attention import NAME, AttentionMetadata, Forward, Kernel, running
+from backends.native.engine.attention import NAME, AttentionMetadata, Forward, Kernel, index_tensor, running
 from backends.native.engine.kv_cache import KVCache
 from backends.native.engine.reference import reference_kernel
 from backends.native.engine.sequence import Sequence, Work
@@ -29,7 +30,7 @@ class Runner(Protocol):
     """Whether a prompt may be run in pieces."""
 
     def run(self, works: Seq[Work]) -> Tensor:
-        """[rows, vocabulary] logits: for each work in turn, its `rows`.
+        """[rows, vocabulary] logits: for each work in turn, its `wanted`.
 
         May be called again with a part of the same works if it raised.
         """
@@ -60,14 +61,17 @@ class PackedRunner:
 
     def run(self, works: Seq[Work]) -> Tensor:
         """See `Runner`."""
-        ids = [token for work in works for token in work.tokens]
-        positions = [position for work in works for position in range(work.start, work.start + work.count)]
-        rows = torch.tensor(wanted_rows(works), dtype=torch.long, device=self._device)
+        ids, positions = array("q"), array("q")
+        for work in works:
+            ids.extend(work.tokens)
+            positions.extend(range(work.start, work.start + work.count))
+        tokens, places = (index_tensor(values, self._device) for values in (ids, positions))
+        rows = index_tensor(wanted_rows(works), self._device)
         extra = {"logits_to_keep": rows} if self._keeps else {}
-        with running(Forward(self.cache, self._metadata(works), self._kernel)):
+        with running(Forward(self.cache, self._metadata(works, places), self._kernel)):
             logits: Tensor = self._model(
-                input_ids=torch.tensor([ids], device=self._device),
-                position_ids=torch.tensor([positions], device=self._device),
+                input_ids=tokens.unsqueeze(0),
+                position_ids=places.unsqueeze(0),
                 use_cache=False,
                 **extra,
             ).logits[0]
@@ -76,29 +80,37 @@ class PackedRunner:
     def forget(self, sequence: Sequence) -> None:
         """Nothing to do: its blocks are all there was."""
 
-    def _metadata(self, works: Seq[Work]) -> AttentionMetadata:
+    def _metadata(self, works: Seq[Work], positions: Tensor) -> AttentionMetadata:
         size = self.cache.block_size
-        slots = [
-            work.sequence.blocks[position // size] * size + position % size
-            for work in works
-            for position in range(work.start, work.start + work.count)
-        ]
+        counts = [work.count for work in works]
         ends = [work.start + work.count for work in works]
-        most = -(-max(ends) // size)
-        tables = [(work.sequence.blocks + [0] * most)[:most] for work in works]
+        tables = self._block_tables(works, -(-max(ends) // size))
+        owners = torch.arange(len(works), device=self._device)
+        if len(positions) > len(works):
+            owners = owners.repeat_interleave(index_tensor(counts, self._device), output_size=len(positions))
         return AttentionMetadata(
-            slots=torch.tensor(slots, device=self._device),
-            query_lengths=[work.count for work in works],
+            slots=tables[owners, positions // size] * size + positions % size,
+            query_lengths=counts,
             context_lengths=ends,
-            block_tables=torch.tensor(tables, device=self._device),
+            block_tables=tables,
         )
 
+    def _block_tables(self, works: Seq[Work], width: int) -> Tensor:
+        """[works, width], padded with block 0."""
+        padding = array("q", bytes(8 * width))
+        tables = array("q")
+        for work in works:
+            blocks = work.sequence.blocks[:width]
+            tables.extend(blocks)
+            tables.extend(padding[len(blocks) :])
+        return index_tensor(tables, self._device).view(len(works), width)
 
-def wanted_rows(works: Seq[Work]) -> list[int]:
+
+def wanted_rows(works: Seq[Work]) -> array[int]:
     """The positions in the pack whose logits are wanted."""
-    rows: list[int] = []
-    first = 0
+    rows = array("q")
+    end = 0
     for work in works:
-        rows += [first + row for row in work.rows]
-        first += work.count
+        end += work.count
+        rows.extend(range(end - work.wanted, end))
     return rows

@@ -7,9 +7,9 @@ log-softmax of the model's own logits, before anything here changed them.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from itertools import accumulate
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -24,8 +24,7 @@ class NoDistribution(ArithmeticError):
     """The model's logits for a sequence are not numbers, or no token is left to choose."""
 
 
-@dataclass(slots=True, frozen=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True, gc=False):
     """What a step's work gave: the next token if the work reached the sequence's end, and logprobs if asked for.
 
     `prompt` has one entry for each prompt token whose predecessor was run.
@@ -41,7 +40,7 @@ def sample(works: Seq[Work], logits: Tensor) -> list[Sample]:
 
     Args:
         works: what was run.
-        logits: [rows, vocabulary]; for each work in turn, its `rows`.
+        logits: [rows, vocabulary]; for each work in turn, its `wanted`.
 
     Returns:
         One a work.
@@ -49,7 +48,7 @@ def sample(works: Seq[Work], logits: Tensor) -> list[Sample]:
     Raises:
         NoDistribution: for at least one sequence no token can be chosen.
     """
-    ends = list(accumulate(len(work.rows) for work in works))
+    ends = list(accumulate(work.wanted for work in works))
     sampling = [(work.sequence, end - 1) for work, end in zip(works, ends, strict=True) if work.samples]
     sequences = [sequence for sequence, _ in sampling]
     last = [row for _, row in sampling]
@@ -60,7 +59,7 @@ def sample(works: Seq[Work], logits: Tensor) -> list[Sample]:
     samples = []
     for work, end in zip(works, ends, strict=True):
         token, logprobs = next(chosen) if work.samples else (None, None)
-        prompt = prompt_logprobs(work, logits[end - len(work.rows) : end]) if work.sequence.scores_prompt else ()
+        prompt = prompt_logprobs(work, logits[end - work.wanted : end]) if work.sequence.scores_prompt else ()
         samples.append(Sample(token, logprobs, prompt))
     return samples
 

@@ -11,6 +11,7 @@ sequence ends. Imports no torch.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Callable
 
@@ -32,6 +33,9 @@ def _order(sequence: Sequence) -> tuple[int, int]:
 
 class Scheduler:
     """Keeps the running and the waiting sequences and shares out each step.
+
+    Counts since it was made: `preemptions`, the tokens that were looked up in the prefix cache (`prefix_queries`), and
+    those of them that were found (`prefix_hits`).
 
     Args:
         pool: the blocks; the scheduler is the only one to move them.
@@ -60,6 +64,9 @@ class Scheduler:
         self.pool = pool
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
+        self.preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
         self._step_tokens = step_tokens
         self._max_sequences = max_sequences
         self._max_waiting = max_waiting
@@ -135,10 +142,11 @@ class Scheduler:
             budget -= works[-1].count
 
     def _piece(self, sequence: Sequence, budget: int) -> Work:
+        pending = sequence.pending
         limit = min(budget, self._prompt_logprob_chunk) if self._chunked and sequence.scores_prompt else budget
-        count = min(sequence.pending, limit)
+        count = min(pending, limit)
         assert count > 0, "a running sequence always has a token to run, and the budget one for it"
-        return Work(sequence, sequence.computed, count, samples=count == sequence.pending)
+        return Work(sequence, sequence.computed, count, count == pending)
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence blocks for all its tokens, if there are enough.
@@ -152,8 +160,11 @@ class Scheduler:
         if needed + len(self.running) > pool.free - pool.idle(hits):
             return False
         pool.take(hits)
-        sequence.blocks = hits + pool.allocate(needed)
+        sequence.blocks = array("q", hits + pool.allocate(needed))
         sequence.computed = len(hits) * pool.size
+        if pool.caching:
+            self.prefix_queries += len(sequence.tokens)
+            self.prefix_hits += sequence.computed
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.computed
         return True
@@ -176,10 +187,11 @@ class Scheduler:
             self._preempt(victim)
             if victim is sequence:
                 return False
-        sequence.blocks += self.pool.allocate(missing)
+        sequence.blocks.extend(self.pool.allocate(missing))
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
+        self.preemptions += 1
         self.pool.release(sequence.blocks)
         sequence.forget_computed()
         insort(self.waiting, sequence, key=_order)

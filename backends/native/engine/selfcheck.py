@@ -8,6 +8,7 @@ error and fail here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise, product
 from typing import Any
 
@@ -31,8 +32,14 @@ _TOLERANCE = 1e-4
 _SENSITIVITY = 1e-3
 
 
-def why_not_packed(model: Any, kernel: Kernel = reference_kernel) -> str | None:
-    """Why `model` must run on the cache tier, or None if the packed tier with `kernel` is right for it."""
+Change = Callable[[Any], None]
+
+
+def why_not_packed(model: Any, kernel: Kernel = reference_kernel, change: Change = lambda _: None) -> str | None:
+    """Why `model` must run on the cache tier, or None if the packed tier with `kernel` is right for it.
+
+    `change` is what will be done to the model before it is run packed, in place.
+    """
     if not model._supports_attention_backend:  # noqa: SLF001 - the flag that model classes declare
         return "it has no attention interface"
     kinds = set(getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ())
@@ -45,7 +52,7 @@ def why_not_packed(model: Any, kernel: Kernel = reference_kernel) -> str | None:
                 small = shrunken_copy(model, few_heads=few_heads, few_layers=few_layers)
                 lacking = _parts(model) - _parts(small)
                 if not lacking:
-                    return compare(small, kernel)
+                    return compare(small, kernel, change)
             whys.append(f"a small copy lacks {', '.join(sorted(lacking))}")
         except Exception as error:  # whatever a foreign model class raises if its sizes do not suit it
             whys.append(f"a small copy fails: {type(error).__name__}: {error}")
@@ -57,14 +64,15 @@ def _parts(model: Any) -> set[str]:
     return {type(module).__name__ for module in model.get_decoder().modules()}
 
 
-def compare(model: Any, kernel: Kernel = reference_kernel) -> str | None:
-    """Run `model` plainly and packed; why the answers do not agree, or None if they do. Leaves it set to packed."""
+def compare(model: Any, kernel: Kernel, change: Change) -> str | None:
+    """Run `model` plainly and packed; why the answers do not agree, or None if they do. Leaves it changed."""
     prompts = torch.randint(0, VOCAB, (len(_CUTS), _CUTS[-1][-1]), generator=torch.Generator().manual_seed(0))
     tokens = [row[: cuts[-1]].to(model.device) for row, cuts in zip(prompts, _CUTS, strict=True)]
     model.get_decoder().set_attn_implementation("eager")
     plain = [_plain(model, row) for row in tokens]
     scale = max(float(logits.abs().max()) for logits in plain)
     moved = min(_sensitivity(model, row, logits) for row, logits in zip(tokens, plain, strict=True))
+    change(model)
     error = _packed_error(model, kernel, tokens, plain)
     if not error <= _TOLERANCE * scale:
         return f"its small copy gives other logits when packed ({error:.1e} of {scale:.1e})"
@@ -93,7 +101,7 @@ def _packed_error(model: Any, kernel: Kernel, tokens: list[Tensor], plain: list[
     sequences = []
     for index, row in enumerate(tokens):
         sequence = Sequence(0, Submit(index, tuple(row.tolist()), 1), index)
-        sequence.blocks = blocks[index * blocks_each : (index + 1) * blocks_each]
+        sequence.blocks.extend(blocks[index * blocks_each : (index + 1) * blocks_each])
         sequences.append(sequence)
     errors = []
     for spans in zip(*(pairwise(cuts) for cuts in _CUTS), strict=True):

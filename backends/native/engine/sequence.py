@@ -7,9 +7,12 @@ everything still to do is the difference of the two. Imports no torch.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from backends.native.messages import Logprobs, Submit
 
@@ -37,7 +40,7 @@ class Sequence:
     salt: bytes = b""
     tokens: list[int] = field(init=False)
     computed: int = 0
-    blocks: list[int] = field(default_factory=list)
+    blocks: array[int] = field(default_factory=lambda: array("q"))
     block_keys: list[bytes] = field(default_factory=list)
     cached_tokens: int | None = None
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
@@ -74,13 +77,12 @@ class Sequence:
 
     def forget_computed(self) -> None:
         """Start over from the tokens alone; its blocks are somebody else's already."""
-        self.blocks = []
+        self.blocks = array("q")
         self.computed = 0
         self.prompt_logprobs.clear()
 
 
-@dataclass(slots=True, eq=False, frozen=True)
-class Work:
+class Work(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Tokens `start` to `start + count` of a sequence, to be run in one step.
 
     `samples` says whether they reach its last token, so that the next one can be chosen.
@@ -98,8 +100,6 @@ class Work:
         return tokens if self.count == len(tokens) else tokens[self.start : self.start + self.count]
 
     @property
-    def rows(self) -> range:
-        """Positions within this work whose logits are wanted, the sampled one last."""
-        if self.sequence.scores_prompt:
-            return range(self.count)
-        return range(self.count - 1, self.count) if self.samples else range(0)
+    def wanted(self) -> int:
+        """How many of its last tokens' logits are wanted."""
+        return self.count if self.sequence.scores_prompt else int(self.samples)

@@ -14,6 +14,7 @@ from backends.native.engine.kv_cache import KVCache
 from backends.native.engine.loop import Engine
 from backends.native.engine.machine import available_memory, physical_cores
 from backends.native.engine.options import EngineOptions
+from backends.native.engine.packed_linear import pack_linears
 from backends.native.engine.runner import PackedRunner, Runner
 from backends.native.engine.scheduler import Scheduler
 from backends.native.engine.selfcheck import why_not_packed
@@ -73,6 +74,10 @@ def _check(options: EngineOptions) -> None:
 def _is_packed(loaded: LoadedModel, tier: str) -> bool:
     if tier != "auto":
         return tier == "packed"
+    why = why_not_packed(loaded.model, change=pack_linears)
+    if why is None:
+        pack_linears(loaded.model)
+        return True
     why = why_not_packed(loaded.model)
     if why is not None:
         log.warning("model.runs_slowly", model_type=loaded.config.model_type, tier="cache", why=why)
@@ -124,7 +129,7 @@ def _wanted_blocks(loaded: LoadedModel, options: EngineOptions) -> int:
 def _packed(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
     probe = PackedRunner(loaded.model, KVCache(1, options.block_size))
     sequence = Sequence(0, Submit(0, (0,), 1), 0)
-    sequence.blocks = [0]
+    sequence.blocks.append(0)
     probe.run([Work(sequence, 0, 1, samples=True)])
     affordable = _cache_bytes(loaded.model.device) // probe.cache.bytes_per_block
     blocks = _wanted_blocks(loaded, options)

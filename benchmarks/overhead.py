@@ -1,0 +1,92 @@
+"""What the engine's own Python takes of a decode step, at a model of two small layers.
+
+All of a step but the model's forward pass; of that, the plan that attention makes in its first layer counts too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from backends.native.engine import reference
+from backends.native.engine.blocks import BlockPool
+from backends.native.engine.kv_cache import KVCache
+from backends.native.engine.loop import Engine
+from backends.native.engine.runner import PackedRunner
+from backends.native.engine.scheduler import Scheduler
+from backends.native.messages import Submit
+
+TOY = {
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+CONTEXT, STEPS, BLOCK = 128, 40, 16
+
+
+def print_overhead() -> None:
+    """Figures at three batch sizes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for batch in (1, 32, 256):
+        print(f"step overhead, batch {batch:3}  {overhead(batch) * 1e6:5.0f} µs of Python a step")
+    torch.set_num_threads(threads)
+
+
+def overhead(batch: int) -> float:
+    """Seconds a decode step of `batch` sequences takes beside the model."""
+    model = LlamaForCausalLM(LlamaConfig(**TOY)).eval()
+    engine = _decoding(model, batch)
+    taken = []
+    for _ in range(STEPS):
+        with _timed(model, "forward") as forward, _timed(reference, "plan") as plan:
+            began = time.perf_counter()
+            engine.step()
+            taken.append(time.perf_counter() - began - sum(forward) + sum(plan))
+    return median(taken)
+
+
+def _decoding(model: Any, batch: int) -> Engine:
+    """An engine whose sequences have all begun."""
+    blocks = batch * (CONTEXT + 2 * STEPS) // BLOCK
+    scheduler = Scheduler(BlockPool(blocks, BLOCK), step_tokens=2048, max_sequences=batch)
+    runner = PackedRunner(model, KVCache(blocks, BLOCK))
+    engine = Engine(runner, scheduler, vocab_size=1000, context_length=2048)
+    for seq in range(batch):
+        prompt = tuple((7 * place + 13 * seq) % 1000 for place in range(CONTEXT - seq % BLOCK))
+        engine.submit(0, Submit(seq, prompt, 2 * STEPS))
+    while scheduler.waiting or any(sequence.pending > 1 for sequence in scheduler.running) or not scheduler.running:
+        engine.step()
+    return engine
+
+
+@contextmanager
+def _timed(owner: Any, name: str) -> Iterator[list[float]]:
+    """Collects how long each call of a function takes."""
+    times: list[float] = []
+    original: Callable[..., Any] = getattr(owner, name)
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        result = original(*args, **kwargs)
+        times.append(time.perf_counter() - began)
+        return result
+
+    setattr(owner, name, timed)
+    try:
+        yield times
+    finally:
+        setattr(owner, name, original)
+
+
+if __name__ == "__main__":
+    print_overhead()

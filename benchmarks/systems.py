@@ -1,0 +1,91 @@
+"""What `benchmarks.engine` compares: this engine and transformers' two ways, all over the same weights.
+
+Each takes jobs (prompt, tokens to generate) at once and returns the tokens; none of them ends early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig
+
+from backends.native.engine.blocks import BlockPool
+from backends.native.engine.kv_cache import KVCache
+from backends.native.engine.loop import Engine
+from backends.native.engine.runner import PackedRunner
+from backends.native.engine.scheduler import Scheduler
+from backends.native.messages import SamplingParams, Submit
+
+Job = tuple[list[int], int]
+"""A prompt, and how many tokens to generate."""
+System = Callable[[Sequence[Job]], list[list[int]]]
+
+KV_TOKENS, BLOCK, STEP_TOKENS = 16_384, 16, 512
+
+
+def interlingua(model: Any, sampling: Sequence[SamplingParams] = ()) -> System:
+    """This engine, as a worker's messages drive it; `sampling` is given to the jobs in turn."""
+    runner = PackedRunner(model, KVCache(KV_TOKENS // BLOCK, BLOCK))
+    vocab, context = model.config.vocab_size, model.config.max_position_embeddings
+
+    def run(jobs: Sequence[Job]) -> list[list[int]]:
+        pool = BlockPool(KV_TOKENS // BLOCK, BLOCK, caching=False)
+        scheduler = Scheduler(pool, step_tokens=STEP_TOKENS, max_sequences=64)
+        engine = Engine(runner, scheduler, vocab_size=vocab, context_length=context)
+        for seq, (prompt, new) in enumerate(jobs):
+            params = sampling[seq % len(sampling)] if sampling else SamplingParams()
+            engine.submit(0, Submit(seq, tuple(prompt), new, params))
+        answers: list[list[int]] = [[] for _ in jobs]
+        while engine.busy:
+            for output in (output for step in engine.step().values() for output in step.outputs):
+                assert output.error is None, output.error
+                answers[output.seq] += output.ids
+        return answers
+
+    return run
+
+
+def static(model: Any) -> System:
+    """`generate` over all jobs as one batch, padded on the left, as long as the longest wants."""
+
+    @torch.inference_mode()
+    def run(jobs: Sequence[Job]) -> list[list[int]]:
+        model.set_attn_implementation("sdpa")  # the manager of `generate_batch` sets its own
+        width = max(len(prompt) for prompt, _ in jobs)
+        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt, _ in jobs])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt, _ in jobs])
+        longest = max(new for _, new in jobs)
+        out = model.generate(ids, attention_mask=mask, max_new_tokens=longest, generation_config=_greedy())
+        return [row[width : width + new].tolist() for row, (_, new) in zip(out, jobs, strict=True)]
+
+    return run
+
+
+@contextmanager
+def continuous(model: Any) -> Iterator[System]:
+    """`generate_batch`'s manager, with as much cache and as many tokens a step as this engine has."""
+    model.set_attn_implementation("sdpa")
+    sizes = ContinuousBatchingConfig(page_size=256, num_blocks=KV_TOKENS // 256, max_batch_tokens=STEP_TOKENS)
+    with model.continuous_batching_context_manager(
+        generation_config=_greedy(), continuous_batching_config=sizes, block=True, timeout=5
+    ) as manager:
+
+        def run(jobs: Sequence[Job]) -> list[list[int]]:
+            names = [manager.add_request(prompt, max_new_tokens=new) for prompt, new in jobs]
+            done: dict[str, list[int]] = {}
+            while len(done) < len(jobs):
+                result = manager.get_result(timeout=1)
+                if result is None and not manager.is_running():
+                    raise RuntimeError("generate_batch stopped")
+                if result is not None and result.is_finished():
+                    done[result.request_id] = result.generated_tokens
+            return [done[name] for name in names]
+
+        yield run
+
+
+def _greedy() -> GenerationConfig:
+    return GenerationConfig(do_sample=False, eos_token_id=None, pad_token_id=0)

@@ -1,0 +1,66 @@
+"""Packed linear layers compute what plain ones do, and are left out where they would not."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from backends.native.engine.packed_linear import PackedLinear, pack_linears
+from backends.native.engine.selfcheck import why_not_packed
+from tests.engine.test_equality_with_generate import assert_equal, requests
+from tests.engine.tiny import FAMILIES, build, packed_runner, tiny
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN"),
+]
+
+
+@pytest.mark.parametrize("shape", [(1, 24), (33, 24), (1, 5, 24), (0, 24), (1, 0, 24)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_it_computes_the_same(shape: tuple[int, ...], bias: bool, dtype: torch.dtype, tolerance: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(24, 40, bias=bias)).to(dtype)
+    rows = torch.randn(shape).to(dtype)
+    with torch.inference_mode():
+        expected = model(rows)
+        pack_linears(model)
+        torch.testing.assert_close(model(rows), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_only_plain_layers_in_float32_and_bfloat16_are_packed() -> None:
+    class Special(nn.Linear):
+        pass
+
+    model = nn.ModuleDict({"float16": nn.Linear(4, 4).half(), "special": Special(4, 4), "plain": nn.Linear(4, 4)})
+    pack_linears(model)
+    assert [type(part) for part in model.values()] == [nn.Linear, Special, PackedLinear]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_packed_model_answers_as_generate_does(family: str) -> None:
+    runner = packed_runner(family)
+    runner._model = copy.deepcopy(runner._model)
+    pack_linears(runner._model)
+    asked = requests()
+    assert_equal(family, asked, tiny(runner).answers(asked, apart=1))
+
+
+def test_the_self_check_notices_a_model_that_cannot_have_them() -> None:
+    def wrong(model: Any) -> None:
+        pack_linears(model)
+        model.lm_head.forward = lambda rows: rows.new_zeros(*rows.shape[:-1], model.lm_head.out_features)
+
+    def broken(model: Any) -> None:
+        pack_linears(model)
+        model.lm_head.forward = lambda rows: rows @ model.lm_head.weight.T
+
+    model = build("llama")
+    assert why_not_packed(model, change=pack_linears) is None
+    assert "other logits" in (why_not_packed(model, change=wrong) or "")
+    assert "AttributeError" in (why_not_packed(model, change=broken) or "")
