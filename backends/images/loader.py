@@ -12,7 +12,7 @@ from hashlib import sha256
 import msgspec
 
 from backends.images.decoder import Decoder
-from backends.images.header import check_header, too_many_bytes
+from backends.images.header import Format, check_header, too_many_bytes
 from backends.images.options import ImageOptions
 from schemas.errors import InvalidRequest
 from schemas.ir import ImagePart
@@ -20,8 +20,16 @@ from schemas.ir import ImagePart
 _DATA_URI = re.compile(r"data:[^,]{0,100};base64,", re.IGNORECASE)
 
 
+class ImageFile(msgspec.Struct, frozen=True):
+    """A picture as it came. `digest` is the SHA-256 of `data`, which names the picture and cannot be made up."""
+
+    data: bytes
+    format: Format
+    digest: bytes
+
+
 class Picture(msgspec.Struct, frozen=True):
-    """RGB bytes, row by row. `digest` is the SHA-256 of the file, which names the picture and cannot be made up."""
+    """RGB bytes, row by row, and the digest of the file."""
 
     width: int
     height: int
@@ -36,8 +44,8 @@ class ImageLoader:
         self._options = options
         self._decoder = Decoder(options)
 
-    async def load(self, parts: Sequence[ImagePart]) -> list[Picture]:
-        """The pictures of one request. Their number is checked before anything is touched.
+    async def read(self, parts: Sequence[ImagePart]) -> list[ImageFile]:
+        """The files of one request's pictures. Their number is checked before anything is touched, then their headers.
 
         Raises:
             schemas.errors.InvalidRequest: one of them is not to be had, or too much.
@@ -49,11 +57,18 @@ class ImageLoader:
         headers = [check_header(file, self._options) for file in files]
         if sum(pixels for _, pixels in headers) > self._options.max_request_pixels:
             raise InvalidRequest(f"The images have more than {self._options.max_request_pixels} pixels together.")
-        pictures = []
-        for file, (format, _) in zip(files, headers, strict=True):
-            decoded = await self._decoder.decode(file, format)
-            pictures.append(Picture(*decoded, sha256(file).digest()))
-        return pictures
+        return [
+            ImageFile(file, format, sha256(file).digest()) for file, (format, _) in zip(files, headers, strict=True)
+        ]
+
+    async def decode(self, file: ImageFile) -> Picture:
+        """What a file shows.
+
+        Raises:
+            schemas.errors.InvalidRequest: it cannot be decoded.
+        """
+        width, height, rgb = await self._decoder.decode(file.data, file.format)
+        return Picture(width, height, rgb, file.digest)
 
     async def aclose(self) -> None:
         """Stop decoding. Idempotent."""

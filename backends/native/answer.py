@@ -12,6 +12,7 @@ from itertools import zip_longest
 from backends.best_of import winners
 from backends.choice import ChoiceBuilder
 from backends.native.messages import Logprobs, Output, Ready, SamplingParams, Submit
+from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.text import TextCodec
 from backends.prompts import fit
 from schemas.errors import BackendFailed, InvalidRequest, Overloaded
@@ -34,7 +35,7 @@ class Answer:
 
     Args:
         request: what was asked.
-        prompts: its prompts' tokens.
+        prompts: its prompts' tokens and pictures.
         seed: of the first answer to each prompt; the next ones' are one more each.
         first_seq: the number of the first sequence; the others follow.
         text: the model's.
@@ -47,7 +48,7 @@ class Answer:
     def __init__(
         self,
         request: Generate,
-        prompts: Sequence[tuple[int, ...]],
+        prompts: Sequence[MultiModalInputs],
         *,
         seed: int,
         first_seq: int,
@@ -55,7 +56,7 @@ class Answer:
         ready: Ready,
     ) -> None:
         self._request = request
-        self._prompts = [_Prompt(ids) for ids in prompts]
+        self._prompts = [_Prompt(prompt.prompt_token_ids) for prompt in prompts]
         self._first_seq = first_seq
         self._text = text
         self._candidates = max(request.n, request.best_of or 1)
@@ -88,8 +89,9 @@ class Answer:
             self._tell(seq, reason)
         return self._events(), stopped
 
-    def _add_prompt(self, ids: tuple[int, ...], seed: int, ready: Ready) -> None:
+    def _add_prompt(self, prompt: MultiModalInputs, seed: int, ready: Ready) -> None:
         """Make the sequences that answer a prompt."""
+        ids = prompt.prompt_token_ids
         request, stopping = self._request, self._request.stopping
         _check_ids(ids, request, ready.vocab_size)
         max_new_tokens = fit(len(ids), stopping.max_new_tokens, ready.context_length)
@@ -107,6 +109,7 @@ class Answer:
                 stop_token_ids=stopping.stop_token_ids,
                 top_logprobs=request.top_logprobs if scored else -1,
                 prompt_logprobs=request.top_logprobs if request.prompt_logprobs and place == 0 else -1,
+                features=prompt.features,
             )
             self.submits.append(submit)
             detokenizer = self._text.vocabulary.detokenizer(ids)

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ from backends.native.channels import Connect, in_process, over_socket
 from backends.native.engine_process import EngineProcess, engine_command
 from backends.native.link import EngineLink
 from backends.native.messages import Ready
+from backends.native.multimodal.inputs import MultiModalInputs
+from backends.native.multimodal.prompts import ImagePrompts, images_of
 from backends.native.options import NativeOptions
 from backends.native.text import TextCodec
 from backends.prompts import as_asked
-from schemas.errors import BackendUnavailable, UnsupportedFeature
-from schemas.ir import Embed, Embeddings, Events, Generate, Tokenize, Tokens
+from schemas.errors import BackendUnavailable, InvalidRequest, UnsupportedFeature
+from schemas.ir import Embed, Embeddings, Events, Generate, Prompt, Tokenize, Tokens
 
 _FEATURES = frozenset(
     {
@@ -63,6 +65,7 @@ class NativeBackend:
         self.capabilities = Capabilities()
         self._options = msgspec.convert(options or {}, NativeOptions)
         self._text: TextCodec | None = None
+        self._images: ImagePrompts | None = None
         self._folder: Path | None = None
         self._process: EngineProcess | None = None
         self._link = EngineLink(
@@ -96,7 +99,10 @@ class NativeBackend:
             if self._process is not None:
                 await self._process.start()
             self._text = text = await self._load_text()
-            self.capabilities = _capabilities(text, await self._link.start())
+            ready = await self._link.start()
+            if ready.images:
+                self._images = await asyncio.to_thread(ImagePrompts.load, self._options.model, self._options.images)
+            self.capabilities = _capabilities(text, ready)
         except BaseException:
             await self.aclose()
             raise
@@ -106,13 +112,14 @@ class NativeBackend:
         text, ready = self._parts()
         tools = () if request.tool_choice is not None and request.tool_choice.mode == "none" else request.tools
         truncate = request.truncate_prompt_tokens
-        prompts = [await text.encode(prompt, tools, truncate=truncate) for prompt in as_asked(request)]
+        asked = tuple(map(self._images.marked, as_asked(request))) if self._images else as_asked(request)
+        encoded = [await text.encode(prompt, tools, truncate=truncate) for prompt in asked]
         seed = request.sampling.seed
         answer = Answer(
             request,
-            prompts,
+            await self._expand(asked, encoded, truncate),
             seed=secrets.randbits(64) if seed is None else seed,
-            first_seq=self._link.reserve(len(prompts) * max(request.n, request.best_of or 1)).start,
+            first_seq=self._link.reserve(len(asked) * max(request.n, request.best_of or 1)).start,
             text=text,
             ready=ready,
         )
@@ -143,12 +150,26 @@ class NativeBackend:
     async def aclose(self) -> None:
         """Give up the link, and stop the engine if it is ours. Idempotent."""
         await self._link.aclose()
+        if self._images is not None:
+            await self._images.aclose()
         if self._process is not None:
             await self._process.aclose()
         if self._text is not None:
             self._text.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _expand(
+        self, asked: Sequence[Prompt], encoded: Sequence[tuple[int, ...]], truncate: int | None
+    ) -> list[MultiModalInputs]:
+        """The prompts with their pictures, if they have any."""
+        if not any(map(images_of, asked)):
+            return [MultiModalInputs(ids) for ids in encoded]
+        if self._images is None:
+            raise UnsupportedFeature("The model does not support images.", feature="images")
+        if truncate is not None:
+            raise InvalidRequest("A prompt with images cannot be truncated.", param="truncate")
+        return await self._images.expand(asked, encoded)
 
     def _way(self) -> Connect:
         """How the engine is reached; an engine process of our own is set up, but not started."""
@@ -178,8 +199,9 @@ class NativeBackend:
 
 
 def _capabilities(text: TextCodec, ready: Ready) -> Capabilities:
+    has = {Feature.CHAT: text.has_template, Feature.IMAGES: ready.images}
     return Capabilities(
-        features=_FEATURES | {Feature.CHAT} if text.has_template else _FEATURES,
+        features=_FEATURES | {feature for feature, there in has.items() if there},
         tokenize=True,
         context_length=ready.context_length,
         vocab_size=ready.vocab_size,

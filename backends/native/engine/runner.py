@@ -18,6 +18,7 @@ from backends.native.engine.attention import NAME, AttentionMetadata, Forward, K
 from backends.native.engine.kv_cache import KVCache
 from backends.native.engine.reference import reference_kernel
 from backends.native.engine.sequence import Sequence, Work
+from backends.native.multimodal.embedder import Embedder
 
 
 class Runner(Protocol):
@@ -27,6 +28,8 @@ class Runner(Protocol):
     """Its name, for the log and for `Ready`."""
     chunked: bool
     """Whether a prompt may be run in pieces."""
+    images: bool
+    """Whether prompts may hold pictures."""
 
     def run(self, works: Seq[Work]) -> Tensor:
         """[rows, vocabulary] logits: for each work in turn, its `rows`.
@@ -45,17 +48,22 @@ class PackedRunner:
 
     Args:
         model: a causal language model of transformers with an attention interface; its decoder is set to ours.
+        embedder: puts pictures in, if it takes any.
     """
 
     tier = "packed"
     chunked = True
 
-    def __init__(self, model: Any, cache: KVCache, kernel: Kernel = reference_kernel) -> None:
+    def __init__(
+        self, model: Any, cache: KVCache, kernel: Kernel = reference_kernel, embedder: Embedder | None = None
+    ) -> None:
         model.get_decoder().set_attn_implementation(NAME)
         self._model = model
         self.cache = cache
         self._kernel = kernel
         self._device = model.device
+        self._embedder = embedder
+        self.images = embedder is not None
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def run(self, works: Seq[Work]) -> Tensor:
@@ -66,12 +74,16 @@ class PackedRunner:
         extra = {"logits_to_keep": rows} if self._keeps else {}
         with running(Forward(self.cache, self._metadata(works), self._kernel)):
             logits: Tensor = self._model(
-                input_ids=torch.tensor([ids], device=self._device),
+                **self._inputs(torch.tensor([ids], device=self._device), works),
                 position_ids=torch.tensor([positions], device=self._device),
                 use_cache=False,
                 **extra,
             ).logits[0]
         return logits if self._keeps else logits[rows]
+
+    def _inputs(self, ids: Tensor, works: Seq[Work]) -> dict[str, Tensor]:
+        embeds = self._embedder.embed(ids, works) if self._embedder is not None else None
+        return {"input_ids": ids} if embeds is None else {"inputs_embeds": embeds}
 
     def forget(self, sequence: Sequence) -> None:
         """Nothing to do: its blocks are all there was."""

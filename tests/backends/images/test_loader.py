@@ -12,7 +12,7 @@ from hashlib import sha256
 import pytest
 import pytest_asyncio
 
-from backends.images import ImageLoader, ImageOptions
+from backends.images import ImageLoader, ImageOptions, Picture
 from schemas.errors import InvalidRequest
 from schemas.ir import ImagePart
 from tests.backends.images import files
@@ -25,6 +25,10 @@ async def loader() -> AsyncIterator[ImageLoader]:
     loader = ImageLoader(ImageOptions())
     yield loader
     await loader.aclose()
+
+
+async def load(loader: ImageLoader, parts: list[ImagePart]) -> list[Picture]:
+    return [await loader.decode(file) for file in await loader.read(parts)]
 
 
 def near(found: bytes, expected: tuple[int, int, int]) -> bool:
@@ -47,7 +51,7 @@ SHOWN = {
 
 @pytest.mark.parametrize(("data", "color"), SHOWN.values(), ids=SHOWN)
 async def test_what_is_shown(loader: ImageLoader, data: bytes, color: tuple[int, int, int]) -> None:
-    (picture,) = await loader.load([files.part(data)])
+    (picture,) = await load(loader, [files.part(data)])
     assert (picture.width, picture.height) == (20, 10)
     assert len(picture.rgb) == 600
     assert near(picture.rgb[:3], color)
@@ -56,7 +60,7 @@ async def test_what_is_shown(loader: ImageLoader, data: bytes, color: tuple[int,
 
 
 async def test_it_is_turned_upright(loader: ImageLoader) -> None:
-    (picture,) = await loader.load([files.part(files.rotated())])
+    (picture,) = await load(loader, [files.part(files.rotated())])
     assert (picture.width, picture.height) == (20, 10)
     assert near(picture.rgb[:3], (30, 30, 220))
     assert near(picture.rgb[19 * 3 : 20 * 3], files.RED)
@@ -90,11 +94,11 @@ REFUSED = {
 @pytest.mark.parametrize(("data", "words"), REFUSED.values(), ids=REFUSED)
 async def test_what_is_refused(loader: ImageLoader, data: bytes, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
-        await loader.load([files.part(data)])
+        await load(loader, [files.part(data)])
 
 
 async def test_a_picture_at_the_limit_is_decoded(loader: ImageLoader) -> None:
-    (picture,) = await loader.load([files.part(BOMB)])
+    (picture,) = await load(loader, [files.part(BOMB)])
     assert (picture.width, picture.height) == (4000, 4000)
 
 
@@ -108,7 +112,7 @@ WRITTEN = {
 
 @pytest.mark.parametrize("ref", WRITTEN.values(), ids=WRITTEN)
 async def test_how_it_may_be_written(loader: ImageLoader, ref: str) -> None:
-    (picture,) = await loader.load([ImagePart(ref, "data")])
+    (picture,) = await load(loader, [ImagePart(ref, "data")])
     assert near(picture.rgb[:3], files.RED)
 
 
@@ -123,7 +127,7 @@ MISWRITTEN = {
 @pytest.mark.parametrize("ref", MISWRITTEN.values(), ids=MISWRITTEN)
 async def test_how_it_may_not_be_written(loader: ImageLoader, ref: str) -> None:
     with pytest.raises(InvalidRequest, match="base64"):
-        await loader.load([ImagePart(ref, "data")])
+        await load(loader, [ImagePart(ref, "data")])
 
 
 LIMITS = {
@@ -137,27 +141,27 @@ LIMITS = {
 @pytest.mark.parametrize(("limit", "count", "words"), LIMITS.values(), ids=LIMITS)
 async def test_limits(limit: dict[str, int], count: int, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
-        await ImageLoader(ImageOptions(**limit)).load([files.part(files.file())] * count)
+        await load(ImageLoader(ImageOptions(**limit)), [files.part(files.file())] * count)
 
 
 async def test_a_child_out_of_memory_harms_nobody() -> None:
     loader = ImageLoader(ImageOptions(decode_memory=80 * 1024 * 1024))
     with pytest.raises(InvalidRequest, match=r"damaged|within the limits"):
-        await loader.load([files.part(BOMB)])
-    assert await loader.load([files.part(files.file())])
+        await load(loader, [files.part(BOMB)])
+    assert await load(loader, [files.part(files.file())])
     await loader.aclose()
 
 
 async def test_a_child_that_hangs_is_killed_and_replaced() -> None:
     loader = ImageLoader(ImageOptions(decode_seconds=0.5))
-    assert await loader.load([files.part(files.file())])
+    assert await load(loader, [files.part(files.file())])
     child = loader._decoder._child
     assert child is not None
     os.kill(child.pid, signal.SIGSTOP)
     with pytest.raises(InvalidRequest, match="within the limits"):
-        await loader.load([files.part(files.file())])
+        await load(loader, [files.part(files.file())])
     assert child.returncode == -signal.SIGKILL
-    assert await loader.load([files.part(files.file())])
+    assert await load(loader, [files.part(files.file())])
     await loader.aclose()
 
 
@@ -166,7 +170,7 @@ async def test_nothing_is_opened_by_default(loader: ImageLoader, ref: str, kind:
     touched: list[str] = []
     _watch(touched)
     with pytest.raises(InvalidRequest) as refused:
-        await loader.load([ImagePart(ref, kind)])
+        await load(loader, [ImagePart(ref, kind)])
     _watching.clear()
     assert not touched
     assert not any(word in refused.value.message for word in ("127.0.0.1", "secret", "/etc", "passwd"))
