@@ -125,8 +125,10 @@ async def test_raw_prompts(backend: NativeBackend) -> None:
     assert (await ask(backend, marked)).choices[0].text == named(scene)
     assert (await ask(backend, placed)).choices[0].text == named(scene)
     assert (await ask(backend, said, raw_prompt=False)).choices[0].text == named(scene)
-    first = TextPrompt(" Hi", (part,))
-    assert (await ask(backend, first)).usage.prompt_tokens == 36 + 1, "without a place it comes first"
+    alone = (await ask(backend, TextPrompt("Hello"))).usage.prompt_tokens
+    first = await ask(backend, TextPrompt("Hello", (part,)), echo=True)
+    assert first.usage.prompt_tokens == 36 + alone
+    assert [token.text for token in first.prompts[0][:36]] == ["<image>"] * 36, "without a place it comes first"
 
 
 async def test_a_typed_placeholder_is_text(backend: NativeBackend) -> None:
