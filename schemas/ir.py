@@ -65,11 +65,13 @@ class Message(msgspec.Struct, frozen=True):
 class TextPrompt(msgspec.Struct, frozen=True, tag="text"):
     """Raw text, tokenised with the model's special tokens and without a chat template.
 
-    `images` are pictures the text refers to, in order, where the protocol carries them beside it.
+    `images` are pictures the text refers to, in order; `image_places` says before which character of the text each
+    stands. Protocols that carry pictures beside the text have no places.
     """
 
     text: str
     images: tuple[ImagePart, ...] = ()
+    image_places: tuple[int, ...] = ()
 
 
 class TokensPrompt(msgspec.Struct, frozen=True, tag="tokens"):

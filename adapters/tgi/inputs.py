@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from itertools import accumulate
 
 from adapters.tgi.dialects import Dialect
 from schemas.errors import InvalidRequest
@@ -79,10 +80,12 @@ def _check_length(dialect: Dialect, text: str, where: str) -> None:
 def _with_markdown_images(text: str) -> TextPrompt:
     """`![](url)` in a raw prompt, which TGI, too, reads only for models that take pictures.
 
-    The pictures keep their order and the text around them stays, joined: where in the text a picture stood,
-    `TextPrompt` cannot say.
+    The pictures keep their order and places, and the text around them stays, joined.
     """
-    images = tuple(image_part(ref) for ref in _MARKDOWN_IMAGE.findall(text))
+    found = list(_MARKDOWN_IMAGE.finditer(text))
+    images = tuple(image_part(match[1]) for match in found)
     if not all(image.ref.startswith((*_REMOTE, "data:")) for image in images):
         raise InvalidRequest("invalid image content: only http, https and data URLs are read", param="inputs")
-    return TextPrompt(_MARKDOWN_IMAGE.sub("", text), images)
+    removed = accumulate((len(match[0]) for match in found), initial=0)
+    places = tuple(match.start() - before for match, before in zip(found, removed, strict=False))
+    return TextPrompt(_MARKDOWN_IMAGE.sub("", text), images, places)

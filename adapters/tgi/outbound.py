@@ -123,7 +123,7 @@ def _inputs(dialect: Dialect, prompt: Prompt) -> str | list[dict[str, str]]:
     if isinstance(prompt, TextPrompt):
         if dialect.list_inputs and prompt.images:
             raise _unsupported("images")
-        return "".join(f"![]({_url(image)})" for image in prompt.images) + prompt.text
+        return _with_markdown_images(prompt)
     if not isinstance(prompt, ChatPrompt):
         raise _unsupported("token_prompts")
     if not dialect.list_inputs or len(prompt.messages) != 1:
@@ -133,6 +133,15 @@ def _inputs(dialect: Dialect, prompt: Prompt) -> str | list[dict[str, str]]:
         raise _unsupported("chat")
     content = (TextPart(turn.content),) if isinstance(turn.content, str) else turn.content
     return [_part(part) for part in content]
+
+
+def _with_markdown_images(prompt: TextPrompt) -> str:
+    places = prompt.image_places or (0,) * len(prompt.images)
+    said, done = "", 0
+    for image, place in zip(prompt.images, places, strict=True):
+        said += f"{prompt.text[done:place]}![]({_url(image)})"
+        done = place
+    return said + prompt.text[done:]
 
 
 def _part(part: Part) -> dict[str, str]:

@@ -12,6 +12,7 @@ from itertools import zip_longest
 from backends.best_of import winners
 from backends.choice import ChoiceBuilder
 from backends.native.messages import Logprobs, Output, Ready, SamplingParams, Submit
+from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.text import TextCodec
 from backends.native.tools import ToolParser, most_calls, offered
 from backends.prompts import fit
@@ -35,7 +36,7 @@ class Answer:
 
     Args:
         request: what was asked.
-        prompts: its prompts' tokens.
+        prompts: its prompts' tokens and pictures.
         seed: of the first answer to each prompt; the next ones' are one more each.
         first_seq: the number of the first sequence; the others follow.
         text: the model's.
@@ -49,7 +50,7 @@ class Answer:
     def __init__(
         self,
         request: Generate,
-        prompts: Sequence[tuple[int, ...]],
+        prompts: Sequence[MultiModalInputs],
         *,
         seed: int,
         first_seq: int,
@@ -58,7 +59,7 @@ class Answer:
         grammar: str | None = None,
     ) -> None:
         self._request = request
-        self._prompts = [_Prompt(ids) for ids in prompts]
+        self._prompts = [_Prompt(prompt.prompt_token_ids) for prompt in prompts]
         self._first_seq = first_seq
         self._text = text
         self._grammar = grammar
@@ -93,8 +94,9 @@ class Answer:
             self._tell(seq, reason)
         return self._events(), stopped
 
-    def _add_prompt(self, ids: tuple[int, ...], seed: int, ready: Ready) -> None:
+    def _add_prompt(self, prompt: MultiModalInputs, seed: int, ready: Ready) -> None:
         """Make the sequences that answer a prompt."""
+        ids = prompt.prompt_token_ids
         request, stopping = self._request, self._request.stopping
         _check_ids(ids, request, ready.vocab_size)
         max_new_tokens = fit(len(ids), stopping.max_new_tokens, ready.context_length)
@@ -113,6 +115,7 @@ class Answer:
                 top_logprobs=request.top_logprobs if scored else -1,
                 prompt_logprobs=request.top_logprobs if request.prompt_logprobs and place == 0 else -1,
                 grammar=self._grammar,
+                features=prompt.features,
             )
             self.submits.append(submit)
             detokenizer = self._text.vocabulary.detokenizer(ids)

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ from backends.native.engine_process import EngineProcess, engine_command
 from backends.native.grammar import GrammarCheck, grammar_source
 from backends.native.link import EngineLink
 from backends.native.messages import Ready
+from backends.native.multimodal.inputs import MultiModalInputs
+from backends.native.multimodal.prompts import ImagePrompts, images_of
 from backends.native.options import NativeOptions
 from backends.native.text import TextCodec
 from backends.native.tools import offered, tool_grammar
 from backends.prompts import as_asked
-from schemas.errors import BackendUnavailable, UnsupportedFeature
-from schemas.ir import Embed, Embeddings, Events, Generate, Tokenize, Tokens
+from schemas.errors import BackendUnavailable, InvalidRequest, UnsupportedFeature
+from schemas.ir import Embed, Embeddings, Events, Generate, Prompt, Tokenize, Tokens
 
 _FEATURES = frozenset(
     {
@@ -66,6 +68,7 @@ class NativeBackend:
         self._options = msgspec.convert(options or {}, NativeOptions)
         self._text: TextCodec | None = None
         self._grammars: GrammarCheck | None = None
+        self._images: ImagePrompts | None = None
         self._folder: Path | None = None
         self._process: EngineProcess | None = None
         self._link = EngineLink(
@@ -103,6 +106,8 @@ class NativeBackend:
             ready = await self._link.start()
             grammars = text.grammars(ready.vocab_size, ready.eos_token_ids)
             self._grammars = None if grammars is None else GrammarCheck(grammars)
+            if ready.images:
+                self._images = await asyncio.to_thread(ImagePrompts.load, self._options.model, self._options.images)
             self.capabilities = _capabilities(text, ready, grammars=grammars is not None)
         except BaseException:
             await self.aclose()
@@ -113,14 +118,15 @@ class NativeBackend:
         text, ready = self._parts()
         tools = offered(request)
         truncate = request.truncate_prompt_tokens
-        prompts = [await text.encode(prompt, tools, truncate=truncate) for prompt in as_asked(request)]
+        asked = tuple(map(self._images.marked, as_asked(request))) if self._images else as_asked(request)
+        encoded = [await text.encode(prompt, tools, truncate=truncate) for prompt in asked]
         grammar = await self._grammar(request, text)
         seed = request.sampling.seed
         answer = Answer(
             request,
-            prompts,
+            await self._expand(asked, encoded, truncate),
             seed=secrets.randbits(64) if seed is None else seed,
-            first_seq=self._link.reserve(len(prompts) * max(request.n, request.best_of or 1)).start,
+            first_seq=self._link.reserve(len(asked) * max(request.n, request.best_of or 1)).start,
             text=text,
             ready=ready,
             grammar=grammar,
@@ -167,6 +173,8 @@ class NativeBackend:
     async def aclose(self) -> None:
         """Give up the link, and stop the engine if it is ours. Idempotent."""
         await self._link.aclose()
+        if self._images is not None:
+            await self._images.aclose()
         if self._process is not None:
             await self._process.aclose()
         if self._text is not None:
@@ -186,6 +194,18 @@ class NativeBackend:
             raise UnsupportedFeature("The model's tokenizer does not allow for grammars.", feature="grammar")
         await self._grammars.check(source, param)
         return source
+
+    async def _expand(
+        self, asked: Sequence[Prompt], encoded: Sequence[tuple[int, ...]], truncate: int | None
+    ) -> list[MultiModalInputs]:
+        """The prompts with their pictures, if they have any."""
+        if not any(map(images_of, asked)):
+            return [MultiModalInputs(ids) for ids in encoded]
+        if self._images is None:
+            raise UnsupportedFeature("The model does not support images.", feature="images")
+        if truncate is not None:
+            raise InvalidRequest("A prompt with images cannot be truncated.", param="truncate")
+        return await self._images.expand(asked, encoded)
 
     def _way(self) -> Connect:
         """How the engine is reached; an engine process of our own is set up, but not started."""
@@ -219,7 +239,12 @@ def _source(request: Generate) -> str | None:
 
 
 def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilities:
-    can = {Feature.CHAT: text.has_template, Feature.GRAMMAR: grammars, Feature.TOOLS: text.can_call}
+    can = {
+        Feature.CHAT: text.has_template,
+        Feature.GRAMMAR: grammars,
+        Feature.TOOLS: text.can_call,
+        Feature.IMAGES: ready.images,
+    }
     return Capabilities(
         features=_FEATURES | {feature for feature, able in can.items() if able},
         tokenize=True,

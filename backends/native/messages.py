@@ -36,6 +36,29 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     watermark: bool = False
 
 
+class Array(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A named array: numpy's `dtype` string, its shape, its bytes in C order."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class Feature(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A picture in a prompt: `length` placeholder tokens from `offset` on stand for it.
+
+    `is_embed` has a byte for each, 1 where an embedding of the picture goes; empty: everywhere. `arrays` are what the
+    encoder is given. `identifier` names the content.
+    """
+
+    identifier: bytes
+    offset: int
+    length: int
+    is_embed: bytes
+    arrays: tuple[Array, ...]
+
+
 class Submit(Message, frozen=True):
     """Worker: generate after `prompt`.
 
@@ -56,6 +79,7 @@ class Submit(Message, frozen=True):
     prompt_logprobs: int = -1
     priority: int = 0
     grammar: str | None = None
+    features: tuple[Feature, ...] = ()
 
 
 class Cancel(Message, frozen=True):
@@ -134,6 +158,7 @@ class Ready(Message, frozen=True):
     device: str
     tier: str
     max_sequences: int
+    images: bool = False
 
 
 class Failed(Message, frozen=True):

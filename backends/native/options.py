@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from backends.images import ImageOptions
 from backends.native.demo import WEIGHTS
 from backends.native.engine.options import EngineOptions
 
@@ -17,6 +18,7 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
         model: folder of the checkpoint; the bundled model's by default.
         engine: a process of its own, or a thread of this one.
         socket: Unix socket of an engine that somebody else runs; without it the backend runs its own.
+        images: which pictures are taken, and from where.
         heartbeat: seconds between signs of life that the engine is asked for.
         hung_after: seconds without one after which the engine is killed.
         patience: seconds that requests wait for the engine that is started in its place.
@@ -25,6 +27,7 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
     model: str = str(WEIGHTS)
     engine: Literal["process", "inprocess"] = "process"
     socket: str | None = None
+    images: ImageOptions = ImageOptions()
     heartbeat: float = 1.0
     hung_after: float = 30.0
     patience: float = 30.0

@@ -9,27 +9,36 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
 
-def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The name of a full block: its tokens and, through `parent`, all before them.
+def block_key(parent: bytes, tokens: Sequence[int], extra: bytes = b"") -> bytes:
+    """The name of a full block: its tokens, what they mean besides and, through `parent`, all before them.
 
     A keyed chain of BLAKE2b digests and not `hash()`, which can be made to collide and would then show one client the
     cache of another.
     """
-    return blake2b(array("q", tokens).tobytes(), key=parent, digest_size=16).digest()
+    return blake2b(array("q", tokens).tobytes() + extra, key=parent, digest_size=16).digest()
 
 
-def extend_keys(keys: list[bytes], tokens: Sequence[int], blocks: int, size: int, extra: bytes = b"") -> None:
+def extend_keys(
+    keys: list[bytes],
+    tokens: Sequence[int],
+    blocks: int,
+    size: int,
+    extra: bytes = b"",
+    block_extra: Callable[[int, int], bytes] = lambda _begin, _end: b"",
+) -> None:
     """Append to `keys` until it names the first `blocks` blocks of `tokens`, of `size` tokens each.
 
-    `extra` is what blocks must share besides their tokens (adapter, images); it salts the chain.
+    `extra` is what blocks must share besides their tokens (an adapter); it salts the chain.
+    `block_extra` says what the tokens of a range mean besides their ids (images).
     """
     parent = keys[-1] if keys else blake2b(extra, digest_size=16).digest()
     for index in range(len(keys), blocks):
-        parent = block_key(parent, tokens[index * size : (index + 1) * size])
+        begin, end = index * size, (index + 1) * size
+        parent = block_key(parent, tokens[begin:end], block_extra(begin, end))
         keys.append(parent)
 
 

@@ -31,6 +31,7 @@ class CacheRunner:
 
     tier = "cache"
     chunked = False
+    images = False
 
     def __init__(self, model: Any) -> None:
         self._model = model

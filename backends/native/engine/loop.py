@@ -132,6 +132,8 @@ class Engine:
             raise Refused("the prompt is empty")
         if len(request.prompt) + request.max_new_tokens > self._context_length:
             raise Refused(f"prompt and max_new_tokens exceed the context of {self._context_length} tokens")
+        if request.features and not self._runner.images:
+            raise Refused("this model takes no images")
         biased = (token for token, _ in request.sampling.logit_bias)
         named = (*request.prompt, *biased, *request.stop_token_ids, *request.eos_token_ids)
         if min(named) < 0 or max(named) >= self._vocab_size:

@@ -19,6 +19,7 @@ from backends.native.engine.attention import NAME, AttentionMetadata, Forward, K
 from backends.native.engine.kv_cache import KVCache
 from backends.native.engine.reference import reference_kernel
 from backends.native.engine.sequence import Sequence, Work
+from backends.native.multimodal.embedder import Embedder
 
 
 class Runner(Protocol):
@@ -28,6 +29,8 @@ class Runner(Protocol):
     """Its name, for the log and for `Ready`."""
     chunked: bool
     """Whether a prompt may be run in pieces."""
+    images: bool
+    """Whether prompts may hold pictures."""
 
     def run(self, works: Seq[Work]) -> Tensor:
         """[rows, vocabulary] logits: for each work in turn, its `wanted`.
@@ -46,17 +49,22 @@ class PackedRunner:
 
     Args:
         model: a causal language model of transformers with an attention interface; its decoder is set to ours.
+        embedder: puts pictures in, if it takes any.
     """
 
     tier = "packed"
     chunked = True
 
-    def __init__(self, model: Any, cache: KVCache, kernel: Kernel = reference_kernel) -> None:
+    def __init__(
+        self, model: Any, cache: KVCache, kernel: Kernel = reference_kernel, embedder: Embedder | None = None
+    ) -> None:
         model.get_decoder().set_attn_implementation(NAME)
         self._model = model
         self.cache = cache
         self._kernel = kernel
         self._device = model.device
+        self._embedder = embedder
+        self.images = embedder is not None
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def run(self, works: Seq[Work]) -> Tensor:
@@ -70,12 +78,16 @@ class PackedRunner:
         extra = {"logits_to_keep": rows} if self._keeps else {}
         with running(Forward(self.cache, self._metadata(works, places), self._kernel)):
             logits: Tensor = self._model(
-                input_ids=tokens.unsqueeze(0),
+                **self._inputs(tokens.unsqueeze(0), works),
                 position_ids=places.unsqueeze(0),
                 use_cache=False,
                 **extra,
             ).logits[0]
         return logits if self._keeps else logits[rows]
+
+    def _inputs(self, ids: Tensor, works: Seq[Work]) -> dict[str, Tensor]:
+        embeds = self._embedder.embed(ids, works) if self._embedder is not None else None
+        return {"input_ids": ids} if embeds is None else {"inputs_embeds": embeds}
 
     def forget(self, sequence: Sequence) -> None:
         """Nothing to do: its blocks are all there was."""

@@ -111,7 +111,7 @@ class Scheduler:
         first, sequence.computed = sequence.computed // size, work.start + work.count
         full = sequence.computed // size
         if full > first and self.pool.caching:
-            extend_keys(sequence.block_keys, sequence.tokens, full, size, sequence.salt)
+            extend_keys(sequence.block_keys, sequence.tokens, full, size, sequence.salt, sequence.block_extra)
             for index in range(first, full):
                 self.pool.publish(sequence.blocks[index], sequence.block_keys[index])
 
@@ -174,7 +174,7 @@ class Scheduler:
         if sequence.scores_prompt or not self.pool.caching:
             return []
         full = (len(sequence.tokens) - 1) // self.pool.size
-        extend_keys(sequence.block_keys, sequence.tokens, full, self.pool.size, sequence.salt)
+        extend_keys(sequence.block_keys, sequence.tokens, full, self.pool.size, sequence.salt, sequence.block_extra)
         return self.pool.find(sequence.block_keys[:full])
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:

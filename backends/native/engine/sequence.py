@@ -24,7 +24,7 @@ class Sequence:
     Attributes:
         connection: whose it is; with `request.seq` its name outside.
         arrival: rank among all sequences ever submitted.
-        salt: what its cache blocks must share besides tokens to be reused (an adapter, images).
+        salt: what its cache blocks must share besides tokens to be reused (an adapter).
         tokens: the prompt, then what was generated.
         computed: leading tokens whose keys and values are in `blocks`.
         block_keys: names of its leading full blocks in the prefix cache, as far as they were needed.
@@ -49,6 +49,14 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
+
+    def block_extra(self, begin: int, end: int) -> bytes:
+        """What the tokens from `begin` to `end` mean besides their ids: which pictures they stand for, and which parts.
+
+        Without it two pictures with the same placeholder tokens would share cache blocks.
+        """
+        touching = (f for f in self.request.features if f.offset < end and f.offset + f.length > begin)
+        return b"".join(f.identifier + (f.offset - begin).to_bytes(8, "big", signed=True) for f in touching)
 
     @property
     def order(self) -> tuple[int, int]:

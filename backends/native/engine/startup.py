@@ -21,6 +21,7 @@ from backends.native.engine.selfcheck import why_not_packed
 from backends.native.engine.sequence import Sequence, Work
 from backends.native.engine.weights import LoadedModel, LoadError, load
 from backends.native.messages import Loading, Ready, Submit
+from backends.native.multimodal.profiling import make_embedder
 
 log = structlog.get_logger()
 Report = Callable[[Loading], None]
@@ -105,6 +106,7 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         device=str(loaded.model.device),
         tier=runner.tier,
         max_sequences=options.max_sequences,
+        images=runner.images,
     )
     engine = Engine(
         runner,
@@ -127,6 +129,7 @@ def _wanted_blocks(loaded: LoadedModel, options: EngineOptions) -> int:
 
 
 def _packed(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
+    embedder = make_embedder(loaded.model, options.model, options.step_tokens)
     probe = PackedRunner(loaded.model, KVCache(1, options.block_size))
     sequence = Sequence(0, Submit(0, (0,), 1), 0)
     sequence.blocks.append(0)
@@ -137,7 +140,7 @@ def _packed(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
         blocks = min(blocks, affordable)
     if blocks < 1 or (blocks > affordable and loaded.model.device.type != "cpu"):
         raise LoadError(f"The KV cache does not fit into the memory that the model leaves of {loaded.model.device}.")
-    return PackedRunner(loaded.model, probe.cache.resized(blocks)), blocks
+    return PackedRunner(loaded.model, probe.cache.resized(blocks), embedder=embedder), blocks
 
 
 def _cached(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:

@@ -113,7 +113,7 @@ class TestMarkdownPictures:
     def test_of_a_model_that_takes_them(self) -> None:
         request = ask("tgi", inputs=f"See ![]({self.URL}) and ![](data:image/png;base64,iV)!", catalog=PICTURES)
         images = (ImagePart(self.URL, "url"), ImagePart("data:image/png;base64,iV", "data"))
-        assert request.prompts == (TextPrompt("See  and !", images),)
+        assert request.prompts == (TextPrompt("See  and !", images, (4, 9)),)
 
     def test_are_text_to_any_other(self) -> None:
         assert ask("tgi", inputs=f"![]({self.URL})").prompts == (TextPrompt(f"![]({self.URL})"),)

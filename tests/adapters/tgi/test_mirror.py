@@ -216,5 +216,5 @@ def test_requests(name: str, data: st.DataObject) -> None:
 
 
 def test_pictures() -> None:
-    request = ask("tgi", inputs="![](https://a/b)![](data:image/png;base64,x)Who?", catalog=PICTURES)
+    request = ask("tgi", inputs="![](https://a/b)See![](data:image/png;base64,x)Who?", catalog=PICTURES)
     assert asked(again("tgi", request)) == asked(request)

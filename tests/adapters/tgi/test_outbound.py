@@ -169,6 +169,7 @@ TURN = ChatPrompt((Message("user", (TextPart("a"), ImagePart("/b.png", "path")))
     [
         ("tgi", TextPrompt("a", (ImagePart("https://b/c", "url"),)), "![](https://b/c)a"),
         ("tgi", TextPrompt("a", (ImagePart("data:image/png;base64,x", "data"),)), "![](data:image/png;base64,x)a"),
+        ("tgi", TextPrompt("ab", (ImagePart("https://b/c", "url"),), (1,)), "a![](https://b/c)b"),
         ("tgi", TextPrompt("a", (ImagePart(JPEG, "data"),)), f"![](data:image/jpeg;base64,{JPEG})a"),
         ("tgi", TextPrompt("a", (ImagePart("iVBORw0KGgo=", "data"),)), "![](data:image/png;base64,iVBORw0KGgo=)a"),
         ("mindie", TURN, [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": "/b.png"}]),

@@ -1,0 +1,78 @@
+"""How large a picture says it is, read from its first bytes without decoding anything.
+
+JPEG (ITU-T T.81, B.2) and PNG (W3C PNG, 11.2.1) only; whatever else it may be is refused here, so that no other
+decoder is ever reached.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Literal
+
+from backends.images.options import ImageOptions
+from schemas.errors import InvalidRequest
+
+Format = Literal["JPEG", "PNG"]
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_NO_LENGTH = {0x01, *range(0xD0, 0xD9)}  # TEM, RSTn, SOI: markers that stand alone
+_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # SOFn; C4, C8 and CC are tables and an extension
+
+
+def check_header(data: bytes, options: ImageOptions) -> tuple[Format, int]:
+    """A picture's format and its number of pixels.
+
+    Raises:
+        schemas.errors.InvalidRequest: it is neither JPEG nor PNG, or too large.
+    """
+    if len(data) > options.max_bytes:
+        raise too_many_bytes(options)
+    size = _png_size(data) if data.startswith(_PNG) else _jpeg_size(data) if data.startswith(b"\xff\xd8") else None
+    if size is None:
+        raise InvalidRequest("The image is not a JPEG or PNG picture.")
+    _check_size(*size, options)
+    return ("PNG" if data.startswith(_PNG) else "JPEG"), size[0] * size[1]
+
+
+def too_many_bytes(options: ImageOptions) -> InvalidRequest:
+    """A picture has too many bytes."""
+    return InvalidRequest(f"The image is larger than {options.max_bytes} bytes.")
+
+
+def _check_size(width: int, height: int, options: ImageOptions) -> None:
+    short, long = sorted((width, height))
+    if short < 1:
+        raise InvalidRequest("The image is empty.")
+    if long > options.max_side:
+        raise InvalidRequest(f"The image is {width}x{height}; a side may have at most {options.max_side} pixels.")
+    if width * height > options.max_pixels:
+        raise InvalidRequest(f"The image is {width}x{height}; it may have at most {options.max_pixels} pixels.")
+    if long > short * options.max_ratio:
+        raise InvalidRequest(f"The image is {width}x{height}; its sides may differ at most {options.max_ratio} fold.")
+
+
+def _png_size(data: bytes) -> tuple[int, int] | None:
+    if data[12:16] != b"IHDR" or len(data) < 24:
+        return None
+    width, height = struct.unpack_from(">II", data, 16)
+    return width, height
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int] | None:
+    at = 2
+    while at + 9 <= len(data):
+        if data[at] != 0xFF:
+            return None
+        marker = data[at + 1]
+        if marker == 0xFF:  # fill byte
+            at += 1
+        elif marker in _NO_LENGTH:
+            at += 2
+        elif marker in _FRAMES:
+            height, width = struct.unpack_from(">HH", data, at + 5)
+            return width, height
+        elif marker in (0xD9, 0xDA):  # the end, or the scan, before any frame
+            return None
+        else:
+            at += 2 + max(2, int.from_bytes(data[at + 2 : at + 4], "big"))
+    return None

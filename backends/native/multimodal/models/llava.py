@@ -1,0 +1,71 @@
+"""LLaVA: a CLIP-like tower and a projector before a language model; each picture as many tokens as any other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from backends.native.multimodal.inputs import Arrays, ImageItem, ImageSize, MultiModalFieldConfig
+from backends.native.multimodal.interfaces import SupportsMultiModal
+from backends.native.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalProcessor, BaseProcessingInfo
+from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
+from backends.native.multimodal.updates import PromptReplacement
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class LlavaProcessingInfo(BaseProcessingInfo):
+    """Any number of pictures, each resized to the tower's square."""
+
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        """Any number."""
+        return {"image": None}
+
+    def get_placeholder_str(self) -> str:
+        """`<image>`, mostly."""
+        return str(self.tokenizer.convert_ids_to_tokens(self.hf_config.image_token_id))
+
+    def get_num_image_tokens(self) -> int:
+        """The tower's patches; its class token counts unless the strategy `default` drops it."""
+        vision = self.hf_config.vision_config
+        dropped = self.hf_config.vision_feature_select_strategy == "default"
+        return int(vision.image_size // vision.patch_size) ** 2 + (0 if dropped else 1)
+
+    def get_image_size_with_most_features(self) -> ImageSize:
+        """All are alike."""
+        side = self.hf_config.vision_config.image_size
+        return ImageSize(side, side)
+
+
+class LlavaDummyInputsBuilder(BaseDummyInputsBuilder[LlavaProcessingInfo]):
+    """Placeholders, one a picture."""
+
+    def get_dummy_tokens(self, mm_counts: Mapping[str, int]) -> list[int]:
+        """Placeholders."""
+        return [self.info.hf_config.image_token_id] * mm_counts.get("image", 0)
+
+
+class LlavaMultiModalProcessor(BaseMultiModalProcessor[LlavaProcessingInfo]):
+    """`<image>` is repeated, as `LlavaProcessor` of transformers does."""
+
+    def _get_mm_fields_config(self, hf_inputs: Arrays) -> Mapping[str, MultiModalFieldConfig]:  # noqa: ARG002
+        return {"pixel_values": MultiModalFieldConfig.batched("image")}
+
+    def _get_prompt_updates(self, items: Sequence[ImageItem]) -> PromptReplacement:  # noqa: ARG002
+        placeholder = self.info.hf_config.image_token_id
+        tokens = [placeholder] * self.info.get_num_image_tokens()
+        return PromptReplacement("image", (placeholder,), lambda _: tokens)
+
+
+@MULTIMODAL_REGISTRY.register_processor(
+    LlavaMultiModalProcessor, info=LlavaProcessingInfo, dummy_inputs=LlavaDummyInputsBuilder
+)
+class LlavaForConditionalGeneration(SupportsMultiModal):
+    """Wraps the class of the same name."""
+
+    def get_multimodal_embeddings(self, **kwargs: Tensor) -> Sequence[Tensor]:
+        """Tower, then projector; `pixel_values` is [items, 3, side, side]."""
+        pixels = kwargs["pixel_values"].to(self.model.dtype)
+        found: Sequence[Tensor] = self.model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output
+        return found

@@ -1,0 +1,122 @@
+"""Requests with pictures, on the worker's side: read the files, decode and process what is new, expand prompts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from msgspec.structs import replace
+
+from backends.images import ImageFile, ImageLoader, ImageOptions
+from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
+from backends.native.multimodal.processing import BaseMultiModalProcessor
+from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
+from schemas.ir import ChatPrompt, ImagePart, Prompt, TextPrompt
+
+_CACHE_BYTES = 64 * 1024 * 1024
+
+
+class ProcessorCache:
+    """Processed pictures by the digest of their file, least recently used ones forgotten beyond `most` bytes."""
+
+    def __init__(self, most: int = _CACHE_BYTES) -> None:
+        self._most = most
+        self._items: OrderedDict[bytes, ImageItem] = OrderedDict()
+        self._held = 0
+
+    def get(self, digest: bytes) -> ImageItem | None:
+        """What was made of that file."""
+        found = self._items.get(digest)
+        if found is not None:
+            self._items.move_to_end(digest)
+        return found
+
+    def put(self, digest: bytes, item: ImageItem) -> None:
+        """Remember it."""
+        if digest in self._items:  # two requests made it at the same time
+            return
+        self._items[digest] = item
+        self._held += item.nbytes
+        while self._held > self._most:
+            self._held -= self._items.popitem(last=False)[1].nbytes
+
+
+class ImagePrompts:
+    """Puts the pictures of requests into their prompts."""
+
+    def __init__(self, processor: BaseMultiModalProcessor[Any], options: ImageOptions) -> None:
+        self._processor = processor
+        self._loader = ImageLoader(options)
+        self._cache = ProcessorCache()
+
+    @classmethod
+    def load(cls, folder: str, options: ImageOptions) -> ImagePrompts | None:
+        """For the checkpoint in `folder`; None if it takes no pictures that we know of."""
+        processor = load_processor(folder)
+        return None if processor is None else cls(processor, options)
+
+    def marked(self, prompt: Prompt) -> Prompt:
+        """A raw prompt with placeholders where its pictures stand: where it says, or has them itself, or first."""
+        if not isinstance(prompt, TextPrompt) or not prompt.images:
+            return prompt
+        mark, count = self._processor.info.get_placeholder_str(), len(prompt.images)
+        if not prompt.image_places and mark and prompt.text.count(mark) >= count:
+            return prompt
+        edges = (0, *(prompt.image_places or (0,) * count), len(prompt.text))
+        return replace(prompt, text=mark.join(prompt.text[start:stop] for start, stop in pairwise(edges)))
+
+    async def expand(self, prompts: Sequence[Prompt], encoded: Sequence[tuple[int, ...]]) -> list[MultiModalInputs]:
+        """The prompts of one request, tokenised, with their pictures.
+
+        Raises:
+            schemas.errors.InvalidRequest: a picture is refused.
+        """
+        wanted = [images_of(prompt) for prompt in prompts]
+        files = iter(await self._loader.read([part for parts in wanted for part in parts]))
+        expanded = []
+        for ids, parts in zip(encoded, wanted, strict=True):
+            items = [await self._item(next(files)) for _ in parts]
+            expanded.append(self._processor.apply(ids, items) if items else MultiModalInputs(ids))
+        return expanded
+
+    async def aclose(self) -> None:
+        """Stop. Idempotent."""
+        await self._loader.aclose()
+
+    async def _item(self, file: ImageFile) -> ImageItem:
+        item = self._cache.get(file.digest)
+        if item is None:
+            picture = await self._loader.decode(file)
+            item = await asyncio.to_thread(self._processor.process, picture)
+            self._cache.put(file.digest, item)
+        return item
+
+
+def load_processor(folder: str) -> BaseMultiModalProcessor[Any] | None:
+    """The processor for the checkpoint in `folder`, if its model is registered.
+
+    Raises:
+        OSError: the folder lacks what an image processor needs.
+    """
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    known = MULTIMODAL_REGISTRY.find((config.architectures or [""])[0])
+    if known is None:
+        return None
+    info = known.info(folder)
+    info.image_processor  # noqa: B018 - seconds of import and files that may lack: now, not at the first picture
+    return known.processor(info)
+
+
+def images_of(prompt: Prompt) -> tuple[ImagePart, ...]:
+    """Its pictures, in order."""
+    if isinstance(prompt, TextPrompt):
+        return prompt.images
+    if not isinstance(prompt, ChatPrompt):
+        return ()
+    contents = (message.content for message in prompt.messages if isinstance(message.content, tuple))
+    return tuple(part for content in contents for part in content if isinstance(part, ImagePart))

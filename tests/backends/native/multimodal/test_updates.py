@@ -1,0 +1,64 @@
+"""Where placeholders go, by hand-made expectations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from backends.native.multimodal.updates import (
+    NoPlace,
+    PromptInsertion,
+    PromptReplacement,
+    PromptUpdate,
+    PromptUpdateDetails,
+    apply_update,
+)
+
+
+def tens(index: int) -> Sequence[int]:
+    return [10 * (index + 1)] * (index + 1)
+
+
+def replacing(*target: int) -> PromptUpdate:
+    return PromptReplacement("image", target, tens)
+
+
+def inserting(*target: int) -> PromptUpdate:
+    return PromptInsertion("image", target, tens)
+
+
+TABLE = {
+    "replaced": ([1, 9, 2], replacing(9), 1, [1, 10, 2], [1]),
+    "in order": ([9, 1, 9], replacing(9), 2, [10, 1, 20, 20], [0, 2]),
+    "neighbours": ([9, 9], replacing(9), 2, [10, 20, 20], [0, 1]),
+    "more targets than items": ([9, 1, 9], replacing(9), 1, [10, 1, 9], [0]),
+    "a run of tokens": ([1, 8, 9, 9], replacing(8, 9), 1, [1, 10, 9], [1]),
+    "overlapping targets": ([9, 9, 9], replacing(9, 9), 1, [10, 9], [0]),
+    "no items": ([9, 1], replacing(9), 0, [9, 1], []),
+    "at the start": ([1, 2], inserting(), 2, [10, 20, 20, 1, 2], [0, 1]),
+    "after a target": ([1, 2, 1], inserting(1), 1, [1, 10, 2, 1], [1]),
+    "into nothing": ([], inserting(), 1, [10], [0]),
+}
+
+
+@pytest.mark.parametrize(("ids", "update", "count", "expected", "offsets"), TABLE.values(), ids=TABLE)
+def test_updates(ids: list[int], update: PromptUpdate, count: int, expected: list[int], offsets: list[int]) -> None:
+    updated, placed = apply_update(ids, update, count)
+    assert updated == expected
+    assert [place.offset for place in placed] == offsets
+
+
+@pytest.mark.parametrize(
+    ("ids", "update", "count"),
+    [([1], replacing(9), 1), ([9], replacing(9), 2), ([9, 9, 9], replacing(9, 9), 2), ([1], inserting(2), 1)],
+)
+def test_no_place(ids: list[int], update: PromptUpdate, count: int) -> None:
+    with pytest.raises(NoPlace):
+        apply_update(ids, update, count)
+
+
+def test_selected_tokens() -> None:
+    details = PromptUpdateDetails.select_token_id([7, 7, 3, 7], 7)
+    _, (placed,) = apply_update([9], PromptReplacement("image", (9,), lambda _: details), 1)
+    assert placed.details.is_embed == (True, True, False, True)

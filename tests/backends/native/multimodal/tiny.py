@@ -1,0 +1,112 @@
+"""Small wide-init LLaVA checkpoints on disk, and one engine's run of a prompt with pictures, logits and all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForImageTextToText, CLIPImageProcessor
+
+from backends.images import Picture
+from backends.native.engine.kv_cache import KVCache
+from backends.native.engine.runner import PackedRunner
+from backends.native.engine.sequence import Sequence as EngineSequence
+from backends.native.engine.sequence import Work
+from backends.native.messages import Feature, Submit
+from backends.native.multimodal.embedder import Embedder
+from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
+from backends.native.multimodal.processing import BaseMultiModalProcessor
+from backends.native.multimodal.prompts import load_processor
+from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
+
+BLOCK = 4
+IMAGE = 90
+
+
+def widen(model: Any) -> Any:
+    """Weights so wide that logits depend on everything; else a wrong picture passes unseen."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and "norm" not in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 1.5 / parameter.shape[-1] ** 0.5)
+    return model.eval()
+
+
+def save_llava(folder: Path) -> Path:
+    text = {"model_type": "llama", "vocab_size": 96, "hidden_size": 48, "intermediate_size": 64}
+    text |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    vision = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    vision |= {"num_attention_heads": 4, "image_size": 24, "patch_size": 8, "projection_dim": 16}
+    config = AutoConfig.for_model(
+        "llava", text_config=text, vision_config=vision, image_token_index=IMAGE, vision_feature_layer=-1
+    )
+    torch.manual_seed(3)
+    widen(AutoModelForImageTextToText.from_config(config)).save_pretrained(folder)
+    size = {"height": 24, "width": 24}
+    CLIPImageProcessor(size=size, crop_size=size, do_center_crop=False).save_pretrained(folder)
+    return folder
+
+
+class Checkpoint:
+    """A checkpoint folder, its model as transformers runs it, and the parts that we run it with."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
+        processor = load_processor(str(folder))
+        assert processor is not None
+        self.processor: BaseMultiModalProcessor[Any] = processor
+        known = MULTIMODAL_REGISTRY.find(type(self.model).__name__)
+        assert known is not None
+        self.wrapper = known.model(self.model)
+
+    def item(self, seed: int, width: int = 30, height: int = 20) -> ImageItem:
+        """A random picture, processed."""
+        pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+        return self.processor.process(Picture(width, height, pixels.tobytes(), f"picture {seed}".encode()))
+
+    def plain(self, inputs: MultiModalInputs, items: Sequence[ImageItem]) -> Tensor:
+        """[tokens, vocabulary]: every position's logits by transformers' own forward."""
+        self.model.get_decoder().set_attn_implementation("eager")
+        names = items[0].arrays if items else ()
+        arrays = {name: torch.cat([torch.from_numpy(np.array(item.arrays[name])) for item in items]) for name in names}
+        with torch.inference_mode():
+            logits: Tensor = self.model(torch.tensor([inputs.prompt_token_ids]), **arrays, use_cache=False).logits[0]
+        return logits
+
+    def packed(
+        self, prompts: Sequence[MultiModalInputs], chunk: int = 1000, embedder: Embedder | None = None
+    ) -> list[Tensor]:
+        """The same by our runner: all prompts at once, each `chunk` tokens a step."""
+        blocks_each = -(-max(len(prompt.prompt_token_ids) for prompt in prompts) // BLOCK)
+        cache = KVCache(blocks_each * len(prompts), BLOCK)
+        runner = PackedRunner(self.model, cache, embedder=embedder or Embedder(self.wrapper, 1000))
+        sequences = []
+        for index, prompt in enumerate(prompts):
+            submit = Submit(index, prompt.prompt_token_ids, 1, prompt_logprobs=0, features=prompt.features)
+            sequence = EngineSequence(0, submit, index)
+            sequence.blocks = list(range(index * blocks_each, (index + 1) * blocks_each))
+            sequences.append(sequence)
+        return _run(runner, sequences, chunk)
+
+
+def _run(runner: PackedRunner, sequences: list[EngineSequence], chunk: int) -> list[Tensor]:
+    logits: list[list[Tensor]] = [[] for _ in sequences]
+    while any(sequence.pending for sequence in sequences):
+        works = [Work(s, s.computed, min(chunk, s.pending), samples=s.pending <= chunk) for s in sequences if s.pending]
+        with torch.inference_mode():
+            rows = runner.run(works).split([len(work.rows) for work in works])
+        for work, found in zip(works, rows, strict=True):
+            logits[work.sequence.arrival].append(found)
+            work.sequence.computed += work.count
+    return [torch.cat(found) for found in logits]
+
+
+def mutated(feature: Feature, **fields: Any) -> Feature:
+    import msgspec
+
+    return msgspec.structs.replace(feature, **fields)
