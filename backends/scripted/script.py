@@ -30,6 +30,7 @@ FAULTS: dict[str, Callable[[str], Exception]] = {
     "context-length": errors.ContextLengthExceeded,
     "unauthorized": errors.Unauthorized,
     "forbidden": errors.Forbidden,
+    "conflict": errors.Conflict,
     "model-not-found": errors.ModelNotFound,
     "route-not-found": errors.RouteNotFound,
     "method-not-allowed": errors.MethodNotAllowed,
