@@ -99,7 +99,7 @@ def _run(runner: PackedRunner, sequences: list[EngineSequence], chunk: int) -> l
     while any(sequence.pending for sequence in sequences):
         works = [Work(s, s.computed, min(chunk, s.pending), samples=s.pending <= chunk) for s in sequences if s.pending]
         with torch.inference_mode():
-            rows = runner.run(works).split([len(work.rows) for work in works])
+            rows = runner.run(works).split([work.wanted for work in works])
         for work, found in zip(works, rows, strict=True):
             logits[work.sequence.arrival].append(found)
             work.sequence.computed += work.count
