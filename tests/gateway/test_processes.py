@@ -24,7 +24,7 @@ hung_after = 1.0
 [endpoints.demo]
 served_entities = [{ name = "demo-1", backend = "local" }]
 """
-GREETING = {"model": "interlingua", "messages": [{"role": "user", "content": "Hello!"}]}
+GREETING = {"model": "interlingua", "messages": [{"role": "user", "content": "Hello!"}], "temperature": 0}
 
 
 @pytest.fixture
