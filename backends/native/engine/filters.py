@@ -56,7 +56,7 @@ def top_p(scores: Tensor, mass: Tensor) -> Tensor:
 
 
 def _nucleus(scores: Tensor, mass: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
-    """[rows, 1], the least of the `candidates` highest scores that is in the nucleus; [rows], whether they hold it all."""
+    """[rows, 1], the least score in the nucleus among the `candidates` highest; [rows], whether they hold it all."""
     some = candidates < scores.shape[1]
     ordered = scores.topk(candidates).values if some else scores.sort(descending=True).values
     probabilities = (ordered - scores.logsumexp(-1, keepdim=True)).exp()
