@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -42,6 +43,15 @@ class Group:
     mask: Tensor | None
     sequences: int
     causal: bool = False
+
+    def split(self, most: int) -> list[Group]:
+        """The same in groups of at most `most` sequences, for sequences of one new token."""
+        if self.sequences <= most:
+            return [self]
+        masks = self.mask.split(most) if self.mask is not None else repeat(None)
+        slots = self.slots.view(self.sequences, -1).split(most)
+        parts = zip(self.tokens.split(most), slots, masks, strict=False)
+        return [Group(tokens, rows.flatten(), mask, len(tokens)) for tokens, rows, mask in parts]
 
     def select(self, rows: Tensor, index: Tensor) -> Tensor:
         """The rows at `index`, by sequence: [sequences, rows of each, heads, width]."""
@@ -86,13 +96,11 @@ def plan(
             alone.append([index])
         else:
             decoding[(min(context, furthest) - 1).bit_length()].append(index)
-    together = [
-        indices[first : first + most]
-        for bits, indices in decoding.items()
-        for most in [max(1, most_keys >> bits)]
-        for first in range(0, len(indices), most)
-    ]
-    return [_group(metadata, indices, block_size, window, sharing, masked) for indices in alone + together]
+    groups = [_group(metadata, indices, block_size, window, sharing, masked) for indices in alone]
+    for bits, indices in decoding.items():
+        together = _group(metadata, indices, block_size, window, sharing, masked)
+        groups += together.split(max(1, most_keys >> bits))
+    return groups
 
 
 def _group(
