@@ -11,7 +11,7 @@ TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 # The hub's client refuses every address while HF_HUB_OFFLINE is set, even the gateway's.
 CLIENT_ENV := TOKENIZERS_PARALLELISM=false INTERLINGUA_GATEWAY=$(VENV)/bin/gateway
 
-.PHONY: help serve test check format bench clean
+.PHONY: help serve test check format bench bench-engine clean
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -38,6 +38,9 @@ bench: $(VENV)/.installed  ## what the gateway itself costs, in CPU time per req
 	$(VENV)/bin/python -m benchmarks.gateway
 	$(VENV)/bin/python -m benchmarks.remote
 	$(VENV)/bin/python -m benchmarks.routing
+
+bench-engine: $(VENV)/.installed  ## the native engine beside transformers' own, at random weights of a 0.5B shape (10 minutes)
+	$(VENV)/bin/python -m benchmarks.engine
 
 clean:  ## remove what make built
 	rm -rf $(VENV) $(CLIENTS) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

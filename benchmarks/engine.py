@@ -103,9 +103,9 @@ def workloads() -> dict[str, list[Job]]:
     return {
         "decode, batch 1": [(prompt(32), 32)],
         "decode, batch 8": [(prompt(32), 32) for _ in range(8)],
-        "decode, batch 32": [(prompt(32), 32) for _ in range(32)],
+        "decode, batch 32": [(prompt(32), 16) for _ in range(32)],
         "prefill, 1024 tokens": [(prompt(1024), 1)],
-        "mixed, 24 requests": [(prompt(draw.randint(12, 128)), draw.randint(12, 128)) for _ in range(24)],
+        "mixed, 16 requests": [(prompt(draw.randint(8, 80)), draw.randint(8, 80)) for _ in range(16)],
     }
 
 

@@ -15,7 +15,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from backends.native.engine.filters import filter_scores
+from backends.native.engine.filters import filter_scores, top_p
 from backends.native.messages import SamplingParams
 
 pytestmark = pytest.mark.torch
@@ -97,3 +97,16 @@ def test_equal_scores_stay_or_go_together() -> None:
     assert filter_scores(given.clone(), [SamplingParams(temperature=1.0, top_p=0.75)]).isfinite().tolist() == [
         [True, True, True, True, False]
     ]
+
+
+def test_a_nucleus_is_the_same_however_far_it_reaches() -> None:
+    """A peaked row's is among the likeliest, a flat row's is not."""
+    torch.manual_seed(0)
+    scores = torch.randn(3, 5000) * torch.tensor([[8.0], [0.1], [2.0]])
+    mass = torch.tensor([[0.9], [0.9], [0.99]])
+    ordered = scores.double().softmax(-1).sort(descending=True)
+    kept = (ordered.values.cumsum(-1) - ordered.values < mass).sum(-1)
+    found = top_p(scores, mass).isfinite()
+    assert kept[0] < 1024 < kept[1]
+    for row, (order, count) in enumerate(zip(ordered.indices, kept.tolist(), strict=True)):
+        assert set(order[:count].tolist()) == set(found[row].nonzero().flatten().tolist())

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from backends.native.engine.noise import gumbel, random_bits
+from backends.native.engine.noise import gumbel, perturb, random_bits
 
 pytestmark = pytest.mark.torch
 
@@ -60,3 +60,11 @@ def test_rows_and_positions_do_not_correlate() -> None:
     for noise in (by_seed, by_position):
         correlations = torch.corrcoef(noise) - torch.eye(50)
         assert float(correlations.abs().max()) < 0.04
+
+
+@pytest.mark.parametrize("kept", [3, 100, 400])
+def test_scores_get_the_same_noise_whether_few_or_many_are_left(kept: int) -> None:
+    scores = torch.full((2, 400), float("-inf"))
+    scores[:, :kept] = torch.linspace(-1, 1, kept)
+    expected = scores + gumbel([5, 6], [7, 8], 400, CPU)
+    assert torch.equal(perturb(scores, [5, 6], [7, 8]), expected)

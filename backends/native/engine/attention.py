@@ -129,6 +129,12 @@ def attend(
     return forward.kernel(queries, layer, forward.cache.block_size, forward.metadata, params).unsqueeze(0), None
 
 
+def text_part(model: Any) -> Any:
+    """The part of a causal or composite model whose attention is ours: not its towers for images or sound."""
+    decoder = model.get_decoder()
+    return decoder if hasattr(decoder, "set_attn_implementation") else model
+
+
 def _no_mask(*_: Any, **__: Any) -> None:
     """The metadata says what a mask would."""
 

@@ -15,6 +15,8 @@ from torch import Tensor
 from backends.native.messages import SamplingParams
 
 _NEVER = float("-inf")
+# Of how many likeliest tokens a nucleus is sought first: sorting a whole vocabulary takes twenty times as long.
+_CANDIDATES = 1024
 Filter = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -46,11 +48,21 @@ def top_k(scores: Tensor, k: Tensor) -> Tensor:
 
 def top_p(scores: Tensor, mass: Tensor) -> Tensor:
     """Keep the fewest highest whose probabilities together reach `mass` [rows, 1] (nucleus, arXiv 1904.09751)."""
-    ordered = scores.sort(dim=-1, descending=True).values
-    probabilities = ordered.softmax(-1)
-    before = probabilities.cumsum(-1) - probabilities
-    kept = (before < mass).sum(-1, keepdim=True).clamp_(min=1)
-    return scores.masked_fill(scores < ordered.gather(1, kept - 1), _NEVER)
+    cut, reached = _nucleus(scores, mass, min(_CANDIDATES, scores.shape[1]))
+    if not reached.all():
+        flat = ~reached
+        cut[flat] = _nucleus(scores[flat], mass[flat], scores.shape[1])[0]
+    return scores.masked_fill(scores < cut, _NEVER)
+
+
+def _nucleus(scores: Tensor, mass: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
+    """[rows, 1], the least score in the nucleus among the `candidates` highest; [rows], whether they hold it all."""
+    some = candidates < scores.shape[1]
+    ordered = scores.topk(candidates).values if some else scores.sort(descending=True).values
+    probabilities = (ordered - scores.logsumexp(-1, keepdim=True)).exp()
+    upto = probabilities.cumsum(-1)
+    kept = (upto - probabilities < mass).sum(-1, keepdim=True).clamp_(min=1)
+    return ordered.gather(1, kept - 1), upto[:, -1] >= mass[:, 0]
 
 
 def min_p(scores: Tensor, share: Tensor) -> Tensor:

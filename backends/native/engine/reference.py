@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -18,8 +19,10 @@ from torch.nn import functional
 from backends.native.engine.attention import AttentionMetadata, AttentionParams, index_tensor
 from backends.native.engine.kv_cache import LayerCache
 
-# Most keys gathered at once: bounds the memory of the copies.
-_MOST_KEYS = 32_768
+# The most bytes of keys gathered at once for sequences in decode. On a CPU as many as stay in its caches; larger copies
+# would be made in memory fresh from the system, page by page, which took four times as long.
+_CPU_BYTES = 1024 * 1024
+_DEVICE_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(slots=True, eq=False, frozen=True)
@@ -41,6 +44,15 @@ class Group:
     sequences: int
     causal: bool = False
 
+    def split(self, most: int) -> list[Group]:
+        """The same in groups of at most `most` sequences, for sequences of one new token."""
+        if self.sequences <= most:
+            return [self]
+        masks = self.mask.split(most) if self.mask is not None else repeat(None)
+        slots = self.slots.view(self.sequences, -1).split(most)
+        parts = zip(self.tokens.split(most), slots, masks, strict=False)
+        return [Group(tokens, rows.flatten(), mask, len(tokens)) for tokens, rows, mask in parts]
+
     def select(self, rows: Tensor, index: Tensor) -> Tensor:
         """The rows at `index`, by sequence: [sequences, rows of each, heads, width]."""
         return rows.index_select(0, index).view(self.sequences, -1, *rows.shape[1:])
@@ -52,7 +64,9 @@ def reference_kernel(
     """See `attention.Kernel`."""
     sharing = queries.shape[1] // cache.keys.shape[1]
     masked = params.softcap is not None or params.sinks is not None
-    key = (params.sliding_window, sharing, masked)
+    most_bytes = _CPU_BYTES if queries.device.type == "cpu" else _DEVICE_BYTES
+    most_keys = most_bytes // (cache.keys.stride(0) * cache.keys.itemsize)
+    key = (params.sliding_window, sharing, masked, most_keys)
     if key not in metadata.plans:
         metadata.plans[key] = plan(metadata, block_size, *key)
     output = queries.new_empty(*queries.shape[:2], cache.values.shape[2])
@@ -68,8 +82,12 @@ def reference_kernel(
     return output
 
 
-def plan(metadata: AttentionMetadata, block_size: int, window: int | None, sharing: int, masked: bool) -> list[Group]:
-    """Put sequences that decode together if their lengths are within a factor of two; all others stay alone."""
+def plan(
+    metadata: AttentionMetadata, block_size: int, window: int | None, sharing: int, masked: bool, most_keys: int
+) -> list[Group]:
+    """Put sequences that decode together if their lengths are within a factor of two, up to `most_keys` together; all
+    others stay alone.
+    """
     alone: list[list[int]] = []
     decoding: defaultdict[int, list[int]] = defaultdict(list)
     furthest = window or max(metadata.context_lengths)
@@ -78,13 +96,11 @@ def plan(metadata: AttentionMetadata, block_size: int, window: int | None, shari
             alone.append([index])
         else:
             decoding[(min(context, furthest) - 1).bit_length()].append(index)
-    together = [
-        indices[first : first + most]
-        for bits, indices in decoding.items()
-        for most in [max(1, _MOST_KEYS >> bits)]
-        for first in range(0, len(indices), most)
-    ]
-    return [_group(metadata, indices, block_size, window, sharing, masked) for indices in alone + together]
+    groups = [_group(metadata, indices, block_size, window, sharing, masked) for indices in alone]
+    for bits, indices in decoding.items():
+        together = _group(metadata, indices, block_size, window, sharing, masked)
+        groups += together.split(max(1, most_keys >> bits))
+    return groups
 
 
 def _group(

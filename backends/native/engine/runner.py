@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from backends.native.engine.attention import NAME, AttentionMetadata, Forward, Kernel, index_tensor, running
+from backends.native.engine.attention import NAME, AttentionMetadata, Forward, Kernel, index_tensor, running, text_part
 from backends.native.engine.kv_cache import KVCache
 from backends.native.engine.reference import reference_kernel
 from backends.native.engine.sequence import Sequence, Work
@@ -58,7 +58,7 @@ class PackedRunner:
     def __init__(
         self, model: Any, cache: KVCache, kernel: Kernel = reference_kernel, embedder: Embedder | None = None
     ) -> None:
-        model.get_decoder().set_attn_implementation(NAME)
+        text_part(model).set_attn_implementation(NAME)
         self._model = model
         self.cache = cache
         self._kernel = kernel

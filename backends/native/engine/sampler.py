@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from backends.native.engine.filters import filter_scores
-from backends.native.engine.noise import gumbel
+from backends.native.engine.noise import perturb
 from backends.native.engine.processors import process
 from backends.native.engine.sequence import Sequence, Work
 from backends.native.messages import Logprobs
@@ -74,8 +74,7 @@ def choose(sequences: Seq[Sequence], raw: Tensor) -> list[int]:
         params = [sequences[row].request.sampling for row in random]
         positions = [len(sequences[row].tokens) for row in random]
         filtered = filter_scores(scores[index], params)
-        noise = gumbel([p.seed for p in params], positions, scores.shape[1], scores.device)
-        tokens[index] = (filtered + noise).argmax(-1)
+        tokens[index] = perturb(filtered, [p.seed for p in params], positions).argmax(-1)
     # argmax takes NaN for the largest, so the chosen score tells of one anywhere in the row.
     if not bool(scores.gather(1, tokens.unsqueeze(1)).isfinite().all()):
         raise NoDistribution("the model's output is not a probability distribution")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.native.engine.attention import Kernel
+from backends.native.engine.attention import Kernel, text_part
 from backends.native.engine.kv_cache import KVCache
 from backends.native.engine.reference import reference_kernel
 from backends.native.engine.runner import PackedRunner
@@ -40,8 +40,13 @@ def why_not_packed(model: Any, kernel: Kernel = reference_kernel, change: Change
 
     `change` is what will be done to the model before it is run packed, in place.
     """
-    if not model._supports_attention_backend:  # noqa: SLF001 - the flag that model classes declare
-        return "it has no attention interface"
+    why = _why_small_copy_differs(model, kernel, change)
+    if why is None or model._supports_attention_backend:  # noqa: SLF001 - a flag that classes declare, not all that could
+        return why
+    return "it has no attention interface"
+
+
+def _why_small_copy_differs(model: Any, kernel: Kernel, change: Change) -> str | None:
     kinds = set(getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ())
     if kinds - _ATTENTION:
         return f"it has layers of kind {', '.join(sorted(kinds - _ATTENTION))}"
@@ -61,14 +66,14 @@ def why_not_packed(model: Any, kernel: Kernel = reference_kernel, change: Change
 
 def _parts(model: Any) -> set[str]:
     """The kinds of modules that text goes through."""
-    return {type(module).__name__ for module in model.get_decoder().modules()}
+    return {type(module).__name__ for module in text_part(model).modules()}
 
 
 def compare(model: Any, kernel: Kernel, change: Change) -> str | None:
     """Run `model` plainly and packed; why the answers do not agree, or None if they do. Leaves it changed."""
     prompts = torch.randint(0, VOCAB, (len(_CUTS), _CUTS[-1][-1]), generator=torch.Generator().manual_seed(0))
     tokens = [row[: cuts[-1]].to(model.device) for row, cuts in zip(prompts, _CUTS, strict=True)]
-    model.get_decoder().set_attn_implementation("eager")
+    text_part(model).set_attn_implementation("eager")
     plain = [_plain(model, row) for row in tokens]
     scale = max(float(logits.abs().max()) for logits in plain)
     moved = min(_sensitivity(model, row, logits) for row, logits in zip(tokens, plain, strict=True))

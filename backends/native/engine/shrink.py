@@ -25,6 +25,7 @@ _SMALLER = {
     "ffn_dim": 96,
     "n_inner": 96,
     "max_window_layers": 1,
+    "num_kv_shared_layers": 1,
     "first_k_dense_replace": 1,
     "sliding_window": WINDOW,
     "vocab_size_per_layer_input": VOCAB,
@@ -39,7 +40,7 @@ _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def shrunken_copy(model: Any, *, few_heads: bool = True, few_layers: bool = True) -> Any:
-    """A small model of the same class, in float32 on the same device, in evaluation mode.
+    """A small model of the same class, in float32 on the same device (the CPU if it is `meta`), in evaluation mode.
 
     Args:
         model: a causal or composite language model.
@@ -54,7 +55,8 @@ def shrunken_copy(model: Any, *, few_heads: bool = True, few_layers: bool = True
         parameters = sum(parameter.numel() for parameter in type(model)(copy.deepcopy(config)).parameters())
     if parameters > _MOST_PARAMETERS:
         raise ValueError(f"a copy of {parameters:,} parameters is not small")
-    with torch.random.fork_rng(), torch.device(model.device):
+    device = "cpu" if model.device.type == "meta" else model.device
+    with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
         small = type(model)(config).float().eval()
         _widen(small)
@@ -69,6 +71,8 @@ def shrunken_config(config: Any, *, few_heads: bool, few_layers: bool) -> Any:
         part = getattr(config, name, None)
         if part is not None and part is not text:
             _shrink_layers(part, 1)
+            if getattr(part, "num_blocks", 0) > 1:  # what a tower for sound calls its layers
+                part.num_blocks = 1
     if few_layers:
         _shrink_layers(text, _fewest_layers(text))
     if few_heads:
