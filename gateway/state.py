@@ -134,14 +134,18 @@ class Live:
         await self._change(change.endpoint, make)
 
     async def settle(self, health: Mapping[str, Health]) -> None:
-        """End the updates whose backends have become ready, or have failed."""
+        """End the updates whose backends have become ready, or have failed; tried again if the file is out of order."""
 
         def make(found: Deployments, name: str) -> Deployment | None:
             return settled(found[name], health, time.time_ns()) if name in found else None
 
         for name, waiting in self.deployments.items():
-            if settled(waiting, health, 0) != waiting:
+            if settled(waiting, health, 0) == waiting:
+                continue
+            try:
                 await self._change(name, partial(make, name=name))
+            except (ConfigError, OSError) as error:
+                log.error("state.refused", why=str(error))
 
     async def _change(self, name: str, make: Callable[[Deployments], Deployment | None]) -> None:
         if self._file is None:

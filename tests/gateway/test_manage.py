@@ -203,6 +203,21 @@ async def test_an_update_waits_for_its_backends_and_bars_others(tmp_path: Path) 
         assert (await chat(client)).headers["served-model-name"] == "c"
 
 
+async def test_an_update_is_ended_once_the_state_is_in_order_again(tmp_path: Path) -> None:
+    slow, file = ScriptedBackend("t"), tmp_path / "state.json"
+    app = worker(tmp_path, [slow])
+    async with running(app) as client:
+        slow.health = Health("loading")
+        await app.state.service._look()
+        await put(client, arms(("c", "t/echo", 100)))
+        slow.health, kept = Health("ready"), file.read_bytes()
+        for state in (b"{", kept):
+            file.write_bytes(state)
+            for _ in range(2):
+                await app.state.service._look()
+        assert (await chat(client)).headers["served-model-name"] == "c"
+
+
 async def test_an_update_fails_with_its_backend_and_the_old_arms_go_on(tmp_path: Path) -> None:
     dead = ScriptedBackend("t")
     app = worker(tmp_path, [dead])
