@@ -60,12 +60,14 @@ def deployed(endpoints: Mapping[str, Endpoint], state: State, backends: Collecti
     """All deployments: those of the configuration, as far as the state does not say otherwise.
 
     Raises:
-        ConfigError: the state names a backend that is not configured any more.
+        ConfigError: the state names a backend that is not configured any more, or makes no sense.
     """
     found: dict[str, Deployment | None] = {name: Deployment(endpoint=endpoint) for name, endpoint in endpoints.items()}
     found |= state.endpoints
     present = {name: deployment for name, deployment in found.items() if deployment is not None}
     for name, deployment in present.items():
+        if deployment.endpoint is None and deployment.pending is None:
+            raise ConfigError(f"endpoints.{name}: there is neither `endpoint` nor `pending`")
         for endpoint in (deployment.endpoint, deployment.pending):
             if endpoint is not None and (wrong := wrong_endpoint(endpoint, backends)):
                 raise ConfigError(f"endpoints.{name}{wrong}")

@@ -152,10 +152,12 @@ class Live:
             raise Forbidden("Endpoints cannot be changed here: the server has no state file.")
 
         def edit(state: State) -> State:
-            made = state.endpoints | {name: make(self._deployed(state))}
-            if made[name] is None and name not in self._config.endpoints:
-                del made[name]
-            return State(endpoints=made)
+            new = make(self._deployed(state))
+            if new is not None and new.failed:
+                log.warning("update.failed", model=name, why=new.failed)
+            rest = {other: kept for other, kept in state.endpoints.items() if other != name}
+            forgotten = new is None and name not in self._config.endpoints
+            return State(endpoints=rest if forgotten else rest | {name: new})
 
         await asyncio.to_thread(self._file.change, edit)
 

@@ -279,15 +279,25 @@ async def test_changes_survive_a_restart(tmp_path: Path) -> None:
         assert (await client.get(URL)).json() == {"endpoints": []}
 
 
-def test_a_state_that_contradicts_the_configuration_is_refused_at_the_start(tmp_path: Path) -> None:
-    (tmp_path / "state.json").write_text(
-        '{"endpoints":{"new":{"endpoint":{"served_entities":[{"name":"a","backend":"gone"}]}}}}'
-    )
-    with pytest.raises(ConfigError, match=r"endpoints.new.a: no backend is called 'gone'"):
+@pytest.mark.parametrize(
+    ("state", "word"),
+    [
+        (
+            '{"endpoints":{"new":{"endpoint":{"served_entities":[{"name":"a","backend":"gone"}]}}}}',
+            "endpoints.new.a: no backend is called 'gone'",
+        ),
+        ('{"endpoints":{"new":{}}}', "endpoints.new: there is neither"),
+        ('{"endpoints":{"new":{"vesrion":2}}}', "vesrion"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_a_state_that_makes_no_sense_is_refused_at_the_start(state: str, word: str, tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text(state)
+    with pytest.raises(ConfigError, match=word):
         worker(tmp_path)
-    (tmp_path / "state.json").write_text("{")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        worker(tmp_path)
+
+
+def test_a_state_file_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written to"):
         Live(config(tmp_path / "nowhere"))
 
