@@ -46,6 +46,7 @@ class Fold:
         self._started: Started | None = None
         self._choices: dict[int, _Choice] = {}
         self._usage: Usage | None = None
+        self._relayed: bytes | None = None
 
     @property
     def done(self) -> bool:
@@ -59,8 +60,10 @@ class Fold:
                 self._delta(event)
             elif isinstance(event, Started):
                 self._started = event
-            else:
+            elif isinstance(event, Usage):
                 self._usage = event
+            else:
+                self._relayed = event.data
 
     def completion(self) -> Completion:
         """The whole answer.
@@ -71,7 +74,8 @@ class Fold:
         if self._started is None or self._usage is None:
             raise Incomplete("The backend's answer stopped before it was finished.")
         choices = tuple(_whole(index, self._choices[index]) for index in sorted(self._choices))
-        return Completion(self._started.model, choices, self._usage, self._started.prompts)
+        prompts = self._started.prompts
+        return Completion(self._started.model, choices, self._usage, prompts, relayed=self._relayed)
 
     def _delta(self, delta: Delta) -> None:
         choice = self._choices.get(delta.choice)

@@ -2,8 +2,9 @@
 
     python -m benchmarks.peers --bin path/to/venv/bin [--requests 2000] [--connections 16]
 
-`litellm[proxy]`, `vllm-router` and `sglang-router` are looked for in that folder; what is not there is passed over.
-Ours parses and rewrites answers, checks keys, writes a log line and counts; the Rust routers pass bytes on.
+`litellm[proxy]`, `vllm-router` and `sglang-router` are looked for in that folder, `nginx` among the system's commands;
+what is not there is passed over. Ours parses and rewrites answers, checks keys, writes a log line and counts; the Rust
+routers and nginx pass bytes on.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -24,6 +26,21 @@ from pathlib import Path
 from benchmarks.gateway import drive, free_port, measure, server
 from benchmarks.remote import CONFIG, upstream
 
+NGINX = """
+daemon off; worker_processes 1; pid {folder}/pid;
+events {{ worker_connections 2048; }}
+http {{
+  access_log {folder}/access;
+  client_body_temp_path {folder}; proxy_temp_path {folder}; fastcgi_temp_path {folder};
+  uwsgi_temp_path {folder}; scgi_temp_path {folder};
+  upstream far {{ server 127.0.0.1:{far}; keepalive 512; }}
+  server {{
+    listen 127.0.0.1:{port};
+    keepalive_requests 1000000;
+    location / {{ proxy_pass http://far; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off; }}
+  }}
+}}
+"""
 MODELS = ("whole", "single", "bursts")
 
 
@@ -38,9 +55,10 @@ def main() -> None:
     with upstream() as far:
         with server(CONFIG.format(port=far)) as (pid, port):
             report("interlingua", pid, port, given.requests, given.connections)
-        for name in given.only or ("vllm-router", "sglang-router", "litellm"):
-            if (given.bin / name).exists():
-                with tempfile.TemporaryDirectory() as folder, peer(name, given.bin, far, Path(folder)) as (pid, port):
+        for name in given.only or ("nginx", "vllm-router", "sglang-router", "litellm"):
+            command = _found(name, given.bin)
+            if command is not None:
+                with tempfile.TemporaryDirectory() as folder, peer(command, far, Path(folder)) as (pid, port):
                     report(name, pid, port, given.requests, given.connections)
 
 
@@ -55,23 +73,33 @@ def report(name: str, pid: int, port: int, requests: int, connections: int) -> N
     print(line)
 
 
+def _found(name: str, bin: Path) -> Path | None:
+    if (bin / name).exists():
+        return bin / name
+    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin") if name == "nginx" else None
+    return Path(found) if found is not None else None
+
+
 @contextmanager
-def peer(name: str, bin: Path, far: int, folder: Path) -> Iterator[tuple[int, int]]:
+def peer(command: Path, far: int, folder: Path) -> Iterator[tuple[int, int]]:
     """Another gateway in front of the upstream on port `far`; yields its process id and port."""
     port, url = free_port(), f"http://127.0.0.1:{far}"
     router = ["--worker-urls", url, "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
     config = folder / "litellm.json"
     config.write_text(json.dumps(_litellm(url)))
-    command = {
+    plain = folder / "nginx.conf"
+    plain.write_text(NGINX.format(folder=folder, port=port, far=far))
+    arguments = {
+        "nginx": ["-c", str(plain), "-e", str(folder / "errors")],
         "vllm-router": router,
         "sglang-router": ["launch", *router],
         "litellm": ["--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"],
-    }[name]
+    }[command.name]
     quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
     quiet["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | quiet
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([bin / name, *command], stdout=log, stderr=log, env=environment)
+        process = subprocess.Popen([command, *arguments], stdout=log, stderr=log, env=environment)
     try:
         _wait(port)
         yield process.pid, port

@@ -7,6 +7,8 @@ An answer is a stream of events whose grammar is
 
     Started Delta* Finished{one per choice} Usage          or an exception at any point
 
+where `Relayed` may stand before any of them.
+
 Backends yield *batches* of events (`Events`): all that was ready at once, in order, so that a burst becomes one
 socket write. A generation is complete only if `Usage`, the last event, was seen.
 """
@@ -327,7 +329,16 @@ class Usage(msgspec.Struct, frozen=True, tag="usage"):
         return self.prompt_tokens + self.completion_tokens
 
 
-Event = Started | Delta | Finished | Usage
+class Relayed(msgspec.Struct, frozen=True, tag="relayed"):
+    """What a remote of the request's own protocol and dialect sent, before the events that were read from it: the JSON
+    of an event of its stream, or of its whole answer. The encoder of that protocol passes it on instead of the events,
+    so that fields nobody here knows arrive. Others never see one.
+    """
+
+    data: bytes
+
+
+Event = Started | Delta | Finished | Usage | Relayed
 Events = tuple[Event, ...]
 
 
@@ -354,13 +365,14 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """A whole answer: the fold of an event stream."""
+    """A whole answer: the fold of an event stream. `relayed` is a `Relayed`'s data, where there was one."""
 
     model: str
     choices: tuple[Choice, ...]
     usage: Usage
     prompts: tuple[tuple[Token, ...], ...] = ()
     timings: Timings | None = None
+    relayed: bytes | None = None
 
 
 class Embeddings(msgspec.Struct, frozen=True):

@@ -89,7 +89,7 @@ class StreamWriter:
                 self._delta(event, out)
             elif isinstance(event, Started):
                 out.append(self._start(event))
-            else:
+            elif isinstance(event, Usage):
                 out.append(self._end(event))
         return b"".join(out)
 

@@ -32,6 +32,8 @@ Prompts = tuple[tuple[Token, ...], ...]
 
 def encode_answer(dialect: Dialect, request: Generate, answer: Completion, created: int) -> Reply:
     """The whole answer to `request`, `created` at a Unix time in seconds."""
+    if answer.relayed is not None:
+        return Reply(answer.relayed)
     whole = (_chat if is_chat(request) else _completion)(dialect, request, answer, created)
     return Reply(_json(whole))
 

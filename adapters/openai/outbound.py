@@ -14,6 +14,7 @@ import msgspec
 from adapters.base import Outbound
 from adapters.openai.answers import appended
 from adapters.openai.dialects import HINTS, Dialect
+from adapters.openai.responses import OPERATION
 from schemas.errors import UnsupportedFeature
 from schemas.ir import (
     ChatPrompt,
@@ -65,14 +66,26 @@ def write_body(dialect: Dialect, request: Generate, named: dict[str, Any]) -> by
     unsayable = next((feature for feature, asked in _unsayable(request).items() if asked), None)
     if unsayable is not None:
         raise _unsupported(unsayable)
-    origin = request.origin
-    if origin is not None and origin.body and (origin.protocol, origin.dialect) == (dialect.protocol, dialect.name):
-        return _relayed(dialect, request, origin.body, named)
+    if is_of(dialect, request):
+        assert request.origin is not None
+        return _relayed(dialect, request, request.origin.body, named)
     said = _prompt(request) | _fields(dialect, request)
     for field in said:
         if field not in ("messages", "prompt", *dialect.remote_fields):
             raise _unsupported(_FEATURES.get(field, field))
     return msgspec.json.encode(named | said)
+
+
+def is_of(dialect: Dialect, request: Generate) -> bool:
+    """Whether the client speaks as the remote does, so that what it sent can be passed on."""
+    origin = request.origin
+    same = origin is not None and (origin.protocol, origin.dialect) == (dialect.protocol, dialect.name)
+    return same and origin is not None and bool(origin.body) and origin.operation != OPERATION
+
+
+def passes_back(dialect: Dialect, request: Generate) -> bool:
+    """Whether what the remote answers can be passed on too: nothing in it is for us to say."""
+    return is_of(dialect, request) and not appended(request) and (not request.echo or asks_echo(request))
 
 
 def _unsayable(request: Generate) -> dict[str, bool]:

@@ -11,12 +11,13 @@ import msgspec
 
 from adapters.base import Reply
 from adapters.openai.dialects import Dialect
+from adapters.openai.outbound import passes_back
 from adapters.openai.remote_echo import without_echo
 from adapters.openai.remote_failures import event_failure, is_error, malformed
 from adapters.openai.remote_tokens import Aligner, told_tokens
 from adapters.sse import EventReader
 from schemas.errors import Incomplete
-from schemas.ir import Delta, Event, Events, Finished, FinishReason, Generate, Started, Token, ToolDelta, Usage
+from schemas.ir import Delta, Event, Events, Finished, FinishReason, Generate, Relayed, Started, Token, ToolDelta, Usage
 from schemas.openai import (
     RemoteAnswer,
     RemoteChoice,
@@ -39,6 +40,7 @@ class StreamReader:
         self._dialect = dialect
         self._request = request
         self._events = EventReader()
+        self._relays = passes_back(dialect, request)
         self._choices: dict[int, ChoiceReader] = {}
         self._usage: RemoteUsage | None = None
         self._started = self._ended = False
@@ -52,7 +54,10 @@ class StreamReader:
             if event.data == b"[DONE]":
                 out.extend(self.close())
             elif event.data:
-                self._chunk(decode_answer(event.data), out)
+                chunk = decode_answer(event.data)
+                if self._relays:
+                    self._relay(event.data, chunk, out)
+                self._chunk(chunk, out)
         return tuple(out)
 
     def close(self) -> Events:
@@ -63,6 +68,16 @@ class StreamReader:
             raise Incomplete("The backend's stream ended before it was finished.")
         self._ended = True
         return (read_usage(self._usage, sum(choice.told for choice in self._choices.values())),)
+
+    def _relay(self, data: bytes, chunk: RemoteAnswer, out: list[Event]) -> None:
+        """Pass the chunk on, without the usage that we asked for and the client did not."""
+        if not self._request.stream_usage and self._dialect.ask_usage and b'"usage"' in data:
+            if not chunk.choices:
+                return
+            fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+            fields.pop("usage", None)
+            data = msgspec.json.encode(fields)
+        out.append(Relayed(data))
 
     def _chunk(self, chunk: RemoteAnswer, out: list[Event]) -> None:
         if chunk.choices is None and chunk.usage is None:
@@ -156,7 +171,9 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
         told += reader.told
     usage = read_usage(answer.usage, told)
     counted = None if answer.usage is None else usage.prompt_tokens
-    return (Started(answer.model or request.model, counted, tuple(prompts)), *out, usage)
+    started = Started(answer.model or request.model, counted, tuple(prompts))
+    relayed = (Relayed(reply.body),) if passes_back(dialect, request) else ()
+    return (*relayed, started, *out, usage)
 
 
 def expected_choices(request: Generate) -> int:

@@ -15,15 +15,22 @@ from adapters.openai.describe import list_models, retrieve_model
 from adapters.openai.dialects import Dialect
 from adapters.openai.embeddings import embedding
 from adapters.openai.failures import failure_body, failure_reply
+from adapters.openai.response_answers import ResponseWriter, whole
+from adapters.openai.responses import OPERATION, response
 from adapters.openai.stream import Frame, StreamWriter
 from schemas import openai as wire
 from schemas.errors import GatewayError, InternalError
 from schemas.ir import Completion, Embed, Embeddings, Generate, Origin, Tokenize, Tokens
+from schemas.responses import Response, ResponseRequest
 
 
 def stream_writer(dialect: Dialect, request: Generate, created: int, failure: Frame) -> StreamWriter:
     """A writer for the streamed answer to `request`, be it a chat or a completion."""
     return (ChatStreamWriter if is_chat(request) else CompletionStreamWriter)(dialect, request, created, failure)
+
+
+def _is_response(request: Generate) -> bool:
+    return request.origin is not None and request.origin.operation == OPERATION
 
 
 class OpenAIServer:
@@ -59,6 +66,17 @@ class OpenAIServer:
         ),
         Route(
             "POST",
+            "/v1/responses",
+            OPERATION,
+            "generate",
+            "Answer, in typed items",
+            body=ResponseRequest,
+            answer=Response,
+            streams=True,
+            example={"model": "{model}", "input": "What is the capital of France?"},
+        ),
+        Route(
+            "POST",
             "/v1/embeddings",
             "embeddings",
             "embed",
@@ -79,6 +97,9 @@ class OpenAIServer:
         """Read a request."""
         dialect = self._dialect
         origin = Origin(dialect.protocol, dialect.name, route.name, body)
+        if route.name == OPERATION:
+            question, extra = read(dialect, body, ResponseRequest)
+            return response(dialect, question, origin, call, extra)
         if route.name == "chat":
             asked, extra = read(dialect, body, wire.ChatRequest)
             return chat(dialect, asked, origin, call, extra)
@@ -88,12 +109,16 @@ class OpenAIServer:
         embedded, extra = read(dialect, body, wire.EmbeddingRequest)
         return embedding(embedded, origin, call, extra)
 
-    def encoder(self, request: Generate) -> StreamWriter:
+    def encoder(self, request: Generate) -> StreamWriter | ResponseWriter:
         """A writer for the streamed answer to `request`."""
+        if _is_response(request):
+            return ResponseWriter(request, int(self._now()), lambda error: self._dialect.failures[error.kind].type)
         return stream_writer(self._dialect, request, int(self._now()), self._failure)
 
     def encode(self, request: Generate, answer: Completion) -> Reply:
         """The whole answer to `request`."""
+        if _is_response(request):
+            return whole(request, answer, int(self._now()))
         return encode_answer(self._dialect, request, answer, int(self._now()))
 
     def encode_embeddings(self, request: Embed, answer: Embeddings) -> Reply:

@@ -15,7 +15,7 @@ from adapters.openai.answers import wire_usage
 from adapters.openai.dialects import Dialect
 from adapters.sse import guard
 from schemas.errors import GatewayError
-from schemas.ir import Delta, Events, Generate, Started, Usage
+from schemas.ir import Delta, Events, Generate, Relayed, Started, Usage
 
 Frame = Callable[[GatewayError], bytes]
 
@@ -53,6 +53,7 @@ class StreamWriter:
         self._texts: dict[int, tuple[bytes, bytes]] = {}
         self._held: bytes | None = None
         self._generated = 0
+        self._relaying = False
         self._every_chunk = dialect.usage_on_every_chunk
         self._usage_chunk = request.stream_usage and not dialect.usage_on_every_chunk
         if self._usage_chunk and request.hints.get("continuous_usage_stats"):
@@ -63,7 +64,13 @@ class StreamWriter:
         """The chunks that say these events."""
         out: list[bytes] = []
         for event in events:
-            if isinstance(event, Delta):
+            if isinstance(event, Relayed):
+                self._relaying = True
+                out.append(b"data: %b\n\n" % guard(event.data.replace(b"\n", b"")))
+            elif self._relaying:
+                if isinstance(event, Usage):
+                    out.append(b"data: [DONE]\n\n")
+            elif isinstance(event, Delta):
                 self._count(event)
                 if self._held is not None:
                     out.append(self._release())

@@ -17,7 +17,7 @@ from adapters.triton.dialects import Dialect
 from adapters.triton.errors import body as error_body
 from adapters.triton.request import outputs_of
 from schemas.errors import GatewayError
-from schemas.ir import Choice, Completion, Delta, Event, Events, Finished, Generate, TextPrompt, Token, Usage
+from schemas.ir import Choice, Completion, Delta, Event, Events, Finished, Generate, Started, TextPrompt, Token, Usage
 from schemas.triton import Details
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
@@ -217,7 +217,7 @@ class FrameEncoder:
             return self._frame(event) if event.text or event.tokens else b""
         elif isinstance(event, Usage):
             return self._frame(self._last, event) if self._last else b""
-        else:
+        elif isinstance(event, Started):
             self._values.prompt_tokens = event.prompt_tokens
         return b""
 

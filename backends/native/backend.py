@@ -69,6 +69,7 @@ class NativeBackend:
             connect or self._way(),
             heartbeat=self._options.heartbeat,
             hung_after=self._options.hung_after,
+            patience=self._options.patience,
         )
 
     @staticmethod

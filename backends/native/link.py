@@ -34,7 +34,8 @@ class EngineLink:
     Args:
         connect: how to reach it.
         heartbeat: seconds between pings.
-        hung_after: seconds of silence after which the engine is killed, and for which requests wait for the next.
+        hung_after: seconds of silence after which the engine is killed.
+        patience: seconds that requests wait for the next engine.
     """
 
     def __init__(
@@ -43,10 +44,12 @@ class EngineLink:
         *,
         heartbeat: float = 1.0,
         hung_after: float = 30.0,
+        patience: float = 30.0,
     ) -> None:
         self._connect = connect
         self._heartbeat = heartbeat
         self._hung_after = hung_after
+        self._patience = patience
         self._next_seq = 0
         self._pings = count()
         self._exchanges: dict[int, Exchange] = {}
@@ -158,7 +161,7 @@ class EngineLink:
             self._health = Health("loading", "the engine is started again")
             self._sort_out()
             loop = asyncio.get_running_loop()
-            self._impatience = loop.call_later(self._hung_after, self._fail, "the engine did not start again")
+            self._impatience = loop.call_later(self._patience, self._fail, "the engine did not start again")
         return was_ready
 
     async def _watch(self, lost: asyncio.Event) -> None:

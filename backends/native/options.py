@@ -19,6 +19,7 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
         socket: Unix socket of an engine that somebody else runs; without it the backend runs its own.
         heartbeat: seconds between signs of life that the engine is asked for.
         hung_after: seconds without one after which the engine is killed.
+        patience: seconds that requests wait for the engine that is started in its place.
     """
 
     model: str = str(WEIGHTS)
@@ -26,6 +27,7 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
     socket: str | None = None
     heartbeat: float = 1.0
     hung_after: float = 30.0
+    patience: float = 30.0
 
     @property
     def engine_options(self) -> EngineOptions:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import msgspec
 from hypothesis import strategies as st
 
 from adapters.fold import fold
@@ -37,7 +38,7 @@ logprobs = st.floats(min_value=-1e4, max_value=0.0, allow_nan=False)
 
 def canonical(events: Events) -> Completion:
     """What a stream says, however it was cut into deltas and batches."""
-    return fold(events)
+    return msgspec.structs.replace(fold(events), relayed=None)
 
 
 @st.composite

@@ -96,3 +96,19 @@ def test_errors(server: Server, client: openai.OpenAI) -> None:
             model=server.model, messages=MESSAGES, response_format={"type": "json_object"}, stream=True
         )
     assert unsupported.value.param == "response_format"
+
+
+def test_responses_whole_equals_streamed(server: Server, client: openai.OpenAI) -> None:
+    whole = client.responses.create(model=server.model, input=CAPITAL, temperature=0)
+    assert "Paris" in whole.output_text
+    assert whole.status == "completed"
+    with client.responses.stream(model=server.model, input=CAPITAL, temperature=0) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    assert text == final.output_text == whole.output_text
+    assert final.usage == whole.usage
+
+
+def test_responses_are_cut_and_say_so(server: Server, client: openai.OpenAI) -> None:
+    cut = client.responses.create(model=server.model, input="Tell me a story.", max_output_tokens=3)
+    assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")

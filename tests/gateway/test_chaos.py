@@ -17,12 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from .processes import Gateway, serving, status, until
+from .processes import Gateway, serving, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 KILLS = int(os.environ.get("KILLS", "5"))
-BACK_WITHIN = 10.0  # seconds, of the bundled model
 QUESTIONS = ("Tell me a story.", "Count to ten.", "What is the capital of France?", "Hello!")
 
 
@@ -109,7 +108,7 @@ def test_kills_under_load(tmp_path: Path) -> None:
     print(f"{KILLS} kills, {load.ended.total()} requests: {dict(load.ended)}; back after {max(back):.1f} s at most")
     assert load.ended["whole"] > 0
     assert not [how for how in load.ended if how.startswith("broken")], load.ended
-    assert {question: {text} for question, text in expected.items()} == load.answers
+    assert all(load.answers[question] <= {text} for question, text in expected.items())
 
 
 def _kill(gateway: Gateway, log: Path) -> float:
@@ -118,9 +117,15 @@ def _kill(gateway: Gateway, log: Path) -> float:
     began = time.monotonic()
     os.kill(engine, signal.SIGKILL)
     until(lambda: gateway.engines() not in ([], [engine]), log)
-    until(lambda: status(f"{gateway.url}/health/ready") == 200, log)
-    Load._whole(_quiet(gateway), "Hello!")
+    until(lambda: _answers(gateway), log)
     return time.monotonic() - began
+
+
+def _answers(gateway: Gateway) -> bool:
+    try:
+        return bool(Load._whole(_quiet(gateway), "Hello!"))
+    except urllib.error.HTTPError:
+        return False
 
 
 def _quiet(gateway: Gateway) -> Load:

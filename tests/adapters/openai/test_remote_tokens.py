@@ -88,7 +88,7 @@ def test_an_echoed_prompt_is_taken_off() -> None:
     request = completion(prompt=[[0, 5, 6]], echo=True, logprobs=1, max_tokens=4)
     data = (GOLDEN / "openai/completion-echo-logprobs.json").read_bytes()
     events = client().decode(request, Reply(data))
-    [started, finished, _] = events
+    [*_, started, finished, _] = events
     assert isinstance(started, Started)
     assert isinstance(finished, Finished)
     assert [(t.id, t.text, t.logprob) for t in started.prompts[0]] == [
@@ -124,7 +124,7 @@ def test_where_the_echo_of_token_ids_ends(text: str, tokens: list[str], prompt: 
     told = {"tokens": tokens, "token_logprobs": [None, *[-1.0] * (len(tokens) - 1)]}
     request = completion(prompt=[[1, 2]], echo=True, logprobs=0)
     whole = {"index": 0, "text": text, "finish_reason": "stop", "logprobs": told}
-    [started, finished, _] = client().decode(request, answer(whole, usage=None))
+    [*_, started, finished, _] = client().decode(request, answer(whole, usage=None))
     assert isinstance(started, Started)
     assert isinstance(finished, Finished)
     assert tuple(token.text for token in started.prompts[0]) == prompt

@@ -34,7 +34,7 @@ async def engine() -> FakeEngine:
 
 @pytest.fixture
 async def link(engine: FakeEngine) -> AsyncIterator[EngineLink]:
-    link = EngineLink(engine.connect, heartbeat=0.01, hung_after=0.5)
+    link = EngineLink(engine.connect, heartbeat=0.01, hung_after=0.5, patience=0.5)
     await link.start()
     yield link
     await link.aclose()

@@ -1,0 +1,229 @@
+"""OpenAI's Responses API on the wire: `POST /v1/responses`.
+
+Source: OpenAI's API reference (openai-openapi, CreateResponse and ResponseStreamEvent).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A piece of content: `input_text`, `output_text`, `refusal` or `input_image`."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: str | None = None
+    detail: str | None = None
+
+
+class Item(msgspec.Struct, frozen=True):
+    """One item of the input: a message, a call of a function, or what a function answered."""
+
+    type: str = "message"
+    role: str | None = None
+    content: str | tuple[Part, ...] | None = None
+    id: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | tuple[Part, ...] | None = None
+    summary: Any = None
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A tool. Only functions can be run by anybody but OpenAI."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Which tool must be called, or among which is to be chosen."""
+
+    type: str
+    name: str | None = None
+    mode: str | None = None
+    tools: tuple[Tool, ...] = ()
+
+
+class Format(msgspec.Struct, frozen=True):
+    """What the text must look like."""
+
+    type: str = "text"
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class Text(msgspec.Struct, frozen=True):
+    """How the text is to be."""
+
+    format: Format | None = None
+    verbosity: str | None = None
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    """How hard to think."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `/v1/responses`."""
+
+    input: str | tuple[Item, ...]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool | None = None
+    tools: tuple[Tool, ...] | None = None
+    tool_choice: str | Choice | None = None
+    parallel_tool_calls: bool | None = None
+    text: Text | None = None
+    reasoning: Reasoning | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    truncation: str | None = None
+    include: tuple[str, ...] | None = None
+    stream_options: Any = None
+    top_logprobs: int | None = None
+    max_tool_calls: int | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    background: bool | None = None
+    prompt: Any = None
+
+
+# --- answers ------------------------------------------------------------------------------------------------------
+
+
+class OutputText(msgspec.Struct, frozen=True, tag="output_text"):
+    """Text."""
+
+    annotations: tuple[()] = ()
+    logprobs: tuple[()] = ()
+    text: str = ""
+
+
+class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
+    """Why not."""
+
+    refusal: str = ""
+
+
+class ReasoningText(msgspec.Struct, frozen=True, tag="reasoning_text"):
+    """What came before the answer."""
+
+    text: str = ""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
+    """What the model said."""
+
+    id: str
+    status: str
+    content: tuple[OutputText | Refusal, ...] = ()
+    role: Literal["assistant"] = "assistant"
+
+
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
+    """A call of a function; `arguments` is JSON text."""
+
+    id: str
+    status: str
+    arguments: str = ""
+    call_id: str
+    name: str
+
+
+class Thought(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning"):
+    """What the model thought."""
+
+    id: str
+    summary: tuple[()] = ()
+    content: tuple[ReasoningText, ...] = ()
+    status: str
+
+
+Output = Message | FunctionCall | Thought
+
+
+class InputDetails(msgspec.Struct, frozen=True):
+    """Of the input's tokens, those that were cached, and those that were written to a cache and cost extra."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct, frozen=True):
+    """Of the output's tokens, those that were reasoning."""
+
+    reasoning_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class Incomplete(msgspec.Struct, frozen=True):
+    """Why it stops where it does."""
+
+    reason: str
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    """A response, finished or not. What was asked is told again."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: str
+    background: Literal[False] = False
+    error: Failure | None = None
+    incomplete_details: Incomplete | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    model: str
+    output: tuple[Output, ...] = ()
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    reasoning: Reasoning
+    service_tier: str
+    store: Literal[False] = False
+    temperature: float
+    text: msgspec.Raw
+    tool_choice: Any
+    tools: msgspec.Raw
+    top_p: float
+    truncation: str
+    usage: Usage | None = None
+    user: str | None
+    metadata: dict[str, str]
