@@ -15,7 +15,7 @@ from litestar.handlers import get
 
 from adapters.base import Adapter
 from backends.base import Backend
-from gateway import feedback, health
+from gateway import feedback, health, page
 from gateway.auth import Keys, keys_from
 from gateway.config import Config, ConfigError
 from gateway.failures import shown
@@ -94,6 +94,7 @@ def create_app(config: Config, backends: Mapping[str, Backend] | None = None, fo
             mounts.handler(service),
             *health.handlers(service),
             feedback.handler(service),
+            *page.handlers(),
             describe,
         ],
         exception_handlers={HTTPException: _in_protocol(mounts), Exception: _in_protocol(mounts)},

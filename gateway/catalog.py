@@ -36,7 +36,7 @@ def _card(
         created=created,
         changed=deployed.since // 10**9,
         version=deployed.version,
-        ready=all(arm.ready for arm in arms),
+        ready=all(health[arm.backend].status == "ready" for arm in endpoint.served_entities if arm.shadow is None),
         served_entities=arms,
         pending=_arms(deployed.pending, health) if deployed.pending is not None else (),
         update_failed=bool(deployed.failed),

@@ -96,8 +96,9 @@ def check(file: Path) -> None:
         click.echo(f"{name}  ({endpoint.task})")
         for entity in endpoint.served_entities:
             kind = config.backends[entity.backend]["kind"]
+            shadow = ", a shadow" if entity.shadow is not None else ""
             share, model = entity.traffic_percentage, entity.model or name
-            click.echo(f"  {share:3d} %  {entity.name}: {model} on {entity.backend} ({kind})")
+            click.echo(f"  {share:3d} %  {entity.name}: {model} on {entity.backend} ({kind}){shadow}")
 
 
 @main.command()

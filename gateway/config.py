@@ -82,10 +82,18 @@ class ServerSection(Section, frozen=True):
 Task = Literal["chat", "completions", "embeddings"]
 
 
+class Shadow(Section, frozen=True):
+    """How much a shadow may cost, in each worker: copies at a time, and seconds for one. More are not sent."""
+
+    max_concurrent_requests: Annotated[int, msgspec.Meta(ge=1)] = 4
+    timeout: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+
+
 class ServedEntity(Section, frozen=True):
     """One arm of an endpoint: a backend, and the name of the model there.
 
-    `task` None = the endpoint's. An arm with 0 % answers direct calls, and where those before it failed.
+    `task` None = the endpoint's. An arm with 0 % answers direct calls, and where those before it failed. A `shadow`
+    gets a copy of each generation request of the endpoint, and answers direct calls only.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]+$", max_length=128)]
@@ -93,6 +101,7 @@ class ServedEntity(Section, frozen=True):
     model: str | None = None
     traffic_percentage: Annotated[int, msgspec.Meta(ge=0, le=100)] = 100
     task: Task | None = None
+    shadow: Shadow | None = None
 
 
 class Guardrail(Section, frozen=True):
@@ -216,6 +225,8 @@ def wrong_endpoint(endpoint: Endpoint, backends: Collection[str]) -> str | None:
     for arm in arms:
         if arm.backend not in backends:
             return f".{arm.name}: no backend is called '{arm.backend}'{_nearest(arm.backend, backends)}"
+        if arm.shadow is not None and arm.traffic_percentage:
+            return f".{arm.name}: a shadow answers nobody, so that its `traffic_percentage` must be 0"
     if (total := sum(arm.traffic_percentage for arm in arms)) != 100:
         return f": traffic percentages add up to {total}, not 100"
     if len({arm.name for arm in arms}) != len(arms):
@@ -270,6 +281,7 @@ def _all_fields() -> set[str]:
         Limits,
         Endpoint,
         ServedEntity,
+        Shadow,
         Guardrail,
         Experiment,
         Fallback,

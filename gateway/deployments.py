@@ -60,12 +60,14 @@ def deployed(endpoints: Mapping[str, Endpoint], state: State, backends: Collecti
     """All deployments: those of the configuration, as far as the state does not say otherwise.
 
     Raises:
-        ConfigError: the state names a backend that is not configured any more.
+        ConfigError: the state names a backend that is not configured any more, or makes no sense.
     """
     found: dict[str, Deployment | None] = {name: Deployment(endpoint=endpoint) for name, endpoint in endpoints.items()}
     found |= state.endpoints
     present = {name: deployment for name, deployment in found.items() if deployment is not None}
     for name, deployment in present.items():
+        if deployment.endpoint is None and deployment.pending is None:
+            raise ConfigError(f"endpoints.{name}: there is neither `endpoint` nor `pending`")
         for endpoint in (deployment.endpoint, deployment.pending):
             if endpoint is not None and (wrong := wrong_endpoint(endpoint, backends)):
                 raise ConfigError(f"endpoints.{name}{wrong}")
@@ -131,13 +133,19 @@ def _used(endpoint: Endpoint) -> set[str]:
 
 def _endpoint(change: Change, old: Endpoint | None, backends: Collection[str]) -> Endpoint:
     try:
-        arms = tuple(msgspec.convert(_arm(arm), ServedEntity) for arm in change.served_entities)
+        arms = tuple(_keeping_shadow(msgspec.convert(_arm(arm), ServedEntity), old) for arm in change.served_entities)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"A served entity is wrong: {error}", param="config.served_entities") from None
     endpoint = replace(old or Endpoint(served_entities=()), served_entities=arms)
     if wrong := wrong_endpoint(endpoint, backends):
         raise InvalidRequest(f"{change.endpoint}{wrong}", param="config.served_entities")
     return endpoint
+
+
+def _keeping_shadow(arm: ServedEntity, old: Endpoint | None) -> ServedEntity:
+    """A shadow stays one, as long as it gets no share."""
+    kept = [before.shadow for before in old.served_entities if before.name == arm.name] if old is not None else []
+    return replace(arm, shadow=kept[0]) if kept and not arm.traffic_percentage else arm
 
 
 def _arm(arm: Arm) -> dict[str, Any]:

@@ -47,7 +47,7 @@ METRICS = (
 )
 """Times in seconds; all but `success` of answered requests only. In a tally they follow the exposures."""
 
-APART = ("cancelled", "refused", "fell_back", "direct", "stopped")
+APART = ("cancelled", "refused", "fell_back", "direct", "shadow", "stopped")
 TOTALS = (*APART, *FinishReason)
 _FAILURES = frozenset(
     {"backend_failed", "backend_unavailable", "timeout", "incomplete", "internal", "overloaded", "shutting_down"}
@@ -154,6 +154,10 @@ class Experiment:
         for reason in ended.reasons:
             self._tally.count(arm, _REASONS[reason])
         return (arm, bucket) if self._endpoint.experiment.feedback else None
+
+    def shadowed(self, target: Target) -> None:
+        """A copy sent to a shadow ended."""
+        self._tally.count(self._index[target.entity.name], APART.index("shadow"))
 
     def feedback(self, arm: int, bucket: int, metric: str, value: float) -> None:
         """A user's own figure for an answer of this arm.

@@ -29,6 +29,7 @@ class Metrics:
         self._generated = self._counter("generation_tokens", "Generated tokens", "model", "served")
         self._served = self._counter("gw_served_requests", "Requests ended, by arm", "model", "served", "outcome")
         self._fallbacks = self._counter("gw_fallbacks", "Requests passed on by a failed arm", "model", "served")
+        self._shadows = self._counter("gw_shadow_requests", "Copies for shadows, by end", "model", "served", "outcome")
         self._first = self._histogram("time_to_first_token_seconds", "Until the first event")
         self._total = self._histogram("e2e_request_latency_seconds", "Until the last event")
         running = Gauge("gw_requests_running", "Requests being answered", ("worker",), registry=self.registry)
@@ -53,6 +54,10 @@ class Metrics:
     def fell_back(self, model: str, arm: str) -> None:
         """An arm failed, and the next is asked."""
         self._fallbacks.labels(self._worker, model, arm).inc()
+
+    def shadowed(self, model: str, arm: str, outcome: str) -> None:
+        """A copy for a shadow ended, or was not sent ("dropped")."""
+        self._shadows.labels(self._worker, model, arm, outcome).inc()
 
     def answered(self, model: str, arm: str, prompt: int, generated: int, first: float, total: float) -> None:
         """A whole answer was given; times in seconds."""

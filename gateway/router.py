@@ -29,11 +29,12 @@ class Target:
 class Plan:
     """What to do with a request: `targets` in the order in which they are asked, the first by assignment.
 
-    `unit` None: the client asked for this very arm.
+    `unit` None: the client asked for this very arm. `shadows` get copies.
     """
 
     targets: tuple[Target, ...]
     unit: Unit | None = None
+    shadows: tuple[Target, ...] = ()
 
 
 class Router:
@@ -80,14 +81,19 @@ class _Arms:
             (entity.name, Target(name, entity, backends[entity.backend], entity.model or name))
             for entity in endpoint.served_entities
         )
+        live = [target for _, target in self.targets if target.entity.shadow is None]
+        self._shadows = tuple(target for _, target in self.targets if target.entity.shadow is not None)
         self._orders = {
-            first: (target, *(other for _, other in self.targets if other is not target and endpoint.fallback.enabled))
-            for first, target in self.targets
+            target.entity.name: (
+                target,
+                *(other for other in live if other is not target and endpoint.fallback.enabled),
+            )
+            for target in live
         }
 
     def plan(self, request: Request, headers: Mapping[str, str]) -> Plan:
         unit = unit_of(request, headers, self._units)
-        return Plan(self._orders[assign(self._name, self._weights, unit.value)], unit)
+        return Plan(self._orders[assign(self._name, self._weights, unit.value)], unit, self._shadows)
 
     def stop(self, names: Collection[str]) -> None:
         weights = {name: 0.0 if name in names else share for name, share in self._shares.items()}

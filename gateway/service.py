@@ -21,9 +21,10 @@ from gateway.experiment import Experiment, Outcome, key
 from gateway.metrics import Metrics
 from gateway.recall import Answered, Recall
 from gateway.router import Plan, Router, Target
+from gateway.shadow import Shadows
 from gateway.state import Live
 from schemas.errors import BackendUnavailable, GatewayError, InvalidRequest
-from schemas.ir import Catalog, Change, Request, RequestCounts
+from schemas.ir import Catalog, Change, Generate, Request, RequestCounts
 
 log = structlog.get_logger()
 
@@ -61,6 +62,7 @@ class Service:
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
         self._failed: dict[str, Health] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._shadows = Shadows(self.metrics, lambda backend: self._health[backend].status == "ready")
         self.experiments: dict[str, Experiment] = {}
         self._live = Live(config)
         self._serve()
@@ -77,7 +79,11 @@ class Service:
             return Health("failed", "shutting down")
         in_force = [deployed.endpoint for deployed in self._live.deployments.values() if deployed.endpoint is not None]
         for endpoint in in_force:
-            states = {entity.backend: self._health[entity.backend] for entity in endpoint.served_entities}
+            states = {
+                entity.backend: self._health[entity.backend]
+                for entity in endpoint.served_entities
+                if entity.shadow is None
+            }
             if not any(health.status == "ready" for health in states.values()):
                 name, health = min(states.items(), key=lambda item: item[1].status == "failed")
                 return Health(health.status, f"{name}: {health.detail or health.status}")
@@ -118,7 +124,7 @@ class Service:
         log.info("endpoint.changed", model=change.endpoint, action=change.action)
 
     def plan(self, request: Request, headers: Mapping[str, str]) -> tuple[Plan, Experiment]:
-        """Where a request goes, and where it counts; counts its exposure.
+        """Where a request goes, and where it counts; counts its exposure, and sends the copies for shadows.
 
         Raises:
             schemas.errors.ModelNotFound: nowhere.
@@ -126,6 +132,8 @@ class Service:
         plan = self.router.plan(request, headers)
         experiment = self.experiments[plan.targets[0].endpoint]
         experiment.exposed(plan)
+        if plan.shadows and isinstance(request, Generate) and not self.draining:
+            self._shadows.send(request, plan.shadows, experiment)
         return plan, experiment
 
     def ended(self, id: str, experiment: Experiment, plan: Plan, last: Target, ended: Outcome) -> None:
@@ -179,6 +187,7 @@ class Service:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+        await self._shadows.aclose()
         for backend in self.backends.values():
             await backend.aclose()
 

@@ -134,24 +134,30 @@ class Live:
         await self._change(change.endpoint, make)
 
     async def settle(self, health: Mapping[str, Health]) -> None:
-        """End the updates whose backends have become ready, or have failed."""
+        """End the updates whose backends have become ready, or have failed; tried again if the file is out of order."""
 
         def make(found: Deployments, name: str) -> Deployment | None:
             return settled(found[name], health, time.time_ns()) if name in found else None
 
         for name, waiting in self.deployments.items():
-            if settled(waiting, health, 0) != waiting:
+            if settled(waiting, health, 0) == waiting:
+                continue
+            try:
                 await self._change(name, partial(make, name=name))
+            except (ConfigError, OSError) as error:
+                log.error("state.refused", why=str(error))
 
     async def _change(self, name: str, make: Callable[[Deployments], Deployment | None]) -> None:
         if self._file is None:
             raise Forbidden("Endpoints cannot be changed here: the server has no state file.")
 
         def edit(state: State) -> State:
-            made = state.endpoints | {name: make(self._deployed(state))}
-            if made[name] is None and name not in self._config.endpoints:
-                del made[name]
-            return State(endpoints=made)
+            new = make(self._deployed(state))
+            if new is not None and new.failed:
+                log.warning("update.failed", model=name, why=new.failed)
+            rest = {other: kept for other, kept in state.endpoints.items() if other != name}
+            forgotten = new is None and name not in self._config.endpoints
+            return State(endpoints=rest if forgotten else rest | {name: new})
 
         await asyncio.to_thread(self._file.change, edit)
 

@@ -203,6 +203,21 @@ async def test_an_update_waits_for_its_backends_and_bars_others(tmp_path: Path) 
         assert (await chat(client)).headers["served-model-name"] == "c"
 
 
+async def test_an_update_is_ended_once_the_state_is_in_order_again(tmp_path: Path) -> None:
+    slow, file = ScriptedBackend("t"), tmp_path / "state.json"
+    app = worker(tmp_path, [slow])
+    async with running(app) as client:
+        slow.health = Health("loading")
+        await app.state.service._look()
+        await put(client, arms(("c", "t/echo", 100)))
+        slow.health, kept = Health("ready"), file.read_bytes()
+        for state in (b"{", kept):
+            file.write_bytes(state)
+            for _ in range(2):
+                await app.state.service._look()
+        assert (await chat(client)).headers["served-model-name"] == "c"
+
+
 async def test_an_update_fails_with_its_backend_and_the_old_arms_go_on(tmp_path: Path) -> None:
     dead = ScriptedBackend("t")
     app = worker(tmp_path, [dead])
@@ -264,15 +279,25 @@ async def test_changes_survive_a_restart(tmp_path: Path) -> None:
         assert (await client.get(URL)).json() == {"endpoints": []}
 
 
-def test_a_state_that_contradicts_the_configuration_is_refused_at_the_start(tmp_path: Path) -> None:
-    (tmp_path / "state.json").write_text(
-        '{"endpoints":{"new":{"endpoint":{"served_entities":[{"name":"a","backend":"gone"}]}}}}'
-    )
-    with pytest.raises(ConfigError, match=r"endpoints.new.a: no backend is called 'gone'"):
+@pytest.mark.parametrize(
+    ("state", "word"),
+    [
+        (
+            '{"endpoints":{"new":{"endpoint":{"served_entities":[{"name":"a","backend":"gone"}]}}}}',
+            "endpoints.new.a: no backend is called 'gone'",
+        ),
+        ('{"endpoints":{"new":{}}}', "endpoints.new: there is neither"),
+        ('{"endpoints":{"new":{"vesrion":2}}}', "vesrion"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_a_state_that_makes_no_sense_is_refused_at_the_start(state: str, word: str, tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text(state)
+    with pytest.raises(ConfigError, match=word):
         worker(tmp_path)
-    (tmp_path / "state.json").write_text("{")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        worker(tmp_path)
+
+
+def test_a_state_file_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written to"):
         Live(config(tmp_path / "nowhere"))
 

@@ -1,0 +1,185 @@
+// The page behind /ui: what is served, how its arms fare, and a playground. No library; every text is set as text.
+"use strict";
+
+const API = "/api/2.0/serving-endpoints";
+const POLL = 2000; // milliseconds
+const $ = (id) => document.getElementById(id);
+
+function element(tag, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+}
+
+async function call(path, method = "GET", body) {
+  const headers = body === undefined ? {} : { "content-type": "application/json" };
+  if ($("key").value) headers.authorization = `Bearer ${$("key").value}`;
+  const answer = await fetch(path, { method, headers, body: body && JSON.stringify(body) });
+  const told = await answer.json();
+  if (!answer.ok) throw new Error(told.message || `${answer.status}`);
+  return told;
+}
+
+const number = (value) => (value === undefined ? "" : Number(value.toPrecision(3)).toString());
+const row = (cell, ...values) => element("tr", {}, ...values.map((value) => element(cell, {}, value)));
+
+// --- endpoints ---------------------------------------------------------------------------------------------------
+
+const cards = new Map(); // endpoint's name -> { told, article, figures }
+
+async function refresh() {
+  const names = (await call(API)).endpoints.map((endpoint) => endpoint.name);
+  for (const [name, card] of cards) {
+    if (!names.includes(name)) cards.delete(name) && card.article.remove();
+  }
+  for (const name of names) {
+    const [endpoint, report] = await Promise.all([
+      call(`${API}/${encodeURIComponent(name)}`),
+      call(`/serving-endpoints/${encodeURIComponent(name)}/experiment`),
+    ]);
+    show(endpoint, report);
+  }
+  const options = [...$("model").options].map((option) => option.value);
+  if (options.join() !== names.join()) $("model").replaceChildren(...names.map((name) => new Option(name, name)));
+}
+
+function show(endpoint, report) {
+  const old = cards.get(endpoint.name);
+  const told = JSON.stringify([endpoint.state, endpoint.config]);
+  if (old && old.told === told) { // a slider being moved stays where it is
+    old.figures.replaceChildren(...figures(report));
+    return;
+  }
+  const article = element("article", {}, element("h3", {}, endpoint.name), state(endpoint), split(endpoint));
+  const card = { told, article, figures: element("div", {}, ...figures(report)) };
+  article.append(card.figures);
+  if (old) old.article.replaceWith(article);
+  else $("endpoints").append(article);
+  cards.set(endpoint.name, card);
+}
+
+function state(endpoint) {
+  const words = [endpoint.task, endpoint.state.ready, endpoint.state.config_update, `version ${endpoint.config.config_version}`];
+  return element("p", {}, words.join(" · "));
+}
+
+// One slider an arm. With two arms, one follows the other; with more, what is applied must add up to 100.
+function split(endpoint) {
+  const routes = endpoint.config.traffic_config.routes;
+  const entities = new Map(endpoint.config.served_entities.map((entity) => [entity.name, entity]));
+  const sliders = routes.map((route) =>
+    element("input", { type: "range", min: 0, max: 100, value: route.traffic_percentage, name: route.served_entity_name }),
+  );
+  const shares = routes.map((route) => element("output", {}, `${route.traffic_percentage} %`));
+  const apply = element("button", { disabled: true }, "Apply");
+  sliders.forEach((slider, at) => {
+    slider.oninput = () => {
+      if (sliders.length === 2) sliders[1 - at].value = 100 - slider.value;
+      sliders.forEach((other, index) => (shares[index].textContent = `${other.value} %`));
+      apply.disabled = sliders.reduce((sum, other) => sum + Number(other.value), 0) !== 100;
+    };
+  });
+  apply.onclick = () => change(endpoint.name, sliders, apply);
+  const rows = routes.map((route, at) => {
+    const entity = entities.get(route.served_entity_name);
+    const ready = entity.state.deployment === "DEPLOYMENT_READY" ? "ready" : "not ready";
+    return row("td", entity.name, entity.entity_name, ready, sliders[at], shares[at]);
+  });
+  return element("div", {}, element("table", {}, row("th", "arm", "entity", "", "split", ""), ...rows), apply);
+}
+
+async function change(name, sliders, apply) {
+  const routes = sliders.map((slider) => ({ served_entity_name: slider.name, traffic_percentage: Number(slider.value) }));
+  apply.disabled = true;
+  await say(async () => {
+    await call(`${API}/${encodeURIComponent(name)}/config`, "PUT", { traffic_config: { routes } });
+    await refresh();
+  });
+}
+
+// --- figures -----------------------------------------------------------------------------------------------------
+
+function figures(report) {
+  const metrics = [...new Set(report.arms.flatMap((arm) => Object.keys(arm.means)))];
+  if (!metrics.length) return [];
+  const arms = report.arms.map((arm) => row("td", arm.name, `${arm.exposures}`, ...metrics.map((m) => number(arm.means[m]))));
+  const shown = [element("table", {}, row("th", "arm", "requests", ...metrics), ...arms)];
+  if (report.comparisons.length) {
+    const against = row("th", `against ${report.control}`, "metric", "difference", "", "");
+    shown.push(element("table", {}, against, ...report.comparisons.map(comparison)));
+  }
+  if (report.sample_ratio_mismatch) {
+    shown.push(element("p", { className: "warning" }, "The arms' requests contradict the split: do not trust the figures."));
+  }
+  return shown;
+}
+
+function comparison(found) {
+  const known = found.low !== null && found.high !== null;
+  const words = known ? `${number(found.difference)}  (${number(found.low)} to ${number(found.high)})` : "";
+  const decision = element("span", { className: found.decision }, found.decision);
+  return row("td", found.arm, found.metric, words, known ? interval(found.low, found.high) : "", decision);
+}
+
+function interval(low, high) {
+  const most = Math.max(Math.abs(low), Math.abs(high)) || 1;
+  const bar = element("i");
+  bar.style.left = `${50 + (50 * low) / most}%`;
+  bar.style.width = `${(50 * (high - low)) / most}%`;
+  return element("div", { className: "interval" }, bar, element("b"));
+}
+
+// --- playground --------------------------------------------------------------------------------------------------
+
+const TOKENS = 64;
+const messages = (prompt) => [{ role: "user", content: prompt }];
+const PROTOCOLS = {
+  OpenAI: (model, prompt) => ["/v1/chat/completions", { model, messages: messages(prompt), max_tokens: TOKENS, stream: true }],
+  Databricks: (model, prompt) => [
+    `/serving-endpoints/${encodeURIComponent(model)}/invocations`,
+    { messages: messages(prompt), max_tokens: TOKENS, stream: true },
+  ],
+  "TGI (first endpoint)": (_, prompt) => ["/generate_stream", { inputs: prompt, parameters: { max_new_tokens: TOKENS } }],
+  Triton: (model, prompt) => [
+    `/v2/models/${encodeURIComponent(model)}/generate_stream`,
+    { text_input: prompt, parameters: { max_tokens: TOKENS } },
+  ],
+  Anthropic: (model, prompt) => ["/v1/messages", { model, max_tokens: TOKENS, messages: messages(prompt), stream: true }],
+};
+
+async function play(title, path, body) {
+  const sent = element("pre", { className: "request" }, `POST ${path}\n\n${JSON.stringify(body, null, 2)}`);
+  const got = element("pre");
+  $("streams").append(element("article", {}, element("h3", {}, title), sent, got));
+  const headers = { "content-type": "application/json" };
+  if ($("key").value) headers.authorization = `Bearer ${$("key").value}`;
+  const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
+  got.textContent = `${answer.status}  served by ${answer.headers.get("served-model-name") || "nobody"}\n\n`;
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let part = await reader.read(); !part.done; part = await reader.read()) got.append(part.value);
+}
+
+$("playground").onsubmit = (event) => {
+  event.preventDefault();
+  $("streams").replaceChildren();
+  const asked = Object.entries(PROTOCOLS).map(([title, write]) => play(title, ...write($("model").value, $("prompt").value)));
+  say(() => Promise.all(asked));
+};
+
+// --- the loop ----------------------------------------------------------------------------------------------------
+
+async function say(work) {
+  try {
+    await work();
+    $("said").textContent = "";
+  } catch (error) {
+    $("said").textContent = error.message;
+  }
+}
+
+async function poll() {
+  await say(refresh);
+  setTimeout(poll, POLL);
+}
+
+poll();
