@@ -38,6 +38,7 @@ bench: $(VENV)/.installed  ## what the gateway itself costs, in CPU time per req
 	$(VENV)/bin/python -m benchmarks.gateway
 	$(VENV)/bin/python -m benchmarks.remote
 	$(VENV)/bin/python -m benchmarks.routing
+	$(VENV)/bin/python -m benchmarks.grammar
 
 clean:  ## remove what make built
 	rm -rf $(VENV) $(CLIENTS) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
