@@ -14,6 +14,7 @@ from backends.native.engine.kv_cache import KVCache
 from backends.native.engine.loop import Engine
 from backends.native.engine.machine import available_memory, physical_cores
 from backends.native.engine.options import EngineOptions
+from backends.native.engine.pooling import HiddenStates
 from backends.native.engine.runner import PackedRunner, Runner
 from backends.native.engine.scheduler import Scheduler
 from backends.native.engine.selfcheck import why_not_packed
@@ -92,6 +93,7 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         chunked=runner.chunked,
         on_preempted=runner.forget,
     )
+    hidden = HiddenStates.of(loaded.model, runner)
     ready = Ready(
         context_length=context,
         vocab_size=loaded.vocab_size,
@@ -100,6 +102,7 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         device=str(loaded.model.device),
         tier=runner.tier,
         max_sequences=options.max_sequences,
+        embedding_size=hidden.size if hidden else 0,
     )
     engine = Engine(
         runner,
@@ -107,6 +110,7 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         vocab_size=loaded.vocab_size,
         context_length=context,
         compiler=Compiler.load(options.model, loaded),
+        hidden=hidden,
     )
     return engine, ready
 
