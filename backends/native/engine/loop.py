@@ -165,6 +165,8 @@ class Engine:
             return
         try:
             samples = sample(works, self._runner.run(works))
+            if self._hidden is not None:
+                self._hidden.collect(works)
         except torch.AcceleratorError:
             raise
         except Exception as error:  # the engine's top: a bad sequence must not harm the others
@@ -178,8 +180,6 @@ class Engine:
             self._run(works[:half])
             self._run(works[half:])
             return
-        if self._hidden is not None:
-            self._hidden.collect(works)
         for work, found in zip(works, samples, strict=True):
             self._advance(work, found)
 
