@@ -125,10 +125,7 @@ class Answer:
 
     def _take(self, output: Output) -> FinishReason | None:
         """Add what a sequence gained; why it ended, if it did."""
-        if output.error is not None:
-            if output.overloaded:
-                raise Overloaded("The model is overloaded.", retry_after=1.0)
-            raise BackendFailed(f"The model could not answer: {output.error}.", code="engine_sequence_failed")
+        raise_failure(output)
         prompt, place = divmod(output.seq - self._first_seq, self._candidates)
         if place == 0:  # the others share its prefix, and were not asked for scores
             self._prompts[prompt].scores += output.prompt
@@ -197,9 +194,32 @@ def sampling_params(sampling: Sampling, seed: int) -> SamplingParams:
     )
 
 
+def raise_failure(output: Output) -> None:
+    """Raise what went wrong with a sequence, if something did.
+
+    Raises:
+        schemas.errors.Overloaded: the engine has no room.
+        schemas.errors.BackendFailed: it could not do it.
+    """
+    if output.error is None:
+        return
+    if output.overloaded:
+        raise Overloaded("The model is overloaded.", retry_after=1.0)
+    raise BackendFailed(f"The model could not answer: {output.error}.", code="engine_sequence_failed")
+
+
 def _check_ids(prompt: tuple[int, ...], request: Generate, vocab_size: int) -> None:
     """Refuse ids that no token has, under the names that clients give them."""
     biased = tuple(id for id, _ in request.sampling.logit_bias)
     for param, ids in (("prompt", prompt), ("logit_bias", biased), ("stop_token_ids", request.stopping.stop_token_ids)):
-        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-            raise InvalidRequest(f"Token ids in {param} must be from 0 to {vocab_size - 1}.", param=param)
+        check_ids(param, ids, vocab_size)
+
+
+def check_ids(param: str, ids: tuple[int, ...], vocab_size: int) -> None:
+    """Refuse ids that no token has.
+
+    Raises:
+        schemas.errors.InvalidRequest: one of those in `param`.
+    """
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise InvalidRequest(f"Token ids in {param} must be from 0 to {vocab_size - 1}.", param=param)

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from backends.base import Capabilities, EngineState, Feature, Health
+from backends.native import embedding
 from backends.native.answer import Answer
 from backends.native.channels import Connect, in_process, over_socket
 from backends.native.engine_process import EngineProcess, engine_command
@@ -143,8 +144,9 @@ class NativeBackend:
             self._link.release(exchange)
 
     async def embed(self, request: Embed) -> Embeddings:
-        """Not yet."""
-        raise UnsupportedFeature(f"The model '{request.model}' does not make embeddings.", feature="embeddings")
+        """The means of the model's last hidden states."""
+        text, ready = self._parts()
+        return await embedding.embed(request, self._link, text, ready)
 
     async def tokenize(self, request: Tokenize) -> Tokens:
         """The prompt's tokens."""
@@ -247,6 +249,7 @@ def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilit
     }
     return Capabilities(
         features=_FEATURES | {feature for feature, able in can.items() if able},
+        embeddings=ready.embedding_size > 0,
         tokenize=True,
         context_length=ready.context_length,
         vocab_size=ready.vocab_size,

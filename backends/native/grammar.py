@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from decimal import Decimal
 from functools import lru_cache
-from math import lcm
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from backends.native.schema_limits import MOST_BYTES, check_schema
 from schemas.errors import InvalidRequest
 from schemas.ir import Grammar
 
@@ -31,13 +29,6 @@ _LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,  # they would hold the text
 )
-_MOST_BYTES = 64 * 1024
-_MOST_DEPTH = 32
-_MOST_PROPERTIES = 1_000
-_MOST_ENUM_VALUES = 2_000
-# llguidance's fuel does not count these: the automaton of one number has as many states as the number.
-_MOST_MULTIPLE = 10_000
-_MOST_MULTIPLES = 20
 _MOST_SECONDS = 1.0
 _SHOWN = 300
 
@@ -122,8 +113,8 @@ def grammar_source(grammar: Grammar, param: str = "response_format") -> str:
         schemas.errors.InvalidRequest: it is too large or no grammar at all.
     """
     if grammar.kind == "regex":
-        if len(grammar.value.encode()) > _MOST_BYTES:
-            raise InvalidRequest(f"A grammar may have at most {_MOST_BYTES} bytes.", param=param)
+        if len(grammar.value.encode()) > MOST_BYTES:
+            raise InvalidRequest(f"A grammar may have at most {MOST_BYTES} bytes.", param=param)
         return str(LLMatcher.grammar_from_regex(grammar.value))
     schema = {"type": "object"} if grammar.kind == "json_object" else grammar.value
     check_schema(schema, param)
@@ -133,48 +124,3 @@ def grammar_source(grammar: Grammar, param: str = "response_format") -> str:
 def styled(schema: dict[str, Any], *, lenient: bool = False) -> str:
     """The text of a schema for llguidance; if `lenient`, keywords that it cannot follow are left out of account."""
     return json.dumps(schema | {"x-guidance": _JSON_STYLE | {"lenient": lenient}})
-
-
-def check_schema(schema: Any, param: str) -> None:
-    """Refuse a schema beyond the limits, before it is compiled.
-
-    Raises:
-        schemas.errors.InvalidRequest: it is.
-    """
-    if not isinstance(schema, dict):
-        raise InvalidRequest("A JSON schema must be an object.", param=param)
-    nodes = list(_nodes(schema, _MOST_DEPTH, param))
-    objects = [node for node in nodes if isinstance(node, dict)]
-    _at_most(_MOST_BYTES, len(json.dumps(schema)), "bytes", param)
-    _at_most(_MOST_PROPERTIES, sum(_size(node.get("properties")) for node in objects), "properties", param)
-    _at_most(_MOST_ENUM_VALUES, sum(_size(node.get("enum")) for node in objects), "enum values", param)
-    multiples = [node["multipleOf"] for node in objects if isinstance(node.get("multipleOf"), int | float)]
-    _at_most(_MOST_MULTIPLES, len(multiples), "multipleOf", param)
-    if _common_multiple(multiples) > _MOST_MULTIPLE:
-        raise InvalidRequest(f"multipleOf is supported up to {_MOST_MULTIPLE} only.", param=param)
-
-
-def _at_most(limit: int, count: int, what: str, param: str) -> None:
-    if count > limit:
-        raise InvalidRequest(f"A JSON schema may have at most {limit} {what}; this one has {count}.", param=param)
-
-
-def _nodes(value: Any, depth: int, param: str) -> Iterator[Any]:
-    """Every value in it."""
-    if depth < 0:
-        raise InvalidRequest(f"A JSON schema may be nested at most {_MOST_DEPTH} deep.", param=param)
-    yield value
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for each in inner:
-        yield from _nodes(each, depth - 1, param)
-
-
-def _size(value: Any) -> int:
-    return len(value) if isinstance(value, dict | list) else 0
-
-
-def _common_multiple(numbers: list[int | float]) -> int:
-    """The least common multiple, in units of their finest decimal."""
-    exact = [abs(Decimal(str(number))) for number in numbers]
-    places = max((-int(number.as_tuple().exponent) for number in exact), default=0)
-    return lcm(*(int(number.scaleb(max(0, places))) for number in exact))

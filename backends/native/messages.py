@@ -65,7 +65,7 @@ class Submit(Message, frozen=True):
     `max_new_tokens` is resolved and fits the context. `stop_token_ids` end the choice with reason STOP_TOKEN,
     `eos_token_ids` with EOS; neither is heeded before `min_new_tokens`. `top_logprobs` -1: no logprobs at all.
     `prompt_logprobs` -1: none for the prompt. A greater `priority` goes first. `grammar` is what may be generated, in
-    llguidance's words.
+    llguidance's words. `pool` asks for the prompt's vector, and with `max_new_tokens` 0 for nothing else.
     """
 
     seq: int
@@ -80,6 +80,7 @@ class Submit(Message, frozen=True):
     priority: int = 0
     grammar: str | None = None
     features: tuple[Feature, ...] = ()
+    pool: bool = False
 
 
 class Cancel(Message, frozen=True):
@@ -107,7 +108,7 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a sequence gained in a step. `prompt` comes with the first output if it was asked for, one entry a prompt
     token, the first one's logprob None. `error` ends the sequence instead of `reason`; if `overloaded`, it was never
-    begun for want of room and may be submitted again.
+    begun for want of room and may be submitted again. `vector` is the mean of the prompt's last hidden states.
     """
 
     seq: int
@@ -118,6 +119,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cached_tokens: int = 0
     error: str | None = None
     overloaded: bool = False
+    vector: tuple[float, ...] = ()
 
 
 class Step(Message, frozen=True):
@@ -149,7 +151,7 @@ class Loading(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """Engine: the model is loaded; sent first on every connection made after that."""
+    """Engine: the model is loaded; sent first on every connection made after that. `embedding_size` 0: no vectors."""
 
     context_length: int
     vocab_size: int
@@ -159,6 +161,7 @@ class Ready(Message, frozen=True):
     tier: str
     max_sequences: int
     images: bool = False
+    embedding_size: int = 0
 
 
 class Failed(Message, frozen=True):

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from llguidance import regex_to_lark
 from msgspec.structs import replace
 
-from backends.native.grammar import check_schema, styled
+from backends.native.grammar import styled
+from backends.native.schema_limits import check_schema
 from schemas.ir import Delta, Finished, FinishReason, Generate, Grammar, Token, Tool, ToolDelta
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

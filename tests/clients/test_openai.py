@@ -175,4 +175,16 @@ def test_tools(server: Server, client: openai.OpenAI) -> None:
     assert set(json.loads(forced.message.tool_calls[0].function.arguments)) == {"city"}
 
 
+def test_embeddings(server: Server, client: openai.OpenAI, lax: openai.OpenAI) -> None:
+    texts = ["The weather in Paris is sunny.", "The weather in Rome is sunny.", "1 + 1 = 2"]
+    packed = lax.embeddings.create(model=server.model, input=texts)  # asks for base64, which its type does not allow
+    plain = client.embeddings.create(model=server.model, input=texts, encoding_format="float")
+    vectors = [entry.embedding for entry in plain.data]
+    assert [entry.embedding for entry in packed.data] == [pytest.approx(vector, abs=1e-6) for vector in vectors]
+    near, far = (sum(a * b for a, b in zip(vectors[0], vectors[place], strict=True)) for place in (1, 2))
+    assert far < near < 1
+    (short,) = lax.embeddings.create(model=server.model, input=texts[0], dimensions=16).data
+    assert len(short.embedding) == 16
+
+
 CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}

@@ -16,6 +16,7 @@ import structlog
 import torch
 
 from backends.native.engine.grammar import Compiler
+from backends.native.engine.pooling import HiddenStates, mean
 from backends.native.engine.runner import Runner
 from backends.native.engine.sampler import NoDistribution, Sample, sample
 from backends.native.engine.scheduler import Overloaded, Refused, Scheduler
@@ -38,6 +39,7 @@ class Engine:
         vocab_size: token ids a prompt may hold.
         context_length: the most tokens of prompt and output.
         compiler: of grammars; None if the model has no tokenizer for them.
+        hidden: the model's hidden states; None if there are no vectors to be had.
     """
 
     def __init__(
@@ -48,12 +50,14 @@ class Engine:
         vocab_size: int,
         context_length: int,
         compiler: Compiler | None = None,
+        hidden: HiddenStates | None = None,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
         self._vocab_size = vocab_size
         self._context_length = context_length
         self._compiler = compiler
+        self._hidden = hidden
         self._compiling: list[Sequence] = []
         self._arrivals = count()
         self._sequences: dict[tuple[int, int], Sequence] = {}
@@ -134,6 +138,8 @@ class Engine:
             raise Refused(f"prompt and max_new_tokens exceed the context of {self._context_length} tokens")
         if request.features and not self._runner.images:
             raise Refused("this model takes no images")
+        if request.pool and self._hidden is None:
+            raise Refused("the model makes no vectors")
         biased = (token for token, _ in request.sampling.logit_bias)
         named = (*request.prompt, *biased, *request.stop_token_ids, *request.eos_token_ids)
         if min(named) < 0 or max(named) >= self._vocab_size:
@@ -170,6 +176,8 @@ class Engine:
             return
         try:
             samples = sample(works, self._runner.run(works))
+            if self._hidden is not None:
+                self._hidden.collect(works)
         except torch.AcceleratorError:
             raise
         except Exception as error:  # the engine's top: a bad sequence must not harm the others
@@ -207,6 +215,7 @@ class Engine:
                 logprobs=(found.logprobs,) if generates and found.logprobs else (),
                 prompt=self._scored_prompt(sequence) if first else (),
                 cached_tokens=(sequence.cached_tokens or 0) if first else 0,
+                vector=mean(sequence) if sequence.request.pool else (),
             ),
         )
         if reason is not None:

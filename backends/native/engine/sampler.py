@@ -98,7 +98,7 @@ def prompt_logprobs(work: Work, logits: Tensor) -> tuple[Logprobs, ...]:
     """Logprobs of the prompt tokens that follow those of `work`. `logits` is [rows of the work, vocabulary]."""
     request = work.sequence.request
     following = request.prompt[work.start + 1 : work.start + work.count + 1]
-    if not following:
+    if not following or request.prompt_logprobs < 0:
         return ()
     tops = [request.prompt_logprobs] * len(following)
     return tuple(logprobs_of(logits[: len(following)].float(), following, tops))

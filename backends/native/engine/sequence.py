@@ -31,6 +31,7 @@ class Sequence:
         cached_tokens: prompt tokens found in the prefix cache when it was first admitted; None before that.
         prompt_logprobs: collected over the prompt's chunks until the first output takes them along.
         history: what the sampler remembers of its tokens; the sampler's own.
+        hidden_sum: its prompt's hidden states added up (`pooling`), if its vector is wanted.
         constraint: its grammar (`grammar.Constraint`), if it has one.
     """
 
@@ -46,6 +47,7 @@ class Sequence:
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
     history: Any = None
     constraint: Any = None
+    hidden_sum: Any = None
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
@@ -80,14 +82,15 @@ class Sequence:
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether logprobs of its prompt are still wanted, for which every prompt token must be run."""
-        return self.request.prompt_logprobs >= 0 and self.generated == 0
+        """Whether logprobs of its prompt or its vector are still wanted, for which every prompt token must be run."""
+        return (self.request.prompt_logprobs >= 0 or self.request.pool) and self.generated == 0
 
     def forget_computed(self) -> None:
         """Start over from the tokens alone; its blocks are somebody else's already."""
         self.blocks = array("q")
         self.computed = 0
         self.prompt_logprobs.clear()
+        self.hidden_sum = None
 
 
 class Work(msgspec.Struct, frozen=True, eq=False, gc=False):

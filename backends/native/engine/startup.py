@@ -15,6 +15,7 @@ from backends.native.engine.loop import Engine
 from backends.native.engine.machine import available_memory, physical_cores
 from backends.native.engine.options import EngineOptions
 from backends.native.engine.packed_linear import pack_linears
+from backends.native.engine.pooling import HiddenStates
 from backends.native.engine.runner import PackedRunner, Runner
 from backends.native.engine.scheduler import Scheduler
 from backends.native.engine.selfcheck import why_not_packed
@@ -98,6 +99,7 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         chunked=runner.chunked,
         on_preempted=runner.forget,
     )
+    hidden = HiddenStates.of(loaded.model, runner)
     ready = Ready(
         context_length=context,
         vocab_size=loaded.vocab_size,
@@ -107,6 +109,7 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         tier=runner.tier,
         max_sequences=options.max_sequences,
         images=runner.images,
+        embedding_size=hidden.size if hidden else 0,
     )
     engine = Engine(
         runner,
@@ -114,6 +117,7 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         vocab_size=loaded.vocab_size,
         context_length=context,
         compiler=Compiler.load(options.model, loaded),
+        hidden=hidden,
     )
     return engine, ready
 

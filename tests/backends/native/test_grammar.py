@@ -12,12 +12,13 @@ from typing import Any
 import jsonschema
 import pytest
 import pytest_asyncio
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from backends.base import Feature
 from backends.native.backend import NativeBackend
-from backends.native.grammar import check_schema, grammar_source
+from backends.native.grammar import grammar_source
+from backends.native.schema_limits import check_schema
 from schemas.errors import InvalidRequest
 from schemas.ir import ChatPrompt, Choice, FinishReason, Generate, Grammar, Message, Sampling, Stopping
 from tests.backends import laws
@@ -110,6 +111,7 @@ async def test_rows_with_and_without_share_a_batch(backend: NativeBackend) -> No
         (Grammar("json_schema", {"type": "string", "pattern": "a(?=b)"}), "look-around"),
         (Grammar("json_schema", {"type": "integer", "minimum": 5, "maximum": 3}), "minimum (5)"),
         (Grammar("regex", "(a"), "unclosed group"),
+        (Grammar("json_schema", {"multipleOf": True}), "multipleOf"),
         (Grammar("json_schema", {"type": "integer", "multipleOf": 9_999_991}), "multipleOf"),
         (Grammar("json_schema", {"allOf": [{"type": "integer", "multipleOf": m} for m in (997, 991)]}), "multipleOf"),
     ],
@@ -134,13 +136,18 @@ def nested(depth: int) -> dict[str, Any]:
         ({"properties": {f"p{place}": {} for place in range(1001)}}, "1000 properties"),
         ({"enum": list(range(2001))}, "2000 enum values"),
         ({"description": "x" * 70_000}, "bytes"),
-        ({"items": [{"multipleOf": 2}] * 21}, "20 multipleOf"),
+        ({"properties": {f"p{place}": {"multipleOf": 600} for place in range(20)}}, "multipleOf"),
+        ({"multipleOf": 0.7, "anyOf": [{"multipleOf": 11}, {"multipleOf": 13}]}, "multipleOf"),
+        ({"items": {"$ref": "#/$defs/a", "multipleOf": 101}, "$defs": {"a": {"multipleOf": 103}}}, "multipleOf"),
         (True, "an object"),
+        ({"properties": {"a": {"enum": [1, 2**53 + 1]}}}, "enum"),
+        ({"maximum": 2**63}, "maximum"),
     ],
 )
 def test_the_limits_of_a_schema(schema: Any, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why):
         check_schema(schema, "response_format")
+    check_schema({"properties": {f"p{place}": {"multipleOf": 991 + place} for place in range(9)}}, "response_format")
     check_schema(nested(30) | {"multipleOf": 0.01, "properties": {"multipleOf": {"multipleOf": 5}}}, "response_format")
 
 
@@ -161,7 +168,7 @@ LEAVES = st.one_of(
         st.integers(0, 500),
     ),
     st.builds(
-        lambda low, size: {"type": "number", "minimum": low, "exclusiveMaximum": low + size},
+        lambda low, size: {"type": "number", "minimum": low, "exclusiveMaximum": low + size, "multipleOf": 0.25},
         st.integers(-9, 9),
         st.integers(1, 50),
     ),
@@ -174,7 +181,11 @@ LEAVES = st.one_of(
     st.sampled_from([{"type": "string", "format": f} for f in ("date", "time", "ipv4", "uuid")]),
     st.builds(
         lambda values: {"enum": values},
-        st.lists(st.one_of(st.text(max_size=5), st.integers(), st.booleans(), st.none()), min_size=1, max_size=4),
+        st.lists(
+            st.one_of(st.text(max_size=5), st.integers(-(2**53), 2**53), st.booleans(), st.none()),
+            min_size=1,
+            max_size=4,
+        ),
     ),
     st.builds(lambda value: {"const": value}, st.text(max_size=8)),
     st.builds(lambda of: {"type": "integer", "multipleOf": of, "minimum": 0, "maximum": 1000}, st.integers(1, 30)),
@@ -191,7 +202,7 @@ def _objects(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict
         },
         st.dictionaries(NAMES, inner, min_size=1, max_size=4),
         st.sets(NAMES),
-        st.booleans(),
+        st.sampled_from([True, True, True, False]),  # an open object often does not end
     )
 
 
@@ -225,7 +236,7 @@ def test_every_answer_validates() -> None:
         backend = NativeBackend("native", {"engine": "inprocess", "threads": 1, "kv_tokens": 32_768})
         runner.run(backend.start())
 
-        @settings(max_examples=16)
+        @settings(max_examples=24, phases=[Phase.generate], database=None)
         @given(st.lists(st.tuples(SCHEMAS, st.integers(0, 2**32)), min_size=32, max_size=32))
         def holds(cases: list[tuple[dict[str, Any], int]]) -> None:
             async def together() -> list[FinishReason]:
@@ -237,4 +248,4 @@ def test_every_answer_validates() -> None:
         runner.run(backend.aclose())
     print(reasons)
     assert set(reasons) <= {FinishReason.EOS, FinishReason.LENGTH}
-    assert reasons[FinishReason.EOS] > 0.8 * reasons.total()
+    assert reasons[FinishReason.EOS] > 500

@@ -1,0 +1,52 @@
+"""Vectors for texts: the mean of the last hidden states of a prompt, as they are given to the model's output layer.
+
+Works beside the packed tier only, whose one forward a step says which rows are whose. The output layer must be run, not
+replayed from a graph, in the steps of sequences that want a vector.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from torch import Tensor
+
+from backends.native.engine.runner import Runner
+from backends.native.engine.sequence import Sequence, Work
+
+
+class HiddenStates:
+    """Watches the output layer of `model`, a causal language model of transformers. `size` is the vectors'."""
+
+    def __init__(self, model: Any) -> None:
+        head = model.get_output_embeddings()
+        self.size: int = head.weight.shape[-1]
+        self._last: Tensor | None = None
+        head.register_forward_pre_hook(self._keep)
+
+    @classmethod
+    def of(cls, model: Any, runner: Runner) -> HiddenStates | None:
+        """What watches a model run by `runner`; None if its rows could not be told apart."""
+        keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+        return cls(model) if keeps and runner.tier == "packed" and model.get_output_embeddings() is not None else None
+
+    def collect(self, works: Seq[Work]) -> None:
+        """Add what the step that ran `works` gave to the sums of the sequences that want a vector."""
+        states, self._last = self._last, None
+        first = 0
+        for work in works:
+            rows, sequence = len(work.rows), work.sequence
+            if sequence.request.pool:
+                assert states is not None, "the output layer was not run"
+                part = states.reshape(-1, self.size)[first : first + rows].float().sum(0)
+                sequence.hidden_sum = part if sequence.hidden_sum is None else sequence.hidden_sum + part
+            first += rows
+
+    def _keep(self, _: Any, given: tuple[Tensor, ...]) -> None:
+        self._last = given[0].detach()
+
+
+def mean(sequence: Sequence) -> tuple[float, ...]:
+    """The vector of a sequence whose prompt was run."""
+    return tuple((sequence.hidden_sum / len(sequence.request.prompt)).tolist())
