@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from hashlib import sha256
 
@@ -16,6 +15,7 @@ from backends.images import ImageLoader, ImageOptions, Picture
 from schemas.errors import InvalidRequest
 from schemas.ir import ImagePart
 from tests.backends.images import files
+from tests.backends.images.audit import watching
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -167,25 +167,7 @@ async def test_a_child_that_hangs_is_killed_and_replaced() -> None:
 
 @pytest.mark.parametrize(("ref", "kind"), [("http://127.0.0.1:1/secret.png", "url"), ("/etc/passwd", "path")])
 async def test_nothing_is_opened_by_default(loader: ImageLoader, ref: str, kind: str) -> None:
-    touched: list[str] = []
-    _watch(touched)
-    with pytest.raises(InvalidRequest) as refused:
+    with watching() as seen, pytest.raises(InvalidRequest) as refused:
         await load(loader, [ImagePart(ref, kind)])
-    _watching.clear()
-    assert not touched
+    assert not seen
     assert not any(word in refused.value.message for word in ("127.0.0.1", "secret", "/etc", "passwd"))
-
-
-_watching: list[list[str]] = []
-
-
-def _watch(touched: list[str]) -> None:
-    _watching.append(touched)
-
-
-def _hook(event: str, arguments: tuple[object, ...]) -> None:
-    if _watching and event in ("open", "socket.connect", "socket.getaddrinfo"):
-        _watching[-1].append(f"{event} {arguments}")
-
-
-sys.addaudithook(_hook)
