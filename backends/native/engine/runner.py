@@ -69,13 +69,12 @@ class PackedRunner:
     def run(self, works: Seq[Work]) -> Tensor:
         """See `Runner`."""
         ids = [token for work in works for token in work.tokens]
-        positions = [position for work in works for position in range(work.start, work.start + work.count)]
         rows = torch.tensor(wanted_rows(works), dtype=torch.long, device=self._device)
         extra = {"logits_to_keep": rows} if self._keeps else {}
         with running(Forward(self.cache, self._metadata(works), self._kernel)):
             logits: Tensor = self._model(
                 **self._inputs(torch.tensor([ids], device=self._device), works),
-                position_ids=torch.tensor([positions], device=self._device),
+                position_ids=self._positions(works),
                 use_cache=False,
                 **extra,
             ).logits[0]
@@ -85,8 +84,18 @@ class PackedRunner:
         embeds = self._embedder.embed(ids, works) if self._embedder is not None else None
         return {"input_ids": ids} if embeds is None else {"inputs_embeds": embeds}
 
+    def _positions(self, works: Seq[Work]) -> Tensor:
+        """[1, tokens], or [3, 1, tokens] for pictures whose model wants it so."""
+        found = self._embedder.positions(works) if self._embedder is not None else None
+        if found is not None:
+            return found
+        positions = [position for work in works for position in range(work.start, work.start + work.count)]
+        return torch.tensor([positions], device=self._device)
+
     def forget(self, sequence: Sequence) -> None:
-        """Nothing to do: its blocks are all there was."""
+        """Its blocks are all there was, but for what pictures left."""
+        if self._embedder is not None:
+            self._embedder.forget(sequence)
 
     def _metadata(self, works: Seq[Work]) -> AttentionMetadata:
         size = self.cache.block_size

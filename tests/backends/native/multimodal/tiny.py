@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText, CLIPImageProcessor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from backends.images import Picture
 from backends.native.engine.kv_cache import KVCache
@@ -52,6 +53,31 @@ def save_llava(folder: Path) -> Path:
     return folder
 
 
+def save_qwen(folder: Path, version: str) -> Path:
+    text = {"vocab_size": 96, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [2, 2, 2]}}
+    vision = {"depth": 2, "num_heads": 4, "patch_size": 8}
+    if version == "qwen2_vl":
+        vision |= {"embed_dim": 32, "hidden_size": 48, "mlp_ratio": 2}
+    else:
+        vision |= {"hidden_size": 32, "out_hidden_size": 48, "intermediate_size": 48, "window_size": 32}
+        vision |= {"fullatt_block_indexes": [1]}
+    config = AutoConfig.for_model(
+        version,
+        text_config=text,
+        vision_config=vision,
+        image_token_id=IMAGE,
+        vision_start_token_id=91,
+        vision_end_token_id=92,
+        video_token_id=93,
+    )
+    torch.manual_seed(3)
+    widen(AutoModelForImageTextToText.from_config(config)).save_pretrained(folder)
+    Qwen2VLImageProcessorPil(patch_size=8, size={"shortest_edge": 256, "longest_edge": 4096}).save_pretrained(folder)
+    return folder
+
+
 class Checkpoint:
     """A checkpoint folder, its model as transformers runs it, and the parts that we run it with."""
 
@@ -74,6 +100,11 @@ class Checkpoint:
         self.model.get_decoder().set_attn_implementation("eager")
         names = items[0].arrays if items else ()
         arrays = {name: torch.cat([torch.from_numpy(np.array(item.arrays[name])) for item in items]) for name in names}
+        if "image_grid_thw" in arrays:
+            kinds = torch.zeros(1, len(inputs.prompt_token_ids), dtype=torch.int)
+            for feature in inputs.features:
+                kinds[0, feature.offset : feature.offset + feature.length] = 1
+            arrays["mm_token_type_ids"] = kinds
         with torch.inference_mode():
             logits: Tensor = self.model(torch.tensor([inputs.prompt_token_ids]), **arrays, use_cache=False).logits[0]
         return logits
