@@ -38,13 +38,13 @@ def widen(model: Any) -> Any:
     return model.eval()
 
 
-def save_llava(folder: Path) -> Path:
+def save_llava(folder: Path, model_type: str = "llava", layers: int | list[int] = -1) -> Path:
     text = {"model_type": "llama", "vocab_size": 96, "hidden_size": 48, "intermediate_size": 64}
     text |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
     vision = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     vision |= {"num_attention_heads": 4, "image_size": 24, "patch_size": 8, "projection_dim": 16}
     config = AutoConfig.for_model(
-        "llava", text_config=text, vision_config=vision, image_token_index=IMAGE, vision_feature_layer=-1
+        model_type, text_config=text, vision_config=vision, image_token_index=IMAGE, vision_feature_layer=layers
     )
     torch.manual_seed(3)
     widen(AutoModelForImageTextToText.from_config(config)).save_pretrained(folder)
