@@ -16,7 +16,7 @@ from backends.native.messages import Feature
 from backends.native.multimodal.embedder import Embedder
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from schemas.errors import InvalidRequest
-from tests.backends.native.multimodal.tiny import IMAGE, Checkpoint, save_llava, save_qwen
+from tests.backends.native.multimodal.tiny import IMAGE, Checkpoint, save_fuyu, save_llava, save_qwen
 
 pytestmark = pytest.mark.torch
 
@@ -154,3 +154,40 @@ def test_the_worst_picture_of_qwen(tmp_path: Path, most: int) -> None:
 def _tokens(checkpoint: Checkpoint, width: int, height: int) -> int:
     item = checkpoint.item(1, width, height)
     return sum(feature.length for feature in checkpoint.processor.apply([IMAGE], [item]).features)
+
+
+FUYU = [(47, 33), (60, 60), (90, 60), (180, 120), (1000, 30), (30, 1000), (1, 1)]
+
+
+@pytest.fixture(scope="module")
+def fuyu(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint(save_fuyu(tmp_path_factory.mktemp("fuyu")))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_fuyu(fuyu: Checkpoint, chunk: int) -> None:
+    asked = [
+        (prompt(fuyu, [1, 5, 6, 7], item), [item]) for item in (fuyu.item(n, *size) for n, size in enumerate(FUYU))
+    ]
+    asked.append((prompt(fuyu, [1, 5, 6]), []))
+    found = fuyu.packed([inputs for inputs, _ in asked], chunk)
+    for logits, (inputs, items) in zip(found, asked, strict=True):
+        assert far(logits, fuyu.plain(inputs, items)) < TOLERANCE
+
+
+def test_what_fuyu_is_sensitive_to(fuyu: Checkpoint) -> None:
+    item = fuyu.item(1, 47, 33)
+    inputs = prompt(fuyu, [5, 6], item)
+    expected = fuyu.plain(inputs, [item])
+    unselected = _replace(inputs, lambda feature: msgspec.structs.replace(feature, is_embed=b"\1" * 20 + b"\0" * 5))
+    for wrong, embedder in ((inputs, _Rolled(fuyu.wrapper, 1000)), (unselected, None)):
+        assert far(fuyu.packed([wrong], embedder=embedder)[0], expected) > 100 * TOLERANCE
+
+
+def test_fuyus_tokens(fuyu: Checkpoint) -> None:
+    """`FuyuProcessor`: lines of patches, each with its end, `<s>`, the text, the beginning of the answer."""
+    inputs = prompt(fuyu, [1, 5, 6], fuyu.item(1, 47, 33))
+    assert list(inputs.prompt_token_ids) == [*([IMAGE] * 5 + [94]) * 4, 1, 5, 6, 95]
+    assert inputs.features[0].is_embed == (b"\1" * 5 + b"\0") * 4 + b"\0"
+    with pytest.raises(InvalidRequest, match="At most 1 image"):
+        prompt(fuyu, [5], fuyu.item(1), fuyu.item(2))

@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForImageTextToText, CLIPImageProcessor
+from transformers import AutoConfig, AutoModelForImageTextToText, CLIPImageProcessor, PreTrainedTokenizerFast
+from transformers.models.fuyu.image_processing_pil_fuyu import FuyuImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from backends.images import Picture
@@ -78,6 +81,21 @@ def save_qwen(folder: Path, version: str) -> Path:
     return folder
 
 
+def save_fuyu(folder: Path) -> Path:
+    text = {"model_type": "persimmon", "vocab_size": 96, "hidden_size": 48, "intermediate_size": 64}
+    text |= {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 256, "bos_token_id": 1}
+    config = AutoConfig.for_model("fuyu", text_config=text, patch_size=10, image_token_id=IMAGE)
+    torch.manual_seed(3)
+    widen(AutoModelForImageTextToText.from_config(config)).save_pretrained(folder)
+    sides = {"size": {"height": 60, "width": 90}, "patch_size": {"height": 10, "width": 10}}
+    FuyuImageProcessorPil(**sides).save_pretrained(folder)
+    pieces = {f"w{id}": id for id in range(96)} | {"<s>": 1, "|SPEAKER|": IMAGE, "|NEWLINE|": 94, "<0x04>": 95}
+    vocabulary = {piece: id for piece, id in pieces.items() if piece not in ("w1", f"w{IMAGE}", "w94", "w95")}
+    words = Tokenizer(WordLevel(vocabulary, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", unk_token="w0").save_pretrained(folder)
+    return folder
+
+
 class Checkpoint:
     """A checkpoint folder, its model as transformers runs it, and the parts that we run it with."""
 
@@ -100,6 +118,7 @@ class Checkpoint:
         self.model.get_decoder().set_attn_implementation("eager")
         names = items[0].arrays if items else ()
         arrays = {name: torch.cat([torch.from_numpy(np.array(item.arrays[name])) for item in items]) for name in names}
+        arrays.pop("grid", None)  # ours, for Fuyu
         if "image_grid_thw" in arrays:
             kinds = torch.zeros(1, len(inputs.prompt_token_ids), dtype=torch.int)
             for feature in inputs.features:
