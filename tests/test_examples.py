@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import configparser
+import os
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,5 +24,25 @@ def test_a_configuration_is_right(path: Path) -> None:
     assert "100 %" in done.output
 
 
+@pytest.mark.torch
+def test_a_multimodal_model_of_ones_own(tmp_path: Path) -> None:
+    """In a process of its own, since registering is for good; installed as `pip install` would."""
+    example = EXAMPLES / "own_multimodal_model"
+    points = tomllib.loads((example / "pyproject.toml").read_text())["project"]["entry-points"]
+    written = configparser.ConfigParser()
+    written.read_dict(points)
+    installed = tmp_path / "vip_llava_for_the_gateway-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: vip-llava-for-the-gateway\nVersion: 1.0\n")
+    with (installed / "entry_points.txt").open("w") as file:
+        written.write(file)
+    paths = [str(tmp_path), str(example), str(EXAMPLES.parent)]
+    command = [sys.executable, "-m", "tests.backends.native.multimodal.own_model", str(tmp_path / "checkpoint")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(command, cwd=EXAMPLES.parent, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["equal"]
+
+
 def test_nothing_lies_there_untested() -> None:
-    assert {path.suffix for path in EXAMPLES.iterdir()} == {".toml"}
+    assert {path.suffix or path.name for path in EXAMPLES.iterdir()} == {".toml", "own_multimodal_model"}

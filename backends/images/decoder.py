@@ -1,4 +1,7 @@
-"""Decodes pictures in a child process that is killed if it takes too long; the next picture gets a new one."""
+"""Decodes pictures in child processes that are killed if they take too long; the next picture gets a new one.
+
+Two of them, so that a picture made to take long does not stop everybody else's.
+"""
 
 from __future__ import annotations
 
@@ -11,36 +14,67 @@ from pathlib import Path
 from backends.images.child import REPLY, REQUEST
 from backends.images.header import Format
 from backends.images.options import ImageOptions
-from schemas.errors import InvalidRequest
+from schemas.errors import InvalidRequest, Overloaded
 
 _SCRIPT = Path(__file__).with_name("child.py")
+_CHILDREN = 2
+_MOST_WAITING = 64
 
 
 class Decoder:
-    """One child, one picture at a time; started when first needed."""
+    """Takes turns with its children."""
 
     def __init__(self, options: ImageOptions) -> None:
-        self._options = options
-        self._turn = asyncio.Lock()
-        self._child: Process | None = None
+        self._children = [_Child(options) for _ in range(_CHILDREN)]
+        self._free = list(self._children)
+        self._turns = asyncio.Semaphore(_CHILDREN)
+        self._waiting = 0
 
     async def decode(self, data: bytes, format: Format) -> tuple[int, int, bytes]:
         """Width, height and RGB bytes, row by row.
 
         Raises:
             schemas.errors.InvalidRequest: it cannot be decoded, or not within the limits.
+            schemas.errors.Overloaded: too many others wait.
         """
-        async with self._turn:
-            try:
-                child = await self._started()
-                async with asyncio.timeout(self._options.decode_seconds):
-                    found = await _ask(child, data, format)
-            except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
-                await self.aclose()
-                raise InvalidRequest("The image cannot be decoded within the limits.") from error
-            except BaseException:  # cancelled in the middle: the child's next words would be about another picture
-                await self.aclose()
-                raise
+        if self._waiting >= _MOST_WAITING:
+            raise Overloaded("Too many images wait to be decoded.", retry_after=1.0)
+        self._waiting += 1
+        try:
+            async with self._turns:
+                child = self._free.pop()
+                try:
+                    return await child.decode(data, format)
+                finally:
+                    self._free.append(child)
+        finally:
+            self._waiting -= 1
+
+    async def aclose(self) -> None:
+        """Kill the children. Idempotent."""
+        for child in self._children:
+            await child.aclose()
+
+
+class _Child:
+    """One process, one picture at a time; started when first needed."""
+
+    def __init__(self, options: ImageOptions) -> None:
+        self._options = options
+        self._child: Process | None = None
+
+    async def decode(self, data: bytes, format: Format) -> tuple[int, int, bytes]:
+        """See `Decoder`."""
+        try:
+            child = await self._started()
+            async with asyncio.timeout(self._options.decode_seconds):
+                found = await _ask(child, data, format)
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
+            await self.aclose()
+            raise InvalidRequest("The image cannot be decoded within the limits.") from error
+        except BaseException:  # cancelled in the middle: the child's next words would be about another picture
+            await self.aclose()
+            raise
         if found is None:
             raise InvalidRequest("The image is damaged.")
         return found

@@ -12,6 +12,8 @@ from hashlib import sha256
 import msgspec
 
 from backends.images.decoder import Decoder
+from backends.images.fetch import Fetcher
+from backends.images.files import read_file
 from backends.images.header import Format, check_header, too_many_bytes
 from backends.images.options import ImageOptions
 from schemas.errors import InvalidRequest
@@ -43,6 +45,7 @@ class ImageLoader:
     def __init__(self, options: ImageOptions) -> None:
         self._options = options
         self._decoder = Decoder(options)
+        self._fetcher = Fetcher(options)
 
     async def read(self, parts: Sequence[ImagePart]) -> list[ImageFile]:
         """The files of one request's pictures. Their number is checked before anything is touched, then their headers.
@@ -71,15 +74,16 @@ class ImageLoader:
         return Picture(width, height, rgb, file.digest)
 
     async def aclose(self) -> None:
-        """Stop decoding. Idempotent."""
+        """Stop decoding and fetching. Idempotent."""
+        await self._fetcher.aclose()
         await self._decoder.aclose()
 
     async def _bytes_of(self, part: ImagePart) -> bytes:
         if part.kind == "data":
             return await asyncio.to_thread(_decode_data, part.ref, self._options)
         if part.kind == "url":
-            raise InvalidRequest("Images are not fetched from this address; send the image itself.")
-        raise InvalidRequest("There is no such image that may be read.")
+            return await self._fetcher.fetch(part.ref)
+        return await asyncio.to_thread(read_file, part.ref, self._options)
 
 
 def _decode_data(ref: str, options: ImageOptions) -> bytes:

@@ -13,9 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backends.native.engine.sequence import Work
+from backends.native.engine.sequence import Sequence, Work
 from backends.native.messages import Feature
 from backends.native.multimodal.interfaces import SupportsMultiModal
+
+Positions = tuple[Tensor, int]
+"""A prompt's positions, [3, tokens], and what later tokens add to their index."""
 
 
 class EncoderCache:
@@ -52,6 +55,7 @@ class Embedder:
     def __init__(self, model: SupportsMultiModal, capacity: int) -> None:
         self._model = model
         self._device = model.model.device
+        self._positions: dict[Sequence, Positions | None] = {}
         self.cache = EncoderCache(capacity)
 
     def embed(self, ids: Tensor, works: Seq[Work]) -> Tensor | None:
@@ -75,14 +79,45 @@ class Embedder:
         """A picture's embeddings, [tokens, hidden]: remembered, or made by the model's encoder."""
         found = self.cache.get(feature.identifier)
         if found is None:
-            arrays = {
-                array.name: torch.from_numpy(np.frombuffer(array.data, array.dtype).reshape(array.shape).copy())
-                for array in feature.arrays
-            }
-            kwargs = {name: array.to(self._device) for name, array in arrays.items()}
-            found = self._model.get_multimodal_embeddings(**kwargs)[0]
+            found = self._model.get_multimodal_embeddings(**self._fields(feature))[0]
             self.cache.put(feature.identifier, found)
         return found
+
+    def positions(self, works: Seq[Work]) -> Tensor | None:
+        """[3, 1, tokens] for the packed `works`; None if all positions are what they seem."""
+        found = [self._sequence_positions(work.sequence) for work in works]
+        if all(each is None for each in found):
+            return None
+        parts = [_positions(work, each) for work, each in zip(works, found, strict=True)]
+        return torch.cat(parts, dim=1).unsqueeze(1).to(self._device)
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence ended or was preempted."""
+        self._positions.pop(sequence, None)
+
+    def _sequence_positions(self, sequence: Sequence) -> Positions | None:
+        if not sequence.request.features:
+            return None
+        if sequence not in self._positions:
+            ids = torch.tensor(sequence.request.prompt, device=self._device)
+            mask = torch.zeros(len(ids), dtype=torch.bool)
+            for feature in sequence.request.features:
+                mask[feature.offset : feature.offset + feature.length] = torch.tensor(
+                    list(feature.is_embed or b"\1" * feature.length), dtype=torch.bool
+                )
+            fields = [self._fields(feature) for feature in sequence.request.features]
+            found = self._model.get_mrope_input_positions(ids, mask.to(self._device), fields)
+            self._positions[sequence] = found and (found[0].cpu(), found[1])
+        return self._positions[sequence]
+
+    def _fields(self, feature: Feature) -> dict[str, Tensor]:
+        """A picture's arrays as tensors."""
+        return {
+            array.name: torch.from_numpy(np.frombuffer(array.data, array.dtype).reshape(array.shape).copy()).to(
+                self._device
+            )
+            for array in feature.arrays
+        }
 
     def _part(self, feature: Feature, work: Work) -> tuple[list[int], Tensor] | None:
         """Where in `work` tokens of a picture are replaced, and by what; None if nowhere."""
@@ -96,3 +131,13 @@ class Embedder:
             return None
         before = sum(is_embed[:begin])
         return where, self.encode(feature)[before : before + len(where)]
+
+
+def _positions(work: Work, found: Positions | None) -> Tensor:
+    """[3, count] of a piece of work."""
+    plain = torch.arange(work.start, work.start + work.count).expand(3, -1)
+    if found is None:
+        return plain
+    prompt, delta = found
+    after = plain[:, max(0, prompt.shape[1] - work.start) :] + delta
+    return torch.cat([prompt[:, work.start : work.start + work.count], after], dim=1)

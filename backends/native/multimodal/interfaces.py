@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,6 +25,24 @@ class SupportsMultiModal(ABC):
     @abstractmethod
     def get_multimodal_embeddings(self, **kwargs: Tensor) -> Sequence[Tensor]:
         """The embeddings of each item, `[tokens, hidden]`; the arguments are the fields of its processor."""
+
+    def get_mrope_input_positions(
+        self,
+        input_ids: Tensor,  # noqa: ARG002
+        is_multimodal: Tensor,  # noqa: ARG002
+        kwargs: Sequence[Mapping[str, Tensor]],  # noqa: ARG002
+    ) -> tuple[Tensor, int] | None:
+        """Positions in three dimensions, for models that have them.
+
+        Args:
+            input_ids: a whole prompt, [tokens].
+            is_multimodal: which of it are placeholders, [tokens].
+            kwargs: the fields of each picture, in order.
+
+        Returns:
+            Positions [3, tokens], and what a token after the prompt adds to its index. None: they are the indices.
+        """
+        return None
 
     def get_language_model(self) -> Any:
         """The part that runs over embeddings."""

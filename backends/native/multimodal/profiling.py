@@ -6,11 +6,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import structlog
 import torch
 
 from backends.native.multimodal.embedder import Embedder
 from backends.native.multimodal.prompts import load_processor
 from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
+
+log = structlog.get_logger()
 
 
 def make_embedder(model: Any, folder: str, capacity: int) -> Embedder | None:
@@ -20,8 +23,14 @@ def make_embedder(model: Any, folder: str, capacity: int) -> Embedder | None:
     holds them.
     """
     known = MULTIMODAL_REGISTRY.find(type(model).__name__)
-    processor = load_processor(folder) if known is not None else None
-    if known is None or processor is None:
+    if known is None:
+        return None
+    try:
+        processor = load_processor(folder)
+    except OSError as error:
+        log.warning("images.not_served", model=folder, why=str(error))
+        return None
+    if processor is None:
         return None
     counts = {"image": 1}
     dummies = known.dummy_inputs(processor.info)

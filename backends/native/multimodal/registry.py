@@ -14,7 +14,7 @@ from backends.native.multimodal.processing import BaseDummyInputsBuilder, BaseMu
 GROUP = "gateway.multimodal_models"
 """Entry points of this group name modules; importing one registers its models."""
 
-_OURS = ("llava",)
+_OURS = ("fuyu", "llava", "qwen2_vl")
 
 M = TypeVar("M", bound=type[SupportsMultiModal])
 

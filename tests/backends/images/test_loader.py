@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from hashlib import sha256
 
@@ -13,9 +13,10 @@ import pytest
 import pytest_asyncio
 
 from backends.images import ImageLoader, ImageOptions, Picture
-from schemas.errors import InvalidRequest
+from schemas.errors import InvalidRequest, Overloaded
 from schemas.ir import ImagePart
 from tests.backends.images import files
+from tests.backends.images.audit import watching
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -155,8 +156,7 @@ async def test_a_child_out_of_memory_harms_nobody() -> None:
 async def test_a_child_that_hangs_is_killed_and_replaced() -> None:
     loader = ImageLoader(ImageOptions(decode_seconds=0.5))
     assert await load(loader, [files.part(files.file())])
-    child = loader._decoder._child
-    assert child is not None
+    (child,) = [each._child for each in loader._decoder._children if each._child is not None]
     os.kill(child.pid, signal.SIGSTOP)
     with pytest.raises(InvalidRequest, match="within the limits"):
         await load(loader, [files.part(files.file())])
@@ -167,25 +167,32 @@ async def test_a_child_that_hangs_is_killed_and_replaced() -> None:
 
 @pytest.mark.parametrize(("ref", "kind"), [("http://127.0.0.1:1/secret.png", "url"), ("/etc/passwd", "path")])
 async def test_nothing_is_opened_by_default(loader: ImageLoader, ref: str, kind: str) -> None:
-    touched: list[str] = []
-    _watch(touched)
-    with pytest.raises(InvalidRequest) as refused:
+    with watching() as seen, pytest.raises(InvalidRequest) as refused:
         await load(loader, [ImagePart(ref, kind)])
-    _watching.clear()
-    assert not touched
+    assert not seen
     assert not any(word in refused.value.message for word in ("127.0.0.1", "secret", "/etc", "passwd"))
 
 
-_watching: list[list[str]] = []
+async def test_a_slow_picture_does_not_stop_the_others() -> None:
+    loader = ImageLoader(ImageOptions(decode_seconds=60))
+    await load(loader, [files.part(files.file())])
+    (child,) = [each._child for each in loader._decoder._children if each._child is not None]
+    os.kill(child.pid, signal.SIGSTOP)
+    slow = asyncio.create_task(load(loader, [files.part(files.file())]))
+    await asyncio.sleep(0)
+    assert await load(loader, [files.part(files.file("JPEG"))])
+    assert not slow.done()
+    slow.cancel()
+    await asyncio.wait([slow])
+    assert child.returncode == -signal.SIGKILL
+    assert await load(loader, [files.part(files.file())])
+    await loader.aclose()
 
 
-def _watch(touched: list[str]) -> None:
-    _watching.append(touched)
-
-
-def _hook(event: str, arguments: tuple[object, ...]) -> None:
-    if _watching and event in ("open", "socket.connect", "socket.getaddrinfo"):
-        _watching[-1].append(f"{event} {arguments}")
-
-
-sys.addaudithook(_hook)
+async def test_a_long_queue_is_refused() -> None:
+    loader = ImageLoader(ImageOptions())
+    many = [load(loader, [files.part(files.file())]) for _ in range(80)]
+    found = await asyncio.gather(*many, return_exceptions=True)
+    assert sum(isinstance(each, Overloaded) for each in found) <= 80 - 64
+    assert all(isinstance(each, list | Overloaded) for each in found)
+    await loader.aclose()

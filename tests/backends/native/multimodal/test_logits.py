@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from backends.native.engine.sequence import Work
 from backends.native.messages import Feature
 from backends.native.multimodal.embedder import Embedder
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
-from tests.backends.native.multimodal.tiny import IMAGE, Checkpoint, save_llava
+from schemas.errors import InvalidRequest
+from tests.backends.native.multimodal.tiny import IMAGE, Checkpoint, save_fuyu, save_llava, save_qwen
 
 pytestmark = pytest.mark.torch
 
@@ -23,6 +26,12 @@ TOLERANCE = 1e-5
 @pytest.fixture(scope="module")
 def llava(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return Checkpoint(save_llava(tmp_path_factory.mktemp("llava")))
+
+
+@pytest.fixture(scope="module", params=["llava", "qwen2_vl", "qwen2_5_vl"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    folder = tmp_path_factory.mktemp(request.param)
+    return Checkpoint(save_llava(folder) if request.param == "llava" else save_qwen(folder, request.param))
 
 
 def far(found: Tensor, expected: Tensor) -> float:
@@ -41,35 +50,35 @@ def mixed(checkpoint: Checkpoint) -> list[tuple[MultiModalInputs, tuple[ImageIte
         ([5, 6, IMAGE, 7, 8, 9], (red,)),
         ([5, 6, 7, 8, 9, 10, 11], ()),
         ([IMAGE, 3, IMAGE, 4], (red, blue)),
-        ([12, IMAGE, IMAGE, 13], (blue, blue)),
+        ([12, IMAGE, 11, IMAGE, 13], (blue, blue)),
         ([14, 15, IMAGE], (blue,)),
     ]
     return [(prompt(checkpoint, ids, *items), items) for ids, items in asked]
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 16, 1000])
-def test_logits_in_a_mixed_batch(llava: Checkpoint, chunk: int) -> None:
-    asked = mixed(llava)
-    found = llava.packed([inputs for inputs, _ in asked], chunk)
+def test_logits_in_a_mixed_batch(checkpoint: Checkpoint, chunk: int) -> None:
+    asked = mixed(checkpoint)
+    found = checkpoint.packed([inputs for inputs, _ in asked], chunk)
     for logits, (inputs, items) in zip(found, asked, strict=True):
-        assert far(logits, llava.plain(inputs, items)) < TOLERANCE
+        assert far(logits, checkpoint.plain(inputs, items)) < TOLERANCE
 
 
 @pytest.mark.parametrize("capacity", [1, 9, 1000])
-def test_a_cache_of_any_size_changes_nothing(llava: Checkpoint, capacity: int) -> None:
-    embedder = Embedder(llava.wrapper, capacity)
-    asked = mixed(llava)
+def test_a_cache_of_any_size_changes_nothing(checkpoint: Checkpoint, capacity: int) -> None:
+    embedder = Embedder(checkpoint.wrapper, capacity)
+    asked = mixed(checkpoint)
     for _ in range(2):
-        found = llava.packed([inputs for inputs, _ in asked], 5, embedder)
+        found = checkpoint.packed([inputs for inputs, _ in asked], 5, embedder)
         for logits, (inputs, items) in zip(found, asked, strict=True):
-            assert far(logits, llava.plain(inputs, items)) < TOLERANCE
+            assert far(logits, checkpoint.plain(inputs, items)) < TOLERANCE
 
 
-def test_each_picture_is_encoded_once(llava: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_picture_is_encoded_once(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded = []
-    encode = llava.wrapper.get_multimodal_embeddings
-    monkeypatch.setattr(llava.wrapper, "get_multimodal_embeddings", lambda **kw: encoded.append(1) or encode(**kw))
-    llava.packed([inputs for inputs, _ in mixed(llava)], 2)
+    encode = checkpoint.wrapper.get_multimodal_embeddings
+    monkeypatch.setattr(checkpoint.wrapper, "get_multimodal_embeddings", lambda **kw: encoded.append(1) or encode(**kw))
+    checkpoint.packed([inputs for inputs, _ in mixed(checkpoint)], 2)
     assert len(encoded) == 2
 
 
@@ -90,20 +99,28 @@ class _Rolled(Embedder):
         return super().encode(feature).roll(1, 0)
 
 
-def test_the_tests_would_notice(llava: Checkpoint) -> None:
-    item, other = llava.item(1), llava.item(2)
-    inputs = prompt(llava, [5, 6, IMAGE, 7, 8, 9], item)
-    expected = llava.plain(inputs, [item])
+class _Plain(Embedder):
+    def positions(self, works: Sequence[Work]) -> None:
+        return None
+
+
+def test_the_tests_would_notice(checkpoint: Checkpoint) -> None:
+    item, other = checkpoint.item(1), checkpoint.item(2)
+    inputs = prompt(checkpoint, [5, 6, IMAGE, 7, 8, 9], item)
+    expected = checkpoint.plain(inputs, [item])
     wrong: dict[str, Any] = {
-        "not merged": llava.packed([MultiModalInputs(inputs.prompt_token_ids)]),
-        "another picture": llava.packed([prompt(llava, [5, 6, IMAGE, 7, 8, 9], other)]),
-        "rolled": llava.packed([inputs], embedder=_Rolled(llava.wrapper, 1000)),
-        "shifted": llava.packed([_replace(inputs, _shifted)]),
-        "one embedding less": llava.packed([_replace(inputs, _fewer)]),
+        "not merged": checkpoint.packed([MultiModalInputs(inputs.prompt_token_ids)]),
+        "another picture": checkpoint.packed([prompt(checkpoint, [5, 6, IMAGE, 7, 8, 9], other)]),
+        "rolled": checkpoint.packed([inputs], embedder=_Rolled(checkpoint.wrapper, 1000)),
+        "shifted": checkpoint.packed([_replace(inputs, _shifted)]),
     }
+    if checkpoint.model.config.model_type == "llava":
+        wrong["one embedding less"] = checkpoint.packed([_replace(inputs, _fewer)])
+    else:
+        wrong["plain positions"] = checkpoint.packed([inputs], embedder=_Plain(checkpoint.wrapper, 1000))
     for name, (logits,) in wrong.items():
         assert far(logits, expected) > 100 * TOLERANCE, name
-    assert far(llava.packed([inputs])[0], expected) < TOLERANCE
+    assert far(checkpoint.packed([inputs])[0], expected) < TOLERANCE
 
 
 def test_a_placeholder_that_stands_for_nothing_stays_a_token(llava: Checkpoint) -> None:
@@ -112,3 +129,65 @@ def test_a_placeholder_that_stands_for_nothing_stays_a_token(llava: Checkpoint) 
     assert inputs.prompt_token_ids.count(IMAGE) == 10
     (logits,) = llava.packed([inputs])
     assert torch.isfinite(logits).all()
+
+
+def test_pictures_side_by_side(tmp_path_factory: pytest.TempPathFactory, llava: Checkpoint) -> None:
+    """LLaVA's positions do not mind; transformers' positions of Qwen2-VL cannot tell where one ends."""
+    item = llava.item(1)
+    inputs = prompt(llava, [1, IMAGE, IMAGE, 2], item, item)
+    assert far(llava.packed([inputs])[0], llava.plain(inputs, [item, item])) < TOLERANCE
+    qwen = Checkpoint(save_qwen(tmp_path_factory.mktemp("qwen"), "qwen2_vl"))
+    with pytest.raises(InvalidRequest, match="side by side"):
+        prompt(qwen, [1, IMAGE, IMAGE, 2], qwen.item(1), qwen.item(1))
+
+
+@pytest.mark.parametrize("most", [4096, 256 * 37, 1024, 256])
+def test_the_worst_picture_of_qwen(tmp_path: Path, most: int) -> None:
+    checkpoint = Checkpoint(save_qwen(tmp_path, "qwen2_vl"))
+    checkpoint.processor.info.image_processor.size["longest_edge"] = most
+    worst = _tokens(checkpoint, *checkpoint.processor.info.get_image_size_with_most_features())
+    sides = (1, 9, 16, 31, 64, 100, 200, 333, 800)
+    sizes = [(one, other) for one in sides for other in sides if max(one, other) <= 100 * min(one, other)]
+    assert all(_tokens(checkpoint, *size) <= worst for size in sizes)
+
+
+def _tokens(checkpoint: Checkpoint, width: int, height: int) -> int:
+    item = checkpoint.item(1, width, height)
+    return sum(feature.length for feature in checkpoint.processor.apply([IMAGE], [item]).features)
+
+
+FUYU = [(47, 33), (60, 60), (90, 60), (180, 120), (1000, 30), (30, 1000), (1, 1)]
+
+
+@pytest.fixture(scope="module")
+def fuyu(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint(save_fuyu(tmp_path_factory.mktemp("fuyu")))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_fuyu(fuyu: Checkpoint, chunk: int) -> None:
+    asked = [
+        (prompt(fuyu, [1, 5, 6, 7], item), [item]) for item in (fuyu.item(n, *size) for n, size in enumerate(FUYU))
+    ]
+    asked.append((prompt(fuyu, [1, 5, 6]), []))
+    found = fuyu.packed([inputs for inputs, _ in asked], chunk)
+    for logits, (inputs, items) in zip(found, asked, strict=True):
+        assert far(logits, fuyu.plain(inputs, items)) < TOLERANCE
+
+
+def test_what_fuyu_is_sensitive_to(fuyu: Checkpoint) -> None:
+    item = fuyu.item(1, 47, 33)
+    inputs = prompt(fuyu, [5, 6], item)
+    expected = fuyu.plain(inputs, [item])
+    unselected = _replace(inputs, lambda feature: msgspec.structs.replace(feature, is_embed=b"\1" * 20 + b"\0" * 5))
+    for wrong, embedder in ((inputs, _Rolled(fuyu.wrapper, 1000)), (unselected, None)):
+        assert far(fuyu.packed([wrong], embedder=embedder)[0], expected) > 100 * TOLERANCE
+
+
+def test_fuyus_tokens(fuyu: Checkpoint) -> None:
+    """`FuyuProcessor`: lines of patches, each with its end, `<s>`, the text, the beginning of the answer."""
+    inputs = prompt(fuyu, [1, 5, 6], fuyu.item(1, 47, 33))
+    assert list(inputs.prompt_token_ids) == [*([IMAGE] * 5 + [94]) * 4, 1, 5, 6, 95]
+    assert inputs.features[0].is_embed == (b"\1" * 5 + b"\0") * 4 + b"\0"
+    with pytest.raises(InvalidRequest, match="At most 1 image"):
+        prompt(fuyu, [5], fuyu.item(1), fuyu.item(2))

@@ -8,8 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForImageTextToText, CLIPImageProcessor
+from transformers import AutoConfig, AutoModelForImageTextToText, CLIPImageProcessor, PreTrainedTokenizerFast
+from transformers.models.fuyu.image_processing_pil_fuyu import FuyuImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from backends.images import Picture
 from backends.native.engine.kv_cache import KVCache
@@ -37,18 +41,58 @@ def widen(model: Any) -> Any:
     return model.eval()
 
 
-def save_llava(folder: Path) -> Path:
+def save_llava(folder: Path, model_type: str = "llava", layers: int | list[int] = -1) -> Path:
     text = {"model_type": "llama", "vocab_size": 96, "hidden_size": 48, "intermediate_size": 64}
     text |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
     vision = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     vision |= {"num_attention_heads": 4, "image_size": 24, "patch_size": 8, "projection_dim": 16}
     config = AutoConfig.for_model(
-        "llava", text_config=text, vision_config=vision, image_token_index=IMAGE, vision_feature_layer=-1
+        model_type, text_config=text, vision_config=vision, image_token_index=IMAGE, vision_feature_layer=layers
     )
     torch.manual_seed(3)
     widen(AutoModelForImageTextToText.from_config(config)).save_pretrained(folder)
     size = {"height": 24, "width": 24}
     CLIPImageProcessor(size=size, crop_size=size, do_center_crop=False).save_pretrained(folder)
+    return folder
+
+
+def save_qwen(folder: Path, version: str) -> Path:
+    text = {"vocab_size": 96, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [2, 2, 2]}}
+    vision = {"depth": 2, "num_heads": 4, "patch_size": 8}
+    if version == "qwen2_vl":
+        vision |= {"embed_dim": 32, "hidden_size": 48, "mlp_ratio": 2}
+    else:
+        vision |= {"hidden_size": 32, "out_hidden_size": 48, "intermediate_size": 48, "window_size": 32}
+        vision |= {"fullatt_block_indexes": [1]}
+    config = AutoConfig.for_model(
+        version,
+        text_config=text,
+        vision_config=vision,
+        image_token_id=IMAGE,
+        vision_start_token_id=91,
+        vision_end_token_id=92,
+        video_token_id=93,
+    )
+    torch.manual_seed(3)
+    widen(AutoModelForImageTextToText.from_config(config)).save_pretrained(folder)
+    Qwen2VLImageProcessorPil(patch_size=8, size={"shortest_edge": 256, "longest_edge": 4096}).save_pretrained(folder)
+    return folder
+
+
+def save_fuyu(folder: Path) -> Path:
+    text = {"model_type": "persimmon", "vocab_size": 96, "hidden_size": 48, "intermediate_size": 64}
+    text |= {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 256, "bos_token_id": 1}
+    config = AutoConfig.for_model("fuyu", text_config=text, patch_size=10, image_token_id=IMAGE)
+    torch.manual_seed(3)
+    widen(AutoModelForImageTextToText.from_config(config)).save_pretrained(folder)
+    sides = {"size": {"height": 60, "width": 90}, "patch_size": {"height": 10, "width": 10}}
+    FuyuImageProcessorPil(**sides).save_pretrained(folder)
+    pieces = {f"w{id}": id for id in range(96)} | {"<s>": 1, "|SPEAKER|": IMAGE, "|NEWLINE|": 94, "<0x04>": 95}
+    vocabulary = {piece: id for piece, id in pieces.items() if piece not in ("w1", f"w{IMAGE}", "w94", "w95")}
+    words = Tokenizer(WordLevel(vocabulary, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", unk_token="w0").save_pretrained(folder)
     return folder
 
 
@@ -74,6 +118,12 @@ class Checkpoint:
         self.model.get_decoder().set_attn_implementation("eager")
         names = items[0].arrays if items else ()
         arrays = {name: torch.cat([torch.from_numpy(np.array(item.arrays[name])) for item in items]) for name in names}
+        arrays.pop("grid", None)  # ours, for Fuyu
+        if "image_grid_thw" in arrays:
+            kinds = torch.zeros(1, len(inputs.prompt_token_ids), dtype=torch.int)
+            for feature in inputs.features:
+                kinds[0, feature.offset : feature.offset + feature.length] = 1
+            arrays["mm_token_type_ids"] = kinds
         with torch.inference_mode():
             logits: Tensor = self.model(torch.tensor([inputs.prompt_token_ids]), **arrays, use_cache=False).logits[0]
         return logits

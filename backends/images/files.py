@@ -1,0 +1,64 @@
+"""Reads pictures under one folder: each step is opened inside the one before it, and no link is followed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+
+from backends.images.header import too_many_bytes
+from backends.images.options import ImageOptions
+from schemas.errors import InvalidRequest
+
+_STEP = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def read_file(path: str, options: ImageOptions) -> bytes:
+    """The bytes of a regular file under the configured folder. `path` may be a `file:` URI.
+
+    Raises:
+        schemas.errors.InvalidRequest: there is none, in the same words whatever the reason, or it is too large.
+    """
+    with suppress(OSError, ValueError):
+        steps = _steps(path.removeprefix("file://"), options.folder)
+        if steps and options.folder:
+            return _read(options.folder, steps, options)
+    raise InvalidRequest("There is no such image that may be read.")
+
+
+def _steps(path: str, folder: str | None) -> list[str]:
+    """The names from the folder to the file; none if the path leads elsewhere."""
+    if folder is None:
+        return []
+    if path.startswith("/"):
+        root = folder.rstrip("/") + "/"
+        if not path.startswith(root):
+            return []
+        path = path.removeprefix(root)
+    steps = path.split("/")
+    return [] if any(step in ("", ".", "..") or "\0" in step for step in steps) else steps
+
+
+def _read(folder: str, steps: list[str], options: ImageOptions) -> bytes:
+    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for step in steps[:-1]:
+            inner = os.open(step, _STEP, dir_fd=at)
+            os.close(at)
+            at = inner
+        # Looked at before it is opened, since opening a device may do something; and after, since it may have changed.
+        _require_regular(os.stat(steps[-1], dir_fd=at, follow_symlinks=False))
+        with os.fdopen(os.open(steps[-1], _FILE, dir_fd=at), "rb") as file:
+            _require_regular(os.fstat(file.fileno()))
+            data = file.read(options.max_bytes + 1)
+    finally:
+        os.close(at)
+    if len(data) > options.max_bytes:
+        raise too_many_bytes(options)
+    return data
+
+
+def _require_regular(found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError("not a regular file")

@@ -1,0 +1,94 @@
+"""Fuyu: no tower. The patches of a picture, row by row, are projected and stand before the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from backends.native.multimodal.inputs import Arrays, ImageItem, ImageSize, MultiModalFieldConfig
+from backends.native.multimodal.interfaces import SupportsMultiModal
+from backends.native.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalProcessor, BaseProcessingInfo
+from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
+from backends.native.multimodal.updates import PromptInsertion, PromptUpdateDetails
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_NEWLINE, _BEGINNING_OF_ANSWER = "|NEWLINE|", "<0x04>"
+
+
+class FuyuProcessingInfo(BaseProcessingInfo):
+    """One picture, no larger than the image processor's canvas, in patches."""
+
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        """One picture."""
+        return {"image": 1}
+
+    def get_image_size_with_most_features(self) -> ImageSize:
+        """The whole canvas."""
+        return ImageSize(self.image_processor.size["width"], self.image_processor.size["height"])
+
+    def token_id(self, name: str) -> int:
+        """Of one of the tokens that stand for structure."""
+        return int(self.tokenizer.convert_tokens_to_ids(name))
+
+    @property
+    def bos_token_id(self) -> int:
+        """What stands between picture and text."""
+        return int(self.hf_config.text_config.bos_token_id)
+
+
+class FuyuDummyInputsBuilder(BaseDummyInputsBuilder[FuyuProcessingInfo]):
+    """Nothing: pictures need no place."""
+
+    def get_dummy_tokens(self, mm_counts: Mapping[str, int]) -> list[int]:  # noqa: ARG002
+        """No tokens."""
+        return []
+
+
+class FuyuMultiModalProcessor(BaseMultiModalProcessor[FuyuProcessingInfo]):
+    """As `FuyuProcessor` of transformers, which itself does not work without torchvision's image processor."""
+
+    def _call_hf_processor(self, images: Sequence[Any], mm_kwargs: Mapping[str, object]) -> Arrays:
+        processor = self.info.image_processor
+        made = processor(list(images), return_tensors=None, input_data_format="channels_last", **mm_kwargs)
+        ((height,),), ((width,),) = made["image_unpadded_heights"], made["image_unpadded_widths"]
+        patch_height, patch_width = processor.patch_size["height"], processor.patch_size["width"]
+        rows, columns = -(-height // patch_height), -(-width // patch_width)
+        canvas = np.asarray(made["images"][0][0])
+        patches = processor.patchify_image(canvas[:, : rows * patch_height, : columns * patch_width])
+        return {"pixel_values": patches, "grid": np.array([[rows, columns]])}
+
+    def _get_mm_fields_config(self, hf_inputs: Arrays) -> Mapping[str, MultiModalFieldConfig]:  # noqa: ARG002
+        flat, batched = MultiModalFieldConfig.flat("image"), MultiModalFieldConfig.batched("image")
+        return {"pixel_values": flat, "grid": batched}
+
+    def _get_prompt_updates(self, items: Sequence[ImageItem]) -> PromptInsertion:
+        placeholder = self.info.hf_config.image_token_id
+
+        def tokens(index: int) -> PromptUpdateDetails:
+            ((rows, columns),) = items[index].arrays["grid"].tolist()
+            lines = ([placeholder] * columns + [self.info.token_id(_NEWLINE)]) * rows
+            return PromptUpdateDetails.select_token_id([*lines, self.info.bos_token_id], placeholder)
+
+        return PromptInsertion("image", (), tokens)
+
+    def _apply_hf_processor_tokens_only(self, prompt_ids: Sequence[int]) -> Sequence[int]:
+        """The text begins after its `<s>`, which comes with the picture, and ends where the answer begins."""
+        text = prompt_ids[1:] if prompt_ids[:1] and prompt_ids[0] == self.info.bos_token_id else prompt_ids
+        return [*text, self.info.token_id(_BEGINNING_OF_ANSWER)]
+
+
+@MULTIMODAL_REGISTRY.register_processor(
+    FuyuMultiModalProcessor, info=FuyuProcessingInfo, dummy_inputs=FuyuDummyInputsBuilder
+)
+class FuyuForCausalLM(SupportsMultiModal):
+    """Wraps the class of the same name."""
+
+    def get_multimodal_embeddings(self, **kwargs: Tensor) -> Sequence[Tensor]:
+        """`pixel_values` is [patches, values] of one picture."""
+        pixels = kwargs["pixel_values"].to(self.model.dtype)
+        found: Tensor = self.model.model.get_image_features(pixel_values=pixels, return_dict=True).last_hidden_state
+        return [found]

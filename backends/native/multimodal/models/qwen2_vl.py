@@ -1,0 +1,115 @@
+"""Qwen2-VL and Qwen2.5-VL: pictures of any size, as many tokens as they have patches, positions in three dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import isqrt
+from typing import TYPE_CHECKING
+
+from backends.native.multimodal.inputs import Arrays, ImageItem, ImageSize, MultiModalFieldConfig, MultiModalInputs
+from backends.native.multimodal.interfaces import SupportsMultiModal
+from backends.native.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalProcessor, BaseProcessingInfo
+from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
+from backends.native.multimodal.updates import PromptReplacement
+from schemas.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+_MOST_ASPECT = 100  # as `ImageOptions.max_ratio`
+
+
+class Qwen2VLProcessingInfo(BaseProcessingInfo):
+    """Any number of pictures, each resized to a multiple of a patch's side within a range of pixels."""
+
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        """Any number."""
+        return {"image": None}
+
+    def get_placeholder_str(self) -> str:
+        """As the chat template frames a picture."""
+        ids = (self.hf_config.vision_start_token_id, self.hf_config.image_token_id, self.hf_config.vision_end_token_id)
+        return "".join(self.tokenizer.convert_ids_to_tokens(ids))
+
+    def get_image_size_with_most_features(self) -> ImageSize:
+        """The rectangle of the most tokens: a square's sides are rounded down, and lose some."""
+        side = self.image_processor.patch_size * self.image_processor.merge_size
+        most = self.image_processor.size["longest_edge"] // side**2
+        if most < _MOST_ASPECT:  # a strip may exceed it, since it keeps one row of tokens
+            return ImageSize(_MOST_ASPECT * side, side)
+        sizes = (
+            (tokens // rows, rows)
+            for tokens in range(most, 0, -1)
+            for rows in range(1, isqrt(tokens) + 1)
+            if tokens % rows == 0 and tokens // rows <= _MOST_ASPECT * rows
+        )
+        columns, rows = next(sizes)
+        return ImageSize(columns * side, rows * side)
+
+
+class Qwen2VLDummyInputsBuilder(BaseDummyInputsBuilder[Qwen2VLProcessingInfo]):
+    """Placeholders, one a picture."""
+
+    def get_dummy_tokens(self, mm_counts: Mapping[str, int]) -> list[int]:
+        """Placeholders."""
+        return [self.info.hf_config.image_token_id] * mm_counts.get("image", 0)
+
+
+class Qwen2VLMultiModalProcessor(BaseMultiModalProcessor[Qwen2VLProcessingInfo]):
+    """The placeholder is repeated once for each square of merged patches."""
+
+    def _get_mm_fields_config(self, hf_inputs: Arrays) -> Mapping[str, MultiModalFieldConfig]:  # noqa: ARG002
+        flat, batched = MultiModalFieldConfig.flat("image"), MultiModalFieldConfig.batched("image")
+        return {"pixel_values": flat, "image_grid_thw": batched}
+
+    def _get_prompt_updates(self, items: Sequence[ImageItem]) -> PromptReplacement:
+        placeholder = self.info.hf_config.image_token_id
+        merged = self.info.image_processor.merge_size**2
+
+        def tokens(index: int) -> list[int]:
+            return [placeholder] * int(items[index].arrays["image_grid_thw"].prod() // merged)
+
+        return PromptReplacement("image", (placeholder,), tokens)
+
+    def apply(self, prompt_ids: Sequence[int], items: Sequence[ImageItem]) -> MultiModalInputs:
+        """See the base. Pictures side by side would be one to `get_rope_index`; chat templates never write so."""
+        inputs = super().apply(prompt_ids, items)
+        if any(one.offset + one.length == other.offset for one, other in pairwise(inputs.features)):
+            raise InvalidRequest("The images of a prompt must not stand side by side, without a token between.")
+        return inputs
+
+
+class _Qwen2VL(SupportsMultiModal):
+    def get_multimodal_embeddings(self, **kwargs: Tensor) -> Sequence[Tensor]:
+        """`pixel_values` is [patches, values], `image_grid_thw` [items, 3]."""
+        found: Sequence[Tensor] = self.model.get_image_features(**kwargs, return_dict=True).pooler_output
+        return found
+
+    def get_mrope_input_positions(
+        self, input_ids: Tensor, is_multimodal: Tensor, kwargs: Sequence[Mapping[str, Tensor]]
+    ) -> tuple[Tensor, int]:
+        """Time, row and column."""
+        import torch
+
+        grids = torch.cat([fields["image_grid_thw"] for fields in kwargs])
+        positions, delta = self.model.model.get_rope_index(
+            input_ids.unsqueeze(0), mm_token_type_ids=is_multimodal.int().unsqueeze(0), image_grid_thw=grids
+        )
+        return positions[:, 0], int(delta)
+
+
+_register = MULTIMODAL_REGISTRY.register_processor(
+    Qwen2VLMultiModalProcessor, info=Qwen2VLProcessingInfo, dummy_inputs=Qwen2VLDummyInputsBuilder
+)
+
+
+@_register
+class Qwen2VLForConditionalGeneration(_Qwen2VL):
+    """Wraps the class of the same name."""
+
+
+@_register
+class Qwen2_5_VLForConditionalGeneration(_Qwen2VL):  # noqa: N801 - transformers' name
+    """Wraps the class of the same name."""

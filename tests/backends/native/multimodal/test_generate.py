@@ -1,0 +1,109 @@
+"""Whole engines over checkpoints with pictures say what `generate` of transformers says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from backends.native.engine.loop import Engine
+from backends.native.engine.options import EngineOptions
+from backends.native.engine.startup import load_engine
+from backends.native.messages import Ready, Submit
+from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
+from tests.backends.native.multimodal.tiny import IMAGE, Checkpoint, save_fuyu, save_llava, save_qwen
+
+pytestmark = pytest.mark.torch
+
+NEW = 12
+
+
+@pytest.fixture(scope="module", params=["llava", "qwen2_vl", "qwen2_5_vl"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    return save_llava(folder) if request.param == "llava" else save_qwen(folder, request.param)
+
+
+def start(folder: Path, **options: int | bool) -> tuple[Engine, Ready]:
+    return load_engine(EngineOptions(model=str(folder), threads=1, dtype="float32", **options), lambda _: None)
+
+
+def run(engine: Engine, prompts: Sequence[MultiModalInputs], first: int = 0) -> list[list[int]]:
+    for index, prompt in enumerate(prompts):
+        engine.submit(0, Submit(first + index, prompt.prompt_token_ids, NEW, features=prompt.features))
+    said: list[list[int]] = [[] for _ in prompts]
+    for _ in range(2000):
+        if not engine.busy:
+            return said
+        for step in engine.step().values():
+            for output in step.outputs:
+                assert output.error is None
+                said[output.seq - first] += output.ids
+    raise AssertionError("it never ended")
+
+
+def generated(checkpoint: Checkpoint, inputs: MultiModalInputs, items: Sequence[ImageItem]) -> list[int]:
+    names = items[0].arrays if items else ()
+    arrays = {name: torch.cat([torch.from_numpy(np.array(item.arrays[name])) for item in items]) for name in names}
+    arrays.pop("grid", None)  # ours, for Fuyu
+    if "image_grid_thw" in arrays:
+        kinds = torch.zeros(1, len(inputs.prompt_token_ids), dtype=torch.int)
+        for feature in inputs.features:
+            kinds[0, feature.offset : feature.offset + feature.length] = 1
+        arrays["mm_token_type_ids"] = kinds
+    checkpoint.model.generation_config.eos_token_id = None
+    with torch.inference_mode():
+        ids = checkpoint.model.generate(
+            torch.tensor([inputs.prompt_token_ids]), **arrays, max_new_tokens=NEW, do_sample=False
+        )
+    found: list[int] = ids[0, len(inputs.prompt_token_ids) :].tolist()
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"step_tokens": 5, "max_sequences": 3}, {"kv_tokens": 128, "block_size": 4}])
+def test_tokens_are_those_of_generate(folder: Path, options: dict[str, int]) -> None:
+    engine, ready = start(folder, **options)
+    assert (ready.images, ready.tier) == (True, "packed")
+    checkpoint = Checkpoint(folder)
+    items = [checkpoint.item(1), checkpoint.item(2, 40, 70), checkpoint.item(3, 64, 20)]
+    asked: list[tuple[list[int], tuple[ImageItem, ...]]] = [
+        ([5, 6, IMAGE, 7, 8], (items[0],)),
+        ([9, 10, 11], ()),
+        ([5, IMAGE, 7, IMAGE, 3], (items[1], items[2])),
+        ([5, 6, IMAGE, 7, 8], (items[1],)),
+        ([5, 6, IMAGE, 7, 8], (items[0],)),
+    ]
+    prompts = [checkpoint.processor.apply(ids, pictures) for ids, pictures in asked]
+    expected = [generated(checkpoint, prompt, pictures) for prompt, (_, pictures) in zip(prompts, asked, strict=True)]
+    assert len({tuple(said) for said in expected}) == 4, "the pictures matter"
+    assert run(engine, prompts) == expected
+    assert run(engine, prompts, first=10) == expected, "with all that is cached"
+
+
+def test_a_checkpoint_without_an_image_processor_is_a_text_model(tmp_path: Path) -> None:
+    save_llava(tmp_path)
+    checkpoint = Checkpoint(tmp_path)
+    prompt = checkpoint.processor.apply([5, IMAGE], [checkpoint.item(1)])
+    for file in ("preprocessor_config.json", "processor_config.json"):
+        (tmp_path / file).unlink(missing_ok=True)
+    engine, ready = start(tmp_path)
+    assert not ready.images
+    assert run(engine, [MultiModalInputs((5, 6, 7))])[0]
+    engine.submit(0, Submit(20, prompt.prompt_token_ids, 3, features=prompt.features))
+    (output,) = engine.step()[0].outputs
+    assert output.error == "this model takes no images"
+
+
+def test_fuyu(tmp_path: Path) -> None:
+    save_fuyu(tmp_path)
+    engine, ready = start(tmp_path, step_tokens=7, max_sequences=3)
+    assert (ready.images, ready.tier) == (True, "packed")
+    checkpoint = Checkpoint(tmp_path)
+    items = [(checkpoint.item(1, 47, 33),), (checkpoint.item(2, 90, 60),), ()]
+    prompts = [checkpoint.processor.apply([5, 6, 7], pictures) for pictures in items]
+    expected = [generated(checkpoint, prompt, pictures) for prompt, pictures in zip(prompts, items, strict=True)]
+    assert run(engine, prompts) == expected
+    assert run(engine, prompts, first=10) == expected
