@@ -36,7 +36,7 @@ class HiddenStates:
         states, self._last = self._last, None
         first = 0
         for work in works:
-            rows, sequence = len(work.rows), work.sequence
+            rows, sequence = work.wanted, work.sequence
             if sequence.request.pool:
                 assert states is not None, "the output layer was not run"
                 part = states.reshape(-1, self.size)[first : first + rows].float().sum(0)

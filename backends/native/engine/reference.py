@@ -48,9 +48,9 @@ class Group:
         """The same in groups of at most `most` sequences, for sequences of one new token."""
         if self.sequences <= most:
             return [self]
-        masks = self.mask.split(most) if self.mask is not None else repeat(None)
-        slots = self.slots.view(self.sequences, -1).split(most)
-        parts = zip(self.tokens.split(most), slots, masks, strict=False)
+        masks = torch.split(self.mask, most) if self.mask is not None else repeat(None)
+        slots = torch.split(self.slots.view(self.sequences, -1), most)
+        parts = zip(torch.split(self.tokens, most), slots, masks, strict=False)
         return [Group(tokens, rows.flatten(), mask, len(tokens)) for tokens, rows, mask in parts]
 
     def select(self, rows: Tensor, index: Tensor) -> Tensor:

@@ -95,64 +95,6 @@ class PackedRunner:
         return places.unsqueeze(0) if found is None else found
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence ended or was preempted."""
-        ...
-
-
-class PackedRunner:
-    """Many sequences in one `[1, tokens]` forward over a paged cache.
-
-    Args:
-        model: a causal language model of transformers with an attention interface; its decoder is set to ours.
-        embedder: puts pictures in, if it takes any.
-    """
-
-    tier = "packed"
-    chunked = True
-
-    def __init__(
-        self, model: Any, cache: KVCache, kernel: Kernel = reference_kernel, embedder: Embedder | None = None
-    ) -> None:
-        text_part(model).set_attn_implementation(NAME)
-        self._model = model
-        self.cache = cache
-        self._kernel = kernel
-        self._device = model.device
-        self._embedder = embedder
-        self.images = embedder is not None
-        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
-
-    def run(self, works: Seq[Work]) -> Tensor:
-        """See `Runner`."""
-        ids, positions = array("q"), array("q")
-        for work in works:
-            ids.extend(work.tokens)
-            positions.extend(range(work.start, work.start + work.count))
-        tokens, places = (index_tensor(values, self._device) for values in (ids, positions))
-        rows = index_tensor(wanted_rows(works), self._device)
-        extra = {"logits_to_keep": rows} if self._keeps else {}
-        with running(Forward(self.cache, self._metadata(works, places), self._kernel)):
-            logits: Tensor = self._model(
-                **self._inputs(tokens.unsqueeze(0), works),
-                position_ids=self._positions(places, works),
-                use_cache=False,
-                **extra,
-            ).logits[0]
-        return logits if self._keeps else logits[rows]
-
-    def _inputs(self, ids: Tensor, works: Seq[Work]) -> dict[str, Tensor]:
-        embeds = self._embedder.embed(ids, works) if self._embedder is not None else None
-        return {"input_ids": ids} if embeds is None else {"inputs_embeds": embeds}
-
-    def _positions(self, works: Seq[Work]) -> Tensor:
-        """[1, tokens], or [3, 1, tokens] for pictures whose model wants it so."""
-        found = self._embedder.positions(works) if self._embedder is not None else None
-        if found is not None:
-            return found
-        positions = [position for work in works for position in range(work.start, work.start + work.count)]
-        return torch.tensor([positions], device=self._device)
-
-    def forget(self, sequence: Sequence) -> None:
         """Its blocks are all there was, but for what pictures left."""
         if self._embedder is not None:
             self._embedder.forget(sequence)
