@@ -12,11 +12,14 @@ import json
 from functools import lru_cache
 from typing import Any
 
+import structlog
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from backends.native.schema_limits import MOST_BYTES, check_schema
 from schemas.errors import InvalidRequest
 from schemas.ir import Grammar
+
+log = structlog.get_logger()
 
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -50,6 +53,17 @@ class Grammars:
         self.width = max(vocab_size, len(tokenizer))
         made = tokenizer.backend_tokenizer.to_str()
         self._tokenizer = LLTokenizer(made, n_vocab=self.width, eos_token=list(eos_token_ids))
+
+    @classmethod
+    def of(cls, tokenizer: Any, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Grammars | None:
+        """As made; None if the tokenizer does not let us know its tokens' bytes, or no token ends a text."""
+        if not tokenizer.is_fast or not eos_token_ids:
+            return None
+        try:
+            return cls(tokenizer, vocab_size, eos_token_ids)
+        except ValueError as error:  # llguidance's, for a tokenizer of a kind that it does not know
+            log.warning("grammars.unavailable", why=str(error))
+            return None
 
     def compile(self, source: str) -> LLMatcher:
         """A fresh automaton. Lets other threads run meanwhile.

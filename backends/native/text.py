@@ -90,9 +90,7 @@ class TextCodec:
 
     def grammars(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Grammars | None:
         """What compiles grammars for this tokenizer; None if it does not let us know its tokens' bytes."""
-        if not self._tokenizer.is_fast or not eos_token_ids:
-            return None
-        return Grammars(self._tokenizer, vocab_size, eos_token_ids)
+        return Grammars.of(self._tokenizer, vocab_size, eos_token_ids)
 
     async def encode(
         self, prompt: Prompt, tools: tuple[Tool, ...] = (), *, truncate: int | None = None

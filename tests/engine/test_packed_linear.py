@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ def test_it_computes_the_same(shape: tuple[int, ...], bias: bool, dtype: torch.d
     rows = torch.randn(shape).to(dtype)
     with torch.inference_mode():
         expected = model(rows)
-        pack_linears(model)
+        pack_linears(model, least=1)
         torch.testing.assert_close(model(rows), expected, atol=tolerance, rtol=tolerance)
 
 
@@ -38,29 +39,35 @@ def test_only_plain_layers_in_float32_and_bfloat16_are_packed() -> None:
         pass
 
     model = nn.ModuleDict({"float16": nn.Linear(4, 4).half(), "special": Special(4, 4), "plain": nn.Linear(4, 4)})
-    pack_linears(model)
+    pack_linears(model, least=1)
     assert [type(part) for part in model.values()] == [nn.Linear, Special, PackedLinear]
+
+
+def test_small_weights_are_left_alone() -> None:
+    model = nn.ModuleDict({"small": nn.Linear(511, 512), "large": nn.Linear(512, 512)})
+    pack_linears(model)
+    assert [type(part) for part in model.values()] == [nn.Linear, PackedLinear]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_packed_model_answers_as_generate_does(family: str) -> None:
     runner = packed_runner(family)
     runner._model = copy.deepcopy(runner._model)
-    pack_linears(runner._model)
+    pack_linears(runner._model, least=1)
     asked = requests()
     assert_equal(family, asked, tiny(runner).answers(asked, apart=1))
 
 
 def test_the_self_check_notices_a_model_that_cannot_have_them() -> None:
     def wrong(model: Any) -> None:
-        pack_linears(model)
+        pack_linears(model, least=1)
         model.lm_head.forward = lambda rows: rows.new_zeros(*rows.shape[:-1], model.lm_head.out_features)
 
     def broken(model: Any) -> None:
-        pack_linears(model)
+        pack_linears(model, least=1)
         model.lm_head.forward = lambda rows: rows @ model.lm_head.weight.T
 
     model = build("llama")
-    assert why_not_packed(model, change=pack_linears) is None
+    assert why_not_packed(model, change=partial(pack_linears, least=1)) is None
     assert "other logits" in (why_not_packed(model, change=wrong) or "")
     assert "AttributeError" in (why_not_packed(model, change=broken) or "")

@@ -85,7 +85,7 @@ def test_a_process_from_start_to_stop(models: Path, tmp_path: Path) -> None:
         first = connect(socket)
         *before, ready = until_told(first, Ready)
         assert all(isinstance(message, Loading) for message in before)
-        assert ready == Ready(CONTEXT, VOCAB, (2,), "float32", "cpu", "packed", 64, 48)
+        assert ready == Ready(CONTEXT, VOCAB, (2,), "float32", "cpu", "packed", 64, embedding_size=48)
         for request, answer in zip(requests, answers(first, requests).values(), strict=True):
             assert answer.ids == reference("llama", request.prompt, 12).ids
 
@@ -153,7 +153,7 @@ def test_a_thread_answers_like_generate(family: str, tier: str, models: Path) ->
     options = EngineOptions(str(models / family), threads=1, context_length=64, max_sequences=4, kv_tokens=200)
     with in_process(options) as (engine, told):
         ready = start(told)
-        assert ready == Ready(64, VOCAB, (2,), "float32", "cpu", tier, 4, 48 if tier == "packed" else 0)
+        assert ready == Ready(64, VOCAB, (2,), "float32", "cpu", tier, 4, embedding_size=48 if tier == "packed" else 0)
         for seq in range(6):
             engine.send(Submit(seq, prompt(9 + seq, seq), 12))
         found = {seq: Answer() for seq in range(6)}

@@ -80,9 +80,8 @@ class Compiler:
             tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError):
             return None  # token ids are all that such a model is asked with
-        if not tokenizer.is_fast or not loaded.eos_token_ids:
-            return None
-        return cls(Grammars(tokenizer, loaded.vocab_size, loaded.eos_token_ids))
+        grammars = Grammars.of(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
+        return None if grammars is None else cls(grammars)
 
     def begin(self, source: str, prompt: int) -> Constraint:
         """A constraint on what follows `prompt` tokens."""

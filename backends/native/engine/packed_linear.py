@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 # For how many rows the order is chosen; other numbers work with it, too.
 _ROWS = 32
+# A smaller weight, in numbers, is multiplied sooner than oneDNN's call is set up (measured on one row).
+_LEAST = 2**18
 
 
 class PackedLinear(nn.Module):
@@ -33,11 +35,16 @@ class PackedLinear(nn.Module):
         return product
 
 
-def pack_linears(model: Any) -> None:
-    """Pack every plain linear layer of `model` that this machine can, one after the other, so that memory holds out."""
+def pack_linears(model: Any, least: int = _LEAST) -> None:
+    """Pack every plain linear layer of `model` that this machine can, one after the other, so that memory holds out.
+
+    Args:
+        model: the model, changed in place.
+        least: how many numbers a weight must have to be packed.
+    """
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            if type(child) is nn.Linear and _packable(child.weight):
+            if type(child) is nn.Linear and child.weight.numel() >= least and _packable(child.weight):
                 setattr(parent, name, PackedLinear(child))
 
 

@@ -21,7 +21,7 @@ class HiddenStates:
 
     def __init__(self, model: Any) -> None:
         head = model.get_output_embeddings()
-        self.size: int = head.weight.shape[-1]
+        self.size: int = head.in_features
         self._last: Tensor | None = None
         head.register_forward_pre_hook(self._keep)
 
@@ -29,7 +29,8 @@ class HiddenStates:
     def of(cls, model: Any, runner: Runner) -> HiddenStates | None:
         """What watches a model run by `runner`; None if its rows could not be told apart."""
         keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
-        return cls(model) if keeps and runner.tier == "packed" and model.get_output_embeddings() is not None else None
+        linear = hasattr(model.get_output_embeddings(), "in_features")
+        return cls(model) if keeps and linear and runner.tier == "packed" else None
 
     def collect(self, works: Seq[Work]) -> None:
         """Add what the step that ran `works` gave to the sums of the sequences that want a vector."""
