@@ -181,6 +181,17 @@ class Service:
         self._tasks = [asyncio.create_task(self._start(name, backend)) for name, backend in self.backends.items()]
         self._tasks.append(asyncio.create_task(self._watch()))
 
+    async def settled(self) -> None:
+        """Wait until every endpoint has somebody to answer.
+
+        Raises:
+            schemas.errors.BackendUnavailable: one will not.
+        """
+        while self.health.status == "loading":  # noqa: ASYNC110 - it is looked at, and by nobody else waited for
+            await asyncio.sleep(_STEP)
+        if self.health.status == "failed":
+            raise BackendUnavailable(self.health.detail)
+
     async def aclose(self) -> None:
         """Stop everything."""
         for task in self._tasks:
