@@ -6,7 +6,6 @@ A stream ends with `response.completed` or `response.incomplete` if and only if 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,7 +14,7 @@ from adapters.base import Headers, Reply
 from adapters.fold import Kind, blocks
 from adapters.sse import guard
 from schemas import responses as wire
-from schemas.errors import BackendFailed, GatewayError
+from schemas.errors import BackendFailed, GatewayError, RateLimited, RequestError
 from schemas.ir import (
     Choice,
     Completion,
@@ -47,17 +46,15 @@ class ResponseWriter:
     Args:
         request: what is answered.
         created: Unix time in seconds.
-        code: what an error is called.
     """
 
     media_type = "text/event-stream"
     headers: Headers = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
     abort_after_error = False
 
-    def __init__(self, request: Generate, created: int, code: Callable[[GatewayError], str]) -> None:
+    def __init__(self, request: Generate, created: int) -> None:
         self._request = request
         self._created = created
-        self._code = code
         self._model = request.model
         self._number = 0
         self._output: list[wire.Output] = []
@@ -87,7 +84,7 @@ class ResponseWriter:
 
     def fail(self, error: GatewayError) -> bytes:
         """The error as the last event."""
-        failure = wire.Failure(self._code(error), error.message)
+        failure = wire.Failure(_failure_code(error), error.message)
         said = msgspec.structs.replace(self._now("failed"), error=failure)
         return self._event("response.failed", response=said)
 
@@ -179,6 +176,13 @@ class ResponseWriter:
         data = guard(_json({"type": type, "sequence_number": self._number} | fields))
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (type.encode(), data)
+
+
+def _failure_code(error: GatewayError) -> str:
+    """What an error is called in a response: it has a list of its own, of which these can happen here."""
+    if isinstance(error, RateLimited):
+        return "rate_limit_exceeded"
+    return "invalid_prompt" if isinstance(error, RequestError) else "server_error"
 
 
 _CALLED = "response.function_call_arguments"
