@@ -5,6 +5,7 @@ PORT ?= 8000
 
 VENV := .venv
 CLIENTS := .venv-clients
+NODE := tests/clients/node
 PIP := install --quiet --disable-pip-version-check --no-input
 # One thread per torch operation and test process: the suite runs on two cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
@@ -25,9 +26,9 @@ check: $(VENV)/.checked  ## format, lint, types, import contracts, and all tests
 	$(VENV)/bin/lint-imports
 	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 -m "not torch and not slow" --ignore tests/clients
 
-test: check $(CLIENTS)/.installed  ## the whole suite
+test: check $(CLIENTS)/.installed $(NODE)/node_modules/.package-lock.json  ## the whole suite
 	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 --dist loadfile -m "torch or slow" --ignore tests/clients
-	$(CLIENT_ENV) $(VENV)/bin/pytest -q tests/clients/test_huggingface_hub.py tests/clients/test_openai.py
+	$(CLIENT_ENV) $(VENV)/bin/pytest -q $(addprefix tests/clients/,test_huggingface_hub.py test_openai.py test_lm_eval.py)
 	$(CLIENT_ENV) $(CLIENTS)/bin/python -m pytest -q -c tests/clients/pytest.ini tests/clients
 
 format: $(VENV)/.checked  ## rewrite the code in the project's format
@@ -44,7 +45,7 @@ bench-engine: $(VENV)/.installed  ## the native engine beside transformers' own,
 	$(VENV)/bin/python -m benchmarks.engine
 
 clean:  ## remove what make built
-	rm -rf $(VENV) $(CLIENTS) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(NODE)/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
@@ -53,8 +54,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(VENV)/bin/pip $(PIP) --constraint constraints.txt --editable .
 	touch $@
 
-$(VENV)/.checked: $(VENV)/.installed
+$(VENV)/.checked: $(VENV)/.installed tests/clients/lm-eval.txt
 	$(VENV)/bin/pip $(PIP) --constraint constraints.txt --editable '.[check]'
+	$(VENV)/bin/pip $(PIP) --no-deps --requirement tests/clients/lm-eval.txt
 	touch $@
 
 # The client libraries want older versions of what transformers brings, so they live apart.
@@ -62,3 +64,8 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/pip $(PIP) --requirement tests/clients/requirements.txt
 	touch $@
+
+# Where there is no npm, or it reaches no registry, the tests of Node's clients are skipped.
+$(NODE)/node_modules/.package-lock.json: $(NODE)/package.json $(NODE)/package-lock.json
+	npm ci --loglevel error --no-audit --no-fund --ignore-scripts --fetch-retries 1 --prefix $(NODE) && touch $@ || \
+		echo "npm could not install the clients of $(NODE); their tests are skipped."

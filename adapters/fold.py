@@ -5,7 +5,9 @@ And its inverse `unfold`, for remotes that answered whole.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 from schemas.errors import Incomplete
 from schemas.ir import (
@@ -21,6 +23,13 @@ from schemas.ir import (
     Usage,
 )
 
+Kind = Literal["reasoning", "text", "refusal"]
+"""What a block of text is."""
+
+Order = tuple[tuple[Kind | Literal["calls"], int], ...]
+
+_USUAL = ("reasoning", "text", "refusal", "calls")
+
 
 @dataclass(slots=True, eq=False)
 class _Call:
@@ -31,12 +40,21 @@ class _Call:
 
 @dataclass(slots=True, eq=False)
 class _Choice:
-    text: list[str] = field(default_factory=list)
+    texts: dict[Kind, list[str]] = field(default_factory=lambda: {"reasoning": [], "text": [], "refusal": []})
     tokens: list[Token] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    refusal: list[str] = field(default_factory=list)
     calls: dict[int, _Call] = field(default_factory=dict)
+    before: list[tuple[Kind, int]] = field(default_factory=list)  # the calls
+    after: list[tuple[Kind, int]] = field(default_factory=list)
     finished: Finished | None = None
+
+    def say(self, kind: Kind, text: str) -> None:
+        """Add a piece of text to the block that it goes on with, or to a new one."""
+        self.texts[kind].append(text)
+        said = self.after if self.calls else self.before
+        if said and said[-1][0] == kind:
+            said[-1] = (kind, said[-1][1] + len(text))
+        else:
+            said.append((kind, len(text)))
 
 
 class Fold:
@@ -81,12 +99,13 @@ class Fold:
         choice = self._choices.get(delta.choice)
         if choice is None:
             choice = self._choices[delta.choice] = _Choice()
-        choice.text.append(delta.text)
         choice.tokens.extend(delta.tokens)
         if delta.reasoning:
-            choice.reasoning.append(delta.reasoning)
+            choice.say("reasoning", delta.reasoning)
+        if delta.text:
+            choice.say("text", delta.text)
         if delta.refusal:
-            choice.refusal.append(delta.refusal)
+            choice.say("refusal", delta.refusal)
         for piece in delta.tool_calls:
             call = choice.calls.setdefault(piece.index, _Call())
             call.id = piece.id or call.id
@@ -103,17 +122,37 @@ def _whole(index: int, choice: _Choice) -> Choice:
     return Choice(
         index=index,
         reason=end.reason,
-        text="".join(choice.text),
+        text="".join(choice.texts["text"]),
         tokens=tuple(choice.tokens),
-        reasoning="".join(choice.reasoning),
-        refusal="".join(choice.refusal),
+        reasoning="".join(choice.texts["reasoning"]),
+        refusal="".join(choice.texts["refusal"]),
         tool_calls=tuple(
             ToolCall(call.id, call.name, "".join(call.arguments)) for _, call in sorted(choice.calls.items())
         ),
         generated=end.generated,
         stop=end.stop,
         seed=end.seed,
+        order=_order(choice),
     )
+
+
+def _order(choice: _Choice) -> Order:
+    calls: Order = (("calls", 0),) if choice.calls else ()
+    order = (*choice.before, *calls, *choice.after)
+    kinds = [kind for kind, _ in order]
+    return () if kinds == [kind for kind in _USUAL if kind in kinds] else order
+
+
+def blocks(choice: Choice) -> Iterator[tuple[Kind, str] | ToolCall]:
+    """An answer in the order in which it was given; what came after the first call comes after all of them."""
+    texts: dict[Kind, str] = {"reasoning": choice.reasoning, "text": choice.text, "refusal": choice.refusal}
+    usual: Order = (*((kind, len(text)) for kind, text in texts.items() if text), ("calls", 0))
+    for kind, size in choice.order or usual:
+        if kind == "calls":
+            yield from choice.tool_calls
+        else:
+            yield kind, texts[kind][:size]
+            texts[kind] = texts[kind][size:]
 
 
 def fold(events: Events) -> Completion:
@@ -128,7 +167,7 @@ def fold(events: Events) -> Completion:
 
 
 def unfold(answer: Completion) -> Events:
-    """The shortest stream that folds to `answer`."""
+    """The shortest stream that folds to `answer`, in the usual order."""
     finishes = tuple(
         Finished(
             choice=choice.index,

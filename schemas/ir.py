@@ -345,7 +345,11 @@ Events = tuple[Event, ...]
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """One whole answer: the fold of a choice's deltas."""
+    """One whole answer: the fold of a choice's deltas.
+
+    `order` tells how the answer went, for protocols whose answers are made of blocks: (kind, characters) of thoughts,
+    text and refusal, and ("calls", 0) where all calls stand. () is the usual order: as named, calls last.
+    """
 
     index: int
     reason: FinishReason
@@ -357,6 +361,7 @@ class Choice(msgspec.Struct, frozen=True):
     generated: int | None = None
     stop: str | None = None
     seed: int | None = None
+    order: tuple[tuple[Literal["reasoning", "text", "refusal", "calls"], int], ...] = ()
 
 
 class Timings(msgspec.Struct, frozen=True):

@@ -10,14 +10,17 @@ import msgspec
 
 from adapters.anthropic.dialects import Dialect
 from adapters.base import Headers, Reply
+from adapters.fold import blocks
 from adapters.sse import guard
 from schemas import anthropic as wire
 from schemas.errors import BackendFailed, GatewayError, MethodNotAllowed
-from schemas.ir import Choice, Completion, Delta, Events, Finished, Generate, Started, ToolDelta, Usage
+from schemas.ir import Choice, Completion, Delta, Events, Finished, Generate, Started, ToolCall, ToolDelta, Usage
 
 _json = msgspec.json.Encoder().encode
 _TEXT = ("text_delta", "text")
 _THINKING = ("thinking_delta", "thinking")
+
+Block = wire.TextBlock | wire.ThinkingBlock | wire.ToolUseBlock
 
 
 def whole(dialect: Dialect, request: Generate, answer: Completion) -> Reply:
@@ -34,7 +37,7 @@ def whole(dialect: Dialect, request: Generate, answer: Completion) -> Reply:
                     id=message_id(request),
                     model=answer.model,
                     content=_content(choice),
-                    stop_reason=_stop_reason(dialect, choice),
+                    stop_reason=_stop_reason(dialect, choice, refused=bool(choice.refusal)),
                     stop_sequence=choice.stop,
                     usage=_usage(answer.usage),
                 )
@@ -80,6 +83,7 @@ class StreamWriter:
         self._calls = 0
         self._late: list[tuple[tuple[str, str], str]] = []  # what came amid a tool call, whose block cannot be left
         self._last: Finished | None = None
+        self._refused = False
 
     def feed(self, events: Events) -> bytes:
         """The events that say these events."""
@@ -112,7 +116,8 @@ class StreamWriter:
         if delta.reasoning:
             self._piece(_THINKING, delta.reasoning, out)
         if delta.text or delta.refusal:
-            self._piece(_TEXT, delta.text or delta.refusal, out)
+            self._piece(_TEXT, delta.text + delta.refusal, out)
+            self._refused |= bool(delta.refusal)
         for call in delta.tool_calls:
             self._call(call, out)
         if isinstance(delta, Finished):
@@ -127,7 +132,7 @@ class StreamWriter:
             self._late.append((kind, text))
             return
         if self._open != kind[1]:
-            block = wire.TextBlock("") if kind is _TEXT else wire.ThinkingBlock("")
+            block: Block = wire.TextBlock("") if kind is _TEXT else wire.ThinkingBlock("")
             self._begin(kind[1], block, kind, out)
         before, after = self._around
         out.append(before + guard(_json(text)) + after)
@@ -147,7 +152,7 @@ class StreamWriter:
     def _begin(
         self,
         what: str | int,
-        block: wire.TextBlock | wire.ThinkingBlock | wire.ToolUseBlock,
+        block: Block,
         delta: tuple[str, str],
         out: list[bytes],
     ) -> None:
@@ -167,7 +172,7 @@ class StreamWriter:
     def _end(self, usage: Usage) -> bytes:
         last = self._last
         delta = {
-            "stop_reason": None if last is None else _stop_reason(self._dialect, last),
+            "stop_reason": None if last is None else _stop_reason(self._dialect, last, refused=self._refused),
             "stop_sequence": None if last is None else last.stop,
         }
         return _event("message_delta", {"delta": delta, "usage": _usage(usage)}) + _event("message_stop", {})
@@ -177,24 +182,31 @@ def _event(name: str, fields: dict[str, object]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), guard(_json({"type": name} | fields)))
 
 
-def _stop_reason(dialect: Dialect, ended: Choice | Finished) -> str:
-    return "refusal" if ended.refusal else dialect.stop_reasons[ended.reason]
+def _stop_reason(dialect: Dialect, ended: Choice | Finished, *, refused: bool) -> str:
+    return "refusal" if refused else dialect.stop_reasons[ended.reason]
 
 
-def _content(choice: Choice) -> tuple[wire.TextBlock | wire.ThinkingBlock | wire.ToolUseBlock, ...]:
-    blocks: list[wire.TextBlock | wire.ThinkingBlock | wire.ToolUseBlock] = []
-    if choice.reasoning:
-        blocks.append(wire.ThinkingBlock(choice.reasoning))
-    if choice.text or choice.refusal:
-        blocks.append(wire.TextBlock(choice.text or choice.refusal))
-    for call in choice.tool_calls:
-        arguments = (call.arguments or "{}").encode()
-        try:
-            msgspec.json.decode(arguments, type=dict)
-        except msgspec.DecodeError:
-            raise BackendFailed("The model's call of a tool is not a JSON object.", code="bad_tool_call") from None
-        blocks.append(wire.ToolUseBlock(call.id, call.name, msgspec.Raw(arguments)))
-    return tuple(blocks)
+def _content(choice: Choice) -> tuple[Block, ...]:
+    content: list[Block] = []
+    for block in blocks(choice):
+        if isinstance(block, ToolCall):
+            content.append(_tool_use(block))
+        elif block[0] == "reasoning":
+            content.append(wire.ThinkingBlock(block[1]))
+        elif content and isinstance(content[-1], wire.TextBlock):  # a refusal is text
+            content[-1] = wire.TextBlock(content[-1].text + block[1])
+        else:
+            content.append(wire.TextBlock(block[1]))
+    return tuple(content)
+
+
+def _tool_use(call: ToolCall) -> wire.ToolUseBlock:
+    arguments = (call.arguments or "{}").encode()
+    try:
+        msgspec.json.decode(arguments, type=dict)
+    except msgspec.DecodeError:
+        raise BackendFailed("The model's call of a tool is not a JSON object.", code="bad_tool_call") from None
+    return wire.ToolUseBlock(call.id, call.name, msgspec.Raw(arguments))
 
 
 def _usage(usage: Usage) -> wire.Usage:

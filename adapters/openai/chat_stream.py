@@ -22,6 +22,7 @@ class ChatStreamWriter(StreamWriter):
         super().__init__(dialect, request, created, failure)
         self._role = "assistant" if dialect.role_in_every_delta else UNSET
         self._opened: set[int] = set()
+        self._silent: set[int] = set()  # choices whose content is null so far
 
     def _id(self) -> str:
         prefix = self._dialect.stream_id_prefix
@@ -35,7 +36,8 @@ class ChatStreamWriter(StreamWriter):
             return self._text(delta.choice, delta.text)
         out = b"".join(self._pieces(delta))
         if isinstance(delta, Finished):
-            last = MessageDelta(content="") if self._dialect.last_delta_content else MessageDelta()
+            told = self._dialect.last_delta_content and delta.choice not in self._silent
+            last = MessageDelta(content="") if told else MessageDelta()
             out += self._finish(self._choice(delta.choice, last, finish=self._dialect.finish[delta.reason]))
         return out
 
@@ -48,10 +50,15 @@ class ChatStreamWriter(StreamWriter):
         """One chunk for every kind of thing that the delta says."""
         index, calls = delta.choice, delta.tool_calls
         logprobs = chat_logprobs(delta.tokens, self._request.top_logprobs) if self._request.logprobs else None
-        speaks = bool(delta.text or delta.reasoning or logprobs)
+        speaks = bool(delta.text or logprobs)
+        if speaks:
+            self._silent.discard(index)
         if self._opens(delta, speaks):
-            yield self._chunk(self._choice(index, self._first(delta, speaks)))
-            calls = calls if speaks else calls[1:]
+            first = self._first(delta, speaks)
+            if first.content is None:
+                self._silent.add(index)
+            yield self._chunk(self._choice(index, first))
+            calls = calls[1:] if first.tool_calls else calls
         if delta.reasoning:
             yield self._chunk(self._choice(index, MessageDelta(role=self._role, reasoning_content=delta.reasoning)))
         if logprobs is not None:
@@ -67,7 +74,7 @@ class ChatStreamWriter(StreamWriter):
         """Whether the choice's first chunk is due."""
         if delta.choice in self._opened or self._dialect.role_in_every_delta:
             return False
-        if not (speaks or delta.tool_calls or delta.refusal or isinstance(delta, Finished)):
+        if not (speaks or delta.reasoning or delta.tool_calls or delta.refusal or isinstance(delta, Finished)):
             return False
         self._opened.add(delta.choice)
         return True
@@ -75,10 +82,14 @@ class ChatStreamWriter(StreamWriter):
     def _first(self, delta: Delta, speaks: bool) -> MessageDelta:
         """As the service begins a message: with no text yet, with a call, or with no refusal yet."""
         nothing = None if self._dialect.refusal else UNSET
-        if delta.tool_calls and not speaks:
+        if speaks:
+            return MessageDelta(role="assistant", content="", refusal=nothing)
+        if delta.reasoning:
+            return MessageDelta(role="assistant", content=None, refusal=nothing)
+        if delta.tool_calls:
             calls = (_tool_call(delta.tool_calls[0]),)
             return MessageDelta(role="assistant", content=None, tool_calls=calls, refusal=nothing)
-        if delta.refusal and not speaks:
+        if delta.refusal:
             return MessageDelta(role="assistant", content=None, refusal="")
         return MessageDelta(role="assistant", content="", refusal=nothing)
 

@@ -82,7 +82,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         refusal: whether messages carry `refusal` where there is none.
         logprobs: whether answers have the field.
         role_in_every_delta: instead of a first chunk that tells the role.
-        last_delta_content: whether the last delta is `{"content": ""}` instead of `{}`.
+        last_delta_content: whether the last delta of a text is `{"content": ""}` instead of `{}`.
         usage_on_every_chunk: the usage so far in all chunks, exact in the last, and no chunk of its own.
         usage_details: whether cached and reasoning tokens are told, where they are known.
         finish: our finish reason -> its word.

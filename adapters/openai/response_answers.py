@@ -6,16 +6,28 @@ A stream ends with `response.completed` or `response.incomplete` if and only if 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from adapters.base import Headers, Reply
+from adapters.fold import Kind, blocks
 from adapters.sse import guard
 from schemas import responses as wire
-from schemas.errors import GatewayError
-from schemas.ir import Choice, Completion, Delta, Events, Finished, FinishReason, Generate, Started, ToolDelta, Usage
+from schemas.errors import BackendFailed, GatewayError, RateLimited, RequestError
+from schemas.ir import (
+    Choice,
+    Completion,
+    Delta,
+    Events,
+    Finished,
+    FinishReason,
+    Generate,
+    Started,
+    ToolCall,
+    ToolDelta,
+    Usage,
+)
 
 _json = msgspec.json.Encoder().encode
 _CUT = {FinishReason.LENGTH: "max_output_tokens", FinishReason.CONTENT_FILTER: "content_filter"}
@@ -34,23 +46,23 @@ class ResponseWriter:
     Args:
         request: what is answered.
         created: Unix time in seconds.
-        code: what an error is called.
     """
 
     media_type = "text/event-stream"
     headers: Headers = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
     abort_after_error = False
 
-    def __init__(self, request: Generate, created: int, code: Callable[[GatewayError], str]) -> None:
+    def __init__(self, request: Generate, created: int) -> None:
         self._request = request
         self._created = created
-        self._code = code
         self._model = request.model
         self._number = 0
         self._output: list[wire.Output] = []
         self._open: str | int | None = None  # the open item: "text", "refusal", "reasoning", or a call's index
         self._said: list[str] = []
         self._call = ToolDelta(0)
+        self._calls = 0
+        self._late: list[tuple[Kind, str]] = []  # what came after a call, whose item cannot be left before it ends
         self._place: dict[str, Any] = {}
         self._reason = FinishReason.EOS
 
@@ -72,21 +84,32 @@ class ResponseWriter:
 
     def fail(self, error: GatewayError) -> bytes:
         """The error as the last event."""
-        failure = wire.Failure(self._code(error), error.message)
+        failure = wire.Failure(_failure_code(error), error.message)
         said = msgspec.structs.replace(self._now("failed"), error=failure)
         return self._event("response.failed", response=said)
 
     def _delta(self, delta: Delta, out: list[bytes]) -> None:
-        for kind, text in (("reasoning", delta.reasoning), ("text", delta.text), ("refusal", delta.refusal)):
+        pieces: tuple[tuple[Kind, str], ...] = (
+            ("reasoning", delta.reasoning),
+            ("text", delta.text),
+            ("refusal", delta.refusal),
+        )
+        for kind, text in pieces:
             if text:
                 self._text(kind, text, out)
         for call in delta.tool_calls:
             self._called(call, out)
         if isinstance(delta, Finished):
             self._close(out)
+            for kind, text in self._late:
+                self._text(kind, text, out)
+            self._close(out)
             self._reason = delta.reason
 
-    def _text(self, kind: str, text: str, out: list[bytes]) -> None:
+    def _text(self, kind: Kind, text: str, out: list[bytes]) -> None:
+        if isinstance(self._open, int):
+            self._late.append((kind, text))
+            return
         if self._open != kind:
             self._begin(kind, out)
             out.append(self._event(_BEGAN[kind], **self._place, part=_part(kind, "")))
@@ -96,8 +119,10 @@ class ResponseWriter:
 
     def _called(self, call: ToolDelta, out: list[bytes]) -> None:
         if self._open != call.index:
+            if call.index < self._calls:
+                raise BackendFailed("The model's calls of tools are entangled.", code="bad_tool_call")
             self._close(out)
-            self._call = call
+            self._call, self._calls = call, call.index + 1
             self._begin(call.index, out)
         if call.arguments:
             self._said.append(call.arguments)
@@ -134,8 +159,7 @@ class ResponseWriter:
         kind, place = self._open, len(self._output)
         if isinstance(kind, int):
             call = self._call
-            call_id = call.id or f"call_{self._request.id}_{kind}"
-            id = _item_id("fc", self._request, place)
+            id, call_id = _item_id("fc", self._request, place), call.id or _item_id("call", self._request, kind)
             return wire.FunctionCall(id=id, status=status, arguments=text, call_id=call_id, name=call.name or "")
         done = status == "completed"
         if kind == "reasoning":
@@ -152,6 +176,13 @@ class ResponseWriter:
         data = guard(_json({"type": type, "sequence_number": self._number} | fields))
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (type.encode(), data)
+
+
+def _failure_code(error: GatewayError) -> str:
+    """What an error is called in a response: it has a list of its own, of which these can happen here."""
+    if isinstance(error, RateLimited):
+        return "rate_limit_exceeded"
+    return "invalid_prompt" if isinstance(error, RequestError) else "server_error"
 
 
 _CALLED = "response.function_call_arguments"
@@ -176,17 +207,20 @@ def _item_id(prefix: str, request: Generate, place: int) -> str:
 
 def _output(request: Generate, choice: Choice) -> tuple[wire.Output, ...]:
     items: list[wire.Output] = []
-    if choice.reasoning:
-        id = _item_id("rs", request, len(items))
-        items.append(wire.Thought(id=id, status="completed", content=(wire.ReasoningText(choice.reasoning),)))
-    for kind, text in (("text", choice.text), ("refusal", choice.refusal)):
-        if text:
-            items.append(_message(_item_id("msg", request, len(items)), "completed", _part(kind, text)))
-    for call in choice.tool_calls:
-        id = _item_id("fc", request, len(items))
-        items.append(
-            wire.FunctionCall(id=id, status="completed", arguments=call.arguments, call_id=call.id, name=call.name)
-        )
+    calls = 0
+    for place, block in enumerate(blocks(choice)):
+        if isinstance(block, ToolCall):
+            id, call_id = _item_id("fc", request, place), block.id or _item_id("call", request, calls)
+            call = wire.FunctionCall(
+                id=id, status="completed", arguments=block.arguments, call_id=call_id, name=block.name
+            )
+            items.append(call)
+            calls += 1
+        elif block[0] == "reasoning":
+            thoughts = (wire.ReasoningText(block[1]),)
+            items.append(wire.Thought(id=_item_id("rs", request, place), status="completed", content=thoughts))
+        else:
+            items.append(_message(_item_id("msg", request, place), "completed", _part(*block)))
     return tuple(items)
 
 

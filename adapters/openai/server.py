@@ -112,7 +112,7 @@ class OpenAIServer:
     def encoder(self, request: Generate) -> StreamWriter | ResponseWriter:
         """A writer for the streamed answer to `request`."""
         if _is_response(request):
-            return ResponseWriter(request, int(self._now()), lambda error: self._dialect.failures[error.kind].type)
+            return ResponseWriter(request, int(self._now()))
         return stream_writer(self._dialect, request, int(self._now()), self._failure)
 
     def encode(self, request: Generate, answer: Completion) -> Reply:

@@ -122,7 +122,8 @@ class Values:
             total = piece.generated if piece.generated is not None else total
             counted = counted if total is None else max(0, total - choice.tokens)
         choice.tokens += counted
-        choice.logprob += sum(token.logprob or 0.0 for token in piece.tokens)
+        for token in piece.tokens:  # one by one: a sum of sums would depend on how a stream was cut
+            choice.logprob += token.logprob or 0.0
         return counted
 
     def _shown(self, index: int, piece: Piece) -> str:

@@ -37,8 +37,10 @@ logprobs = st.floats(min_value=-1e4, max_value=0.0, allow_nan=False)
 
 
 def canonical(events: Events) -> Completion:
-    """What a stream says, however it was cut into deltas and batches."""
-    return msgspec.structs.replace(fold(events), relayed=None)
+    """What a stream says, however it was cut into deltas and batches; few protocols tell the order of its blocks."""
+    answer = fold(events)
+    choices = tuple(msgspec.structs.replace(choice, order=()) for choice in answer.choices)
+    return msgspec.structs.replace(answer, choices=choices, relayed=None)
 
 
 @st.composite

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.fold import Fold, fold, unfold
+from adapters.fold import Fold, blocks, fold, unfold
 from schemas.errors import Incomplete
 from schemas.ir import (
     Choice,
@@ -24,7 +24,7 @@ from schemas.ir import (
     Usage,
 )
 
-from .laws import batches, streams
+from .laws import batches, canonical, streams
 
 PROMPT = ((Token(1, "Hi"), Token(2, "!", -0.5)),)
 STREAM: Events = (
@@ -53,6 +53,7 @@ def test_the_whole_answer() -> None:
                 tool_calls=(ToolCall("call_0", "f", ""), ToolCall("call_1", "g", "{}")),
                 generated=2,
                 stop="c",
+                order=(("reasoning", 2), ("text", 1), ("calls", 0), ("reasoning", 1), ("text", 1)),
             ),
             Choice(
                 index=1,
@@ -62,11 +63,21 @@ def test_the_whole_answer() -> None:
                 refusal="no",
                 generated=3,
                 seed=9,
+                order=(("text", 1), ("refusal", 2), ("text", 1)),
             ),
         ),
         Usage(2, 5, cached_tokens=1),
         PROMPT,
     )
+
+
+def test_blocks_are_in_the_order_of_the_stream() -> None:
+    first, second = fold(STREAM).choices
+    calls = [ToolCall("call_0", "f", ""), ToolCall("call_1", "g", "{}")]
+    assert [*blocks(first)] == [("reasoning", "hm"), ("text", "a"), *calls, ("reasoning", "!"), ("text", "c")]
+    assert [*blocks(second)] == [("text", "b"), ("refusal", "no"), ("text", "d")]
+    usual = msgspec.structs.replace(first, order=())
+    assert [*blocks(usual)] == [("reasoning", "hm!"), ("text", "ac"), *calls]
 
 
 @pytest.mark.parametrize("length", range(len(STREAM)))
@@ -96,7 +107,7 @@ def test_batches_do_not_matter(draw: st.DataObject, events: Events) -> None:
 
 @given(streams(choices=3, tools=True, reasoning=True, with_logprobs=True, tops=1, end_token=True))
 def test_unfold_is_the_inverse(events: Events) -> None:
-    answer = fold(events)
+    answer = canonical(events)
     assert fold(unfold(answer)) == answer
     assert len(unfold(answer)) == 2 + len(answer.choices)
 
@@ -108,6 +119,6 @@ def test_texts_and_tokens_agree(events: Events) -> None:
 
 
 def test_timings_are_not_the_streams() -> None:
-    answer = fold(STREAM)
+    answer = canonical(STREAM)
     assert answer.timings is None
     assert fold(unfold(msgspec.structs.replace(answer, timings=Timings(0.1, 0.2)))) == answer

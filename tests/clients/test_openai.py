@@ -8,6 +8,7 @@ from typing import Any, Literal
 import openai
 import pydantic
 import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
 
 from .conftest import CAPITAL, Server
 
@@ -173,6 +174,82 @@ def test_tools(server: Server, client: openai.OpenAI) -> None:
     named = {"type": "function", "function": {"name": "get_weather"}}
     forced = client.chat.completions.create(**arguments, messages=MESSAGES, tool_choice=named).choices[0]
     assert set(json.loads(forced.message.tool_calls[0].function.arguments)) == {"city"}
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "choices": {"n": 3, "temperature": 1, "seed": 3, "max_tokens": 12},
+    "logprobs": {"logprobs": True, "top_logprobs": 20},
+    "logprobs of choices": {"n": 2, "temperature": 1, "seed": 3, "logprobs": True, "max_tokens": 12},
+    "cut": {"max_tokens": 2},
+    "stopped": {"stop": [" of"]},
+    "calls": {"tools": True, "messages": "What is the weather in Paris and Rome?"},
+    "one call": {"tools": True, "tool_choice": "required", "parallel_tool_calls": False},
+    "calls and logprobs": {"tools": True, "tool_choice": "required", "logprobs": True, "top_logprobs": 1},
+    "object": {"response_format": {"type": "json_object"}, "messages": "Give me JSON with name Anna and age 7."},
+}
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_streams_are_whole_answers(server: Server, client: openai.OpenAI, kind: str) -> None:
+    """Every answer is of the SDK's types, and its chunks, put together by the SDK, are the whole answer."""
+    asked = {"model": server.model, "temperature": 0} | ASKED[kind]
+    asked["messages"] = [{"role": "user", "content": asked.get("messages", CAPITAL)}]
+    if asked.pop("tools", False):
+        asked["tools"] = [{"type": "function", "function": {"name": "get_weather", "parameters": CITY}}]
+    whole = client.chat.completions.create(**asked)
+    state = ChatCompletionStreamState()
+    for chunk in client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}):
+        state.handle_chunk(chunk)
+    streamed = state.current_completion_snapshot
+    assert streamed.usage.completion_tokens == whole.usage.completion_tokens
+    assert [_said(choice) for choice in streamed.choices] == [_said(choice) for choice in whole.choices]
+
+
+def _said(choice: Any) -> tuple[Any, ...]:
+    """All but the calls' ids, which are random, and the last bits of logprobs, which depend on the engine's batch."""
+    calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]
+    told = choice.logprobs.content if choice.logprobs else []
+    scores = [(token.token, pytest.approx(token.logprob, abs=1e-3), len(token.top_logprobs)) for token in told]
+    return (choice.index, choice.message.role, choice.message.content, choice.finish_reason, calls, scores)
+
+
+def test_completions_in_every_form(server: Server, client: openai.OpenAI) -> None:
+    asked = {"model": server.model, "prompt": ["One, two,", "The capital of France is"], "max_tokens": 5}
+    answer = client.completions.create(**asked, n=2, logprobs=5, temperature=1, seed=5)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    for choice in answer.choices:
+        told = choice.logprobs
+        assert len(told.tokens) == len(told.token_logprobs) == len(told.text_offset) == len(told.top_logprobs)
+    assert len(client.completions.create(**asked, best_of=2).choices) == 2
+    echoed = client.completions.create(**asked, echo=True, temperature=0).choices
+    assert all(choice.text.startswith(prompt) for choice, prompt in zip(echoed, asked["prompt"], strict=True))
+
+
+def test_responses_with_a_tool(server: Server, client: openai.OpenAI) -> None:
+    tool = {"type": "function", "name": "get_weather", "parameters": CITY, "strict": False}
+    question = [{"role": "user", "content": "What is the weather in Paris?"}]
+    asked: Any = {"model": server.model, "tools": [tool], "temperature": 0}
+    whole = client.responses.create(**asked, input=question)
+    (call,) = whole.output
+    assert (call.type, json.loads(call.arguments)) == ("function_call", {"city": "Paris"})
+    with client.responses.stream(**asked, input=question) as stream:
+        pieces = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+        final = stream.get_final_response()
+    assert "".join(pieces) == final.output[0].arguments == call.arguments
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "20 degrees, sunny"}
+    answer = client.responses.create(**asked, input=[*question, call.to_dict(), result])
+    assert "Paris" in answer.output_text
+
+
+def test_responses_are_parsed(server: Server, client: openai.OpenAI) -> None:
+    class Person(pydantic.BaseModel):
+        name: str
+        age: int
+
+    question = "Give me JSON with name Anna and age 7."
+    answer = client.responses.parse(model=server.model, input=question, text_format=Person, temperature=0)
+    assert answer.output_parsed == Person(name="Anna", age=7)
 
 
 def test_embeddings(server: Server, client: openai.OpenAI, lax: openai.OpenAI) -> None:

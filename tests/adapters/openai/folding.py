@@ -1,0 +1,69 @@
+"""What a client makes of a stream: its chunks put together by the protocol's own rules, as the SDKs do.
+
+Texts and arguments concatenate, log-probabilities follow one another, tool calls are told apart by `index`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+Json = dict[str, Any]
+
+
+def chunks(stream: bytes) -> list[Json]:
+    """The chunks of a stream, which has its terminator."""
+    *lines, last = [line for line in stream.decode().split("\n\n") if line]
+    assert last == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def folded(stream: bytes) -> Json:
+    """The whole answer that the chunks of a stream are."""
+    head: Json = {}
+    usage: Json | None = None
+    choices: dict[int, Json] = {}
+    for chunk in chunks(stream):
+        for piece in chunk.pop("choices"):
+            choice = choices.setdefault(piece["index"], {"index": piece["index"]})
+            assert "finish_reason" not in choice or choice["finish_reason"] is None, "it had ended"
+            if "delta" in piece:
+                _message(choice.setdefault("message", {}), piece["delta"])
+            else:
+                choice["text"] = choice.get("text", "") + piece["text"]
+            choice["logprobs"] = _logprobs(choice.get("logprobs"), piece["logprobs"])
+            choice["finish_reason"] = piece["finish_reason"]
+        usage = chunk.pop("usage", None)
+        assert head in ({}, chunk), "every chunk has the same head"
+        head = chunk
+    head["object"] = head["object"].removesuffix(".chunk")
+    return head | {"usage": usage, "choices": [choices[index] for index in sorted(choices)]}
+
+
+def _message(message: Json, delta: Json) -> None:
+    for name in ("content", "refusal", "reasoning_content"):
+        if delta.get(name) is not None:
+            message[name] = (message.get(name) or "") + delta[name]
+        elif name in delta:
+            message.setdefault(name, None)
+    if "role" in delta:
+        assert "role" not in message, "the role is told once"
+        message["role"] = delta["role"]
+    for piece in delta.get("tool_calls", ()):
+        calls = message.setdefault("tool_calls", [])
+        if piece["index"] == len(calls):
+            calls.append({"id": piece["id"], "type": piece["type"], "function": {"name": "", "arguments": ""}})
+        else:
+            assert not {"id", "type"} & piece.keys(), "a call is named once"
+        for name, text in piece["function"].items():
+            calls[piece["index"]]["function"][name] += text
+
+
+def _logprobs(told: Json | None, more: Json | None) -> Json | None:
+    if told is None or more is None:
+        return told if more is None else more
+    return {name: _joined(told[name], more[name]) for name in more}
+
+
+def _joined(told: list[Any] | None, more: list[Any] | None) -> list[Any] | None:
+    return told if more is None else [*(told or ()), *more]

@@ -1,0 +1,65 @@
+"""A stream is the whole answer: what a client puts together from its bytes are the bytes it gets of it whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.fold import fold
+from schemas.ir import Events, FinishReason, Generate, Started, Token
+
+from ..laws import batches, streams
+from .folding import folded
+from .scenes import chat, completion, server
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+REASONS = tuple(FinishReason)
+
+
+def assert_same(request: Generate, events: Events, data: st.DataObject) -> None:
+    writer = server().encoder(request)
+    stream = b"".join(writer.feed(batch) for batch in data.draw(batches(events)))
+    assert folded(stream) == json.loads(server().encode(request, fold(events)).body)
+
+
+@given(data=st.data(), events=streams(choices=3, tools=True, reasoning=True, reasons=REASONS))
+def test_chats(data: st.DataObject, events: Events) -> None:
+    assert_same(chat(**STREAMED, tools=TOOLS, n=3), events, data)
+
+
+@given(data=st.data(), top=st.integers(0, 3), events=streams(choices=3, with_logprobs=True, tops=3, end_token=True))
+def test_chats_with_log_probabilities(data: st.DataObject, top: int, events: Events) -> None:
+    assert_same(chat(**STREAMED, logprobs=True, top_logprobs=top, n=3), events, data)
+
+
+@given(data=st.data(), events=streams(choices=3, with_logprobs=True, tools=True, reasons=REASONS))
+def test_calls_beside_log_probabilities(data: st.DataObject, events: Events) -> None:
+    assert_same(chat(**STREAMED, logprobs=True, tools=TOOLS, n=3), events, data)
+
+
+@given(data=st.data(), events=streams(choices=4, reasons=REASONS), echo=st.booleans())
+def test_completions(data: st.DataObject, events: Events, echo: bool) -> None:
+    assert_same(completion(**STREAMED, prompt=["Once", "Twice"], n=2, echo=echo), events, data)
+
+
+PROMPT = (Token(1, "<s>", None, special=True), Token(5, "Once", -2.5), Token(6, " upon", -0.5))
+
+
+@given(
+    data=st.data(),
+    top=st.integers(0, 2),
+    echo=st.booleans(),
+    ids=st.booleans(),
+    events=streams(choices=4, with_logprobs=True, tops=2, end_token=True),
+)
+def test_completions_with_log_probabilities(
+    data: st.DataObject, top: int, echo: bool, ids: bool, events: Events
+) -> None:
+    prompt: Any = [[1, 5, 6], [1, 5, 6]] if ids else ["Once upon", "Once upon"]
+    started = Started("model", 6, (PROMPT, PROMPT) if echo else ())
+    request = completion(**STREAMED, prompt=prompt, n=2, echo=echo, logprobs=top)
+    assert_same(request, (started, *events[1:]), data)

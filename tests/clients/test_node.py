@@ -1,0 +1,35 @@
+"""The clients for Node, by Node's own test runner: `node/*.test.mjs`.
+
+Skipped where there is no Node or its packages could not be installed (`make` tries).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .conftest import Server
+
+HERE = Path(__file__).parent / "node"
+NODE = shutil.which("node")
+INSTALLED = HERE / "node_modules/.package-lock.json"  # npm writes it last
+
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.node,
+    pytest.mark.skipif(NODE is None, reason="there is no node"),
+    pytest.mark.skipif(not INSTALLED.exists(), reason="npm has not installed tests/clients/node"),
+]
+
+
+@pytest.mark.parametrize("file", ["openai.test.mjs", "anthropic.test.mjs", "ai.test.mjs"])
+def test_node(server: Server, file: str) -> None:
+    told = {"INTERLINGUA_URL": server.url, "INTERLINGUA_MODEL": server.model}
+    run = subprocess.run(
+        [str(NODE), "--test", file], cwd=HERE, env=os.environ | told, capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
