@@ -36,21 +36,29 @@ _SMALLER = {
     "n_group": 2,
     "topk_group": 1,
 }
+_TOWER_LAYERS = ("num_blocks", "depth")  # as towers for sound and for pictures call them
 _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+_IMAGE_TOKEN_IDS = ("image_token_id", "image_token_index")
 
 
-def shrunken_copy(model: Any, *, few_heads: bool = True, few_layers: bool = True) -> Any:
+def shrunken_copy(
+    model: Any, *, few_heads: bool = True, few_layers: bool = True, image_token_id: int | None = None
+) -> Any:
     """A small model of the same class, in float32 on the same device (the CPU if it is `meta`), in evaluation mode.
 
     Args:
         model: a causal or composite language model.
         few_heads: whether to take attention heads away, and with them hidden width.
         few_layers: whether to take layers away. Not every class can do without them.
+        image_token_id: the copy's placeholder for pictures; the model's own may be outside of the small vocabulary.
 
     Raises:
         Exception: of any kind, if the class cannot be built that way.
     """
     config = shrunken_config(model.config, few_heads=few_heads, few_layers=few_layers)
+    for name in _IMAGE_TOKEN_IDS if image_token_id is not None else ():
+        if hasattr(config, name):
+            setattr(config, name, image_token_id)
     with torch.device("meta"):
         parameters = sum(parameter.numel() for parameter in type(model)(copy.deepcopy(config)).parameters())
     if parameters > _MOST_PARAMETERS:
@@ -71,8 +79,9 @@ def shrunken_config(config: Any, *, few_heads: bool, few_layers: bool) -> Any:
         part = getattr(config, name, None)
         if part is not None and part is not text:
             _shrink_layers(part, 1)
-            if getattr(part, "num_blocks", 0) > 1:  # what a tower for sound calls its layers
-                part.num_blocks = 1
+            for layers in _TOWER_LAYERS:
+                if isinstance(getattr(part, layers, None), int):
+                    setattr(part, layers, min(1, getattr(part, layers)))
     if few_layers:
         _shrink_layers(text, _fewest_layers(text))
     if few_heads:

@@ -24,7 +24,10 @@ from backends.native.engine.selfcheck import why_not_packed
 from backends.native.engine.sequence import Sequence, Work
 from backends.native.engine.weights import LoadedModel, LoadError, load
 from backends.native.messages import Loading, Ready, Submit
+from backends.native.multimodal.embedder import Embedder
+from backends.native.multimodal.processing import NotServed
 from backends.native.multimodal.profiling import make_embedder
+from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
 
 log = structlog.get_logger()
 Report = Callable[[Loading], None]
@@ -118,7 +121,7 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         device=str(loaded.model.device),
         tier=runner.tier,
         max_sequences=options.max_sequences,
-        images=runner.images,
+        image_tokens=runner.image_tokens,
         embedding_size=hidden.size if hidden else 0,
     )
     engine = Engine(
@@ -143,7 +146,7 @@ def _wanted_blocks(loaded: LoadedModel, options: EngineOptions) -> int:
 
 
 def _packed(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
-    embedder = make_embedder(loaded.model, options.model, options.step_tokens)
+    embedder = None if options.text_only else _embedder(loaded, options)
     probe = PackedRunner(loaded.model, KVCache(1, options.block_size))
     sequence = Sequence(0, Submit(0, (0,), 1), 0)
     sequence.blocks.append(0)
@@ -155,6 +158,17 @@ def _packed(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
     if blocks < 1 or (blocks > affordable and loaded.model.device.type != "cpu"):
         raise LoadError(f"The KV cache does not fit into the memory that the model leaves of {loaded.model.device}.")
     return PackedRunner(loaded.model, probe.cache.resized(blocks), embedder=embedder), blocks
+
+
+def _embedder(loaded: LoadedModel, options: EngineOptions) -> Embedder | None:
+    try:
+        return make_embedder(loaded.model, options.model, options.step_tokens)
+    except NotServed as error:
+        raise LoadError(
+            f"{type(loaded.model).__name__} takes images, which cannot be served rightly here: {error}. To serve its "
+            f"text alone, set text_only = true. Models whose images are served by name: "
+            f"{', '.join(MULTIMODAL_REGISTRY.names)}."
+        ) from error
 
 
 def _cached(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:

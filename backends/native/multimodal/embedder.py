@@ -50,9 +50,11 @@ class Embedder:
     Args:
         model: the multimodal model.
         capacity: embeddings remembered.
+        most_tokens: of a prompt, for one picture; as many as `capacity` by default.
     """
 
-    def __init__(self, model: SupportsMultiModal, capacity: int) -> None:
+    def __init__(self, model: SupportsMultiModal, capacity: int, most_tokens: int | None = None) -> None:
+        self.most_tokens = most_tokens or capacity
         self._model = model
         self._device = model.model.device
         self._positions: dict[Sequence, Positions | None] = {}
