@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import msgspec
@@ -33,9 +33,9 @@ from backends.native.multimodal.processing import BaseMultiModalProcessor
 from backends.native.multimodal.registry import Registered
 
 _BLOCK_SIZE = 8
-_CHUNK = 29  # cuts a picture wherever it stands, and a block
 _IMAGE = VOCAB - 1  # the small copy's placeholder
 _SIZE = (64, 48)
+_MOST_PARAMETERS = 300_000_000  # towers keep their width, which much depends on
 _BEFORE, _AFTER = (5, 9, 7), (11, 6, 12, 8)
 _TOLERANCE, _SENSITIVITY = 1e-4, 1e-3  # as in the engine's `selfcheck`, of the largest logit
 _ORDINARY = {"inputs_embeds", "attention_mask", "position_ids", "past_key_values", "use_cache", "cache_position"}
@@ -55,11 +55,17 @@ def why_not_served(model: Any, known: Registered, processor: BaseMultiModalProce
     for few_heads, few_layers in product((True, False), repeat=2):
         try:
             with torch.inference_mode():
-                small = shrunken_copy(model, few_heads=few_heads, few_layers=few_layers, image_token_id=_IMAGE)
+                small = shrunken_copy(
+                    model,
+                    few_heads=few_heads,
+                    few_layers=few_layers,
+                    image_token_id=_IMAGE,
+                    most_parameters=_MOST_PARAMETERS,
+                )
                 return _compare(small, known.model(small), prompts, items)
         except Exception as error:  # whatever a foreign model class raises if its sizes do not suit it
             whys.append(f"{type(error).__name__}: {error}")
-    return f"a small copy of it fails with a picture ({whys[-1]})"
+    return f"a small copy of it fails with a picture ({'; '.join(whys)})"
 
 
 def _noise(seed: int) -> Picture:
@@ -151,6 +157,6 @@ def _packed(model: Any, inputs: MultiModalInputs, embedder: Embedder) -> Tensor:
     submit = Submit(0, inputs.prompt_token_ids, 1, prompt_logprobs=0, features=inputs.features)
     sequence = EngineSequence(0, submit, 0)
     sequence.blocks.extend(range(blocks))
-    starts = range(0, length, _CHUNK)
-    works = [Work(sequence, start, min(_CHUNK, length - start), samples=start == starts[-1]) for start in starts]
+    cuts = (0, length // 3, length // 2, length)  # inside the picture, and inside a block mostly
+    works = [Work(sequence, start, end - start, samples=end == length) for start, end in pairwise(cuts)]
     return torch.cat([runner.run([work]) for work in works])

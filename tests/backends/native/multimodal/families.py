@@ -13,6 +13,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -88,8 +89,6 @@ def save_glm4v(folder: Path) -> Path:
         image_start_token_id=WORDS + 2,
         image_end_token_id=WORDS + 3,
     )
-    from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
-
     images = Glm4vImageProcessorPil(patch_size=8, size={"shortest_edge": 512, "longest_edge": 8192})
     return _save(folder, config, tokens, images)
 

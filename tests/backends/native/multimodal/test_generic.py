@@ -10,6 +10,8 @@ import msgspec
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 
 from backends.native.backend import NativeBackend
 from backends.native.engine.options import EngineOptions
@@ -127,6 +129,20 @@ def test_the_check_would_notice(folder: Path, wrapper: type[GenericModel], words
     else:
         assert found is not None
         assert words in found
+
+
+def test_a_model_of_ordinary_size_is_checked_as_well(tmp_path: Path) -> None:
+    """With the widths of GLM-4.1V-9B: what is checked is a copy of few layers and heads."""
+    families.save_glm4v(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5}
+    config = AutoConfig.for_model("glm4v", text_config={"rope_parameters": rope}, image_token_id=WORDS)
+    config.save_pretrained(tmp_path)
+    Glm4vImageProcessorPil().save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    assert sum(each.numel() for each in model.parameters()) > 9_000_000_000
+    assert why_not_served(model, GENERIC, load_processor(str(tmp_path))) is None
 
 
 async def test_in_a_backend(tmp_path: Path) -> None:
