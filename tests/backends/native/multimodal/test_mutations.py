@@ -137,7 +137,7 @@ def test_a_mistake_shows(checkpoint: Checkpoint, mistake: str) -> None:
     expected = checkpoint.plain(inputs, [checkpoint.item(1, 47, 33)])
     assert far(checkpoint.packed([inputs], 7)[0], expected) < TOLERANCE
     if mistake in UNPLACED and kind.startswith("qwen"):
-        with pytest.raises(RuntimeError, match="expanded size"):  # its positions are counted by pictures, and already notice
+        with pytest.raises(RuntimeError, match="expanded size"):  # of positions, which are counted by picture
             MISTAKES[mistake](checkpoint, inputs)
     else:
         assert far(MISTAKES[mistake](checkpoint, inputs), expected) > 100 * TOLERANCE
