@@ -131,8 +131,9 @@ class Embedder:
         where = [feature.offset + place - work.start for place in range(begin, end) if is_embed[place]]
         if not where:
             return None
-        before = sum(is_embed[:begin])
-        return where, self.encode(feature)[before : before + len(where)]
+        before, embeddings = sum(is_embed[:begin]), self.encode(feature)
+        part = embeddings[before : before + len(where)]
+        return where, part if len(part) == len(embeddings) else part.clone()  # not to keep all of it past the cache
 
 
 def _positions(work: Work, found: Positions | None) -> Tensor:

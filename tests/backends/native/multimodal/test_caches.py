@@ -108,6 +108,21 @@ def test_logits_with_and_without(checkpoint: Checkpoint, prefix: bool, capacity:
     assert (rig.scheduler.prefix_hits > 0) == prefix
 
 
+def test_each_picture_is_encoded_once_however_small_the_cache(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of 5 tokens cut every picture; four prompts at once, and room for the embeddings of one picture."""
+    begins = checkpoint.model.config.model_type == "fuyu"
+    mark = 70 if checkpoint.model.config.model_type == "idefics3" else IMAGE
+    items = [checkpoint.item(seed) for seed in range(4)]
+    asked = [(checkpoint.processor.apply([5, 7] if begins else [5, mark, 7], [item]), [item]) for item in items]
+    encoded = []
+    encode = checkpoint.wrapper.get_multimodal_embeddings
+    monkeypatch.setattr(checkpoint.wrapper, "get_multimodal_embeddings", lambda **kw: encoded.append(1) or encode(**kw))
+    Rig(checkpoint, prefix=False, capacity=1, step_tokens=5).logits(asked)
+    assert len(encoded) == 4
+
+
 def test_the_prefix_cache_is_as_long_as_what_is_equal(checkpoint: Checkpoint) -> None:
     """The same words and picture: all but the last token's block; another picture: nothing past its first token."""
     rig = Rig(checkpoint, prefix=True, capacity=1000, step_tokens=1000)
