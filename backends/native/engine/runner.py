@@ -64,7 +64,7 @@ class PackedRunner:
         self._kernel = kernel
         self._device = model.device
         self._embedder = embedder
-        self.image_tokens = 0 if embedder is None else embedder.most_tokens
+        self.image_tokens = embedder.worst.length if embedder is not None and embedder.worst is not None else 0
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def run(self, works: Seq[Work]) -> Tensor:

@@ -50,11 +50,12 @@ class Embedder:
     Args:
         model: the multimodal model.
         capacity: embeddings remembered.
-        most_tokens: of a prompt, for one picture; as many as `capacity` by default.
+        worst: the picture of the most tokens, where there is a limit.
     """
 
-    def __init__(self, model: SupportsMultiModal, capacity: int, most_tokens: int | None = None) -> None:
-        self.most_tokens = most_tokens or capacity
+    def __init__(self, model: SupportsMultiModal, capacity: int, worst: Feature | None = None) -> None:
+        self.capacity = capacity
+        self.worst = worst
         self._model = model
         self._device = model.model.device
         self._positions: dict[Sequence, Positions | None] = {}

@@ -104,7 +104,13 @@ class ImagePrompts:
         item = self._cache.get(file.digest)
         if item is None:
             picture = await self._loader.decode(file)
-            item = await asyncio.to_thread(self._processor.process, picture)
+            try:
+                item = await asyncio.to_thread(self._processor.process, picture)
+            except (ValueError, ArithmeticError) as error:  # of sides that would be rounded to nothing, say
+                size = f"{picture.width}x{picture.height}"
+                raise InvalidRequest(
+                    f"The image is {size}, which the model's image processor does not take."
+                ) from error
             self._cache.put(file.digest, item)
         return item
 
