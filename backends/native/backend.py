@@ -109,7 +109,9 @@ class NativeBackend:
             grammars = text.grammars(ready.vocab_size, ready.eos_token_ids)
             self._grammars = None if grammars is None else GrammarCheck(grammars)
             if ready.images:
-                self._images = await asyncio.to_thread(ImagePrompts.load, self._options.model, self._options.images)
+                self._images = await asyncio.to_thread(
+                    ImagePrompts.load, self._options.model, self._options.images, ready.image_tokens
+                )
             self.capabilities = _capabilities(text, ready, grammars=grammars is not None)
             self._started = True
         except BaseException:

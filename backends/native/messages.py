@@ -151,7 +151,9 @@ class Loading(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """Engine: the model is loaded; sent first on every connection made after that. `embedding_size` 0: no vectors."""
+    """Engine: the model is loaded; sent first on every connection made after that. `embedding_size` 0: no vectors.
+    `image_tokens` is the most that one picture may take in a prompt; 0: no pictures.
+    """
 
     context_length: int
     vocab_size: int
@@ -160,8 +162,13 @@ class Ready(Message, frozen=True):
     device: str
     tier: str
     max_sequences: int
-    images: bool = False
+    image_tokens: int = 0
     embedding_size: int = 0
+
+    @property
+    def images(self) -> bool:
+        """Whether prompts may hold pictures."""
+        return self.image_tokens > 0
 
 
 class Failed(Message, frozen=True):

@@ -31,7 +31,7 @@ class CacheRunner:
 
     tier = "cache"
     chunked = False
-    images = False
+    image_tokens = 0
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -136,8 +136,10 @@ class Engine:
             raise Refused("the prompt is empty")
         if len(request.prompt) + request.max_new_tokens > self._context_length:
             raise Refused(f"prompt and max_new_tokens exceed the context of {self._context_length} tokens")
-        if request.features and not self._runner.images:
+        if request.features and not self._runner.image_tokens:
             raise Refused("this model takes no images")
+        if any(feature.length > self._runner.image_tokens for feature in request.features):
+            raise Refused(f"an image takes more than the {self._runner.image_tokens} tokens that are made ready for")
         if request.pool and self._hidden is None:
             raise Refused("the model makes no vectors")
         biased = (token for token, _ in request.sampling.logit_bias)

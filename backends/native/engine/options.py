@@ -20,6 +20,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
         block_size: tokens of a KV cache block.
         kv_tokens: tokens the KV cache holds.
         prefix_caching: reuse cache blocks of equal prefixes.
+        text_only: serve no pictures, of a model that takes them, either.
         tier: `auto` (by the self-check), or `packed` or `cache` to insist.
     """
 
@@ -34,4 +35,5 @@ class EngineOptions(msgspec.Struct, frozen=True):
     block_size: int = 16
     kv_tokens: int = 0
     prefix_caching: bool = True
+    text_only: bool = False
     tier: str = "auto"

@@ -29,8 +29,8 @@ class Runner(Protocol):
     """Its name, for the log and for `Ready`."""
     chunked: bool
     """Whether a prompt may be run in pieces."""
-    images: bool
-    """Whether prompts may hold pictures."""
+    image_tokens: int
+    """The most that a picture may take in a prompt; 0: prompts hold no pictures."""
 
     def run(self, works: Seq[Work]) -> Tensor:
         """[rows, vocabulary] logits: for each work in turn, its `wanted`.
@@ -64,7 +64,7 @@ class PackedRunner:
         self._kernel = kernel
         self._device = model.device
         self._embedder = embedder
-        self.images = embedder is not None
+        self.image_tokens = embedder.worst.length if embedder is not None and embedder.worst is not None else 0
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def run(self, works: Seq[Work]) -> Tensor:

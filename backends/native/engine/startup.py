@@ -24,7 +24,10 @@ from backends.native.engine.selfcheck import why_not_packed
 from backends.native.engine.sequence import Sequence, Work
 from backends.native.engine.weights import LoadedModel, LoadError, load
 from backends.native.messages import Loading, Ready, Submit
-from backends.native.multimodal.profiling import make_embedder
+from backends.native.multimodal.embedder import Embedder
+from backends.native.multimodal.processing import NotServed
+from backends.native.multimodal.profiling import make_embedder, profile
+from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
 
 log = structlog.get_logger()
 Report = Callable[[Loading], None]
@@ -118,7 +121,7 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         device=str(loaded.model.device),
         tier=runner.tier,
         max_sequences=options.max_sequences,
-        images=runner.images,
+        image_tokens=runner.image_tokens,
         embedding_size=hidden.size if hidden else 0,
     )
     engine = Engine(
@@ -143,12 +146,13 @@ def _wanted_blocks(loaded: LoadedModel, options: EngineOptions) -> int:
 
 
 def _packed(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
-    embedder = make_embedder(loaded.model, options.model, options.step_tokens)
     probe = PackedRunner(loaded.model, KVCache(1, options.block_size))
     sequence = Sequence(0, Submit(0, (0,), 1), 0)
     sequence.blocks.append(0)
     probe.run([Work(sequence, 0, 1, samples=True)])
-    affordable = _cache_bytes(loaded.model.device) // probe.cache.bytes_per_block
+    embedder = None if options.text_only else _embedder(loaded, options)
+    taken = profile(loaded.model, probe, embedder, options, _context(loaded, options)) if embedder else 0
+    affordable = _cache_bytes(loaded.model.device, taken) // probe.cache.bytes_per_block
     blocks = _wanted_blocks(loaded, options)
     if not options.kv_tokens:
         blocks = min(blocks, affordable)
@@ -157,14 +161,26 @@ def _packed(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
     return PackedRunner(loaded.model, probe.cache.resized(blocks), embedder=embedder), blocks
 
 
+def _embedder(loaded: LoadedModel, options: EngineOptions) -> Embedder | None:
+    try:
+        return make_embedder(loaded.model, options.model, options.step_tokens)
+    except NotServed as error:
+        raise LoadError(
+            f"{type(loaded.model).__name__} takes images, which cannot be served rightly here: {error}. To serve its "
+            f"text alone, set text_only = true. Models whose images are served by name: "
+            f"{', '.join(MULTIMODAL_REGISTRY.names)}."
+        ) from error
+
+
 def _cached(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
     most = max(_CACHE_TIER_TOKENS, _context(loaded, options)) // options.block_size
     blocks = _wanted_blocks(loaded, options)
     return CacheRunner(loaded.model), blocks if options.kv_tokens else min(blocks, most)
 
 
-def _cache_bytes(device: torch.device) -> int:
+def _cache_bytes(device: torch.device, taken: int) -> int:
+    """Memory for the KV cache, where a step may take as much; on a GPU that is reserved already, having been run."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * _GPU_SHARE)
-    return min(int(available_memory() * _CPU_SHARE), _CPU_MOST)
+    return min(int(max(0, available_memory() - taken) * _CPU_SHARE), _CPU_MOST)
