@@ -253,6 +253,7 @@ def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilit
         tokenize=True,
         context_length=ready.context_length,
         vocab_size=ready.vocab_size,
+        tokenizer=text.vocabulary.digest,
         dtype=ready.dtype,
         device=ready.device,
     )
