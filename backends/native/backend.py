@@ -19,6 +19,7 @@ from backends.native.channels import Connect, in_process, over_socket
 from backends.native.engine_process import EngineProcess, engine_command
 from backends.native.grammar import GrammarCheck, grammar_source
 from backends.native.link import EngineLink
+from backends.native.loading import in_turn
 from backends.native.messages import Ready
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.multimodal.prompts import ImagePrompts, images_of
@@ -108,7 +109,8 @@ class NativeBackend:
             grammars = text.grammars(ready.vocab_size, ready.eos_token_ids)
             self._grammars = None if grammars is None else GrammarCheck(grammars)
             if ready.images:
-                self._images = await asyncio.to_thread(ImagePrompts.load, self._options.model, self._options.images)
+                loading = asyncio.to_thread(in_turn, ImagePrompts.load, self._options.model, self._options.images)
+                self._images = await loading
             self.capabilities = _capabilities(text, ready, grammars=grammars is not None)
         except BaseException:
             await self.aclose()
@@ -226,7 +228,7 @@ class NativeBackend:
 
     async def _load_text(self) -> TextCodec:
         try:
-            return await asyncio.to_thread(TextCodec.load, self._options.model)
+            return await asyncio.to_thread(in_turn, TextCodec.load, self._options.model)
         except (OSError, ValueError) as error:
             raise BackendUnavailable(f"There is no usable tokenizer in {self._options.model}.") from error
 

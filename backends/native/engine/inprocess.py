@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from queue import SimpleQueue
-from threading import Event, Lock, Thread
+from threading import Event, Thread
 
 import structlog
 
@@ -15,12 +15,10 @@ from backends.native.engine.options import EngineOptions
 from backends.native.engine.serving import Inbox, serve, stop
 from backends.native.engine.startup import load_engine
 from backends.native.engine.weights import LoadError
+from backends.native.loading import in_turn
 from backends.native.messages import Failed, FromEngine, ToEngine
 
 log = structlog.get_logger()
-
-_LOADING = Lock()
-"""transformers swaps functions of torch while it loads, for all threads: two at once would break each other."""
 
 
 class InProcessEngine:
@@ -52,8 +50,7 @@ class InProcessEngine:
 
     def _run(self) -> None:
         try:
-            with _LOADING:
-                engine, ready = load_engine(self._options, self._deliver)
+            engine, ready = in_turn(load_engine, self._options, self._deliver)
             self._deliver(ready)
             serve(engine, self._inbox, lambda _, message: self._deliver(message), self._stopping)
         except LoadError as error:
