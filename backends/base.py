@@ -42,7 +42,10 @@ class Feature(StrEnum):
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What a backend can do and how far."""
+    """What a backend can do and how far.
+
+    `tokenizer` is a name for its vocabulary: backends with the same one mean the same by a token id. None: not known.
+    """
 
     features: frozenset[Feature] = frozenset()
     embeddings: bool = False
@@ -50,6 +53,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     max_choices: int = 128
     context_length: int | None = None
     vocab_size: int | None = None
+    tokenizer: str | None = None
     dtype: str | None = None
     device: str | None = None
 

@@ -102,8 +102,9 @@ def check(file: Path) -> None:
         for entity in endpoint.served_entities:
             kind = config.backends[entity.backend]["kind"]
             shadow = ", a shadow" if entity.shadow is not None else ""
+            paired = f", {entity.paired.share:.0%} paired" if entity.paired is not None else ""
             share, model = entity.traffic_percentage, entity.model or name
-            click.echo(f"  {share:3d} %  {entity.name}: {model} on {entity.backend} ({kind}){shadow}")
+            click.echo(f"  {share:3d} %  {entity.name}: {model} on {entity.backend} ({kind}){shadow}{paired}")
 
 
 @main.command()

@@ -209,7 +209,9 @@ class Exchange:
 
     async def _generate(self, request: Generate, inner: Any, target: Target) -> None:
         check(request, target.backend.capabilities, request.model)
-        events = target.backend.generate(inner)
+        assert self._plan is not None
+        assert self._experiment is not None
+        events = self._service.generate(inner, target, self._plan, self._experiment)
         try:
             first = await anext(events, None)
             if not first:

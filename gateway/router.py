@@ -29,12 +29,14 @@ class Target:
 class Plan:
     """What to do with a request: `targets` in the order in which they are asked, the first by assignment.
 
-    `unit` None: the client asked for this very arm. `shadows` get copies.
+    `unit` None: the client asked for this very arm. `shadows` get copies. `paired` answer again what the first target
+    has answered, if that is the endpoint's first arm.
     """
 
     targets: tuple[Target, ...]
     unit: Unit | None = None
     shadows: tuple[Target, ...] = ()
+    paired: tuple[Target, ...] = ()
 
 
 class Router:
@@ -83,6 +85,8 @@ class _Arms:
         )
         live = [target for _, target in self.targets if target.entity.shadow is None]
         self._shadows = tuple(target for _, target in self.targets if target.entity.shadow is not None)
+        self._first = endpoint.served_entities[0].name
+        self._paired = tuple(target for _, target in self.targets if target.entity.paired is not None)
         self._orders = {
             target.entity.name: (
                 target,
@@ -93,7 +97,8 @@ class _Arms:
 
     def plan(self, request: Request, headers: Mapping[str, str]) -> Plan:
         unit = unit_of(request, headers, self._units)
-        return Plan(self._orders[assign(self._name, self._weights, unit.value)], unit, self._shadows)
+        arm = assign(self._name, self._weights, unit.value)
+        return Plan(self._orders[arm], unit, self._shadows, self._paired if arm == self._first else ())
 
     def stop(self, names: Collection[str]) -> None:
         weights = {name: 0.0 if name in names else share for name, share in self._shares.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -19,12 +19,13 @@ from gateway.catalog import catalog
 from gateway.config import Config
 from gateway.experiment import Experiment, Outcome, key
 from gateway.metrics import Metrics
+from gateway.paired import Pairing
 from gateway.recall import Answered, Recall
 from gateway.router import Plan, Router, Target
 from gateway.shadow import Shadows
 from gateway.state import Live
 from schemas.errors import BackendUnavailable, GatewayError, InvalidRequest
-from schemas.ir import Catalog, Change, Generate, Request, RequestCounts
+from schemas.ir import Catalog, Change, Events, Generate, Request, RequestCounts
 
 log = structlog.get_logger()
 
@@ -62,7 +63,8 @@ class Service:
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
         self._failed: dict[str, Health] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._shadows = Shadows(self.metrics, lambda backend: self._health[backend].status == "ready")
+        self._shadows = Shadows(self.metrics, self._can_answer)
+        self._pairing = Pairing(self.metrics, self._can_answer)
         self.experiments: dict[str, Experiment] = {}
         self._live = Live(config)
         self._serve()
@@ -136,6 +138,13 @@ class Service:
             self._shadows.send(request, plan.shadows, experiment)
         return plan, experiment
 
+    def generate(
+        self, request: Generate, target: Target, plan: Plan, experiment: Experiment
+    ) -> AsyncGenerator[Events, None]:
+        """Have a target answer; what it says may be compared, later, with what others would have said."""
+        events = target.backend.generate(request)
+        return events if self.draining else self._pairing.follow(events, request, plan, target, experiment)
+
     def ended(self, id: str, experiment: Experiment, plan: Plan, last: Target, ended: Outcome) -> None:
         """A request ended that had been planned; remembers who answered if feedback may come."""
         if (answered := experiment.ended(plan, last, ended)) is not None:
@@ -199,8 +208,12 @@ class Service:
             with suppress(asyncio.CancelledError):
                 await task
         await self._shadows.aclose()
+        await self._pairing.aclose()
         for backend in self.backends.values():
             await backend.aclose()
+
+    def _can_answer(self, backend: str) -> bool:
+        return self._health[backend].status == "ready"
 
     async def _start(self, name: str, backend: Backend) -> None:
         """Start a backend, however often it takes."""

@@ -174,6 +174,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     """A request to generate text.
 
     Several `prompts` and `n` give `len(prompts) * n` choices; choice `p * n + i` is the i-th answer to prompt p.
+    `background`: nobody waits for it, and where a backend can tell, all else goes first; no client can ask for that.
     `extra` keeps fields nobody knows, `hints` those that a model may heed and an answer does not depend on
     (`reasoning_effort`, `service_tier`, `metadata`, `priority`, …).
     """
@@ -199,6 +200,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     grammar: Grammar | None = None
     adapter_id: str | None = None
+    background: bool = False
     user: str | None = None
     client_request_id: str | None = None
     hints: dict[str, Any] = {}

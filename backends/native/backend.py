@@ -19,6 +19,7 @@ from backends.native.channels import Connect, in_process, over_socket
 from backends.native.engine_process import EngineProcess, engine_command
 from backends.native.grammar import GrammarCheck, grammar_source
 from backends.native.link import EngineLink
+from backends.native.loading import in_turn
 from backends.native.messages import Ready
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.multimodal.prompts import ImagePrompts, images_of
@@ -66,7 +67,6 @@ class NativeBackend:
     ) -> None:
         self.name = name
         self.capabilities = Capabilities()
-        self._started = False
         self._options = msgspec.convert(options or {}, NativeOptions)
         self._text: TextCodec | None = None
         self._grammars: GrammarCheck | None = None
@@ -110,10 +110,9 @@ class NativeBackend:
             self._grammars = None if grammars is None else GrammarCheck(grammars)
             if ready.images:
                 self._images = await asyncio.to_thread(
-                    ImagePrompts.load, self._options.model, self._options.images, ready.image_tokens
+                    in_turn, ImagePrompts.load, self._options.model, self._options.images, ready.image_tokens
                 )
             self.capabilities = _capabilities(text, ready, grammars=grammars is not None)
-            self._started = True
         except BaseException:
             await self.aclose()
             raise
@@ -158,9 +157,9 @@ class NativeBackend:
         return await text.tokenize(request.prompt, add_special_tokens=request.add_special_tokens)
 
     async def healthy(self) -> Health:
-        """What the link to the engine last heard; before our own side is loaded too, nothing can be asked."""
+        """What the link to the engine last heard; ready only once it is known what the model can do."""
         health = self._link.health
-        return health if self._started or health.status != "ready" else Health("loading")
+        return Health("loading") if health.status == "ready" and not self.capabilities.features else health
 
     @property
     def engine_state(self) -> EngineState | None:
@@ -231,7 +230,7 @@ class NativeBackend:
 
     async def _load_text(self) -> TextCodec:
         try:
-            return await asyncio.to_thread(TextCodec.load, self._options.model)
+            return await asyncio.to_thread(in_turn, TextCodec.load, self._options.model)
         except (OSError, ValueError) as error:
             raise BackendUnavailable(f"There is no usable tokenizer in {self._options.model}.") from error
 
@@ -258,6 +257,7 @@ def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilit
         tokenize=True,
         context_length=ready.context_length,
         vocab_size=ready.vocab_size,
+        tokenizer=text.vocabulary.digest,
         dtype=ready.dtype,
         device=ready.device,
     )

@@ -189,6 +189,13 @@ async def test_what_was_not_said_is_neutral(backend: NativeBackend, engine: Fake
     assert greedy.sampling.seed != sampled.sampling.seed, "a seed of its own for each"
 
 
+async def test_what_nobody_waits_for_lets_others_go_first(backend: NativeBackend, engine: FakeEngine) -> None:
+    for background in (False, True):
+        await ask(backend, request(background=background))
+    usual, background = (submit.priority for submit in engine.submitted)
+    assert (usual, background < usual) == (0, True)
+
+
 async def test_seeds_are_told(backend: NativeBackend) -> None:
     told = [choice.seed for choice in (await ask(backend, request(n=2, sampling=Sampling(seed=2**64 - 1)))).choices]
     assert told == [2**64 - 1, 0]
