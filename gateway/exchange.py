@@ -208,6 +208,8 @@ class Exchange:
         await self._reply(self._face.encode_tokens(request, answer), "ok")
 
     async def _generate(self, request: Generate, inner: Any, target: Target) -> None:
+        if target.task == "embeddings":
+            raise UnsupportedFeature(f"The endpoint '{request.model}' is for embeddings, not text.", feature="generate")
         check(request, target.backend.capabilities, request.model)
         events = target.backend.generate(inner)
         try:
