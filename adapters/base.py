@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -189,6 +189,27 @@ class ClientAdapter(Protocol):
 
     def error(self, reply: Reply) -> GatewayError:
         """What a reply with an error status means."""
+        ...
+
+
+@runtime_checkable
+class EmbeddingClient(Protocol):
+    """What the client face of a protocol can do beside, if that knows vectors."""
+
+    def encode_embed(self, request: Embed) -> Outbound:
+        """Write a request for vectors.
+
+        Raises:
+            schemas.errors.UnsupportedFeature: the protocol cannot say it.
+        """
+        ...
+
+    def decode_embeddings(self, request: Embed, reply: Reply) -> Embeddings:
+        """The answer to a request for vectors.
+
+        Raises:
+            schemas.errors.BackendError: it is an error, or makes no sense.
+        """
         ...
 
 

@@ -15,7 +15,7 @@ from gateway.app import create_app
 from gateway.assignment import assign
 from gateway.config import Config, Endpoint, ServedEntity
 from tests.backends.native.encoders import CASES, GOLDEN, TEXTS, build
-from tests.gateway.serving import running
+from tests.gateway.serving import listening, running
 
 pytestmark = pytest.mark.torch
 
@@ -106,3 +106,44 @@ def _close(answer: dict[str, Any], golden: list[list[float]]) -> None:
         for vector in vectors
     ]
     torch.testing.assert_close(torch.stack(unpacked), torch.tensor(golden), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["openai", "databricks"])
+async def test_over_a_gateway_that_makes_them(kind: str, config: Config) -> None:
+    """Every client's way to vectors, over a remote of either kind; what both ends speak alike is passed on unread."""
+    async with listening(create_app(config)) as port:
+        url = f"http://127.0.0.1:{port}" + ("/v1" if kind == "openai" else "")
+        arm = ServedEntity(name="far", backend="far", model="vectors:current")
+        far = Config(backends={"far": {"kind": kind, "url": url}}, endpoints={"v": Endpoint(served_entities=(arm,))})
+        async with running(create_app(far)) as client:
+            golden = json.loads(GOLDEN.read_text())[ARMS["current"]]
+            for path in ("/v1/embeddings", "/serving-endpoints/v/invocations"):
+                for encoding in ("float", "base64"):
+                    body = {"model": "v", "input": TEXTS, "encoding_format": encoding}
+                    answer = await client.post(path, json=body)
+                    assert answer.status_code == 200, answer.text
+                    _close(answer.json(), golden)
+                    assert answer.json()["usage"]["prompt_tokens"] > 50
+                refused = await client.post(path, json={"model": "v", "input": "b" * 120})
+                assert (refused.status_code, "maximum context length" in refused.text) == (400, True)
+            instructed = await client.post(
+                "/serving-endpoints/v/invocations", json={"input": "Hi", "instruction": "find:"}
+            )
+            assert instructed.status_code == (400 if kind == "openai" else 200)
+            assert "gw_" in (await client.get("/metrics")).text
+
+
+async def test_a_remote_that_is_not_there() -> None:
+    arm = ServedEntity(name="far", backend="far")
+    far = Config(
+        backends={"far": {"kind": "openai", "url": "http://127.0.0.1:1/v1"}, "s": {"kind": "scripted"}},
+        endpoints={
+            "v": Endpoint(
+                served_entities=(arm, ServedEntity(name="near", backend="s", model="echo", traffic_percentage=0))
+            )
+        },
+    )
+    app = create_app(far)
+    async with app.lifespan(), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as client:
+        answer = await client.post("/v1/embeddings", json={"model": "v", "input": "Hi"})
+        assert (answer.status_code, answer.headers["served-model-name"]) == (200, "near")
