@@ -47,6 +47,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     `tokenizer` is a name for its vocabulary: backends with the same one mean the same by a token id. None: not known.
     """
 
+    generates: bool = True
     features: frozenset[Feature] = frozenset()
     embeddings: bool = False
     tokenize: bool = False
@@ -164,6 +165,8 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
         schemas.errors.InvalidRequest: it asks for too many choices.
         schemas.errors.UnsupportedFeature: names the first feature that is missing.
     """
+    if not capabilities.generates:
+        raise UnsupportedFeature(f"The model '{model}' makes embeddings, and no text.", feature="generate")
     choices = len(request.prompts) * max(request.n, request.best_of or 1)
     if choices > capabilities.max_choices:
         raise InvalidRequest(
