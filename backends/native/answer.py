@@ -116,6 +116,7 @@ class Answer:
                 prompt_logprobs=request.top_logprobs if request.prompt_logprobs and place == 0 else -1,
                 grammar=self._grammar,
                 features=prompt.features,
+                adapter=request.adapter_id or "",
             )
             self.submits.append(submit)
             detokenizer = self._text.vocabulary.detokenizer(ids)

@@ -65,7 +65,8 @@ class Submit(Message, frozen=True):
     `max_new_tokens` is resolved and fits the context. `stop_token_ids` end the choice with reason STOP_TOKEN,
     `eos_token_ids` with EOS; neither is heeded before `min_new_tokens`. `top_logprobs` -1: no logprobs at all.
     `prompt_logprobs` -1: none for the prompt. A greater `priority` goes first. `grammar` is what may be generated, in
-    llguidance's words. `pool` asks for the prompt's vector, and with `max_new_tokens` 0 for nothing else.
+    llguidance's words. `pool` asks for the prompt's vector, and with `max_new_tokens` 0 for nothing else. `adapter` is
+    one of those that `Ready` names; empty: none.
     """
 
     seq: int
@@ -81,6 +82,7 @@ class Submit(Message, frozen=True):
     grammar: str | None = None
     features: tuple[Feature, ...] = ()
     pool: bool = False
+    adapter: str = ""
 
 
 class Cancel(Message, frozen=True):
@@ -162,6 +164,7 @@ class Ready(Message, frozen=True):
     max_sequences: int
     images: bool = False
     embedding_size: int = 0
+    adapters: tuple[str, ...] = ()
 
 
 class Failed(Message, frozen=True):

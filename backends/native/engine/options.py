@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+AdapterName = Annotated[
+    str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$", max_length=256)
+]
+"""What every protocol that has adapters takes for a name. It is a key of a table, never a path."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True):
@@ -21,6 +28,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
         kv_tokens: tokens the KV cache holds.
         prefix_caching: reuse cache blocks of equal prefixes.
         tier: `auto` (by the self-check), or `packed` or `cache` to insist.
+        adapters: folders of LoRA adapters, as peft's `save_pretrained` writes them, by the names that requests use.
     """
 
     model: str
@@ -35,3 +43,4 @@ class EngineOptions(msgspec.Struct, frozen=True):
     kv_tokens: int = 0
     prefix_caching: bool = True
     tier: str = "auto"
+    adapters: dict[AdapterName, str] = {}
