@@ -180,8 +180,8 @@ class Exchange:
         await self._refuse(failure)
 
     async def _ask(self, request: Request, target: Target, *, patient: bool) -> None:
-        inner = msgspec.structs.replace(request, model=target.model)
         await self._service.ready(target.entity.backend, patient=patient)
+        inner = target.addressed(request)
         if isinstance(request, Generate):
             await self._generate(request, inner, target)
         elif isinstance(request, Embed):

@@ -45,7 +45,7 @@ class Shadows:
                 self._metrics.shadowed(*arm, "dropped")
                 continue
             self._running[arm] += 1
-            copy = replace(request, id=f"{request.id}-{target.entity.name}", model=target.model)
+            copy = replace(request, id=f"{request.id}-{target.entity.name}")
             task = asyncio.create_task(self._run(copy, target, limits, experiment))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -74,7 +74,7 @@ class Shadows:
 
 async def _read(copy: Generate, target: Target) -> None:
     check(copy, target.backend.capabilities, copy.model)
-    events = target.backend.generate(copy)
+    events = target.backend.generate(target.addressed(copy))
     last = None
     try:
         async for batch in events:

@@ -246,6 +246,7 @@ def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilit
         Feature.GRAMMAR: grammars,
         Feature.TOOLS: text.can_call,
         Feature.IMAGES: ready.images,
+        Feature.ADAPTERS: bool(ready.adapters),
     }
     return Capabilities(
         features=_FEATURES | {feature for feature, able in can.items() if able},
@@ -255,4 +256,5 @@ def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilit
         vocab_size=ready.vocab_size,
         dtype=ready.dtype,
         device=ready.device,
+        adapters=ready.adapters,
     )

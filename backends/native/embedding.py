@@ -37,14 +37,15 @@ async def embed(request: Embed, link: EngineLink, text: TextCodec, ready: Ready)
     vectors = [
         _unit(vector[:size])
         for start in range(0, len(prompts), _AT_ONCE)
-        for vector in await _vectors(prompts[start : start + _AT_ONCE], link)
+        for vector in await _vectors(prompts[start : start + _AT_ONCE], request.adapter_id or "", link)
     ]
     return Embeddings(request.model, tuple(vectors), Usage(sum(map(len, prompts)), 0))
 
 
-async def _vectors(prompts: Sequence[tuple[int, ...]], link: EngineLink) -> Iterator[tuple[float, ...]]:
+async def _vectors(prompts: Sequence[tuple[int, ...]], adapter: str, link: EngineLink) -> Iterator[tuple[float, ...]]:
     numbers = link.reserve(len(prompts))
-    exchange = link.submit([Submit(seq, ids, 0, pool=True) for seq, ids in zip(numbers, prompts, strict=True)])
+    submits = [Submit(seq, ids, 0, pool=True, adapter=adapter) for seq, ids in zip(numbers, prompts, strict=True)]
+    exchange = link.submit(submits)
     found: dict[int, tuple[float, ...]] = {}
     try:
         while len(found) < len(prompts):

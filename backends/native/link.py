@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 
 import structlog
@@ -84,7 +85,7 @@ class EngineLink:
         self._task = asyncio.create_task(self._run(), name="engine-link")
         await self._decided.wait()
         if self.ready is None:
-            raise BackendUnavailable(f"The engine did not start: {self._health.detail}.")
+            raise BackendUnavailable(f"The engine did not start: {self._health.detail.removesuffix('.')}.")
         return self.ready
 
     async def aclose(self) -> None:
@@ -179,10 +180,9 @@ class EngineLink:
                     self._channel.kill()
                     return
                 self._send(Ping(next(self._pings)))
-            try:
-                await asyncio.wait_for(lost.wait(), self._heartbeat)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._heartbeat):  # wait_for of 3.11 forgets a cancellation beside `lost`
+                    await lost.wait()
 
     def _deliver(self, message: FromEngine) -> None:
         self._unheard = 0
