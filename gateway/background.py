@@ -85,7 +85,7 @@ async def read(request: Generate, target: Target, take: Callable[[Events], None]
         schemas.errors.GatewayError: there is none.
     """
     check(request, target.backend.capabilities, request.model)
-    events = target.backend.generate(request)
+    events = target.backend.generate(target.addressed(request))
     last = None
     try:
         async for batch in events:

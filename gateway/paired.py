@@ -164,7 +164,6 @@ async def _answer_again(pair: _Pair) -> Ids:
     asked = replace(
         pair.request,
         id=f"{pair.request.id}-{pair.arm.entity.name}",
-        model=pair.arm.model,
         sampling=replace(pair.request.sampling, seed=pair.seed),
         logprobs=False,
         top_logprobs=0,
@@ -185,10 +184,11 @@ async def _scores(pair: _Pair, model: Target, answers: tuple[Ids, Ids]) -> tuple
     different = tuple(dict.fromkeys(answers))
     asked = Generate(
         id=f"{pair.request.id}-scores",
-        model=model.model,
+        model=pair.request.model,
         prompts=tuple(TokensPrompt(prompt + answer) for answer in different),
         stopping=Stopping(max_new_tokens=0),
         prompt_logprobs=True,
+        adapter_id=pair.request.adapter_id,
         background=True,
     )
     told: list[Started] = []

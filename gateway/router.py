@@ -7,23 +7,45 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
+
+from msgspec.structs import replace
 
 from backends.base import Backend
 from gateway.assignment import Unit, assign, unit_of
 from gateway.config import Endpoint, ServedEntity, Task
 from schemas.errors import ModelNotFound
-from schemas.ir import Request
+from schemas.ir import Request, Tokenize
+
+_Request = TypeVar("_Request", bound=Request)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """Where a request goes. `model` is the name that the backend knows, `task` the endpoint's."""
+    """Where a request goes. `model` is the name that the backend knows, its model's or one of its adapters'; `task` is
+    the endpoint's.
+    """
 
     endpoint: str
     entity: ServedEntity
     backend: Backend
     model: str
     task: Task = "chat"
+
+    def addressed(self, request: _Request) -> _Request:
+        """The request as the backend is to get it. An adapter that the client chose itself goes before the entity's.
+
+        Raises:
+            schemas.errors.ModelNotFound: the entity names an adapter that the backend does not have.
+        """
+        adapters, named = self.backend.capabilities.adapters, self.entity.model
+        if not adapters or named is None or isinstance(request, Tokenize):
+            return replace(request, model=self.model)
+        if named not in adapters:
+            raise ModelNotFound(
+                f"The backend '{self.entity.backend}' has no adapter '{named}'.", code="model_not_found"
+            )
+        return replace(request, model=named, adapter_id=request.adapter_id or named)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -144,8 +144,12 @@ class Service:
     def generate(
         self, request: Generate, target: Target, plan: Plan, experiment: Experiment
     ) -> AsyncGenerator[Events, None]:
-        """Have a target answer; what it says may be compared, later, with what others would have said."""
-        events = target.backend.generate(request)
+        """Have a target answer; what it says may be compared, later, with what others would have said.
+
+        Raises:
+            schemas.errors.ModelNotFound: it has no such adapter.
+        """
+        events = target.backend.generate(target.addressed(request))
         return events if self.draining else self._pairing.follow(events, request, plan, target, experiment)
 
     def ended(self, id: str, experiment: Experiment, plan: Plan, last: Target, ended: Outcome) -> None:

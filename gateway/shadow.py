@@ -35,7 +35,7 @@ class Shadows:
         for target in targets:
             limits = target.entity.shadow
             assert limits is not None
-            copy = replace(request, id=f"{request.id}-{target.entity.name}", model=target.model, background=True)
+            copy = replace(request, id=f"{request.id}-{target.entity.name}", background=True)
             self._background.begin(
                 target,
                 partial(read, copy, target, _forget),

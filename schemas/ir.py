@@ -215,6 +215,7 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     inputs: tuple[TextPrompt | TokensPrompt, ...]
     instruction: str | None = None
+    adapter_id: str | None = None
     encoding: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     user: str | None = None
@@ -452,7 +453,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """What listings tell of an endpoint. `context_length` is in tokens, prompt and answer together.
 
     `created` and `changed` are Unix times in seconds. `pending` are the served entities of an update under way,
-    `version` counts those that were put in force.
+    `version` counts those that were put in force. `adapters` are the values of `adapter_id` that it takes; an endpoint
+    that is nothing but adapters has that of their model, if there is one, for its `parent`.
     """
 
     name: str
@@ -469,6 +471,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
     vocab_size: int | None = None
     images: bool = False
+    adapters: tuple[str, ...] = ()
+    parent: str | None = None
     tensors: TensorNames = TensorNames()
     counts: RequestCounts = RequestCounts()
 

@@ -261,6 +261,7 @@ def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilit
         Feature.GRAMMAR: grammars,
         Feature.TOOLS: text.can_call,
         Feature.IMAGES: ready.images,
+        Feature.ADAPTERS: bool(ready.adapters),
     }
     return Capabilities(
         features=_FEATURES | {feature for feature, able in can.items() if able},
@@ -272,4 +273,5 @@ def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilit
         tokenizer=text.vocabulary.digest,
         dtype=ready.dtype,
         device=ready.device,
+        adapters=ready.adapters,
     )

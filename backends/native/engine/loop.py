@@ -11,6 +11,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Sequence as Seq
 from itertools import count
+from operator import attrgetter
 
 import structlog
 import torch
@@ -28,6 +29,7 @@ from schemas.ir import FinishReason
 log = structlog.get_logger()
 
 _PATIENCE = 0.005  # seconds that an idle engine waits for a grammar before it looks for messages again
+_ADAPTER = attrgetter("sequence.request.adapter")
 
 
 class Engine:
@@ -81,7 +83,7 @@ class Engine:
 
     def submit(self, connection: int, request: Submit) -> None:
         """Take a sequence, or tell in the next step why not."""
-        sequence = Sequence(connection, request, next(self._arrivals))
+        sequence = Sequence(connection, request, next(self._arrivals), salt=request.adapter.encode())
         try:
             self._check(connection, request)
             self._begin(sequence)
@@ -123,7 +125,7 @@ class Engine:
             torch.AcceleratorError: the device is lost; the process had better end.
         """
         self._add_compiled()
-        works = self._scheduler.schedule()
+        works = sorted(self._scheduler.schedule(), key=_ADAPTER)  # those of an adapter go through it together
         with torch.inference_mode():
             self._run(works)
         outputs, self._outputs = self._outputs, defaultdict(list)
@@ -142,6 +144,8 @@ class Engine:
             raise Refused(f"an image takes more than the {self._runner.image_tokens} tokens that are made ready for")
         if request.pool and self._hidden is None:
             raise Refused("the model makes no vectors")
+        if request.adapter and request.adapter not in self._runner.adapters:
+            raise Refused(f"there is no adapter '{request.adapter}'")
         biased = (token for token, _ in request.sampling.logit_bias)
         named = (*request.prompt, *biased, *request.stop_token_ids, *request.eos_token_ids)
         if min(named) < 0 or max(named) >= self._vocab_size:

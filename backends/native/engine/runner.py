@@ -17,6 +17,7 @@ from torch import Tensor
 
 from backends.native.engine.attention import NAME, AttentionMetadata, Forward, Kernel, index_tensor, running, text_part
 from backends.native.engine.kv_cache import KVCache
+from backends.native.engine.lora import adapting
 from backends.native.engine.reference import reference_kernel
 from backends.native.engine.sequence import Sequence, Work
 from backends.native.multimodal.embedder import Embedder
@@ -31,6 +32,8 @@ class Runner(Protocol):
     """Whether a prompt may be run in pieces."""
     image_tokens: int
     """The most that a picture may take in a prompt; 0: prompts hold no pictures."""
+    adapters: tuple[str, ...]
+    """Those that a sequence may ask for."""
 
     def run(self, works: Seq[Work]) -> Tensor:
         """[rows, vocabulary] logits: for each work in turn, its `wanted`.
@@ -50,13 +53,19 @@ class PackedRunner:
     Args:
         model: a causal language model of transformers with an attention interface; its decoder is set to ours.
         embedder: puts pictures in, if it takes any.
+        adapters: those that were put on the model (`lora.put_on`).
     """
 
     tier = "packed"
     chunked = True
 
     def __init__(
-        self, model: Any, cache: KVCache, kernel: Kernel = reference_kernel, embedder: Embedder | None = None
+        self,
+        model: Any,
+        cache: KVCache,
+        kernel: Kernel = reference_kernel,
+        embedder: Embedder | None = None,
+        adapters: tuple[str, ...] = (),
     ) -> None:
         text_part(model).set_attn_implementation(NAME)
         self._model = model
@@ -65,6 +74,7 @@ class PackedRunner:
         self._device = model.device
         self._embedder = embedder
         self.image_tokens = embedder.worst.length if embedder is not None and embedder.worst is not None else 0
+        self.adapters = adapters
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def run(self, works: Seq[Work]) -> Tensor:
@@ -76,7 +86,7 @@ class PackedRunner:
         tokens, places = (index_tensor(values, self._device) for values in (ids, positions))
         rows = index_tensor(wanted_rows(works), self._device)
         extra = {"logits_to_keep": rows} if self._keeps else {}
-        with running(Forward(self.cache, self._metadata(works, places), self._kernel)):
+        with running(Forward(self.cache, self._metadata(works, places), self._kernel)), adapting(works):
             logits: Tensor = self._model(
                 **self._inputs(tokens.unsqueeze(0), works),
                 position_ids=self._positions(places, works),

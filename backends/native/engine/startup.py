@@ -16,6 +16,9 @@ from backends.native.engine.encoder import EncoderEngine
 from backends.native.engine.grammar import Compiler
 from backends.native.engine.kv_cache import KVCache
 from backends.native.engine.loop import Engine
+from backends.native.engine.lora import put_on
+from backends.native.engine.lora_check import why_not_adapted
+from backends.native.engine.lora_weights import load_adapters
 from backends.native.engine.machine import available_memory, physical_cores
 from backends.native.engine.options import EngineOptions
 from backends.native.engine.packed_linear import pack_linears
@@ -79,6 +82,8 @@ def _generator(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
     torch.set_num_threads(options.threads or _threads(loaded.model))
     report(Loading(0.6, "self-check"))
     packed = _is_packed(loaded, options.tier)
+    if options.adapters:
+        _put_adapters_on(loaded.model, options.adapters, "packed" if packed else "cache")
     report(Loading(0.8, "cache"))
     with torch.inference_mode():
         runner, blocks = _packed(loaded, options) if packed else _cached(loaded, options)
@@ -139,6 +144,14 @@ def _is_packed(loaded: LoadedModel, tier: str) -> bool:
     return why is None
 
 
+def _put_adapters_on(model: Any, folders: dict[str, str], tier: str) -> None:
+    adapters = load_adapters(model, folders)
+    why = why_not_adapted(model, {layer for adapter in adapters.values() for layer in adapter}, tier)
+    if why is not None:
+        raise LoadError(f"Adapters cannot be applied to this {model.config.model_type}: {why}.")
+    put_on(model, adapters)
+
+
 def _threads(model: Any) -> int:
     """One core is left to the workers; a small model's layers end sooner than several threads could meet."""
     small = sum(each.numel() for each in model.parameters()) < _SMALL_PARAMETERS
@@ -159,9 +172,14 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         on_preempted=runner.forget,
     )
     hidden = HiddenStates.of(loaded.model, runner)
-    size = hidden.size if hidden else 0
     ready = _announced(
-        loaded, options, context, tier=runner.tier, image_tokens=runner.image_tokens, embedding_size=size
+        loaded,
+        options,
+        context,
+        tier=runner.tier,
+        image_tokens=runner.image_tokens,
+        embedding_size=hidden.size if hidden else 0,
+        adapters=runner.adapters,
     )
     engine = Engine(
         runner,
@@ -197,7 +215,8 @@ def _packed(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
         blocks = min(blocks, affordable)
     if blocks < 1 or (blocks > affordable and loaded.model.device.type != "cpu"):
         raise LoadError(f"The KV cache does not fit into the memory that the model leaves of {loaded.model.device}.")
-    return PackedRunner(loaded.model, probe.cache.resized(blocks), embedder=embedder), blocks
+    adapters = tuple(options.adapters)
+    return PackedRunner(loaded.model, probe.cache.resized(blocks), embedder=embedder, adapters=adapters), blocks
 
 
 def _embedder(loaded: LoadedModel, options: EngineOptions) -> Embedder | None:
@@ -214,7 +233,7 @@ def _embedder(loaded: LoadedModel, options: EngineOptions) -> Embedder | None:
 def _cached(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
     most = max(_CACHE_TIER_TOKENS, _context(loaded, options)) // options.block_size
     blocks = _wanted_blocks(loaded, options)
-    return CacheRunner(loaded.model), blocks if options.kv_tokens else min(blocks, most)
+    return CacheRunner(loaded.model, tuple(options.adapters)), blocks if options.kv_tokens else min(blocks, most)
 
 
 def _cache_bytes(device: torch.device, taken: int) -> int:
