@@ -18,6 +18,7 @@ from backends.native.engine.machine import available_memory, physical_cores
 from backends.native.engine.options import EngineOptions
 from backends.native.engine.packed_linear import pack_linears
 from backends.native.engine.pooling import HiddenStates
+from backends.native.engine.quantised_linear import BITS, quantise_linears
 from backends.native.engine.runner import PackedRunner, Runner
 from backends.native.engine.scheduler import Scheduler
 from backends.native.engine.selfcheck import why_not_packed
@@ -57,7 +58,7 @@ def load_engine(options: EngineOptions, report: Report) -> tuple[Engine, Ready]:
     loaded = load(options.model, options.dtype, options.device)
     torch.set_num_threads(options.threads or _threads(loaded.model))
     report(Loading(0.6, "self-check"))
-    packed = _is_packed(loaded, options.tier)
+    packed = _is_packed(loaded, options)
     report(Loading(0.8, "cache"))
     with torch.inference_mode():
         runner, blocks = _packed(loaded, options) if packed else _cached(loaded, options)
@@ -77,17 +78,27 @@ def _check(options: EngineOptions) -> None:
             raise LoadError(f"{name} must not be negative.")
 
 
-def _is_packed(loaded: LoadedModel, tier: str) -> bool:
-    if tier != "auto":
-        return tier == "packed"
+def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
+    """Whether the model runs on the packed tier; its linear layers are replaced if the self-check finds them right."""
+    if options.tier != "auto":
+        _quantise(loaded, options.dtype)
+        return options.tier == "packed"
     why = why_not_packed(loaded.model, change=partial(pack_linears, least=1))
     if why is None:
+        _quantise(loaded, options.dtype)
         pack_linears(loaded.model)
         return True
+    if options.dtype in BITS:
+        raise LoadError(f"This model cannot run in {options.dtype}: with other linear layers {why}.")
     why = why_not_packed(loaded.model)
     if why is not None:
         log.warning("model.runs_slowly", model_type=loaded.config.model_type, tier="cache", why=why)
     return why is None
+
+
+def _quantise(loaded: LoadedModel, dtype: str) -> None:
+    if dtype in BITS and not quantise_linears(loaded.model, BITS[dtype]):
+        raise LoadError(f"This model has no linear layers that could run in {dtype}.")
 
 
 def _threads(model: Any) -> int:
@@ -114,7 +125,7 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         context_length=context,
         vocab_size=loaded.vocab_size,
         eos_token_ids=loaded.eos_token_ids,
-        dtype=str(loaded.model.dtype).removeprefix("torch."),
+        dtype=options.dtype if options.dtype in BITS else str(loaded.model.dtype).removeprefix("torch."),
         device=str(loaded.model.device),
         tier=runner.tier,
         max_sequences=options.max_sequences,
