@@ -93,7 +93,7 @@ def argmax(scores: Tensor) -> Tensor:
     if scores.numel() < _LARGE or scores.device.type != "cpu":
         return scores.argmax(-1)
     vocab = scores.shape[1]
-    width = -(-isqrt(vocab) // 32) * 32  # what vector units like
+    width = min(vocab, -(-isqrt(vocab) // 32) * 32)  # what vector units like
     whole = vocab // width
     peaks = scores[:, : whole * width].view(-1, whole, width).amax(-1)
     if whole * width < vocab:  # one more stretch, which overlaps the last
