@@ -203,7 +203,8 @@ class Engine:
     def _advance(self, work: Work, found: Sample) -> None:
         """Note what a work gave; tell the worker, if the sequence gained a token."""
         sequence = work.sequence
-        sequence.prompt_logprobs += found.prompt
+        if found.prompt:
+            sequence.prompt_logprobs += found.prompt
         self._scheduler.commit(work)
         if found.token is None:
             return
@@ -259,10 +260,10 @@ class Engine:
 
 def finish_reason(sequence: Sequence) -> FinishReason | None:
     """Why a sequence ends with its newest token, if it does."""
-    request, token = sequence.request, sequence.tokens[-1]
-    if sequence.generated > request.min_new_tokens:
+    request, token, generated = sequence.request, sequence.tokens[-1], sequence.generated
+    if generated > request.min_new_tokens:
         if token in request.eos_token_ids:
             return FinishReason.EOS
         if token in request.stop_token_ids:
             return FinishReason.STOP_TOKEN
-    return FinishReason.LENGTH if sequence.generated >= request.max_new_tokens else None
+    return FinishReason.LENGTH if generated >= request.max_new_tokens else None

@@ -17,7 +17,8 @@ class EngineOptions(msgspec.Struct, frozen=True):
 
     Attributes:
         model: folder of a checkpoint as `save_pretrained` writes it.
-        dtype: `auto` (see `weights.pick_dtype`), `float32`, `bfloat16` or `float16`.
+        dtype: `auto` (see `weights.pick_dtype`), `float32`, `bfloat16` (or `bf16`), `float16`; `int8` or `int4` for
+            weights of so many bits (see `quantised_linear`).
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         threads: CPU threads of torch; 0: the physical cores but one, which is left to the workers.
         context_length: shortens the model's own.

@@ -81,8 +81,12 @@ class PackedRunner:
         """See `Runner`."""
         ids, positions = array("q"), array("q")
         for work in works:
-            ids.extend(work.tokens)
-            positions.extend(range(work.start, work.start + work.count))
+            if work.count == 1:
+                ids.append(work.sequence.tokens[work.start])
+                positions.append(work.start)
+            else:
+                ids.extend(work.tokens)
+                positions.extend(range(work.start, work.start + work.count))
         tokens, places = (index_tensor(values, self._device) for values in (ids, positions))
         rows = index_tensor(wanted_rows(works), self._device)
         extra = {"logits_to_keep": rows} if self._keeps else {}
@@ -112,7 +116,7 @@ class PackedRunner:
     def _metadata(self, works: Seq[Work], positions: Tensor) -> AttentionMetadata:
         size = self.cache.block_size
         counts = [work.count for work in works]
-        ends = [work.start + work.count for work in works]
+        ends = [work.start + count for work, count in zip(works, counts, strict=True)]
         tables = self._block_tables(works, -(-max(ends) // size))
         owners = torch.arange(len(works), device=self._device)
         if len(positions) > len(works):
@@ -129,9 +133,12 @@ class PackedRunner:
         padding = array("q", bytes(8 * width))
         tables = array("q")
         for work in works:
-            blocks = work.sequence.blocks[:width]
+            blocks = work.sequence.blocks
+            if len(blocks) > width:
+                blocks = blocks[:width]
             tables.extend(blocks)
-            tables.extend(padding[len(blocks) :])
+            if len(blocks) < width:
+                tables.extend(padding[len(blocks) :])
         return index_tensor(tables, self._device).view(len(works), width)
 
 
@@ -141,5 +148,8 @@ def wanted_rows(works: Seq[Work]) -> array[int]:
     end = 0
     for work in works:
         end += work.count
-        rows.extend(range(end - work.wanted, end))
+        if work.wanted == 1:
+            rows.append(end - 1)
+        else:
+            rows.extend(range(end - work.wanted, end))
     return rows

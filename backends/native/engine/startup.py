@@ -24,6 +24,7 @@ from backends.native.engine.options import EngineOptions
 from backends.native.engine.packed_linear import pack_linears
 from backends.native.engine.pooled import Pooler
 from backends.native.engine.pooling import HiddenStates
+from backends.native.engine.quantised_linear import BITS, quantise_linears
 from backends.native.engine.runner import PackedRunner, Runner
 from backends.native.engine.scheduler import Scheduler
 from backends.native.engine.selfcheck import why_not_packed
@@ -81,7 +82,7 @@ def _generator(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
     loaded = load(options.model, options.dtype, options.device)
     torch.set_num_threads(options.threads or _threads(loaded.model))
     report(Loading(0.6, "self-check"))
-    packed = _is_packed(loaded, options.tier)
+    packed = _is_packed(loaded, options)
     if options.adapters:
         _put_adapters_on(loaded.model, options.adapters, "packed" if packed else "cache")
     report(Loading(0.8, "cache"))
@@ -113,7 +114,7 @@ def _announced(loaded: LoadedModel, options: EngineOptions, context: int, **more
         context_length=context,
         vocab_size=loaded.vocab_size,
         eos_token_ids=loaded.eos_token_ids,
-        dtype=str(loaded.model.dtype).removeprefix("torch."),
+        dtype=options.dtype if options.dtype in BITS else str(loaded.model.dtype).removeprefix("torch."),
         device=str(loaded.model.device),
         max_sequences=options.max_sequences,
         **more,
@@ -131,13 +132,18 @@ def _check(options: EngineOptions) -> None:
             raise LoadError(f"{name} must not be negative.")
 
 
-def _is_packed(loaded: LoadedModel, tier: str) -> bool:
-    if tier != "auto":
-        return tier == "packed"
+def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
+    """Whether the model runs on the packed tier; its linear layers are replaced if the self-check finds them right."""
+    if options.tier != "auto":
+        _quantise(loaded, options.dtype)
+        return options.tier == "packed"
     why = why_not_packed(loaded.model, change=partial(pack_linears, least=1))
     if why is None:
+        _quantise(loaded, options.dtype)
         pack_linears(loaded.model)
         return True
+    if options.dtype in BITS:
+        raise LoadError(f"This model cannot run in {options.dtype}: with other linear layers {why}.")
     why = why_not_packed(loaded.model)
     if why is not None:
         log.warning("model.runs_slowly", model_type=loaded.config.model_type, tier="cache", why=why)
@@ -150,6 +156,11 @@ def _put_adapters_on(model: Any, folders: dict[str, str], tier: str) -> None:
     if why is not None:
         raise LoadError(f"Adapters cannot be applied to this {model.config.model_type}: {why}.")
     put_on(model, adapters)
+
+
+def _quantise(loaded: LoadedModel, dtype: str) -> None:
+    if dtype in BITS and not quantise_linears(loaded.model, BITS[dtype]):
+        raise LoadError(f"This model has no linear layers that could run in {dtype}.")
 
 
 def _threads(model: Any) -> int:
