@@ -53,7 +53,7 @@ async def listening(app: Litestar) -> AsyncIterator[int]:
 
 
 async def ready(app: Litestar) -> None:
-    """Return once every backend says so."""
+    """Return once every endpoint has somebody to answer."""
     while app.state.service.health.status != "ready":  # noqa: ASYNC110 - a poll is what health is for
         await asyncio.sleep(0.005)
 

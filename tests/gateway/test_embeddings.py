@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +42,18 @@ def config(tmp_path: Path) -> Config:
     return Config(backends=backends, endpoints={"vectors": Endpoint(served_entities=entities)})
 
 
+@asynccontextmanager
+async def with_both_arms(config: Config) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(config)
+    async with running(app) as client:
+        while any(health.status == "loading" for health in app.state.service._health.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        yield client
+
+
 async def test_every_route(config: Config) -> None:
     golden = json.loads(GOLDEN.read_text())
-    async with running(create_app(config)) as client:
+    async with with_both_arms(config) as client:
         units = {arm: next(u for u in map(str, range(99)) if assign("vectors", _HALF, u) == arm) for arm in ARMS}
         for arm, case in ARMS.items():
             headers = {"x-ab-unit": units[arm]}
@@ -59,7 +71,7 @@ async def test_every_route(config: Config) -> None:
 
 
 async def test_what_it_is_and_is_not(config: Config) -> None:
-    async with running(create_app(config)) as client:
+    async with with_both_arms(config) as client:
         (listed,) = (await client.get("/api/2.0/serving-endpoints")).json()["endpoints"]
         told = (await client.get("/api/2.0/serving-endpoints/vectors")).json()
         assert [listed["task"], told["task"]] == ["llm/v1/embeddings"] * 2
