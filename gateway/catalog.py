@@ -51,6 +51,7 @@ def _card(
 
 def _arms(endpoint: Endpoint, health: Mapping[str, Health]) -> tuple[ServedEntity, ...]:
     return tuple(
-        ServedEntity(arm.name, entity_name(arm), arm.traffic_percentage, health[arm.backend].status == "ready")
+        ServedEntity(arm.name, entity_name(arm), arm.traffic_percentage, state.status, state.detail)
         for arm in endpoint.served_entities
+        for state in (health[arm.backend],)
     )

@@ -108,6 +108,12 @@ class Service:
         if health.status == "failed":
             raise BackendUnavailable("The model cannot be reached.")
 
+    def preferred(self, targets: tuple[Target, ...]) -> tuple[Target, ...]:
+        """Targets in the order in which to ask them: those of backends in trouble come last, and are left in."""
+        if len(targets) == 1 or not any(map(self._in_trouble, targets)):
+            return targets
+        return tuple(sorted(targets, key=self._in_trouble))
+
     def refresh(self) -> None:
         """Serve what is deployed by now. Looked at before every request: once one worker has said that an endpoint was
         changed, all of them know. What requests in flight hold stays as it is.
@@ -202,7 +208,12 @@ class Service:
             await backend.aclose()
 
     def _can_answer(self, backend: str) -> bool:
-        return self._health[backend].status == "ready"
+        """Ready, and no others are to be preferred."""
+        return self._health[backend] == Health("ready")
+
+    def _in_trouble(self, target: Target) -> bool:
+        health = self._health[target.entity.backend]
+        return health.status == "ready" and bool(health.detail)
 
     async def _start(self, name: str, backend: Backend) -> None:
         """Start a backend, however often it takes."""
