@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from gateway.assignment import UNITS
+from gateway.recall import METRICS
 from schemas.ir import TensorNames
 
 BUNDLED = "interlingua"
@@ -134,7 +135,7 @@ class Experiment(Section, frozen=True):
     alpha: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
     margin: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
     guardrail: Guardrail | None = None
-    feedback: Annotated[dict[str, Literal["higher", "lower"]], msgspec.Meta(max_length=8)] = {}
+    feedback: Annotated[dict[str, Literal["higher", "lower"]], msgspec.Meta(max_length=METRICS)] = {}
     unit: tuple[str, ...] = ("header:x-ab-unit", "header:x-session-affinity", "user", "client_request_id", "request")
 
 

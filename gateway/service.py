@@ -44,9 +44,17 @@ class Service:
         backends: by name, not started yet.
         keys: who may ask.
         folder: where workers share the figures of experiments; None for a worker alone.
+        slot: this worker's place there, which it takes over from one that ended; None: a place of its own.
     """
 
-    def __init__(self, config: Config, backends: Mapping[str, Backend], keys: Keys, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        backends: Mapping[str, Backend],
+        keys: Keys,
+        folder: Path | None = None,
+        slot: str | None = None,
+    ) -> None:
         self.config = config
         self.backends = backends
         self.keys = keys
@@ -58,7 +66,8 @@ class Service:
         self._prefix = secrets.token_hex(8)
         self._numbers = count()
         self._folder = folder
-        self._recall = Recall(self._prefix, folder / "requests" if folder is not None else None)
+        self._slot = slot or self._prefix
+        self._recall = Recall(self._prefix, folder / "requests" if folder is not None else None, self._slot)
         self._counts: dict[str, RequestCounts] = {}
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
         self._failed: dict[str, Health] = {}
@@ -157,7 +166,7 @@ class Service:
             self._recall.note(id, Answered(experiment.tag, *answered))
 
     def feedback(self, id: str, metric: str, value: float) -> None:
-        """Count a user's own figure for an answer.
+        """Count a user's own figure for an answer; of several, the last.
 
         Raises:
             schemas.errors.InvalidRequest: no such answer is remembered, or its endpoint has no such metric.
@@ -167,7 +176,9 @@ class Service:
         answered = self._recall.find(id)
         if answered is None or (experiment := by_tag.get(answered.experiment)) is None:
             raise InvalidRequest("No answer with this id is remembered that could be compared.", param="request_id")
-        experiment.feedback(answered.arm, answered.bucket, metric, value)
+        number = experiment.metric(metric)
+        before = self._recall.tell(id, number, value)
+        experiment.feedback(answered.arm, answered.bucket, number, value, before)
 
     def new_id(self) -> str:
         """A request id nobody else has."""
@@ -261,7 +272,7 @@ class Service:
     def _experiment(self, name: str, running: dict[str, Experiment]) -> Experiment:
         deployed = self._live.deployments[name]
         found = running.pop(key(name, deployed.serving, deployed.since), None)
-        return found or Experiment(name, deployed.serving, self._folder, self._prefix, deployed.since)
+        return found or Experiment(name, deployed.serving, self._folder, self._slot, deployed.since)
 
     def _catalog(self) -> Catalog:
         limit = self.limits.max_concurrent_requests

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,9 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         engines = [Child(f"engine {n}", _engine(command), 2.0) for n, command in self._engines.items()]
-        workers = [Child(f"worker {n}", self._worker, 1.0) for n in range(self._config.server.workers)]
+        workers = [
+            Child(f"worker {n}", partial(self._worker, f"worker-{n}"), 1.0) for n in range(self._config.server.workers)
+        ]
         self._children = [*engines, *workers]
         failed = False
         while not self._stopping and not failed:
@@ -145,7 +148,7 @@ class Supervisor:
                 commands[name] = command
         return msgspec.structs.replace(config, backends=backends), commands
 
-    def _worker(self) -> subprocess.Popen[bytes]:
+    def _worker(self, slot: str) -> subprocess.Popen[bytes]:
         descriptors = tuple(listener.fileno() for listener in self._sockets)
         process = subprocess.Popen(
             [sys.executable, "-m", "gateway.worker"],
@@ -154,7 +157,8 @@ class Supervisor:
             start_new_session=True,
         )
         assert process.stdin is not None
-        orders = Orders(self._config, descriptors, self._log_level, str(Path(self._folder.name) / "experiments"))
+        folder = Path(self._folder.name) / "experiments"
+        orders = Orders(self._config, descriptors, self._log_level, str(folder), slot)
         process.stdin.write(msgspec.json.encode(orders) + b"\n")
         process.stdin.flush()
         return process

@@ -24,12 +24,15 @@ from gateway.config import Config
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What a worker is told: `sockets` are inherited file descriptors, `folder` is where workers share their counts."""
+    """What a worker is told: `sockets` are inherited file descriptors, `folder` is where workers share their counts,
+    `slot` its place there, maybe after one that ended.
+    """
 
     config: Config
     sockets: tuple[int, ...]
     log_level: str = "info"
     folder: str | None = None
+    slot: str | None = None
 
 
 class _Server(uvicorn.Server):
@@ -68,7 +71,7 @@ def main() -> None:
     """Serve until told to stop."""
     orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
     logging.configure(orders.log_level)
-    app = create_app(orders.config, folder=Path(orders.folder) if orders.folder else None)
+    app = create_app(orders.config, folder=Path(orders.folder) if orders.folder else None, slot=orders.slot)
     config = uvicorn.Config(
         app,
         http="httptools",
