@@ -92,12 +92,13 @@ class Shadow(Section, frozen=True):
 
 class Paired(Section, frozen=True):
     """How many of the first arm's answers another arm gives once more, from the same prompt and seed, and how much that
-    may cost in each worker: pairs at a time, and seconds for one.
+    may cost in each worker: pairs at a time, seconds for one, tokens of prompt and answer together.
     """
 
     share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
     max_concurrent_requests: Annotated[int, msgspec.Meta(ge=1)] = 1
     timeout: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 2048
 
 
 class ServedEntity(Section, frozen=True):
