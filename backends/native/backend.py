@@ -156,9 +156,8 @@ class NativeBackend:
         return await text.tokenize(request.prompt, add_special_tokens=request.add_special_tokens)
 
     async def healthy(self) -> Health:
-        """What the link to the engine last heard; ready only once it is known what the model can do."""
-        health = self._link.health
-        return Health("loading") if health.status == "ready" and not self.capabilities.features else health
+        """What the link to the engine last heard."""
+        return self._link.health
 
     @property
     def engine_state(self) -> EngineState | None:

@@ -120,17 +120,6 @@ async def test_capabilities_and_health(backend: NativeBackend) -> None:
     assert await backend.healthy() == Health("ready")
 
 
-async def test_it_is_not_ready_before_it_can_say_what_it_can_do(engine: FakeEngine) -> None:
-    backend = NativeBackend("native", {"heartbeat": 0.01}, connect=engine.connect)
-    starting = asyncio.create_task(backend.start())
-    while not starting.done():
-        assert (await backend.healthy()).status == "loading" or backend.capabilities.features
-        await asyncio.sleep(0)
-    await starting
-    assert await backend.healthy() == Health("ready")
-    await backend.aclose()
-
-
 async def test_what_the_engine_tells_of_itself(backend: NativeBackend) -> None:
     backend._link.pong = None
     assert backend.engine_state is None
