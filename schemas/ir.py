@@ -416,12 +416,16 @@ class Tokens(msgspec.Struct, frozen=True):
 
 
 class ServedEntity(msgspec.Struct, frozen=True):
-    """One arm of an endpoint, as listings show it. `traffic_percentage` is a whole number, 0 to 100."""
+    """One arm of an endpoint, as listings show it. `traffic_percentage` is a whole number, 0 to 100.
+
+    `detail` says what is wrong with an arm, or how far it is; of a ready one, why others answer for it at present.
+    """
 
     name: str
     entity_name: str
     traffic_percentage: int = 100
-    ready: bool = True
+    state: Literal["ready", "loading", "failed"] = "ready"
+    detail: str = ""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):

@@ -68,6 +68,7 @@ class NativeBackend:
     ) -> None:
         self.name = name
         self.capabilities = Capabilities()
+        self._started = False
         self._options = msgspec.convert(options or {}, NativeOptions)
         self._recipe = PLAIN
         self._text: TextCodec | None = None
@@ -116,6 +117,7 @@ class NativeBackend:
                     in_turn, ImagePrompts.load, self._options.model, self._options.images, ready.image_tokens
                 )
             self.capabilities = _capabilities(text, ready, grammars=grammars is not None)
+            self._started = True
         except BaseException:
             await self.aclose()
             raise
@@ -160,9 +162,9 @@ class NativeBackend:
         return await text.tokenize(request.prompt, add_special_tokens=request.add_special_tokens)
 
     async def healthy(self) -> Health:
-        """What the link to the engine last heard; ready only once it is known what the model can do."""
+        """What the link to the engine last heard; before our own side is loaded too, nothing can be asked."""
         health = self._link.health
-        return Health("loading") if health.status == "ready" and not self.capabilities.features else health
+        return health if self._started or health.status != "ready" else Health("loading")
 
     @property
     def engine_state(self) -> EngineState | None:
