@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 
 import structlog
 
@@ -18,6 +18,9 @@ from backends.native.engine.weights import LoadError
 from backends.native.messages import Failed, FromEngine, ToEngine
 
 log = structlog.get_logger()
+
+_LOADING = Lock()
+"""transformers loads one model at a time: it replaces torch's initialisers meanwhile, and two would mix them up."""
 
 
 class InProcessEngine:
@@ -49,7 +52,8 @@ class InProcessEngine:
 
     def _run(self) -> None:
         try:
-            engine, ready = load_engine(self._options, self._deliver)
+            with _LOADING:
+                engine, ready = load_engine(self._options, self._deliver)
             self._deliver(ready)
             serve(engine, self._inbox, lambda _, message: self._deliver(message), self._stopping)
         except LoadError as error:
