@@ -225,11 +225,12 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokenize(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for the token ids of a prompt."""
+    """A request for the token ids of a prompt; `tools` are what a chat's model is told of."""
 
     id: str
     model: str
     prompt: Prompt
+    tools: tuple[Tool, ...] = ()
     add_special_tokens: bool = True
     origin: Origin | None = None
 

@@ -128,7 +128,12 @@ class NativeBackend:
         tools = offered(request)
         truncate = request.truncate_prompt_tokens
         asked = tuple(map(self._images.marked, as_asked(request))) if self._images else as_asked(request)
-        encoded = [await text.encode(prompt, tools, truncate=truncate) for prompt in asked]
+        encoded = [
+            await text.encode_around(prompt, request.suffix, truncate=truncate)
+            if request.suffix
+            else await text.encode(prompt, tools, truncate=truncate)
+            for prompt in asked
+        ]
         grammar = await self._grammar(request, text)
         seed = request.sampling.seed
         answer = Answer(
@@ -159,7 +164,9 @@ class NativeBackend:
     async def tokenize(self, request: Tokenize) -> Tokens:
         """The prompt's tokens."""
         text, _ = self._parts()
-        return await text.tokenize(request.prompt, add_special_tokens=request.add_special_tokens)
+        if request.tools and not text.can_call:
+            raise UnsupportedFeature(f"The model '{request.model}' does not support tools yet.", feature="tools")
+        return await text.tokenize(request.prompt, request.tools, add_special_tokens=request.add_special_tokens)
 
     async def healthy(self) -> Health:
         """What the link to the engine last heard; before our own side is loaded too, nothing can be asked."""
@@ -264,6 +271,7 @@ def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilit
         Feature.TOOLS: text.can_call,
         Feature.IMAGES: ready.images,
         Feature.ADAPTERS: bool(ready.adapters),
+        Feature.SUFFIX: text.can_infill,
     }
     return Capabilities(
         features=_FEATURES | {feature for feature, able in can.items() if able},
