@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -52,22 +52,44 @@ class Route(msgspec.Struct, frozen=True):
     open: bool = False
 
 
+class Records(Protocol):
+    """What was answered and may be asked for again, by who asked: nobody sees another key's. Forgets the oldest."""
+
+    def get(self, id: str) -> bytes | None:
+        """What was kept under an id; None if nothing is any more."""
+        ...
+
+    def delete(self, id: str) -> bool:
+        """Forget it; whether there was anything."""
+        ...
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What is to be kept of an answer."""
+
+    id: str
+    data: bytes
+
+
 class Call(msgspec.Struct, frozen=True):
-    """What a request carries beside its body. Header names are lower case."""
+    """What a request carries beside its body. Header names are lower case. `records` None: nothing is ever kept."""
 
     id: str
     catalog: Catalog
     path: Mapping[str, str] = {}
     headers: Mapping[str, str] = {}
+    query: Mapping[str, str] = {}
+    records: Records | None = None
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """A whole HTTP answer."""
+    """A whole HTTP answer. `record` is kept before it is sent."""
 
     body: bytes = b""
     status: int = 200
     media_type: str = JSON
     headers: Headers = ()
+    record: Record | None = None
 
 
 class StreamEncoder(Protocol):
@@ -87,6 +109,14 @@ class StreamEncoder(Protocol):
     def fail(self, error: GatewayError) -> bytes:
         """The protocol's in-stream error, after which nothing is written; never a clean end."""
         ...
+
+
+@runtime_checkable
+class RecordingEncoder(Protocol):
+    """A `StreamEncoder` whose answer may have to be kept: before the bytes of its end are sent."""
+
+    record: Record | None
+    """What is to be kept; None before the end, and if nothing is."""
 
 
 class ServerAdapter(Protocol):
@@ -189,6 +219,27 @@ class ClientAdapter(Protocol):
 
     def error(self, reply: Reply) -> GatewayError:
         """What a reply with an error status means."""
+        ...
+
+
+@runtime_checkable
+class EmbeddingClient(Protocol):
+    """What the client face of a protocol can do beside, if that knows vectors."""
+
+    def encode_embed(self, request: Embed) -> Outbound:
+        """Write a request for vectors.
+
+        Raises:
+            schemas.errors.UnsupportedFeature: the protocol cannot say it.
+        """
+        ...
+
+    def decode_embeddings(self, request: Embed, reply: Reply) -> Embeddings:
+        """The answer to a request for vectors.
+
+        Raises:
+            schemas.errors.BackendError: it is an error, or makes no sense.
+        """
         ...
 
 

@@ -44,6 +44,7 @@ class Feature(StrEnum):
 class Capabilities(msgspec.Struct, frozen=True):
     """What a backend can do and how far."""
 
+    generates: bool = True
     features: frozenset[Feature] = frozenset()
     embeddings: bool = False
     tokenize: bool = False
@@ -160,6 +161,8 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
         schemas.errors.InvalidRequest: it asks for too many choices.
         schemas.errors.UnsupportedFeature: names the first feature that is missing.
     """
+    if not capabilities.generates:
+        raise UnsupportedFeature(f"The model '{model}' makes embeddings, and no text.", feature="generate")
     choices = len(request.prompts) * max(request.n, request.best_of or 1)
     if choices > capabilities.max_choices:
         raise InvalidRequest(

@@ -66,10 +66,15 @@ class Keys:
         raise Forbidden("This key may not change endpoints.")
 
 
+def given_key(headers: Mapping[str, str]) -> str:
+    """The key that a request carries; "" if none."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+
+
 def _given(headers: Mapping[str, str]) -> bytes:
     """The digest of the key that a request carries."""
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    key = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    key = given_key(headers)
     if not key:
         raise Unauthorized("No API key was given. Send it as 'Authorization: Bearer KEY'.")
     return _digest(key)

@@ -32,7 +32,7 @@ def _card(
     can = behind[0].capabilities
     return ModelCard(
         name=name,
-        task=endpoint.task,
+        task=endpoint.task if can.generates else "embeddings",
         created=created,
         changed=deployed.since // 10**9,
         version=deployed.version,

@@ -47,6 +47,7 @@ class Limits(Section, frozen=True):
     """What one request may cost. Sizes in bytes, times in seconds.
 
     `max_body` bounds a body, whatever the route; one that carries images, as base64, may have `max_image_body`.
+    `stored_responses` bounds all that is kept for `/v1/responses/{id}`; 0 keeps nothing.
     """
 
     max_body: int = 16 * 1024 * 1024
@@ -54,6 +55,7 @@ class Limits(Section, frozen=True):
     body_idle: float = 10.0
     body_total: float = 60.0
     max_concurrent_requests: int = 1024
+    stored_responses: Annotated[int, msgspec.Meta(ge=0)] = 64 * 1024 * 1024
 
 
 class ServerSection(Section, frozen=True):

@@ -13,16 +13,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
 import structlog
 
-from adapters.base import Call, Reply, Route, ServerAdapter
+from adapters.base import Call, Record, RecordingEncoder, Reply, Route, ServerAdapter, StreamEncoder
 from adapters.fold import Fold
 from backends.base import check
 from gateway.experiment import Experiment, Outcome
 from gateway.failures import another_may_answer, shown
 from gateway.receive import read_body
+from gateway.records import OwnRecords
 from gateway.router import Plan, Target
 from gateway.service import Service
 from schemas.errors import GatewayError, Incomplete, Overloaded, ShuttingDown, UnsupportedFeature
@@ -57,6 +59,7 @@ class Exchange:
         "_plan",
         "_protocol",
         "_reasons",
+        "_records",
         "_request",
         "_route",
         "_scope",
@@ -81,6 +84,7 @@ class Exchange:
         self._began = monotonic()
         self._request: Request | None = None
         self._plan: Plan | None = None
+        self._records: OwnRecords | None = None
         self._experiment: Experiment | None = None
         self._target: Target | None = None
         self._usage: Usage | None = None
@@ -106,7 +110,7 @@ class Exchange:
             if body is None:
                 return
             self._service.refresh()
-            call = Call(self._id, self._service.catalog, self._parameters, headers)
+            call = self._call(headers)
             if self._route.kind == "describe":
                 await self._describe(call, body)
                 return
@@ -127,6 +131,12 @@ class Exchange:
             await self._refuse(error)
             return
         await self._watched(receive)
+
+    def _call(self, headers: Mapping[str, str]) -> Call:
+        store, said = self._service.records, self._scope.get("query_string", b"")
+        self._records = store.of(headers) if store is not None else None
+        query = dict(parse_qsl(said.decode("latin-1"))) if said else {}
+        return Call(self._id, self._service.catalog, self._parameters, headers, query, self._records)
 
     def _check_key(self, headers: Mapping[str, str]) -> None:
         keys = self._service.keys
@@ -208,6 +218,8 @@ class Exchange:
         await self._reply(self._face.encode_tokens(request, answer), "ok")
 
     async def _generate(self, request: Generate, inner: Any, target: Target) -> None:
+        if target.task == "embeddings":
+            raise UnsupportedFeature(f"The endpoint '{request.model}' is for embeddings, not text.", feature="generate")
         check(request, target.backend.capabilities, request.model)
         events = target.backend.generate(inner)
         try:
@@ -232,11 +244,13 @@ class Exchange:
         self._usage = answer.usage
         timings = Timings(self._first, monotonic() - self._began)
         answer = msgspec.structs.replace(answer, timings=timings)
-        await self._reply(self._face.encode(request, answer), "ok")
+        reply = self._face.encode(request, answer)
+        self._keep(reply.record)
+        await self._reply(reply, "ok")
 
     async def _stream(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
         encoder = self._face.encoder(request)
-        data = encoder.feed(batch)
+        data = self._said(encoder, batch)
         await self._start(200, encoder.media_type, encoder.headers)
         try:
             await self._write(data)
@@ -245,7 +259,7 @@ class Exchange:
             async for batch in events:
                 last = batch
                 self._note_reasons(batch)
-                await self._write(encoder.feed(batch))
+                await self._write(self._said(encoder, batch))
             if not isinstance(last[-1], Usage):
                 raise Incomplete("The backend's answer stopped before it was finished.")
             self._usage = last[-1]
@@ -262,6 +276,17 @@ class Exchange:
             if encoder.abort_after_error:
                 return  # without an end, the server cuts the connection
         await self._send(_END)
+
+    def _said(self, encoder: StreamEncoder, batch: Events) -> bytes:
+        """The bytes that say a batch. What is to be kept is, before the client hears of the end and goes on from it."""
+        data = encoder.feed(batch)
+        if isinstance(batch[-1], Usage) and isinstance(encoder, RecordingEncoder):
+            self._keep(encoder.record)
+        return data
+
+    def _keep(self, record: Record | None) -> None:
+        if record is not None and self._records is not None:
+            self._records.keep(record)
 
     def _note_reasons(self, batch: Events) -> None:
         for event in batch:

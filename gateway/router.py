@@ -10,19 +10,20 @@ from dataclasses import dataclass
 
 from backends.base import Backend
 from gateway.assignment import Unit, assign, unit_of
-from gateway.config import Endpoint, ServedEntity
+from gateway.config import Endpoint, ServedEntity, Task
 from schemas.errors import ModelNotFound
 from schemas.ir import Request
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """Where a request goes. `model` is the name that the backend knows."""
+    """Where a request goes. `model` is the name that the backend knows, `task` the endpoint's."""
 
     endpoint: str
     entity: ServedEntity
     backend: Backend
     model: str
+    task: Task = "chat"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +79,7 @@ class _Arms:
         self._shares = {entity.name: float(entity.traffic_percentage) for entity in endpoint.served_entities}
         self._weights = self._shares
         self.targets = tuple(
-            (entity.name, Target(name, entity, backends[entity.backend], entity.model or name))
+            (entity.name, Target(name, entity, backends[entity.backend], entity.model or name, endpoint.task))
             for entity in endpoint.served_entities
         )
         live = [target for _, target in self.targets if target.entity.shadow is None]

@@ -20,6 +20,7 @@ from gateway.config import Config
 from gateway.experiment import Experiment, Outcome, key
 from gateway.metrics import Metrics
 from gateway.recall import Answered, Recall
+from gateway.records import RecordStore
 from gateway.router import Plan, Router, Target
 from gateway.shadow import Shadows
 from gateway.state import Live
@@ -57,6 +58,8 @@ class Service:
         self._prefix = secrets.token_hex(8)
         self._numbers = count()
         self._folder = folder
+        room = config.server.limits.stored_responses
+        self.records = RecordStore(room, folder / "records" if folder is not None else None) if room else None
         self._recall = Recall(self._prefix, folder / "requests" if folder is not None else None)
         self._counts: dict[str, RequestCounts] = {}
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
@@ -190,6 +193,8 @@ class Service:
         await self._shadows.aclose()
         for backend in self.backends.values():
             await backend.aclose()
+        if self.records is not None:
+            self.records.close()
 
     async def _start(self, name: str, backend: Backend) -> None:
         """Start a backend, however often it takes."""

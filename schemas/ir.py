@@ -383,11 +383,14 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 class Embeddings(msgspec.Struct, frozen=True):
-    """One float vector per input, in order."""
+    """One float vector per input, in order. `relayed` is what a remote of the request's own protocol and dialect sent,
+    JSON to be passed on instead.
+    """
 
     model: str
     vectors: tuple[tuple[float, ...], ...]
     usage: Usage
+    relayed: bytes | None = None
 
 
 class TokenSpan(msgspec.Struct, frozen=True):

@@ -526,6 +526,21 @@ class RemoteUsage(msgspec.Struct, frozen=True):
     completion_tokens_details: RemoteCompletionDetails | None = None
 
 
+class RemoteEmbedding(msgspec.Struct, frozen=True):
+    """One vector: numbers, or base64."""
+
+    embedding: tuple[float, ...] | str
+    index: int | None = None
+
+
+class RemoteEmbeddings(msgspec.Struct, frozen=True):
+    """Vectors. An error has no `data`."""
+
+    data: tuple[RemoteEmbedding, ...] | None = None
+    model: str | None = None
+    usage: RemoteUsage | None = None
+
+
 class RemoteAnswer(msgspec.Struct, frozen=True):
     """A whole answer, one event, or an error of either, in OpenAI's, TGI's, vLLM's or Databricks' form."""
 

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API on the wire: `POST /v1/responses`.
+"""OpenAI's Responses API on the wire: `/v1/responses`.
 
 Source: OpenAI's API reference (openai-openapi, CreateResponse and ResponseStreamEvent).
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+
+from schemas.openai import TokenLogprob
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -116,7 +118,7 @@ class OutputText(msgspec.Struct, frozen=True, tag="output_text"):
     """Text."""
 
     annotations: tuple[()] = ()
-    logprobs: tuple[()] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
     text: str = ""
 
 
@@ -214,10 +216,10 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     output: tuple[Output, ...] = ()
     parallel_tool_calls: bool
-    previous_response_id: None = None
+    previous_response_id: str | None = None
     reasoning: Reasoning
     service_tier: str
-    store: Literal[False] = False
+    store: bool = False
     temperature: float
     text: msgspec.Raw
     tool_choice: Any
@@ -227,3 +229,22 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | None = None
     user: str | None
     metadata: dict[str, str]
+    top_logprobs: int = 0
+
+
+class ItemList(msgspec.Struct, frozen=True):
+    """Answer of `/v1/responses/{id}/input_items`."""
+
+    data: tuple[dict[str, Any], ...]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: Literal["list"] = "list"
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    """Answer to a `DELETE` of a response."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True

@@ -8,9 +8,10 @@ from adapters.base import Outbound, Reply
 from adapters.databricks.dialects import Dialect
 from adapters.openai.outbound import is_chat, write_body
 from adapters.openai.remote import StreamReader, read_answer
+from adapters.openai.remote_embeddings import read_embeddings, write_embed
 from adapters.openai.remote_failures import remote_failure
 from schemas.errors import GatewayError
-from schemas.ir import Events, Generate
+from schemas.ir import Embed, Embeddings, Events, Generate
 
 
 class DatabricksClient:
@@ -22,8 +23,7 @@ class DatabricksClient:
     def encode(self, request: Generate) -> Outbound:
         """Write a request. The path names the endpoint, the body does not."""
         raw = {} if is_chat(request) else {"use_raw_prompt": True}
-        path = f"/serving-endpoints/{quote(request.model, safe='')}/invocations"
-        return Outbound(path, write_body(self._dialect, request, raw))
+        return Outbound(_path(request.model), write_body(self._dialect, request, raw))
 
     def decoder(self, request: Generate) -> StreamReader:
         """A reader for the streamed answer to `request`."""
@@ -33,6 +33,18 @@ class DatabricksClient:
         """The whole answer to `request`."""
         return read_answer(self._dialect, request, reply)
 
+    def encode_embed(self, request: Embed) -> Outbound:
+        """Write a request for vectors."""
+        return Outbound(_path(request.model), write_embed(self._dialect, request, {}, instruction=True))
+
+    def decode_embeddings(self, request: Embed, reply: Reply) -> Embeddings:
+        """The answer to a request for vectors."""
+        return read_embeddings(self._dialect, request, reply)
+
     def error(self, reply: Reply) -> GatewayError:
         """What a reply with an error status means."""
         return remote_failure(reply)
+
+
+def _path(endpoint: str) -> str:
+    return f"/serving-endpoints/{quote(endpoint, safe='')}/invocations"

@@ -40,6 +40,8 @@ def encode_answer(dialect: Dialect, request: Generate, answer: Completion, creat
 
 def encode_vectors(request: Embed, answer: Embeddings, id: str | UnsetType = UNSET) -> Reply:
     """The answer to a request for vectors."""
+    if answer.relayed is not None:
+        return Reply(answer.relayed)
     packed = request.encoding == "base64"
     data = tuple(
         wire.Embedding("embedding", index, _base64(vector) if packed else vector)

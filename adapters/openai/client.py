@@ -6,9 +6,10 @@ from adapters.base import Outbound, Reply
 from adapters.openai.dialects import Dialect
 from adapters.openai.outbound import write_request
 from adapters.openai.remote import StreamReader, read_answer
+from adapters.openai.remote_embeddings import read_embeddings, write_embed
 from adapters.openai.remote_failures import remote_failure
 from schemas.errors import GatewayError
-from schemas.ir import Events, Generate
+from schemas.ir import Embed, Embeddings, Events, Generate
 
 
 class OpenAIClient:
@@ -28,6 +29,14 @@ class OpenAIClient:
     def decode(self, request: Generate, reply: Reply) -> Events:
         """The whole answer to `request`."""
         return read_answer(self._dialect, request, reply)
+
+    def encode_embed(self, request: Embed) -> Outbound:
+        """Write a request for vectors."""
+        return Outbound("/embeddings", write_embed(self._dialect, request, {"model": request.model}))
+
+    def decode_embeddings(self, request: Embed, reply: Reply) -> Embeddings:
+        """The answer to a request for vectors."""
+        return read_embeddings(self._dialect, request, reply)
 
     def error(self, reply: Reply) -> GatewayError:
         """What a reply with an error status means."""

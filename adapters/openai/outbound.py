@@ -18,6 +18,7 @@ from adapters.openai.responses import OPERATION
 from schemas.errors import UnsupportedFeature
 from schemas.ir import (
     ChatPrompt,
+    Embed,
     Generate,
     Grammar,
     ImagePart,
@@ -76,7 +77,7 @@ def write_body(dialect: Dialect, request: Generate, named: dict[str, Any]) -> by
     return msgspec.json.encode(named | said)
 
 
-def is_of(dialect: Dialect, request: Generate) -> bool:
+def is_of(dialect: Dialect, request: Generate | Embed) -> bool:
     """Whether the client speaks as the remote does, so that what it sent can be passed on."""
     origin = request.origin
     same = origin is not None and (origin.protocol, origin.dialect) == (dialect.protocol, dialect.name)

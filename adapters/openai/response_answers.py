@@ -6,12 +6,15 @@ A stream ends with `response.completed` or `response.incomplete` if and only if 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from adapters.base import Headers, Reply
+from adapters.base import Headers, Record, Reply
 from adapters.fold import Kind, blocks
+from adapters.openai.logprobs import chat_logprobs
+from adapters.openai.stored import STORED, record
 from adapters.sse import guard
 from schemas import responses as wire
 from schemas.errors import BackendFailed, GatewayError, RateLimited, RequestError
@@ -24,10 +27,12 @@ from schemas.ir import (
     FinishReason,
     Generate,
     Started,
+    Token,
     ToolCall,
     ToolDelta,
     Usage,
 )
+from schemas.openai import TokenLogprob
 
 _json = msgspec.json.Encoder().encode
 _CUT = {FinishReason.LENGTH: "max_output_tokens", FinishReason.CONTENT_FILTER: "content_filter"}
@@ -37,7 +42,9 @@ def whole(request: Generate, answer: Completion, created: int) -> Reply:
     """The whole answer."""
     choice = answer.choices[0]
     said = _response(request, answer.model, created, output=_output(request, choice), usage=_usage(answer.usage))
-    return Reply(_json(_ended(said, choice.reason)))
+    said = _ended(said, choice.reason)
+    body = _json(said)
+    return Reply(body, record=_record(request, said, body))
 
 
 class ResponseWriter:
@@ -65,6 +72,9 @@ class ResponseWriter:
         self._late: list[tuple[Kind, str]] = []  # what came after a call, whose item cannot be left before it ends
         self._place: dict[str, Any] = {}
         self._reason = FinishReason.EOS
+        self._unscored: list[Token] = []  # those that no event has told yet
+        self._scores: tuple[TokenLogprob, ...] = ()  # the open item's
+        self.record: Record | None = None
 
     def feed(self, events: Events) -> bytes:
         """The events that say these events."""
@@ -79,6 +89,7 @@ class ResponseWriter:
             elif isinstance(event, Usage):
                 said = msgspec.structs.replace(self._now("completed"), usage=_usage(event))
                 ended = _ended(said, self._reason)
+                self.record = _record(self._request, ended, _json(ended))
                 out.append(self._event(f"response.{ended.status}", response=ended))
         return b"".join(out)
 
@@ -89,6 +100,8 @@ class ResponseWriter:
         return self._event("response.failed", response=said)
 
     def _delta(self, delta: Delta, out: list[bytes]) -> None:
+        if self._request.logprobs:
+            self._unscored += delta.tokens
         pieces: tuple[tuple[Kind, str], ...] = (
             ("reasoning", delta.reasoning),
             ("text", delta.text),
@@ -100,11 +113,17 @@ class ResponseWriter:
         for call in delta.tool_calls:
             self._called(call, out)
         if isinstance(delta, Finished):
-            self._close(out)
-            for kind, text in self._late:
-                self._text(kind, text, out)
-            self._close(out)
+            self._end(out)
             self._reason = delta.reason
+
+    def _end(self, out: list[bytes]) -> None:
+        if self._late:
+            self._close(out)
+        for kind, text in self._late:
+            self._text(kind, text, out)
+        if self._open == "text" and (rest := self._score(len(self._unscored))):  # of half a character, or of no text
+            out.append(self._event(f"{_TOLD['text']}.delta", **self._place, delta="", logprobs=rest))
+        self._close(out)
 
     def _text(self, kind: Kind, text: str, out: list[bytes]) -> None:
         if isinstance(self._open, int):
@@ -114,8 +133,15 @@ class ResponseWriter:
             self._begin(kind, out)
             out.append(self._event(_BEGAN[kind], **self._place, part=_part(kind, "")))
         self._said.append(text)
-        more = {"logprobs": ()} if kind == "text" else {}
+        more = {"logprobs": self._score(_covering(self._unscored, text))} if kind == "text" else {}
         out.append(self._event(f"{_TOLD[kind]}.delta", **self._place, delta=text, **more))
+
+    def _score(self, count: int) -> tuple[TokenLogprob, ...]:
+        """Tell the next tokens' log-probabilities, as the open text's."""
+        new = _logprobs(self._request, self._unscored[:count])
+        del self._unscored[:count]
+        self._scores += new
+        return new
 
     def _called(self, call: ToolDelta, out: list[bytes]) -> None:
         if self._open != call.index:
@@ -130,7 +156,7 @@ class ResponseWriter:
 
     def _begin(self, what: str | int, out: list[bytes]) -> None:
         self._close(out)
-        self._open, self._said = what, []
+        self._open, self._said, self._scores = what, [], ()
         place, item = len(self._output), self._item("in_progress")
         self._place = {"item_id": item.id, "output_index": place}
         if not isinstance(what, int):
@@ -146,9 +172,10 @@ class ResponseWriter:
             out.append(self._event(f"{_CALLED}.done", **self._place, arguments=text, name=self._call.name or ""))
         else:
             said = {"refusal": text} if kind == "refusal" else {"text": text}
-            more = {"logprobs": ()} if kind == "text" else {}
+            more = {"logprobs": self._scores} if kind == "text" else {}
             out.append(self._event(f"{_TOLD[kind]}.done", **self._place, **said, **more))
-            out.append(self._event(_BEGAN[kind].replace("added", "done"), **self._place, part=_part(kind, text)))
+            part = _part(kind, text, self._scores)
+            out.append(self._event(_BEGAN[kind].replace("added", "done"), **self._place, part=part))
         item = self._item("completed")
         out.append(self._event("response.output_item.done", output_index=len(self._output), item=item))
         self._output.append(item)
@@ -166,7 +193,9 @@ class ResponseWriter:
             thoughts = (wire.ReasoningText(text),) if done else ()
             return wire.Thought(id=_item_id("rs", self._request, place), status=status, content=thoughts)
         id = _item_id("msg", self._request, place)
-        return _message(id, status, _part(str(kind), text)) if done else wire.Message(id=id, status=status)
+        return (
+            _message(id, status, _part(str(kind), text, self._scores)) if done else wire.Message(id=id, status=status)
+        )
 
     def _now(self, status: str) -> wire.Response:
         said = _response(self._request, self._model, self._created, output=tuple(self._output))
@@ -190,10 +219,34 @@ _TOLD = {"text": "response.output_text", "refusal": "response.refusal", "reasoni
 _BEGAN = dict.fromkeys(_TOLD, "response.content_part.added")
 
 
-def _part(kind: str, text: str) -> wire.OutputText | wire.Refusal | wire.ReasoningText:
+def _part(
+    kind: str, text: str, scores: tuple[TokenLogprob, ...] = ()
+) -> wire.OutputText | wire.Refusal | wire.ReasoningText:
     if kind == "refusal":
         return wire.Refusal(text)
-    return wire.ReasoningText(text) if kind == "reasoning" else wire.OutputText(text=text)
+    return wire.ReasoningText(text) if kind == "reasoning" else wire.OutputText(text=text, logprobs=scores)
+
+
+def _covering(tokens: Sequence[Token], text: str) -> int:
+    """How many of the tokens a text is made of; those without text belong to the next one that has some."""
+    size, count = len(text), 0
+    for token in tokens:
+        if size <= 0:
+            break
+        count += 1
+        size -= 0 if token.special else len(token.text)
+    return count
+
+
+def _logprobs(request: Generate, tokens: Sequence[Token]) -> tuple[TokenLogprob, ...]:
+    told = chat_logprobs(tokens, request.top_logprobs) if request.logprobs else None
+    return (told.content or ()) if told is not None else ()
+
+
+def _record(request: Generate, said: wire.Response, body: bytes) -> Record | None:
+    """What is to be kept of an answer, if anything is."""
+    items = request.hints.get(STORED)
+    return None if items is None else record(said.id, body, items)
 
 
 def _message(id: str, status: str, part: wire.OutputText | wire.Refusal | wire.ReasoningText) -> wire.Message:
@@ -207,8 +260,10 @@ def _item_id(prefix: str, request: Generate, place: int) -> str:
 
 def _output(request: Generate, choice: Choice) -> tuple[wire.Output, ...]:
     items: list[wire.Output] = []
+    unscored = choice.tokens if request.logprobs else ()
+    said = list(blocks(choice))
     calls = 0
-    for place, block in enumerate(blocks(choice)):
+    for place, block in enumerate(said):
         if isinstance(block, ToolCall):
             id, call_id = _item_id("fc", request, place), block.id or _item_id("call", request, calls)
             call = wire.FunctionCall(
@@ -216,11 +271,16 @@ def _output(request: Generate, choice: Choice) -> tuple[wire.Output, ...]:
             )
             items.append(call)
             calls += 1
-        elif block[0] == "reasoning":
-            thoughts = (wire.ReasoningText(block[1]),)
+            continue
+        kind, text = block
+        if kind == "reasoning":
+            thoughts = (wire.ReasoningText(text),)
             items.append(wire.Thought(id=_item_id("rs", request, place), status="completed", content=thoughts))
-        else:
-            items.append(_message(_item_id("msg", request, place), "completed", _part(*block)))
+            continue
+        count = len(unscored) if place == len(said) - 1 else _covering(unscored, text)
+        scores = _logprobs(request, unscored[:count]) if kind == "text" else ()
+        unscored = unscored[count:]
+        items.append(_message(_item_id("msg", request, place), "completed", _part(kind, text, scores)))
     return tuple(items)
 
 
@@ -250,8 +310,10 @@ def _response(
         model=model,
         output=output,
         parallel_tool_calls=request.parallel_tool_calls is not False,
+        previous_response_id=told.get("previous_response_id"),
         reasoning=wire.Reasoning(request.hints.get("reasoning_effort")),
         service_tier="default",
+        store=STORED in request.hints,
         temperature=1.0 if sampling.temperature is None else sampling.temperature,
         text=_raw(asked, "text", b'{"format":{"type":"text"}}'),
         tool_choice=told.get("tool_choice") or "auto",
@@ -261,10 +323,11 @@ def _response(
         usage=usage,
         user=request.user,
         metadata=told.get("metadata") or {},
+        top_logprobs=request.top_logprobs,
     )
 
 
-_TOLD_AGAIN = ("instructions", "tool_choice", "metadata")
+_TOLD_AGAIN = ("instructions", "tool_choice", "metadata", "previous_response_id")
 
 
 def _raw(asked: dict[str, msgspec.Raw], name: str, otherwise: bytes) -> msgspec.Raw:

@@ -1,14 +1,17 @@
-"""Bodies of `/v1/responses` to the internal form. Nothing is stored: each request carries its whole conversation."""
+"""Bodies of `/v1/responses` to the internal form, with the conversation that they go on from (`stored`)."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import msgspec
 
 from adapters.base import Call
 from adapters.openai.checks import empty, missing, not_one_of, out_of_bounds, refused, too_long
 from adapters.openai.decode import SMALLEST_NUCLEUS
 from adapters.openai.dialects import Bound, Dialect
 from adapters.openai.messages import image_part
+from adapters.openai.stored import STORED, conversation, own_items
 from schemas import responses as wire
 from schemas.errors import UnsupportedFeature
 from schemas.ir import (
@@ -29,10 +32,17 @@ from schemas.ir import (
 OPERATION = "responses"
 """The route's name."""
 
-_BOUNDS = (Bound("temperature", 0, 2), Bound("top_p", 0, 1), Bound("max_output_tokens", 1), Bound("max_tool_calls", 1))
+_BOUNDS = (
+    Bound("temperature", 0, 2),
+    Bound("top_p", 0, 1),
+    Bound("max_output_tokens", 1),
+    Bound("max_tool_calls", 1),
+    Bound("top_logprobs", 0, 20),
+)
 _ROLES = ("system", "developer", "user", "assistant")
-_STORED = ("previous_response_id", "conversation", "background", "prompt")
-_INCLUDABLE = ("reasoning.encrypted_content",)
+_NOT_KEPT = ("conversation", "background", "prompt")
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDABLE = ("reasoning.encrypted_content", _LOGPROBS)
 
 
 def response(
@@ -48,11 +58,17 @@ def response(
     if len(tools) > dialect.max_tools:
         raise too_long("tools", dialect.max_tools, len(tools))
     reasoning = given.reasoning or wire.Reasoning()
-    hints = {"reasoning_effort": reasoning.effort, "metadata": given.metadata, "service_tier": given.service_tier}
+    before = conversation(call, given.previous_response_id)
+    hints = {
+        "reasoning_effort": reasoning.effort,
+        "metadata": given.metadata,
+        "service_tier": given.service_tier,
+        STORED: _items(before, origin, call) if given.store is not False and call.records is not None else None,
+    }
     return Generate(
         id=call.id,
         model=given.model or "",
-        prompts=(_conversation(given),),
+        prompts=(_conversation(given, msgspec.convert(before, tuple[wire.Item, ...])),),
         sampling=Sampling(
             do_sample=True,
             temperature=given.temperature,
@@ -62,6 +78,8 @@ def response(
         stream=bool(given.stream),
         stream_usage=True,
         raw_prompt=False,
+        logprobs=_LOGPROBS in (given.include or ()),
+        top_logprobs=given.top_logprobs or 0,
         tools=tools,
         tool_choice=_choice(given.tool_choice, tools),
         parallel_tool_calls=given.parallel_tool_calls,
@@ -80,9 +98,9 @@ def _check(given: wire.ResponseRequest) -> None:
         value = getattr(given, bound.name)
         if value is not None and not bound.holds(value):
             raise out_of_bounds(bound, value)
-    for field in _STORED:
+    for field in _NOT_KEPT:
         if getattr(given, field):
-            message = f"The '{field}' parameter is not supported: responses are not stored here."
+            message = f"The '{field}' parameter is not supported."
             raise UnsupportedFeature(message, feature=field, param=field)
     if given.truncation not in (None, "disabled"):
         message = "The 'truncation' parameter must be 'disabled': a conversation is never cut."
@@ -90,15 +108,21 @@ def _check(given: wire.ResponseRequest) -> None:
     for name in given.include or ():
         if name not in _INCLUDABLE:
             raise UnsupportedFeature(f"'{name}' cannot be included.", feature="include", param="include")
-    if given.top_logprobs:
-        message = "The 'top_logprobs' parameter is not supported here yet."
-        raise UnsupportedFeature(message, feature="top_logprobs", param="top_logprobs")
 
 
-def _conversation(given: wire.ResponseRequest) -> ChatPrompt:
+def _items(before: list[dict[str, Any]], origin: Origin, call: Call) -> bytes:
+    """The JSON of all items that the answer will answer."""
+    return msgspec.json.encode(before + own_items(msgspec.json.decode(origin.body)["input"], call.id))
+
+
+def _conversation(given: wire.ResponseRequest, before: tuple[wire.Item, ...]) -> ChatPrompt:
+    """The messages. What an earlier request's instructions were does not hold any more."""
     messages: list[Message] = []
     if given.instructions:
         messages.append(Message("system", given.instructions))
+    for item in before:
+        if (message := _item(item, "previous_response_id")) is not None:
+            messages.append(_joined(messages, message))
     if isinstance(given.input, str):
         messages.append(Message("user", given.input))
         return ChatPrompt(tuple(messages))

@@ -17,11 +17,14 @@ from adapters.openai.embeddings import embedding
 from adapters.openai.failures import failure_body, failure_reply
 from adapters.openai.response_answers import ResponseWriter, whole
 from adapters.openai.responses import OPERATION, response
+from adapters.openai.stored import delete, list_items, retrieve
 from adapters.openai.stream import Frame, StreamWriter
 from schemas import openai as wire
 from schemas.errors import GatewayError, InternalError
 from schemas.ir import Completion, Embed, Embeddings, Generate, Origin, Tokenize, Tokens
-from schemas.responses import Response, ResponseRequest
+from schemas.responses import Deleted, ItemList, Response, ResponseRequest
+
+_STORED = {"response": retrieve, "forget": delete, "input_items": list_items}
 
 
 def stream_writer(dialect: Dialect, request: Generate, created: int, failure: Frame) -> StreamWriter:
@@ -74,6 +77,16 @@ class OpenAIServer:
             answer=Response,
             streams=True,
             example={"model": "{model}", "input": "What is the capital of France?"},
+        ),
+        Route("GET", "/v1/responses/{id}", "response", "describe", "Tell a stored response again", answer=Response),
+        Route("DELETE", "/v1/responses/{id}", "forget", "describe", "Delete a stored response", answer=Deleted),
+        Route(
+            "GET",
+            "/v1/responses/{id}/input_items",
+            "input_items",
+            "describe",
+            "List what a stored response answers",
+            answer=ItemList,
         ),
         Route(
             "POST",
@@ -130,7 +143,9 @@ class OpenAIServer:
         raise InternalError
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:  # noqa: ARG002
-        """The model list, or one of it."""
+        """The model list, one of it, or a stored response."""
+        if route.name in _STORED:
+            return _STORED[route.name](call)
         return (list_models if route.name == "models" else retrieve_model)(self._dialect, call)
 
     def error(self, error: GatewayError, request: Generate | None = None) -> Reply:

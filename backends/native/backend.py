@@ -23,6 +23,7 @@ from backends.native.messages import Ready
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.multimodal.prompts import ImagePrompts, images_of
 from backends.native.options import NativeOptions
+from backends.native.recipe import PLAIN, Recipe, RecipeError, read_recipe
 from backends.native.text import TextCodec
 from backends.native.tools import offered, tool_grammar
 from backends.prompts import as_asked
@@ -67,6 +68,7 @@ class NativeBackend:
         self.name = name
         self.capabilities = Capabilities()
         self._options = msgspec.convert(options or {}, NativeOptions)
+        self._recipe = PLAIN
         self._text: TextCodec | None = None
         self._grammars: GrammarCheck | None = None
         self._images: ImagePrompts | None = None
@@ -103,9 +105,10 @@ class NativeBackend:
                 self._folder.mkdir(mode=0o700)
             if self._process is not None:
                 await self._process.start()
+            self._recipe = _recipe(self._options.model)
             self._text = text = await self._load_text()
             ready = await self._link.start()
-            grammars = text.grammars(ready.vocab_size, ready.eos_token_ids)
+            grammars = text.grammars(ready.vocab_size, ready.eos_token_ids) if ready.generates else None
             self._grammars = None if grammars is None else GrammarCheck(grammars)
             if ready.images:
                 self._images = await asyncio.to_thread(ImagePrompts.load, self._options.model, self._options.images)
@@ -144,9 +147,9 @@ class NativeBackend:
             self._link.release(exchange)
 
     async def embed(self, request: Embed) -> Embeddings:
-        """The means of the model's last hidden states."""
+        """Vectors as the model's folder wants them made; if it says nothing, the mean of the last hidden states."""
         text, ready = self._parts()
-        return await embedding.embed(request, self._link, text, ready)
+        return await embedding.embed(request, self._link, text, ready, self._recipe)
 
     async def tokenize(self, request: Tokenize) -> Tokens:
         """The prompt's tokens."""
@@ -166,7 +169,7 @@ class NativeBackend:
         return EngineState(
             running=pong.running,
             waiting=pong.waiting,
-            kv_usage=1 - pong.free_blocks / max(1, pong.total_blocks),
+            kv_usage=1 - pong.free_blocks / pong.total_blocks if pong.total_blocks else 0.0,
             preemptions=pong.preemptions,
             prefix_queries=pong.prefix_queries,
             prefix_hits=pong.prefix_hits,
@@ -226,7 +229,7 @@ class NativeBackend:
 
     async def _load_text(self) -> TextCodec:
         try:
-            return await asyncio.to_thread(TextCodec.load, self._options.model)
+            return await asyncio.to_thread(TextCodec.load, str(Path(self._options.model, self._recipe.folder)))
         except (OSError, ValueError) as error:
             raise BackendUnavailable(f"There is no usable tokenizer in {self._options.model}.") from error
 
@@ -234,6 +237,13 @@ class NativeBackend:
         if self._text is None or self._link.known is None:
             raise BackendUnavailable("The engine is not ready.", retry_after=1.0)
         return self._text, self._link.known
+
+
+def _recipe(model: str) -> Recipe:
+    try:
+        return read_recipe(model) or PLAIN
+    except RecipeError as error:
+        raise BackendUnavailable(str(error)) from None
 
 
 def _source(request: Generate) -> str | None:
@@ -249,6 +259,7 @@ def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilit
     }
     return Capabilities(
         features=_FEATURES | {feature for feature, able in can.items() if able},
+        generates=ready.generates,
         embeddings=ready.embedding_size > 0,
         tokenize=True,
         context_length=ready.context_length,

@@ -1,13 +1,19 @@
-"""One request for vectors on its way through the engine. Vectors have length 1, whatever their dimensions."""
+"""One request for vectors on its way through the engine.
+
+A vector that is to be shorter than the model's is cut, and has length 1 again if the model's have.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import hypot
 
+from msgspec.structs import replace
+
 from backends.native.answer import check_ids, raise_failure
 from backends.native.link import EngineLink
 from backends.native.messages import Ready, Submit
+from backends.native.recipe import Recipe
 from backends.native.text import TextCodec
 from backends.prompts import fit
 from schemas.errors import InvalidRequest, UnsupportedFeature
@@ -17,7 +23,7 @@ _AT_ONCE = 256
 """Texts that the engine is given at a time, so that one request leaves room in its queue."""
 
 
-async def embed(request: Embed, link: EngineLink, text: TextCodec, ready: Ready) -> Embeddings:
+async def embed(request: Embed, link: EngineLink, text: TextCodec, ready: Ready, recipe: Recipe) -> Embeddings:
     """One vector per input.
 
     Raises:
@@ -30,24 +36,31 @@ async def embed(request: Embed, link: EngineLink, text: TextCodec, ready: Ready)
     if size > ready.embedding_size:
         message = f"The model '{request.model}' makes vectors of at most {ready.embedding_size} dimensions."
         raise InvalidRequest(message, param="dimensions")
-    prompts = [await text.encode(_instructed(prompt, request.instruction)) for prompt in request.inputs]
-    for ids in prompts:
+    prompt = recipe.prompt(request.instruction)
+    unpooled = 0 if recipe.include_prompt or not prompt else await text.leading(_lowered(prompt, recipe))
+    inputs = [await text.encode(_prompted(given, prompt, recipe)) for given in request.inputs]
+    for ids in inputs:
         check_ids("input", ids, ready.vocab_size)
         fit(len(ids), 0, ready.context_length)
-    vectors = [
-        _unit(vector[:size])
-        for start in range(0, len(prompts), _AT_ONCE)
-        for vector in await _vectors(prompts[start : start + _AT_ONCE], link)
+    submits = [
+        Submit(0, ids, 0, pool=True, unpooled=unpooled if isinstance(given, TextPrompt) else 0)
+        for given, ids in zip(request.inputs, inputs, strict=True)
     ]
-    return Embeddings(request.model, tuple(vectors), Usage(sum(map(len, prompts)), 0))
+    unit = recipe.normalize and size < ready.embedding_size
+    vectors = [
+        _unit(vector[:size]) if unit else vector[:size]
+        for start in range(0, len(submits), _AT_ONCE)
+        for vector in await _vectors(submits[start : start + _AT_ONCE], link)
+    ]
+    return Embeddings(request.model, tuple(vectors), Usage(sum(map(len, inputs)), 0))
 
 
-async def _vectors(prompts: Sequence[tuple[int, ...]], link: EngineLink) -> Iterator[tuple[float, ...]]:
-    numbers = link.reserve(len(prompts))
-    exchange = link.submit([Submit(seq, ids, 0, pool=True) for seq, ids in zip(numbers, prompts, strict=True)])
+async def _vectors(submits: Sequence[Submit], link: EngineLink) -> Iterator[tuple[float, ...]]:
+    numbers = link.reserve(len(submits))
+    exchange = link.submit([replace(submit, seq=seq) for seq, submit in zip(numbers, submits, strict=True)])
     found: dict[int, tuple[float, ...]] = {}
     try:
-        while len(found) < len(prompts):
+        while len(found) < len(submits):
             for output in await exchange.outputs():
                 raise_failure(output)
                 found[output.seq] = output.vector
@@ -56,11 +69,13 @@ async def _vectors(prompts: Sequence[tuple[int, ...]], link: EngineLink) -> Iter
     return (found[seq] for seq in numbers)
 
 
-def _instructed(prompt: TextPrompt | TokensPrompt, instruction: str | None) -> TextPrompt | TokensPrompt:
-    """The input after what is to be done with it; token ids are used as they are."""
-    if not instruction or isinstance(prompt, TokensPrompt):
-        return prompt
-    return TextPrompt(f"{instruction} {prompt.text}")
+def _prompted(given: TextPrompt | TokensPrompt, prompt: str, recipe: Recipe) -> TextPrompt | TokensPrompt:
+    """The input after what the model wants to stand before it; token ids are used as they are."""
+    return given if isinstance(given, TokensPrompt) else TextPrompt(_lowered(prompt + given.text, recipe))
+
+
+def _lowered(text: str, recipe: Recipe) -> str:
+    return text.lower() if recipe.lower_case else text
 
 
 def _unit(vector: tuple[float, ...]) -> tuple[float, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 
 import structlog
@@ -179,10 +180,9 @@ class EngineLink:
                     self._channel.kill()
                     return
                 self._send(Ping(next(self._pings)))
-            try:
-                await asyncio.wait_for(lost.wait(), self._heartbeat)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):  # not `wait_for`, which before Python 3.12 may swallow a cancellation
+                async with asyncio.timeout(self._heartbeat):
+                    await lost.wait()
 
     def _deliver(self, message: FromEngine) -> None:
         self._unheard = 0

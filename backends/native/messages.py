@@ -65,7 +65,8 @@ class Submit(Message, frozen=True):
     `max_new_tokens` is resolved and fits the context. `stop_token_ids` end the choice with reason STOP_TOKEN,
     `eos_token_ids` with EOS; neither is heeded before `min_new_tokens`. `top_logprobs` -1: no logprobs at all.
     `prompt_logprobs` -1: none for the prompt. A greater `priority` goes first. `grammar` is what may be generated, in
-    llguidance's words. `pool` asks for the prompt's vector, and with `max_new_tokens` 0 for nothing else.
+    llguidance's words. `pool` asks for the prompt's vector, and with `max_new_tokens` 0 for nothing else; its first
+    `unpooled` tokens do not count in it.
     """
 
     seq: int
@@ -81,6 +82,7 @@ class Submit(Message, frozen=True):
     grammar: str | None = None
     features: tuple[Feature, ...] = ()
     pool: bool = False
+    unpooled: int = 0
 
 
 class Cancel(Message, frozen=True):
@@ -108,7 +110,7 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a sequence gained in a step. `prompt` comes with the first output if it was asked for, one entry a prompt
     token, the first one's logprob None. `error` ends the sequence instead of `reason`; if `overloaded`, it was never
-    begun for want of room and may be submitted again. `vector` is the mean of the prompt's last hidden states.
+    begun for want of room and may be submitted again. `vector` is what was made of the prompt's last hidden states.
     """
 
     seq: int
@@ -151,7 +153,9 @@ class Loading(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """Engine: the model is loaded; sent first on every connection made after that. `embedding_size` 0: no vectors."""
+    """Engine: the model is loaded; sent first on every connection made after that. `embedding_size` 0: no vectors;
+    not `generates`: nothing else.
+    """
 
     context_length: int
     vocab_size: int
@@ -162,6 +166,7 @@ class Ready(Message, frozen=True):
     max_sequences: int
     images: bool = False
     embedding_size: int = 0
+    generates: bool = True
 
 
 class Failed(Message, frozen=True):

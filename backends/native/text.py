@@ -111,6 +111,11 @@ class TextCodec:
             ids = await self._run(len(said), lambda tokenizer: _encode_chat(tokenizer, turns, tools, sanitize))
         return ids[-truncate:] if truncate else ids
 
+    async def leading(self, text: str) -> int:
+        """How many of a longer text's tokens `text` is, if it stands first: an end token of its own does not count."""
+        ids = await self.encode(TextPrompt(text))
+        return len(ids) - (ids[-1] in self._tokenizer.all_special_ids)
+
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> Tokens:
         """A prompt's tokens and where in its text they are; of chats and ids the text is put together from tokens."""
         if isinstance(prompt, TextPrompt) and self._tokenizer.is_fast:

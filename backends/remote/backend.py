@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from adapters.base import ClientAdapter, Headers, Outbound, Reply, StreamDecoder
+from adapters.base import ClientAdapter, EmbeddingClient, Headers, Outbound, Reply, StreamDecoder
 from backends.base import Capabilities, Feature, Health
 from backends.remote.breaker import Breaker
 from backends.remote.options import RemoteOptions
@@ -32,6 +32,9 @@ from schemas.errors import (
 )
 from schemas.ir import Embed, Embeddings, Events, Generate, Tokenize, Tokens, Usage
 
+T = TypeVar("T")
+R = TypeVar("R", Generate, Embed)
+
 
 class RemoteBackend:
     """Answers with a server elsewhere.
@@ -42,6 +45,7 @@ class RemoteBackend:
         faces: paths below the URL and what speaks there; a request goes through the first that can say it.
         features: what they can say.
         health: the path of a GET that shows whether it lives.
+        embeddings: the face that asks for vectors, below no path; None if there are none to be had.
 
     Raises:
         msgspec.ValidationError: the options are wrong.
@@ -55,10 +59,12 @@ class RemoteBackend:
         faces: Sequence[tuple[str, ClientAdapter]],
         features: frozenset[Feature],
         health: str,
+        embeddings: EmbeddingClient | None = None,
     ) -> None:
         self.name = name
         self._options = msgspec.convert(options, RemoteOptions)
         self._faces = faces
+        self._embeddings = embeddings
         self._health_path = health
         self._retrier = Retrier(self._options.retries)
         self._breaker = Breaker(self._options.failures)
@@ -69,6 +75,7 @@ class RemoteBackend:
         offered = self._options.features
         self.capabilities = Capabilities(
             features=features if offered is None else features & offered,
+            embeddings=embeddings is not None,
             context_length=self._options.context_length,
         )
 
@@ -101,8 +108,19 @@ class RemoteBackend:
         return Health("loading") if self._watch is None else self._watch.health
 
     async def embed(self, request: Embed) -> Embeddings:
-        """Not yet."""
-        raise UnsupportedFeature(f"The model '{request.model}' does not make embeddings.", feature="embeddings")
+        """Ask it for vectors."""
+        face = self._embeddings
+        if face is None:
+            raise UnsupportedFeature(f"The model '{request.model}' does not make embeddings.", feature="embeddings")
+        request = self._named(request)
+        outbound = face.encode_embed(request)
+        deadline = asyncio.get_running_loop().time() + self._options.timeouts.whole
+        try:
+            reply = await self._retrier.run(lambda: self._watched(self._ask(outbound, deadline)), deadline)
+            self._breaker.succeeded()
+            return face.decode_embeddings(request, reply)
+        except GatewayError as error:
+            raise self._clean(error) from None
 
     async def tokenize(self, request: Tokenize) -> Tokens:
         """Its tokenizer is out of reach."""
@@ -116,7 +134,7 @@ class RemoteBackend:
         deadline = asyncio.get_running_loop().time() + (timeouts.first_token if request.stream else timeouts.whole)
         try:
             response, decoder, events = await self._retrier.run(
-                lambda: self._attempt(face, request, outbound, deadline), deadline
+                lambda: self._watched(self._open(face, request, outbound, deadline)), deadline
             )
         except GatewayError as error:
             raise self._clean(error) from None
@@ -133,7 +151,7 @@ class RemoteBackend:
         finally:
             response.close()
 
-    def _named(self, request: Generate) -> Generate:
+    def _named(self, request: R) -> R:
         model = self._options.models.get(request.model)
         return request if model is None else msgspec.structs.replace(request, model=model)
 
@@ -150,14 +168,27 @@ class RemoteBackend:
         assert refusal is not None
         raise refusal
 
-    async def _attempt(
-        self, face: ClientAdapter, request: Generate, outbound: Outbound, deadline: float
-    ) -> tuple[Response, StreamDecoder, Events]:
+    async def _watched(self, attempt: Awaitable[T]) -> T:
+        """An attempt, whose failure counts."""
         try:
-            return await self._open(face, request, outbound, deadline)
+            return await attempt
         except GatewayError as error:
             self._breaker.failed(error)
             raise
+
+    async def _ask(self, outbound: Outbound, deadline: float) -> Reply:
+        """Ask once, for an answer that comes whole."""
+        if self._transport is None:
+            raise BackendUnavailable("The backend was not started.")
+        response = await self._transport.exchange(outbound, deadline)
+        try:
+            reply = await response.reply(deadline)
+        finally:
+            response.close()
+        if reply.status != 200:
+            self._breaker.replied(reply.status)
+            raise _refusal(self._faces[0][1], reply)
+        return reply
 
     async def _open(
         self, face: ClientAdapter, request: Generate, outbound: Outbound, deadline: float

@@ -15,7 +15,7 @@ from adapters import databricks as _databricks
 from adapters import openai as _openai
 from adapters import tgi as _tgi
 from adapters import triton as _triton
-from adapters.base import Adapter, ClientAdapter
+from adapters.base import Adapter, ClientAdapter, EmbeddingClient
 from backends.base import Feature
 from backends.remote.backend import RemoteBackend
 from backends.remote.options import RemoteOptions
@@ -42,11 +42,13 @@ class Kind:
         faces: what it speaks, what tells the most first.
         features: what its protocols can say.
         health: a path that it answers quickly, below its URL.
+        embeddings: whether its first face is asked for vectors.
     """
 
     faces: tuple[Face, ...]
     features: frozenset[Feature]
     health: str
+    embeddings: bool = False
 
     def __call__(self, name: str, options: Mapping[str, Any]) -> RemoteBackend:
         """A backend of this kind.
@@ -55,7 +57,9 @@ class Kind:
             msgspec.ValidationError: the options are wrong.
         """
         faces = [(face.prefix, face.client()) for face in self.faces]
-        return RemoteBackend(name, options, faces=faces, features=self.features, health=self.health)
+        vectors = faces[0][1] if self.embeddings else None
+        assert vectors is None or isinstance(vectors, EmbeddingClient)
+        return RemoteBackend(name, options, faces=faces, features=self.features, health=self.health, embeddings=vectors)
 
     Options = RemoteOptions
 
@@ -71,7 +75,7 @@ def _v1(dialect: str) -> Face:
     return Face(_openai.ADAPTER, dialect, "/v1")
 
 
-openai = Kind((Face(_openai.ADAPTER, "openai"),), _COMPLETIONS, "/models")
+openai = Kind((Face(_openai.ADAPTER, "openai"),), _COMPLETIONS, "/models", embeddings=True)
 mindie_openai = Kind((Face(_openai.ADAPTER, "mindie-openai"),), _CHATS, "/models")
 tgi = Kind((Face(_tgi.ADAPTER, "tgi"), _v1("openai")), _TGI, "/health")
 tgi_09 = Kind((Face(_tgi.ADAPTER, "tgi-0.9"),), _TGI - {Feature.CHAT, Feature.TOOLS}, "/health")
@@ -83,4 +87,6 @@ mindie_triton = Kind(
 anthropic = Kind(
     (Face(_anthropic.ADAPTER, "anthropic"),), frozenset({Feature.CHAT, Feature.TOOLS, Feature.IMAGES}), "/v1/models"
 )
-databricks = Kind((Face(_databricks.ADAPTER, "databricks"),), _COMPLETIONS, "/api/2.0/serving-endpoints")
+databricks = Kind(
+    (Face(_databricks.ADAPTER, "databricks"),), _COMPLETIONS, "/api/2.0/serving-endpoints", embeddings=True
+)

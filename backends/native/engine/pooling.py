@@ -1,4 +1,5 @@
-"""Vectors for texts: the mean of the last hidden states of a prompt, as they are given to the model's output layer.
+"""Vectors from models that write text: the mean of a prompt's last hidden states, as they are given to the model's
+output layer, of length 1.
 
 Works beside the packed tier only, whose one forward a step says which rows are whose. The output layer must be run, not
 replayed from a graph, in the steps of sequences that want a vector.
@@ -11,6 +12,7 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from torch import Tensor
+from torch.nn import functional
 
 from backends.native.engine.runner import Runner
 from backends.native.engine.sequence import Sequence, Work
@@ -49,5 +51,5 @@ class HiddenStates:
 
 
 def mean(sequence: Sequence) -> tuple[float, ...]:
-    """The vector of a sequence whose prompt was run."""
-    return tuple((sequence.hidden_sum / len(sequence.request.prompt)).tolist())
+    """The vector of a sequence whose prompt was run: a sum's direction is the mean's."""
+    return tuple(functional.normalize(sequence.hidden_sum, dim=0).tolist())

@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from backends.native.messages import FromEngine, ToEngine
-
-if TYPE_CHECKING:  # brings torch, which the engine process imports only once its socket is there
-    from backends.native.engine.loop import Engine
+from backends.native.messages import FromEngine, Pong, Step, ToEngine
 
 Letter = tuple[int, ToEngine | None]
 Inbox = SimpleQueue[Letter]
@@ -23,7 +20,28 @@ Send = Callable[[int, FromEngine], None]
 _NOBODY = -1
 
 
-def serve(engine: Engine, inbox: Inbox, send: Send, stopping: Event) -> None:
+class Steps(Protocol):
+    """An engine: `loop.Engine` or `encoder.EncoderEngine`."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` would do or tell anything."""
+        ...
+
+    def handle(self, connection: int, message: ToEngine) -> Pong | None:
+        """Take a worker's message; the answer to a `Ping` is returned."""
+        ...
+
+    def disconnect(self, connection: int) -> None:
+        """Free all that a worker asked for that is gone."""
+        ...
+
+    def step(self) -> dict[int, Step]:
+        """Run one step: what each connection is told."""
+        ...
+
+
+def serve(engine: Steps, inbox: Inbox, send: Send, stopping: Event) -> None:
     """Run until `stopping` is set; the step in progress is finished and told."""
     while not stopping.is_set():
         _take(engine, inbox, send)
@@ -38,7 +56,7 @@ def stop(inbox: Inbox, stopping: Event) -> None:
     inbox.put((_NOBODY, None))
 
 
-def _take(engine: Engine, inbox: Inbox, send: Send) -> None:
+def _take(engine: Steps, inbox: Inbox, send: Send) -> None:
     """Take what has arrived; wait for it if there is nothing else to do. What arrives meanwhile waits a step."""
     for _ in range(inbox.qsize() if engine.busy else max(1, inbox.qsize())):
         connection, message = inbox.get()

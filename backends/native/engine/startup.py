@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -11,20 +12,24 @@ import torch
 
 from backends.native.engine.blocks import BlockPool
 from backends.native.engine.cache_runner import CacheRunner
+from backends.native.engine.encoder import EncoderEngine
 from backends.native.engine.grammar import Compiler
 from backends.native.engine.kv_cache import KVCache
 from backends.native.engine.loop import Engine
 from backends.native.engine.machine import available_memory, physical_cores
 from backends.native.engine.options import EngineOptions
 from backends.native.engine.packed_linear import pack_linears
+from backends.native.engine.pooled import Pooler
 from backends.native.engine.pooling import HiddenStates
 from backends.native.engine.runner import PackedRunner, Runner
 from backends.native.engine.scheduler import Scheduler
 from backends.native.engine.selfcheck import why_not_packed
 from backends.native.engine.sequence import Sequence, Work
-from backends.native.engine.weights import LoadedModel, LoadError, load
+from backends.native.engine.serving import Steps
+from backends.native.engine.weights import LoadedModel, LoadError, is_encoder, load, load_encoder
 from backends.native.messages import Loading, Ready, Submit
 from backends.native.multimodal.profiling import make_embedder
+from backends.native.recipe import PLAIN, Recipe, RecipeError, read_recipe
 
 log = structlog.get_logger()
 Report = Callable[[Loading], None]
@@ -42,7 +47,7 @@ _SMALL_PARAMETERS = 8_000_000
 _TOLD = ("tier", "device", "dtype", "context_length", "max_sequences")
 
 
-def load_engine(options: EngineOptions, report: Report) -> tuple[Engine, Ready]:
+def load_engine(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
     """An engine ready to step, and the announcement of it.
 
     Args:
@@ -54,6 +59,19 @@ def load_engine(options: EngineOptions, report: Report) -> tuple[Engine, Ready]:
     """
     _check(options)
     report(Loading(0.0, "weights"))
+    try:
+        recipe = read_recipe(options.model)
+    except RecipeError as error:
+        raise LoadError(str(error)) from None
+    folder = str(Path(options.model, recipe.folder if recipe else ""))
+    encodes = recipe is not None or is_encoder(folder)
+    made = _encoder(folder, recipe or PLAIN, options) if encodes else _generator(options, report)
+    log.info("engine.started", model=options.model, **{name: getattr(made[1], name) for name in _TOLD})
+    return made
+
+
+def _generator(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
+    """An engine that writes text, over a paged cache if it can."""
     loaded = load(options.model, options.dtype, options.device)
     torch.set_num_threads(options.threads or _threads(loaded.model))
     report(Loading(0.6, "self-check"))
@@ -61,9 +79,37 @@ def load_engine(options: EngineOptions, report: Report) -> tuple[Engine, Ready]:
     report(Loading(0.8, "cache"))
     with torch.inference_mode():
         runner, blocks = _packed(loaded, options) if packed else _cached(loaded, options)
-    engine, ready = _assemble(loaded, options, runner, blocks)
-    log.info("engine.started", model=options.model, blocks=blocks, **{n: getattr(ready, n) for n in _TOLD})
-    return engine, ready
+    return _assemble(loaded, options, runner, blocks)
+
+
+def _encoder(folder: str, recipe: Recipe, options: EngineOptions) -> tuple[Steps, Ready]:
+    """An engine that makes vectors and nothing else."""
+    loaded = load_encoder(folder, options.dtype, options.device)
+    torch.set_num_threads(options.threads or _threads(loaded.model))
+    pooler = Pooler(recipe, options.model, loaded.config.hidden_size, loaded.model.device)
+    context = min(_context(loaded, options), recipe.max_length or loaded.context_length)
+    engine = EncoderEngine(
+        loaded.model,
+        pooler,
+        vocab_size=loaded.vocab_size,
+        context_length=context,
+        step_tokens=options.step_tokens,
+        max_sequences=options.max_sequences,
+        max_waiting=options.max_waiting,
+    )
+    return engine, _announced(loaded, options, context, tier="encoder", embedding_size=pooler.size, generates=False)
+
+
+def _announced(loaded: LoadedModel, options: EngineOptions, context: int, **more: Any) -> Ready:
+    return Ready(
+        context_length=context,
+        vocab_size=loaded.vocab_size,
+        eos_token_ids=loaded.eos_token_ids,
+        dtype=str(loaded.model.dtype).removeprefix("torch."),
+        device=str(loaded.model.device),
+        max_sequences=options.max_sequences,
+        **more,
+    )
 
 
 def _check(options: EngineOptions) -> None:
@@ -110,17 +156,8 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         on_preempted=runner.forget,
     )
     hidden = HiddenStates.of(loaded.model, runner)
-    ready = Ready(
-        context_length=context,
-        vocab_size=loaded.vocab_size,
-        eos_token_ids=loaded.eos_token_ids,
-        dtype=str(loaded.model.dtype).removeprefix("torch."),
-        device=str(loaded.model.device),
-        tier=runner.tier,
-        max_sequences=options.max_sequences,
-        images=runner.images,
-        embedding_size=hidden.size if hidden else 0,
-    )
+    size = hidden.size if hidden else 0
+    ready = _announced(loaded, options, context, tier=runner.tier, images=runner.images, embedding_size=size)
     engine = Engine(
         runner,
         scheduler,

@@ -2,7 +2,7 @@
 
 Only local safetensors files and classes that ship with transformers: nothing is downloaded and no code from the
 folder is run. A composite checkpoint (LLaVA and the like) is loaded whole and run by its own forward, given text
-only.
+only. A model that makes vectors and no text is loaded by `load_encoder`, without an output layer.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_TEXT_ENCODING_MAPPING,
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForTextEncoding,
     GenerationConfig,
 )
 
@@ -26,6 +30,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 # What the context length is called, by age.
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "context_length", "max_seq_len", "seq_length")
 _UNBOUNDED_CONTEXT = 32_768
+# Weights that classes of encoders have and their last hidden states do not depend on; checkpoints often lack them.
+_BESIDE_THE_STATES = "pooler."
 
 
 class LoadError(Exception):
@@ -37,11 +43,11 @@ class LoadedModel:
     """A model ready for inference.
 
     Attributes:
-        model: the causal language model, in evaluation mode, on its device.
+        model: the language model or encoder, in evaluation mode, on its device.
         config: the configuration of its text part.
-        eos_token_ids: every id that either of its configuration files calls an end.
+        eos_token_ids: every id that either of its configuration files calls an end; an encoder has none.
         context_length: positions it was made for.
-        vocab_size: width of its logits.
+        vocab_size: width of its logits, or how many tokens an encoder knows.
     """
 
     model: Any
@@ -60,7 +66,7 @@ def load(folder: str, dtype: str = "auto", device: str = "auto") -> LoadedModel:
     path = Path(folder)
     config = _read_config(path)
     target = pick_device(device)
-    model = _read_model(path, config, pick_dtype(dtype, path, config, target), target)
+    model = _read_model(path, config, _auto_class(path, config), pick_dtype(dtype, path, config, target), target)
     text = config.get_text_config(decoder=True)
     head = model.get_output_embeddings()
     return LoadedModel(
@@ -69,6 +75,39 @@ def load(folder: str, dtype: str = "auto", device: str = "auto") -> LoadedModel:
         eos_token_ids=_eos_token_ids(path, config, text),
         context_length=_context_length(text),
         vocab_size=text.vocab_size if head is None else head.weight.shape[0],
+    )
+
+
+def is_encoder(folder: str) -> bool:
+    """Whether a checkpoint is of the families that read a text as a whole (BERT and the like) and cannot write.
+
+    Raises:
+        LoadError: it is no checkpoint.
+    """
+    config = _read_config(Path(folder))
+    return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not (
+        config.is_encoder_decoder or getattr(config, "is_decoder", False)
+    )
+
+
+def load_encoder(folder: str, dtype: str = "auto", device: str = "auto") -> LoadedModel:
+    """Load the checkpoint in `folder` up to its last hidden states.
+
+    Raises:
+        LoadError: it is not there, not of text, damaged, or does not fit.
+    """
+    path = Path(folder)
+    config = _read_config(path)
+    target = pick_device(device)
+    halved = config.is_encoder_decoder and type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
+    auto_class = AutoModelForTextEncoding if halved else AutoModel
+    model = _read_model(path, config, auto_class, pick_dtype(dtype, path, config, target), target)
+    return LoadedModel(
+        model=model,
+        config=config.get_text_config(),
+        eos_token_ids=(),
+        context_length=_context_length(config.get_text_config()) - _unused_positions(model),
+        vocab_size=model.get_input_embeddings().weight.shape[0],
     )
 
 
@@ -115,9 +154,9 @@ def _read_config(path: Path) -> Any:
         raise LoadError(f"'{path / 'config.json'}' is not a configuration transformers knows: {error}") from error
 
 
-def _read_model(path: Path, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
+def _read_model(path: Path, config: Any, auto_class: Any, dtype: torch.dtype, device: torch.device) -> Any:
     try:
-        model, found = _auto_class(path, config).from_pretrained(
+        model, found = auto_class.from_pretrained(
             path,
             config=config,
             dtype=dtype,
@@ -128,15 +167,14 @@ def _read_model(path: Path, config: Any, dtype: torch.dtype, device: torch.devic
             output_loading_info=True,
         )
         model = model.to(device).eval()
-    except LoadError:
-        raise
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise LoadError(f"The model in '{path}' does not fit into the memory of {device}.") from error
     except (
         Exception
     ) as error:  # safetensors, transformers and torch raise many kinds, all with the file's fault in them
         raise LoadError(f"The weights in '{path}' cannot be loaded: {error}") from error
-    lacking = sorted(found["missing_keys"]) + sorted(str(key) for key in found["mismatched_keys"])
+    missing = (key for key in found["missing_keys"] if not key.startswith(_BESIDE_THE_STATES))
+    lacking = sorted(missing) + sorted(str(key) for key in found["mismatched_keys"])
     if lacking:
         raise LoadError(f"The weights in '{path}' lack {len(lacking)} tensors or have other shapes: {lacking[0]} ...")
     return model
@@ -167,3 +205,10 @@ def _eos_token_ids(path: Path, config: Any, text: Any) -> tuple[int, ...]:
 def _context_length(text: Any) -> int:
     found = (getattr(text, name, None) for name in _CONTEXT_NAMES)
     return next((length for length in found if isinstance(length, int) and length > 0), _UNBOUNDED_CONTEXT)
+
+
+def _unused_positions(model: Any) -> int:
+    """Of RoBERTa and its kin, which count positions from the one after the padding's."""
+    tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
+    padding = (getattr(table, "padding_idx", None) for table in tables)
+    return max((index + 1 for index in padding if index is not None), default=0)

@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from adapters.fold import fold
-from schemas.errors import BackendFailed, InvalidRequest, UnsupportedFeature
+from schemas.errors import BackendFailed, InvalidRequest, RouteNotFound
 from schemas.ir import (
     ChatPrompt,
     Delta,
@@ -22,10 +23,12 @@ from schemas.ir import (
     Sampling,
     Started,
     TextPart,
+    Token,
     Tool,
     ToolCall,
     ToolChoice,
     ToolDelta,
+    TopToken,
     Usage,
 )
 
@@ -249,6 +252,150 @@ def test_a_failed_stream_says_so() -> None:
     assert last["response"]["error"]["message"] == "Because."
 
 
-def test_log_probabilities_are_not_there_yet() -> None:
-    with pytest.raises(UnsupportedFeature):
-        ask(top_logprobs=3)
+SCORES: Events = (
+    Started("m", 9),
+    Delta(text="He", tokens=(Token(1, "He", -0.25, top=(TopToken(1, "He", -0.25), TopToken(2, "Hi", -1.5))),)),
+    Delta(tokens=(Token(7, "", -0.5, bytes=b"\xf0\x9f"),)),
+    Delta(text="🙂", tokens=(Token(8, "🙂", -2.0, bytes=b"\x99\x82"),)),
+    Delta(tokens=(Token(9, "", -0.5, bytes=b"\xf0"),)),
+    Finished(reason=FinishReason.EOS, tokens=(Token(0, "</s>", -0.0625, special=True),)),
+    Usage(9, 4),
+)
+
+
+def test_log_probabilities_whole_and_streamed() -> None:
+    request = ask(stream=True, include=["message.output_text.logprobs"], top_logprobs=2)
+    assert (request.logprobs, request.top_logprobs) == (True, 2)
+    (part,) = json.loads(server().encode(request, fold(SCORES)).body)["output"][0]["content"]
+    assert [entry["logprob"] for entry in part["logprobs"]] == [-0.25, -0.5, -2.0, -0.5]
+    assert [top["token"] for top in part["logprobs"][0]["top_logprobs"]] == ["He", "Hi"]
+    writer = server().encoder(request)
+    told = events(b"".join(writer.feed((event,)) for event in SCORES))
+    deltas = [event for event in told if event["type"] == "response.output_text.delta"]
+    assert [entry for event in deltas for entry in event["logprobs"]] == part["logprobs"]
+    (done,) = [event for event in told if event["type"] == "response.output_text.done"]
+    assert done["logprobs"] == part["logprobs"]
+    assert told[-1]["response"] == json.loads(server().encode(request, fold(SCORES)).body)
+
+
+def test_without_include_there_are_none() -> None:
+    request = ask(top_logprobs=2)
+    assert not request.logprobs
+    (part,) = json.loads(server().encode(request, fold(SCORES)).body)["output"][0]["content"]
+    assert part["logprobs"] == []
+
+
+class Shelf:
+    """Records of one client."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+
+    def get(self, id: str) -> bytes | None:
+        return self.kept.get(id)
+
+    def delete(self, id: str) -> bool:
+        return self.kept.pop(id, None) is not None
+
+
+def answered(shelf: Shelf, id: str, *, stream: bool = False, **fields: Any) -> tuple[Generate, dict[str, Any]]:
+    """A question that was answered with `SAID`, and is kept; the response."""
+    body = json.dumps({"model": "m", "stream": stream} | fields).encode()
+    request = server().decode(ROUTES["responses"], body, replace(call(), id=id, records=shelf))
+    assert isinstance(request, Generate)
+    if stream:
+        writer = server().encoder(request)
+        said = events(writer.feed(SAID))[-1]["response"]
+        record = writer.record
+    else:
+        reply = server().encode(request, fold(SAID))
+        said, record = json.loads(reply.body), reply.record
+    if record is not None:
+        shelf.kept[record.id] = record.data
+    return request, said
+
+
+def describe(shelf: Shelf, name: str, id: str, **query: str) -> Any:
+    told = server().describe(ROUTES[name], replace(call(), path={"id": id}, records=shelf, query=query), b"")
+    return json.loads(told.body)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_goes_on(stream: bool) -> None:
+    shelf = Shelf()
+    _, first = answered(shelf, "1", stream=stream, input="Hi", instructions="Be brief.")
+    assert (first["id"], first["store"], first["previous_response_id"]) == ("resp_1", True, None)
+    outputs = [{"type": "function_call_output", "call_id": call, "output": "5"} for call in ("call_1", "call_2")]
+    request, second = answered(shelf, "2", stream=stream, input=outputs, previous_response_id="resp_1")
+    assert (second["store"], second["previous_response_id"]) == (True, "resp_1")
+    calls = (ToolCall("call_1", "f", '{"a":1}'), ToolCall("call_2", "g", "{}"))
+    so_far = (
+        Message("user", (TextPart("Hi"),)),
+        Message("assistant", (TextPart("Hello\u2028"),), tool_calls=calls),
+        Message("tool", "5", tool_call_id="call_1"),
+        Message("tool", "5", tool_call_id="call_2"),
+    )
+    assert request.prompts == (ChatPrompt(so_far),)
+    shelf.delete("resp_1")  # the second knows it all
+    third, _ = answered(shelf, "3", input="And?", previous_response_id="resp_2")
+    (prompt,) = third.prompts
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages[:4] == so_far
+    assert prompt.messages[-1] == Message("user", "And?")
+    assert describe(shelf, "response", "resp_2") == second
+
+
+def test_what_it_answers_is_listed() -> None:
+    shelf = Shelf()
+    answered(shelf, "1", input="Hi")
+    answered(shelf, "2", input=[{"role": "user", "content": "And?"}], previous_response_id="resp_1")
+    page = describe(shelf, "input_items", "resp_2", order="asc")
+    kinds = [(item["type"], item.get("role")) for item in page["data"]]
+    assert kinds == [
+        ("message", "user"),
+        ("reasoning", None),
+        ("message", "assistant"),
+        ("function_call", None),
+        ("function_call", None),
+        ("message", "user"),
+    ]
+    assert page["data"][0] == {
+        "type": "message",
+        "id": "msg_1_in0",
+        "status": "completed",
+        "role": "user",
+        "content": [{"type": "input_text", "text": "Hi"}],
+    }
+    ids = [item["id"] for item in page["data"]]
+    assert (page["object"], page["first_id"], page["last_id"], page["has_more"]) == ("list", ids[0], ids[-1], False)
+    newest = describe(shelf, "input_items", "resp_2", limit="2")
+    assert ([item["id"] for item in newest["data"]], newest["has_more"]) == (ids[:-3:-1], True)
+    rest = describe(shelf, "input_items", "resp_2", limit="100", after=newest["last_id"])
+    assert ([item["id"] for item in rest["data"]], rest["has_more"]) == (ids[-3::-1], False)
+    assert describe(shelf, "input_items", "resp_2", after=ids[0])["data"] == []
+    for query in ({"limit": "0"}, {"limit": "x"}, {"order": "up"}):
+        with pytest.raises(InvalidRequest):
+            describe(shelf, "input_items", "resp_2", **query)
+
+
+def test_what_is_not_to_be_kept_is_not() -> None:
+    shelf = Shelf()
+    _, said = answered(shelf, "1", input="Hi", store=False)
+    assert (said["store"], shelf.kept) == (False, {})
+    request = ask(store=True)  # where nothing is ever kept
+    reply = server().encode(request, fold(SAID))
+    assert (json.loads(reply.body)["store"], reply.record) == (False, None)
+
+
+def test_what_is_not_there() -> None:
+    shelf = Shelf()
+    for name in ("response", "forget", "input_items"):
+        for records in (shelf, None):
+            with pytest.raises(RouteNotFound, match="Response with id 'resp_9' not found"):
+                server().describe(ROUTES[name], replace(call(), path={"id": "resp_9"}, records=records), b"")
+    with pytest.raises(InvalidRequest) as raised:
+        answered(shelf, "1", input="Hi", previous_response_id="resp_9")
+    assert (raised.value.param, raised.value.code) == ("previous_response_id", "previous_response_not_found")
+    answered(shelf, "1", input="Hi")
+    assert describe(shelf, "forget", "resp_1") == {"id": "resp_1", "object": "response", "deleted": True}
+    assert shelf.kept == {}

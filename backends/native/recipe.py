@@ -1,0 +1,145 @@
+"""What a sentence-transformers folder says of its vectors: what is put before a text, and what becomes of its states.
+
+Files of the folder only, nothing of torch: worker and engine both read it. What cannot be followed to the letter is
+refused, since a vector that is only nearly right cannot be told from a right one.
+
+Sources: huggingface/sentence-transformers (6.2): base/model.py, base/modules/{transformer,dense,normalize}.py,
+sentence_transformer/modules/pooling.py. Older folders have a boolean for each way of pooling.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import msgspec
+
+Pooling = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+
+_OLD_POOLING: dict[str, Pooling] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
+
+
+class RecipeError(Exception):
+    """The folder asks for what we cannot do; the text is a sentence for the operator, naming the file."""
+
+
+class Dense(msgspec.Struct, frozen=True):
+    """A linear layer after pooling; `activation` is a class of `torch.nn`."""
+
+    folder: str
+    activation: str
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """How vectors are made.
+
+    Attributes:
+        folder: where the encoder and its tokenizer are, below the checkpoint.
+        pooling: ways to make one vector of a text's states; several are put one after the other.
+        include_prompt: whether what was put before a text counts in pooling.
+        dense: layers after pooling, in order.
+        normalize: whether vectors have length 1.
+        prompts: what may be put before a text, by name.
+        default_prompt: the name of the one that is put there unless told otherwise.
+        max_length: the most tokens of a text; None: what the model can take.
+        lower_case: whether texts are lowered first.
+    """
+
+    folder: str = ""
+    pooling: tuple[Pooling, ...] = ("mean",)
+    include_prompt: bool = True
+    dense: tuple[Dense, ...] = ()
+    normalize: bool = True
+    prompts: dict[str, str] = {}
+    default_prompt: str | None = None
+    max_length: int | None = None
+    lower_case: bool = False
+
+    def prompt(self, instruction: str | None) -> str:
+        """What stands before a text: the prompt of that name, or the instruction itself and a space."""
+        if not instruction:
+            return self.prompts.get(self.default_prompt or "", "")
+        said = self.prompts.get(instruction, instruction)
+        return said if said in self.prompts.values() or said[-1].isspace() else f"{said} "
+
+
+PLAIN = Recipe()
+"""For a model whose folder says nothing: the mean, of length 1."""
+
+
+def read_recipe(model: str) -> Recipe | None:
+    """The recipe of a checkpoint folder; None if it has none.
+
+    Raises:
+        RecipeError: it cannot be followed.
+    """
+    folder = Path(model)
+    modules = _read(folder / "modules.json")
+    if modules is None:
+        return None
+    steps = [(str(module["type"]).rpartition(".")[2], str(module.get("path") or "")) for module in modules]
+    known = [kind for kind, _ in steps]
+    if known[:2] != ["Transformer", "Pooling"] or not set(known[2:]) <= {"Dense", "Normalize", "Dropout"}:
+        raise RecipeError(f"'{folder / 'modules.json'}' has modules that are not known here: {', '.join(known)}.")
+    if "Normalize" in known and "Dense" in known[known.index("Normalize") :]:
+        raise RecipeError(f"'{folder / 'modules.json'}' has a Dense after a Normalize, which is not known here.")
+    encoder, pooling = steps[0][1], _read(folder / steps[1][1] / "config.json") or {}
+    told = _read(folder / "config_sentence_transformers.json") or {}
+    limits = _read(folder / encoder / "sentence_bert_config.json") or {}
+    return Recipe(
+        folder=encoder,
+        pooling=_pooling(pooling, folder / steps[1][1]),
+        include_prompt=bool(pooling.get("include_prompt", True)),
+        dense=tuple(_dense(folder, path) for kind, path in steps if kind == "Dense"),
+        normalize="Normalize" in known,
+        prompts={name: text for name, text in (told.get("prompts") or {}).items() if text},
+        default_prompt=told.get("default_prompt_name"),
+        max_length=_max_length(limits, _read(folder / encoder / "tokenizer_config.json") or {}),
+        lower_case=bool(limits.get("do_lower_case")),
+    )
+
+
+def _read(file: Path) -> Any:
+    """What a JSON file says; None if there is none."""
+    if not file.is_file():
+        return None
+    try:
+        return msgspec.json.decode(file.read_bytes())
+    except msgspec.DecodeError as error:
+        raise RecipeError(f"'{file}' is not JSON: {error}") from None
+
+
+def _pooling(config: dict[str, Any], folder: Path) -> tuple[Pooling, ...]:
+    given = config.get("pooling_mode")
+    if given is None:
+        return tuple(way for name, way in _OLD_POOLING.items() if config.get(name)) or ("mean",)
+    ways = (given,) if isinstance(given, str) else tuple(given)
+    if unknown := set(ways) - set(get_args(Pooling)):
+        raise RecipeError(f"'{folder / 'config.json'}' asks for pooling '{min(unknown)}', which is not known here.")
+    return ways
+
+
+def _dense(folder: Path, path: str) -> Dense:
+    file = folder / path / "config.json"
+    config = _read(file) or {}
+    module, _, activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")
+    if not module.startswith("torch.nn.") or activation not in _ACTIVATIONS or config.get("use_residual"):
+        raise RecipeError(f"'{file}' describes a Dense that is not known here.")
+    own = {"sentence_embedding", None}
+    if not {config.get("module_input_name"), config.get("module_output_name")} <= own:
+        raise RecipeError(f"'{file}' describes a Dense of something else than the pooled vector.")
+    return Dense(path, activation)
+
+
+def _max_length(limits: dict[str, Any], tokenizer: dict[str, Any]) -> int | None:
+    """The tokenizer's, where the older file says nothing; what is no limit is written as a huge number."""
+    found = limits.get("max_seq_length") or tokenizer.get("model_max_length")
+    return int(found) if isinstance(found, int | float) and 0 < found < 10**9 else None
