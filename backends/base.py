@@ -42,7 +42,12 @@ class Feature(StrEnum):
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What a backend can do and how far."""
+    """What a backend can do and how far.
+
+    `tokenizer` is a name for its vocabulary: backends with the same one mean the same by a token id. None: not known.
+    `adapters` are those that it has, if it tells: the values of `adapter_id` that it takes, and the only ones of
+    `model` that a served entity of it may have.
+    """
 
     generates: bool = True
     features: frozenset[Feature] = frozenset()
@@ -51,8 +56,10 @@ class Capabilities(msgspec.Struct, frozen=True):
     max_choices: int = 128
     context_length: int | None = None
     vocab_size: int | None = None
+    tokenizer: str | None = None
     dtype: str | None = None
     device: str | None = None
+    adapters: tuple[str, ...] = ()
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -158,7 +165,7 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
     """Refuse a request that a backend of these capabilities cannot answer as asked.
 
     Raises:
-        schemas.errors.InvalidRequest: it asks for too many choices.
+        schemas.errors.InvalidRequest: it asks for too many choices, or for an adapter that is not there.
         schemas.errors.UnsupportedFeature: names the first feature that is missing.
     """
     if not capabilities.generates:
@@ -177,6 +184,8 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
             f"The model '{model}' does not support {feature.value.replace('_', ' ')} yet.",
             feature=feature.value,
         )
+    if request.adapter_id is not None and capabilities.adapters and request.adapter_id not in capabilities.adapters:
+        raise InvalidRequest(f"The model '{model}' has no adapter '{request.adapter_id}'.", param="adapter_id")
 
 
 def _has_images(request: Generate) -> bool:

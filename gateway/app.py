@@ -60,13 +60,20 @@ def make_backends(config: Config) -> dict[str, Backend]:
     return made
 
 
-def create_app(config: Config, backends: Mapping[str, Backend] | None = None, folder: Path | None = None) -> Litestar:
+def create_app(
+    config: Config,
+    backends: Mapping[str, Backend] | None = None,
+    folder: Path | None = None,
+    *,
+    waits: bool = False,
+) -> Litestar:
     """The application.
 
     Args:
         config: what to serve.
         backends: instead of those that `config` describes, for tests.
         folder: where several workers share what they count.
+        waits: whether it starts up only once every endpoint can answer, and fails if one cannot.
 
     Raises:
         ConfigError: the configuration names what does not exist.
@@ -85,6 +92,8 @@ def create_app(config: Config, backends: Mapping[str, Backend] | None = None, fo
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
         await service.start()
         try:
+            if waits:
+                await service.settled()
             yield
         finally:
             await service.aclose()

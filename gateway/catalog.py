@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 import gateway
 from backends.base import Backend, Feature, Health
 from gateway.config import Endpoint
@@ -19,7 +21,12 @@ def catalog(
     max_concurrent_requests: int,
 ) -> Catalog:
     """The catalog; `created` is a Unix time in seconds."""
+    models = {name: _model(deployed.serving, backends) for name, deployed in deployments.items()}
+    bases = {backend: name for name, (backend, adapters) in reversed(models.items()) if backend and not adapters}
     cards = {name: _card(name, deployed, backends, health, created) for name, deployed in deployments.items()}
+    for name, (backend, adapters) in models.items():
+        if adapters and backend in bases:
+            cards[name] = replace(cards[name], parent=bases[backend])
     return Catalog(cards, next(iter(cards), None), gateway.__version__, max_concurrent_requests)
 
 
@@ -45,8 +52,17 @@ def _card(
         device=can.device,
         vocab_size=can.vocab_size,
         images=all(Feature.IMAGES in backend.capabilities.features for backend in behind),
+        adapters=can.adapters,
         tensors=endpoint.tensors,
     )
+
+
+def _model(endpoint: Endpoint, backends: Mapping[str, Backend]) -> tuple[str, bool]:
+    """The backend that all arms are of, and whether they are adapters there; "" if not all are the same."""
+    found = {
+        (arm.backend, arm.model in backends[arm.backend].capabilities.adapters) for arm in endpoint.served_entities
+    }
+    return found.pop() if len(found) == 1 else ("", False)
 
 
 def _arms(endpoint: Endpoint, health: Mapping[str, Health]) -> tuple[ServedEntity, ...]:

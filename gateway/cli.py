@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -64,15 +65,19 @@ def serve(
     if backend_key_env is not None and backend is None:
         raise click.UsageError("--backend-key-env goes with --backend")
     logging.configure(log_level)
-    try:
+    given = {name: value for name, value in server.items() if value is not None}
+
+    def read() -> Config:
         config = load(file) if file is not None else _remote(backend, backend_key_env) if backend else default(model)
-        given = {name: value for name, value in server.items() if value is not None}
         config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **given))
         _check_address(config, insecure)
         keys_from(config.server.keys_env)
         keys_from(config.server.admin_keys_env)
         Live(config)
-        sys.exit(_serve(config, log_level))
+        return config
+
+    try:
+        sys.exit(_serve(read, log_level))
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
 
@@ -97,8 +102,9 @@ def check(file: Path) -> None:
         for entity in endpoint.served_entities:
             kind = config.backends[entity.backend]["kind"]
             shadow = ", a shadow" if entity.shadow is not None else ""
+            paired = f", {entity.paired.share:.0%} paired" if entity.paired is not None else ""
             share, model = entity.traffic_percentage, entity.model or name
-            click.echo(f"  {share:3d} %  {entity.name}: {model} on {entity.backend} ({kind}){shadow}")
+            click.echo(f"  {share:3d} %  {entity.name}: {model} on {entity.backend} ({kind}){shadow}{paired}")
 
 
 @main.command()
@@ -150,10 +156,11 @@ def _remote(url: str, key_env: str | None) -> Config:
     return remote(found.kind, found.url, found.models, key_env)
 
 
-def _serve(config: Config, log_level: str) -> int:
+def _serve(read: Callable[[], Config], log_level: str) -> int:
     from gateway.supervisor import Supervisor
 
-    return Supervisor(config, log_level).run(_Greeting(config).tend)
+    supervisor = Supervisor(read, log_level)
+    return supervisor.run(_Greeting(supervisor.config).tend)
 
 
 class _Greeting:

@@ -91,11 +91,22 @@ class Shadow(Section, frozen=True):
     timeout: Annotated[float, msgspec.Meta(gt=0)] = 60.0
 
 
+class Paired(Section, frozen=True):
+    """How many of the first arm's answers another arm gives once more, from the same prompt and seed, and how much that
+    may cost in each worker: pairs at a time, and seconds for one.
+    """
+
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
+    max_concurrent_requests: Annotated[int, msgspec.Meta(ge=1)] = 1
+    timeout: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+
+
 class ServedEntity(Section, frozen=True):
     """One arm of an endpoint: a backend, and the name of the model there.
 
     `task` None = the endpoint's. An arm with 0 % answers direct calls, and where those before it failed. A `shadow`
-    gets a copy of each generation request of the endpoint, and answers direct calls only.
+    gets a copy of each generation request of the endpoint, and answers direct calls only. A `paired` arm, shadow or
+    not, is compared with the first arm token by token.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]+$", max_length=128)]
@@ -104,6 +115,7 @@ class ServedEntity(Section, frozen=True):
     traffic_percentage: Annotated[int, msgspec.Meta(ge=0, le=100)] = 100
     task: Task | None = None
     shadow: Shadow | None = None
+    paired: Paired | None = None
 
 
 class Guardrail(Section, frozen=True):
@@ -229,6 +241,8 @@ def wrong_endpoint(endpoint: Endpoint, backends: Collection[str]) -> str | None:
             return f".{arm.name}: no backend is called '{arm.backend}'{_nearest(arm.backend, backends)}"
         if arm.shadow is not None and arm.traffic_percentage:
             return f".{arm.name}: a shadow answers nobody, so that its `traffic_percentage` must be 0"
+    if arms[0].paired is not None:
+        return f".{arms[0].name}: the first served entity is the one that others are `paired` with"
     if (total := sum(arm.traffic_percentage for arm in arms)) != 100:
         return f": traffic percentages add up to {total}, not 100"
     if len({arm.name for arm in arms}) != len(arms):
@@ -284,6 +298,7 @@ def _all_fields() -> set[str]:
         Endpoint,
         ServedEntity,
         Shadow,
+        Paired,
         Guardrail,
         Experiment,
         Fallback,

@@ -132,20 +132,26 @@ def _used(endpoint: Endpoint) -> set[str]:
 
 
 def _endpoint(change: Change, old: Endpoint | None, backends: Collection[str]) -> Endpoint:
+    before = old or Endpoint(served_entities=())
     try:
-        arms = tuple(_keeping_shadow(msgspec.convert(_arm(arm), ServedEntity), old) for arm in change.served_entities)
+        made = [msgspec.convert(_arm(arm), ServedEntity) for arm in change.served_entities]
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"A served entity is wrong: {error}", param="config.served_entities") from None
-    endpoint = replace(old or Endpoint(served_entities=()), served_entities=arms)
+    endpoint = replace(before, served_entities=tuple(_as_before(arm, before, first=arm is made[0]) for arm in made))
     if wrong := wrong_endpoint(endpoint, backends):
         raise InvalidRequest(f"{change.endpoint}{wrong}", param="config.served_entities")
     return endpoint
 
 
-def _keeping_shadow(arm: ServedEntity, old: Endpoint | None) -> ServedEntity:
-    """A shadow stays one, as long as it gets no share."""
-    kept = [before.shadow for before in old.served_entities if before.name == arm.name] if old is not None else []
-    return replace(arm, shadow=kept[0]) if kept and not arm.traffic_percentage else arm
+def _as_before(arm: ServedEntity, before: Endpoint, *, first: bool) -> ServedEntity:
+    """What Databricks' clients cannot say stays: a shadow is one as long as it gets no share, and a paired arm is
+    paired as long as it is not the first.
+    """
+    for old in before.served_entities:
+        if old.name == arm.name:
+            shadow = None if arm.traffic_percentage else old.shadow
+            return replace(arm, shadow=shadow, paired=None if first else old.paired)
+    return arm
 
 
 def _arm(arm: Arm) -> dict[str, Any]:

@@ -190,14 +190,13 @@ class Exchange:
         await self._refuse(failure)
 
     async def _ask(self, request: Request, target: Target, *, patient: bool) -> None:
-        inner = msgspec.structs.replace(request, model=target.model)
         await self._service.ready(target.entity.backend, patient=patient)
         if isinstance(request, Generate):
-            await self._generate(request, inner, target)
+            await self._generate(request, target)
         elif isinstance(request, Embed):
-            await self._embed(request, inner, target)
+            await self._embed(request, target)
         else:
-            await self._tokenize(request, inner, target)
+            await self._tokenize(request, target)
 
     def _fall_back(self, target: Target, error: Exception) -> None:
         kind = error.kind if isinstance(error, GatewayError) else "internal"
@@ -206,22 +205,24 @@ class Exchange:
             "fallback.tried", request_id=self._id, model=target.endpoint, served=target.entity.name, outcome=kind
         )
 
-    async def _embed(self, request: Embed, inner: Any, target: Target) -> None:
+    async def _embed(self, request: Embed, target: Target) -> None:
         if not target.backend.capabilities.embeddings:
             raise UnsupportedFeature(f"The model '{request.model}' has no embeddings.", feature="embeddings")
-        answer = await target.backend.embed(inner)
+        answer = await target.backend.embed(target.addressed(request))
         self._usage = answer.usage
         await self._reply(self._face.encode_embeddings(request, answer), "ok")
 
-    async def _tokenize(self, request: Tokenize, inner: Any, target: Target) -> None:
-        answer = await target.backend.tokenize(inner)
+    async def _tokenize(self, request: Tokenize, target: Target) -> None:
+        answer = await target.backend.tokenize(target.addressed(request))
         await self._reply(self._face.encode_tokens(request, answer), "ok")
 
-    async def _generate(self, request: Generate, inner: Any, target: Target) -> None:
+    async def _generate(self, request: Generate, target: Target) -> None:
         if target.task == "embeddings":
             raise UnsupportedFeature(f"The endpoint '{request.model}' is for embeddings, not text.", feature="generate")
         check(request, target.backend.capabilities, request.model)
-        events = target.backend.generate(inner)
+        assert self._plan is not None
+        assert self._experiment is not None
+        events = self._service.generate(request, target, self._plan, self._experiment)
         try:
             first = await anext(events, None)
             if not first:

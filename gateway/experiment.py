@@ -17,6 +17,7 @@ import numpy as np
 import structlog
 
 from gateway.config import Endpoint
+from gateway.likeness import DIVERGENCES, FIGURES, UNPAIRED, Likeness, Pairs, summary
 from gateway.router import Plan, Target
 from gateway.sequential import Array, Interval, Mean, difference, mean, wrong_split
 from gateway.tally import Tally
@@ -48,7 +49,7 @@ METRICS = (
 """Times in seconds; all but `success` of answered requests only. In a tally they follow the exposures."""
 
 APART = ("cancelled", "refused", "fell_back", "direct", "shadow", "stopped")
-TOTALS = (*APART, *FinishReason)
+TOTALS = (*APART, *FinishReason, *UNPAIRED, *DIVERGENCES)
 _FAILURES = frozenset(
     {"backend_failed", "backend_unavailable", "timeout", "incomplete", "internal", "overloaded", "shutting_down"}
 )
@@ -88,7 +89,9 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """All that is known of an experiment. Its intervals hold however often one looks."""
+    """All that is known of an experiment. Its intervals hold however often one looks. `paired` tells of the arms that
+    are.
+    """
 
     endpoint: str
     control: str
@@ -96,6 +99,7 @@ class Report(msgspec.Struct, frozen=True):
     arms: tuple[Figures, ...]
     comparisons: tuple[Comparison, ...]
     sample_ratio_mismatch: bool
+    paired: tuple[Pairs, ...]
 
 
 class Experiment:
@@ -118,7 +122,10 @@ class Experiment:
         self._index = {arm.name: number for number, arm in enumerate(endpoint.served_entities)}
         self.key = key(name, endpoint, since)
         mine = folder / self.key if folder is not None else None
-        self._tally = Tally(len(self._index), 1 + len(self._metrics), len(TOTALS), mine, worker)
+        self._paired = [number for number, arm in enumerate(endpoint.served_entities) if arm.paired is not None]
+        self._pair_at = 1 + len(self._metrics)
+        metrics = self._pair_at + (len(FIGURES) if self._paired else 0)
+        self._tally = Tally(len(self._index), metrics, len(TOTALS), mine, worker)
 
     @property
     def tag(self) -> int:
@@ -159,6 +166,17 @@ class Experiment:
         """A copy sent to a shadow ended."""
         self._tally.count(self._index[target.entity.name], APART.index("shadow"))
 
+    def paired(self, target: Target, bucket: int, pair: Likeness) -> None:
+        """An answer of the control was given once more by this arm."""
+        arm = self._index[target.entity.name]
+        for at, value in enumerate(pair.figures, self._pair_at):
+            self._tally.add(arm, at, bucket, value)
+        self._tally.count(arm, _DIVERGENCES.start + pair.divergence)
+
+    def unpaired(self, target: Target, why: str) -> None:
+        """It was to be, and could not; `why` is one of `UNPAIRED`."""
+        self._tally.count(self._index[target.entity.name], _UNPAIRED.start + UNPAIRED.index(why))
+
     def feedback(self, arm: int, bucket: int, metric: str, value: float) -> None:
         """A user's own figure for an answer of this arm.
 
@@ -187,6 +205,7 @@ class Experiment:
                 for at, metric in enumerate(self._metrics)
             ),
             self._mismatch(sums, totals),
+            tuple(self._pairs(arms[number].name, sums[number], totals[number]) for number in self._paired),
         )
 
     def stopped(self) -> frozenset[str]:
@@ -204,8 +223,18 @@ class Experiment:
                 log.warning("arm.stopped", model=self._name, served=name, success=worse.estimate, at_most=worse.high)
         return frozenset(stopped)
 
+    @property
+    def _alpha(self) -> float:
+        """Of one arm: all arms together share the experiment's."""
+        return self._endpoint.experiment.alpha / max(1, len(self._index) - 1)
+
     def _difference(self, control: Mean, other: Mean) -> Interval:
-        return difference(control, other, self._endpoint.experiment.alpha / max(1, len(self._index) - 1))
+        return difference(control, other, self._alpha)
+
+    def _pairs(self, arm: str, sums: Array, totals: Array) -> Pairs:
+        control, figures = self._endpoint.served_entities[0].name, sums[self._pair_at :]
+        unpaired, divergences = (totals[each.start : each.stop] for each in (_UNPAIRED, _DIVERGENCES))
+        return summary(control, arm, figures, unpaired, divergences, self._alpha)
 
     def _compare(self, arm: str, metric: Metric, control: Mean, other: Mean) -> Comparison:
         found = self._difference(control, other)
@@ -237,6 +266,8 @@ def key(name: str, endpoint: Endpoint, since: int) -> str:
 
 
 _REASONS = {reason: TOTALS.index(reason) for reason in FinishReason}
+_UNPAIRED = range(len(TOTALS) - len(DIVERGENCES) - len(UNPAIRED), len(TOTALS) - len(DIVERGENCES))
+_DIVERGENCES = range(_UNPAIRED.stop, len(TOTALS))
 
 
 def decide(found: Interval, metric: Metric, margin: float) -> Decision:

@@ -30,6 +30,9 @@ class Metrics:
         self._served = self._counter("gw_served_requests", "Requests ended, by arm", "model", "served", "outcome")
         self._fallbacks = self._counter("gw_fallbacks", "Requests passed on by a failed arm", "model", "served")
         self._shadows = self._counter("gw_shadow_requests", "Copies for shadows, by end", "model", "served", "outcome")
+        self._pairs = self._counter(
+            "gw_pairs", "Answers of the first arm given again, by end", "model", "served", "outcome"
+        )
         self._first = self._histogram("time_to_first_token_seconds", "Until the first event")
         self._total = self._histogram("e2e_request_latency_seconds", "Until the last event")
         running = Gauge("gw_requests_running", "Requests being answered", ("worker",), registry=self.registry)
@@ -58,6 +61,10 @@ class Metrics:
     def shadowed(self, model: str, arm: str, outcome: str) -> None:
         """A copy for a shadow ended, or was not sent ("dropped")."""
         self._shadows.labels(self._worker, model, arm, outcome).inc()
+
+    def paired(self, model: str, arm: str, outcome: str) -> None:
+        """A pair was made ("ok"), or could not be."""
+        self._pairs.labels(self._worker, model, arm, outcome).inc()
 
     def answered(self, model: str, arm: str, prompt: int, generated: int, first: float, total: float) -> None:
         """A whole answer was given; times in seconds."""

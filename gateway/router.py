@@ -7,17 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
+
+from msgspec.structs import replace
 
 from backends.base import Backend
 from gateway.assignment import Unit, assign, unit_of
 from gateway.config import Endpoint, ServedEntity, Task
 from schemas.errors import ModelNotFound
-from schemas.ir import Request
+from schemas.ir import Request, Tokenize
+
+_Request = TypeVar("_Request", bound=Request)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """Where a request goes. `model` is the name that the backend knows, `task` the endpoint's."""
+    """Where a request goes. `model` is the name that the backend knows, its model's or one of its adapters'; `task` is
+    the endpoint's.
+    """
 
     endpoint: str
     entity: ServedEntity
@@ -25,17 +32,34 @@ class Target:
     model: str
     task: Task = "chat"
 
+    def addressed(self, request: _Request) -> _Request:
+        """The request as the backend is to get it. An adapter that the client chose itself goes before the entity's.
+
+        Raises:
+            schemas.errors.ModelNotFound: the entity names an adapter that the backend does not have.
+        """
+        adapters, named = self.backend.capabilities.adapters, self.entity.model
+        if not adapters or named is None or isinstance(request, Tokenize):
+            return replace(request, model=self.model)
+        if named not in adapters:
+            raise ModelNotFound(
+                f"The backend '{self.entity.backend}' has no adapter '{named}'.", code="model_not_found"
+            )
+        return replace(request, model=named, adapter_id=request.adapter_id or named)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """What to do with a request: `targets` in the order in which they are asked, the first by assignment.
 
-    `unit` None: the client asked for this very arm. `shadows` get copies.
+    `unit` None: the client asked for this very arm. `shadows` get copies. `paired` answer again what the first target
+    has answered, if that is the endpoint's first arm.
     """
 
     targets: tuple[Target, ...]
     unit: Unit | None = None
     shadows: tuple[Target, ...] = ()
+    paired: tuple[Target, ...] = ()
 
 
 class Router:
@@ -84,6 +108,8 @@ class _Arms:
         )
         live = [target for _, target in self.targets if target.entity.shadow is None]
         self._shadows = tuple(target for _, target in self.targets if target.entity.shadow is not None)
+        self._first = endpoint.served_entities[0].name
+        self._paired = tuple(target for _, target in self.targets if target.entity.paired is not None)
         self._orders = {
             target.entity.name: (
                 target,
@@ -94,7 +120,8 @@ class _Arms:
 
     def plan(self, request: Request, headers: Mapping[str, str]) -> Plan:
         unit = unit_of(request, headers, self._units)
-        return Plan(self._orders[assign(self._name, self._weights, unit.value)], unit, self._shadows)
+        arm = assign(self._name, self._weights, unit.value)
+        return Plan(self._orders[arm], unit, self._shadows, self._paired if arm == self._first else ())
 
     def stop(self, names: Collection[str]) -> None:
         weights = {name: 0.0 if name in names else share for name, share in self._shares.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -19,13 +19,14 @@ from gateway.catalog import catalog
 from gateway.config import Config
 from gateway.experiment import Experiment, Outcome, key
 from gateway.metrics import Metrics
+from gateway.paired import Pairing
 from gateway.recall import Answered, Recall
 from gateway.records import RecordStore
 from gateway.router import Plan, Router, Target
 from gateway.shadow import Shadows
 from gateway.state import Live
 from schemas.errors import BackendUnavailable, GatewayError, InvalidRequest
-from schemas.ir import Catalog, Change, Generate, Request, RequestCounts
+from schemas.ir import Catalog, Change, Events, Generate, Request, RequestCounts
 
 log = structlog.get_logger()
 
@@ -65,7 +66,8 @@ class Service:
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
         self._failed: dict[str, Health] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._shadows = Shadows(self.metrics, lambda backend: self._health[backend].status == "ready")
+        self._shadows = Shadows(self.metrics, self._can_answer)
+        self._pairing = Pairing(self.metrics, self._can_answer)
         self.experiments: dict[str, Experiment] = {}
         self._live = Live(config)
         self._serve()
@@ -139,6 +141,17 @@ class Service:
             self._shadows.send(request, plan.shadows, experiment)
         return plan, experiment
 
+    def generate(
+        self, request: Generate, target: Target, plan: Plan, experiment: Experiment
+    ) -> AsyncGenerator[Events, None]:
+        """Have a target answer; what it says may be compared, later, with what others would have said.
+
+        Raises:
+            schemas.errors.ModelNotFound: it has no such adapter.
+        """
+        events = target.backend.generate(target.addressed(request))
+        return events if self.draining else self._pairing.follow(events, request, plan, target, experiment)
+
     def ended(self, id: str, experiment: Experiment, plan: Plan, last: Target, ended: Outcome) -> None:
         """A request ended that had been planned; remembers who answered if feedback may come."""
         if (answered := experiment.ended(plan, last, ended)) is not None:
@@ -184,6 +197,17 @@ class Service:
         self._tasks = [asyncio.create_task(self._start(name, backend)) for name, backend in self.backends.items()]
         self._tasks.append(asyncio.create_task(self._watch()))
 
+    async def settled(self) -> None:
+        """Wait until every endpoint has somebody to answer.
+
+        Raises:
+            schemas.errors.BackendUnavailable: one will not.
+        """
+        while self.health.status == "loading":  # noqa: ASYNC110 - it is looked at, and by nobody else waited for
+            await asyncio.sleep(_STEP)
+        if self.health.status == "failed":
+            raise BackendUnavailable(self.health.detail)
+
     async def aclose(self) -> None:
         """Stop everything."""
         for task in self._tasks:
@@ -191,10 +215,14 @@ class Service:
             with suppress(asyncio.CancelledError):
                 await task
         await self._shadows.aclose()
+        await self._pairing.aclose()
         for backend in self.backends.values():
             await backend.aclose()
         if self.records is not None:
             self.records.close()
+
+    def _can_answer(self, backend: str) -> bool:
+        return self._health[backend].status == "ready"
 
     async def _start(self, name: str, backend: Backend) -> None:
         """Start a backend, however often it takes."""

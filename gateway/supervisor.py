@@ -2,20 +2,23 @@
 
 Single-threaded and synchronous: it has nothing to do with requests. Children die with it, however it dies: workers
 watch their standard input, which it holds open, and the kernel sends engines a signal.
+
+On SIGHUP the configuration is read again. Its workers start beside the old ones, share their sockets, and listen once
+every endpoint can answer; then the old ones end their streams and go. An engine whose options are the same goes on.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
+import hashlib
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ import msgspec
 import structlog
 
 from gateway.app import backend_class
+from gateway.child import Child, dying_with_us, end
 from gateway.config import Config, ConfigError
 from gateway.worker import Orders
 
@@ -30,122 +34,147 @@ log = structlog.get_logger()
 
 _PATIENCE = 5.0  # seconds that an engine gets to end after the workers have
 _POLL = 0.05
-_FIRST_DELAY = 0.5  # seconds before a child is started a second time
-_LASTED = 5.0  # seconds of life after which a child's end is its first again
-_PR_SET_PDEATHSIG = 1
+
+Command = tuple[str, ...]
 
 
 @dataclass(slots=True, eq=False)
-class Child:
-    """A process that is started again whenever it ends: at once the first time, later and later if it does not last."""
+class Running:
+    """The processes that serve a configuration."""
 
-    name: str
-    start: Callable[[], subprocess.Popen[bytes]]
-    longest_delay: float
-    process: subprocess.Popen[bytes] = field(init=False)
-    delay: float = 0.0
-    began: float = 0.0
-    again_at: float | None = None
-
-    def __post_init__(self) -> None:
-        self._begin()
-
-    def tend(self, now: float) -> None:
-        """Look after it: notice its end, start it again when the time has come."""
-        if self.again_at is not None:
-            if now >= self.again_at:
-                self._begin()
-        elif (code := self.process.poll()) is not None:
-            if now - self.began > _LASTED:
-                self.delay = 0.0
-            log.warning("child.ended", child=self.name, code=code, again_in=self.delay)
-            self.again_at = now + self.delay
-            self.delay = min(max(_FIRST_DELAY, self.delay * 2), self.longest_delay)
-
-    def signal(self, number: int) -> None:
-        """Send it a signal, if it lives."""
-        if self.again_at is None and self.process.poll() is None:
-            self.process.send_signal(number)
-
-    def _begin(self) -> None:
-        self.again_at = None
-        self.began = time.monotonic()
-        self.process = self.start()
+    config: Config
+    engines: dict[Command, Child]
+    workers: list[Child]
 
 
 class Supervisor:
     """Runs a configuration.
 
     Args:
-        config: what to serve.
+        read: reads it, now and again when told so.
         log_level: for the workers.
 
     Raises:
-        ConfigError: an address cannot be listened on, or a backend does not exist.
+        ConfigError: it is wrong, an address cannot be listened on, or a backend does not exist.
     """
 
-    def __init__(self, config: Config, log_level: str = "info") -> None:
+    def __init__(self, read: Callable[[], Config], log_level: str = "info") -> None:
+        self._read = read
         self._folder = tempfile.TemporaryDirectory(prefix="interlingua-")
-        self._sockets = _listen(config)
-        self._config, self._engines = self._with_engines(config)
+        self.config = read()
+        self._sockets = _listen(self.config)
+        self._with_engines(self.config)
         self._log_level = log_level
         self._stopping = False
-        self._children: list[Child] = []
+        self._told_to_read = False
+        self._now: Running | None = None
+        self._next: Running | None = None
+        self._leaving: list[Running] = []
 
     def run(self, tend: Callable[[], bool] = lambda: True) -> int:
         """Serve until SIGTERM or SIGINT, or until `tend`, called often, says no. Returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        engines = [Child(f"engine {n}", _engine(command), 2.0) for n, command in self._engines.items()]
-        workers = [Child(f"worker {n}", self._worker, 1.0) for n in range(self._config.server.workers)]
-        self._children = [*engines, *workers]
+        # At a terminal it means that the terminal is gone.
+        signal.signal(signal.SIGHUP, self._stop if sys.stdin.isatty() else self._read_again)
+        self._now = now = self._start(self.config)
         failed = False
         while not self._stopping and not failed:
-            for child in self._children:
+            if self._told_to_read:
+                self._told_to_read = False
+                self._prepare(now)
+            now = self._take_over(now)
+            self._see_off()
+            for child in (*now.engines.values(), *now.workers):
                 child.tend(time.monotonic())
             failed = not tend()
             time.sleep(_POLL)
-        drained = self._config.server.drain_delay + self._config.server.drain_timeout
-        self._end(workers, 1.0 if failed else drained + _PATIENCE)
-        self._end(engines, _PATIENCE)
+        if self._next is not None:
+            self._drop(self._next, now)
+        drained = now.config.server.drain_delay + now.config.server.drain_timeout
+        running = [now, *self._leaving]
+        end([worker for each in running for worker in each.workers], 1.0 if failed else drained + _PATIENCE)
+        end([engine for each in running for engine in each.engines.values()], _PATIENCE)
         self._folder.cleanup()
         return 1 if failed else 0
 
     def _stop(self, *_: Any) -> None:
         self._stopping = True
 
-    @staticmethod
-    def _end(children: list[Child], limit: float) -> None:
-        """Ask the children to end, and make them after `limit` seconds."""
-        for child in children:
-            child.signal(signal.SIGTERM)
-        deadline = time.monotonic() + limit
-        for child in children:
-            try:
-                child.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                log.warning("child.killed", child=child.name)
-                child.process.kill()
-                child.process.wait()
+    def _read_again(self, *_: Any) -> None:
+        self._told_to_read = True
 
-    def _with_engines(self, config: Config) -> tuple[Config, dict[str, list[str]]]:
+    def _prepare(self, now: Running) -> None:
+        """Read the configuration and start what serves it; what is wrong with it harms nothing. One that still waits
+        for its backends is given up for it.
+        """
+        try:
+            config = self._read()
+            if _addresses(config) != _addresses(self.config):
+                raise ConfigError("an address to listen on can only be changed by a restart")
+            if self._next is not None:
+                self._drop(self._next, now)
+            self._next = self._start(config)
+        except ConfigError as error:
+            log.error("config.refused", why=str(error))
+
+    def _take_over(self, now: Running) -> Running:
+        """What is to serve: what is prepared, once it can; or else what did."""
+        if (next := self._next) is None:
+            return now
+        if any(child.ended for child in (*next.engines.values(), *next.workers)):
+            log.error("config.refused", why="an endpoint of it cannot answer")
+            self._drop(next, now)
+            self._next = None
+            return now
+        if not all(self._serving(worker.process.pid).exists() for worker in next.workers):
+            return now
+        log.info("config.changed")
+        self._now, self._next = next, None
+        for worker in now.workers:
+            worker.signal(signal.SIGINT)
+        self._leaving.append(Running(now.config, _without(now.engines, next.engines), now.workers))
+        return next
+
+    def _see_off(self) -> None:
+        """End the engines that nobody is left to ask."""
+        for gone in [each for each in self._leaving if all(worker.ended for worker in each.workers)]:
+            end(list(gone.engines.values()), _PATIENCE)
+            self._leaving.remove(gone)
+
+    def _drop(self, next: Running, now: Running) -> None:
+        end(next.workers, 1.0)
+        end(list(_without(next.engines, now.engines).values()), _PATIENCE)
+
+    def _start(self, config: Config) -> Running:
+        config, commands = self._with_engines(config)
+        kept = self._now.engines if self._now is not None else {}
+        engines = {
+            command: kept.get(command) or Child(f"engine {name}", dying_with_us(command), 2.0)
+            for name, command in commands.items()
+        }
+        start = partial(self._worker, config)
+        return Running(config, engines, [Child(f"worker {n}", start, 1.0) for n in range(config.server.workers)])
+
+    def _with_engines(self, config: Config) -> tuple[Config, dict[str, Command]]:
         """The configuration as workers see it, with the sockets of engines, and the engines' commands."""
-        commands: dict[str, list[str]] = {}
+        commands: dict[str, Command] = {}
         backends: dict[str, dict[str, Any]] = {}
         for name, section in config.backends.items():
             options = {key: value for key, value in section.items() if key != "kind"}
             make = getattr(backend_class(name, section["kind"]), "engine_command", None)
-            path = Path(self._folder.name) / f"{name}.sock"
+            digest = hashlib.sha256(msgspec.json.encode(options, order="sorted")).hexdigest()[:8]
+            path = Path(self._folder.name) / f"{name}-{digest}.sock"
             try:
                 command = make(options, path) if make is not None else None
             except msgspec.ValidationError as error:
                 raise ConfigError(f"backends.{name}: {error}") from None
             backends[name] = section if command is None else section | {"socket": str(path)}
             if command is not None:
-                commands[name] = command
+                commands[name] = tuple(command)
         return msgspec.structs.replace(config, backends=backends), commands
 
-    def _worker(self) -> subprocess.Popen[bytes]:
+    def _worker(self, config: Config) -> subprocess.Popen[bytes]:
         descriptors = tuple(listener.fileno() for listener in self._sockets)
         process = subprocess.Popen(
             [sys.executable, "-m", "gateway.worker"],
@@ -154,35 +183,43 @@ class Supervisor:
             start_new_session=True,
         )
         assert process.stdin is not None
-        orders = Orders(self._config, descriptors, self._log_level, str(Path(self._folder.name) / "experiments"))
+        first = self._now is None or self._now.config is config
+        orders = Orders(
+            config,
+            descriptors,
+            self._log_level,
+            folder=str(Path(self._folder.name) / "experiments"),
+            serving=None if first else str(self._serving(process.pid)),
+        )
         process.stdin.write(msgspec.json.encode(orders) + b"\n")
         process.stdin.flush()
         return process
 
+    def _serving(self, pid: int) -> Path:
+        """The file that a worker makes when it listens."""
+        return Path(self._folder.name) / f"serving-{pid}"
 
-def _engine(command: list[str]) -> Callable[[], subprocess.Popen[bytes]]:
-    # A session of its own: Ctrl-C at a terminal is the supervisor's to handle, after the workers have drained.
-    return lambda: subprocess.Popen(command, start_new_session=True, preexec_fn=_die_with_parent)  # noqa: S603, PLW1509
+
+def _without(engines: Mapping[Command, Child], others: Collection[Command]) -> dict[Command, Child]:
+    return {command: engine for command, engine in engines.items() if command not in others}
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == 1:
-        os._exit(1)
+def _addresses(config: Config) -> tuple[str, list[int]]:
+    server = config.server
+    return server.host, [server.port, *(listener.port for listener in server.listeners)]
 
 
 def _listen(config: Config) -> list[socket.socket]:
-    server = config.server
-    ports = [server.port, *(listener.port for listener in server.listeners)]
+    host, ports = _addresses(config)
     sockets: list[socket.socket] = []
     for port in ports:
-        family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((server.host, port))
+            listener.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"cannot listen on {server.host}:{port}: {error.strerror}") from None
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
         listener.listen(2048)
         listener.set_inheritable(True)
         sockets.append(listener)

@@ -2,6 +2,7 @@
 
 Its orders come as JSON on standard input, which then stays open: when it ends, the supervisor is gone and the worker
 goes too. SIGTERM: not ready at once, no new connection after the drain delay, exit when the last stream has ended.
+SIGINT: others have taken over, so no new connection from now on.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import socket
 import sys
 import threading
@@ -22,22 +24,34 @@ from gateway import logging
 from gateway.app import create_app
 from gateway.config import Config
 
+_GRACE = 0.5  # seconds for requests that are on their way when the worker ends
+
 
 class Orders(msgspec.Struct, frozen=True):
-    """What a worker is told: `sockets` are inherited file descriptors, `folder` is where workers share their counts."""
+    """What a worker is told.
+
+    Attributes:
+        config: what to serve.
+        sockets: inherited file descriptors.
+        log_level: what to log.
+        folder: where workers share their counts.
+        serving: a file to make once it listens; it then waits before it does until every endpoint can answer.
+    """
 
     config: Config
     sockets: tuple[int, ...]
     log_level: str = "info"
     folder: str | None = None
+    serving: str | None = None
 
 
 class _Server(uvicorn.Server):
     """uvicorn that drains before it stops, and exits with 0."""
 
-    def __init__(self, config: uvicorn.Config, service: Any) -> None:
+    def __init__(self, config: uvicorn.Config, service: Any, serving: str | None) -> None:
         super().__init__(config)
         self._service = service
+        self._serving = serving
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -45,9 +59,25 @@ class _Server(uvicorn.Server):
         threading.Thread(target=self._wait_for_orphanhood, daemon=True).start()
         await super().serve(sockets)
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and self._serving is not None:
+            Path(self._serving).touch()  # noqa: ASYNC240 - once, an empty file
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no new connection, but what those send who have just connected or keep one open; then they are told to
+        close it, and not cut off with a request on its way.
+        """
+        for server in self.servers:
+            server.close()
+        self.server_state.default_headers.append((b"connection", b"close"))
+        if self.server_state.connections:
+            await asyncio.sleep(_GRACE)
+        await super().shutdown(sockets)
+
     def handle_exit(self, sig: int, frame: Any) -> None:  # noqa: ARG002 - uvicorn's signature
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._drain)
+        self._loop.call_soon_threadsafe(self._stop if sig == signal.SIGINT else self._drain)
 
     def _drain(self) -> None:
         assert self._loop is not None
@@ -68,7 +98,8 @@ def main() -> None:
     """Serve until told to stop."""
     orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
     logging.configure(orders.log_level)
-    app = create_app(orders.config, folder=Path(orders.folder) if orders.folder else None)
+    folder = Path(orders.folder) if orders.folder else None
+    app = create_app(orders.config, folder=folder, waits=orders.serving is not None)
     config = uvicorn.Config(
         app,
         http="httptools",
@@ -82,7 +113,7 @@ def main() -> None:
     )
     gc.freeze()  # requests in flight are many and die young: by default the collector walks them all too often
     gc.set_threshold(50_000, 20, 50)
-    server = _Server(config, app.state.service)
+    server = _Server(config, app.state.service, orders.serving)
     server.run([socket.socket(fileno=fd) for fd in orders.sockets])
 
 

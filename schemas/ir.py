@@ -174,6 +174,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     """A request to generate text.
 
     Several `prompts` and `n` give `len(prompts) * n` choices; choice `p * n + i` is the i-th answer to prompt p.
+    `background`: nobody waits for it, and where a backend can tell, all else goes first; no client can ask for that.
     `extra` keeps fields nobody knows, `hints` those that a model may heed and an answer does not depend on
     (`reasoning_effort`, `service_tier`, `metadata`, `priority`, …).
     """
@@ -199,6 +200,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     grammar: Grammar | None = None
     adapter_id: str | None = None
+    background: bool = False
     user: str | None = None
     client_request_id: str | None = None
     hints: dict[str, Any] = {}
@@ -213,6 +215,7 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     inputs: tuple[TextPrompt | TokensPrompt, ...]
     instruction: str | None = None
+    adapter_id: str | None = None
     encoding: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     user: str | None = None
@@ -450,7 +453,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """What listings tell of an endpoint. `context_length` is in tokens, prompt and answer together.
 
     `created` and `changed` are Unix times in seconds. `pending` are the served entities of an update under way,
-    `version` counts those that were put in force.
+    `version` counts those that were put in force. `adapters` are the values of `adapter_id` that it takes; an endpoint
+    that is nothing but adapters has that of their model, if there is one, for its `parent`.
     """
 
     name: str
@@ -467,6 +471,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
     vocab_size: int | None = None
     images: bool = False
+    adapters: tuple[str, ...] = ()
+    parent: str | None = None
     tensors: TensorNames = TensorNames()
     counts: RequestCounts = RequestCounts()
 

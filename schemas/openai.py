@@ -401,6 +401,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "model"
     created: int
     owned_by: str
+    parent: str | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

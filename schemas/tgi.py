@@ -203,6 +203,7 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     sha: str | None = None
     docker_label: str | None = None
+    adapters: tuple[str, ...] | UnsetType = UNSET
 
 
 class Info09(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET
 
 from adapters.base import Call, Reply
 from adapters.openai.dialects import Dialect
@@ -31,4 +32,4 @@ def retrieve_model(dialect: Dialect, call: Call) -> Reply:
 
 
 def _model(dialect: Dialect, card: ModelCard) -> Model:
-    return Model(id=card.name, created=card.created, owned_by=dialect.owned_by)
+    return Model(id=card.name, created=card.created, owned_by=dialect.owned_by, parent=card.parent or UNSET)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET
 
 from adapters.base import Call
 from adapters.tgi.decode import default_card
@@ -30,6 +31,7 @@ def _info(dialect: Dialect, call: Call, card: ModelCard) -> Info:
         max_input_tokens=_max_input(card),
         max_total_tokens=card.context_length or 0,
         version=call.catalog.version,
+        adapters=card.adapters or UNSET,
     )
 
 

@@ -20,6 +20,7 @@ from schemas.errors import BackendFailed, InvalidRequest, Overloaded
 from schemas.ir import Delta, Event, Events, FinishReason, Generate, Sampling, Started, Usage
 
 _NEUTRAL = SamplingParams()
+_BACKGROUND = -1  # priority
 
 
 @dataclass(slots=True, eq=False)
@@ -114,8 +115,10 @@ class Answer:
                 stop_token_ids=stopping.stop_token_ids,
                 top_logprobs=request.top_logprobs if scored else -1,
                 prompt_logprobs=request.top_logprobs if request.prompt_logprobs and place == 0 else -1,
+                priority=_BACKGROUND if request.background else 0,
                 grammar=self._grammar,
                 features=prompt.features,
+                adapter=request.adapter_id or "",
             )
             self.submits.append(submit)
             detokenizer = self._text.vocabulary.detokenizer(ids)

@@ -19,6 +19,7 @@ from backends.native.channels import Connect, in_process, over_socket
 from backends.native.engine_process import EngineProcess, engine_command
 from backends.native.grammar import GrammarCheck, grammar_source
 from backends.native.link import EngineLink
+from backends.native.loading import in_turn
 from backends.native.messages import Ready
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.multimodal.prompts import ImagePrompts, images_of
@@ -111,7 +112,9 @@ class NativeBackend:
             grammars = text.grammars(ready.vocab_size, ready.eos_token_ids) if ready.generates else None
             self._grammars = None if grammars is None else GrammarCheck(grammars)
             if ready.images:
-                self._images = await asyncio.to_thread(ImagePrompts.load, self._options.model, self._options.images)
+                self._images = await asyncio.to_thread(
+                    in_turn, ImagePrompts.load, self._options.model, self._options.images, ready.image_tokens
+                )
             self.capabilities = _capabilities(text, ready, grammars=grammars is not None)
         except BaseException:
             await self.aclose()
@@ -157,8 +160,9 @@ class NativeBackend:
         return await text.tokenize(request.prompt, add_special_tokens=request.add_special_tokens)
 
     async def healthy(self) -> Health:
-        """What the link to the engine last heard."""
-        return self._link.health
+        """What the link to the engine last heard; ready only once it is known what the model can do."""
+        health = self._link.health
+        return Health("loading") if health.status == "ready" and not self.capabilities.features else health
 
     @property
     def engine_state(self) -> EngineState | None:
@@ -229,7 +233,8 @@ class NativeBackend:
 
     async def _load_text(self) -> TextCodec:
         try:
-            return await asyncio.to_thread(TextCodec.load, str(Path(self._options.model, self._recipe.folder)))
+            folder = str(Path(self._options.model, self._recipe.folder))
+            return await asyncio.to_thread(in_turn, TextCodec.load, folder)
         except (OSError, ValueError) as error:
             raise BackendUnavailable(f"There is no usable tokenizer in {self._options.model}.") from error
 
@@ -256,6 +261,7 @@ def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilit
         Feature.GRAMMAR: grammars,
         Feature.TOOLS: text.can_call,
         Feature.IMAGES: ready.images,
+        Feature.ADAPTERS: bool(ready.adapters),
     }
     return Capabilities(
         features=_FEATURES | {feature for feature, able in can.items() if able},
@@ -264,6 +270,8 @@ def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilit
         tokenize=True,
         context_length=ready.context_length,
         vocab_size=ready.vocab_size,
+        tokenizer=text.vocabulary.digest,
         dtype=ready.dtype,
         device=ready.device,
+        adapters=ready.adapters,
     )

@@ -96,6 +96,8 @@ def engine_command(options: EngineOptions, socket: Path) -> list[str]:
         flag, value = field.name.replace("_", "-"), getattr(options, field.name)
         if isinstance(value, bool):
             command.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, dict):
+            command.append(f"--{flag}={msgspec.json.encode(value).decode()}")
         else:
             command.append(f"--{flag}={value}")
     return command

@@ -85,7 +85,7 @@ class EngineLink:
         self._task = asyncio.create_task(self._run(), name="engine-link")
         await self._decided.wait()
         if self.ready is None:
-            raise BackendUnavailable(f"The engine did not start: {self._health.detail}.")
+            raise BackendUnavailable(f"The engine did not start: {self._health.detail.removesuffix('.')}.")
         return self.ready
 
     async def aclose(self) -> None:

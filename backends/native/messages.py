@@ -66,7 +66,7 @@ class Submit(Message, frozen=True):
     `eos_token_ids` with EOS; neither is heeded before `min_new_tokens`. `top_logprobs` -1: no logprobs at all.
     `prompt_logprobs` -1: none for the prompt. A greater `priority` goes first. `grammar` is what may be generated, in
     llguidance's words. `pool` asks for the prompt's vector, and with `max_new_tokens` 0 for nothing else; its first
-    `unpooled` tokens do not count in it.
+    `unpooled` tokens do not count in it. `adapter` is one of those that `Ready` names; empty: none.
     """
 
     seq: int
@@ -83,6 +83,7 @@ class Submit(Message, frozen=True):
     features: tuple[Feature, ...] = ()
     pool: bool = False
     unpooled: int = 0
+    adapter: str = ""
 
 
 class Cancel(Message, frozen=True):
@@ -154,7 +155,7 @@ class Loading(Message, frozen=True):
 
 class Ready(Message, frozen=True):
     """Engine: the model is loaded; sent first on every connection made after that. `embedding_size` 0: no vectors;
-    not `generates`: nothing else.
+    not `generates`: nothing else. `image_tokens` is the most that one picture may take in a prompt; 0: no pictures.
     """
 
     context_length: int
@@ -164,9 +165,15 @@ class Ready(Message, frozen=True):
     device: str
     tier: str
     max_sequences: int
-    images: bool = False
+    image_tokens: int = 0
     embedding_size: int = 0
     generates: bool = True
+    adapters: tuple[str, ...] = ()
+
+    @property
+    def images(self) -> bool:
+        """Whether prompts may hold pictures."""
+        return self.image_tokens > 0
 
 
 class Failed(Message, frozen=True):

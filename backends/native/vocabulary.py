@@ -6,6 +6,7 @@ Byte-level and SentencePiece tokenizers, which nearly all models have, concatena
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,7 +21,8 @@ _STUCK = 8
 class HfVocabulary:
     """The vocabulary of `tokenizer`, a `transformers.PreTrainedTokenizerBase`.
 
-    `strips_first_space` says that a text's very first space is not the text's own.
+    `strips_first_space` says that a text's very first space is not the text's own. `digest` is the same for
+    vocabularies that give every id the same name.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -30,6 +32,8 @@ class HfVocabulary:
         self._to_bytes = _to_bytes({step["type"] for step in steps})
         self.strips_first_space = any(_strips_first_space(step) for step in steps)
         self._pieces: dict[int, Piece] = {}
+        names = sorted((id, name) for name, id in tokenizer.get_vocab().items())
+        self.digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
     def piece(self, id: int) -> Piece:
         """The entry of a token; of an unknown id, an empty one."""

@@ -83,6 +83,7 @@ class ScriptedBackend:
             tokenize=True,
             context_length=self._options.context_length,
             vocab_size=self._tokenizer.size,
+            tokenizer="toy",
             dtype="none",
             device="none",
         )

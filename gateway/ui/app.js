@@ -108,10 +108,33 @@ function figures(report) {
     const against = row("th", `against ${report.control}`, "metric", "difference", "", "");
     shown.push(element("table", {}, against, ...report.comparisons.map(comparison)));
   }
+  shown.push(...report.paired.map((found) => pairs(found, report.control)));
   if (report.sample_ratio_mismatch) {
     shown.push(element("p", { className: "warning" }, "The arms' requests contradict the split: do not trust the figures."));
   }
   return shown;
+}
+
+// What one arm's pairs with the control tell: how alike the answers are, and how likely each model finds them.
+function pairs(found, control) {
+  const counts = (told) => Object.entries(told).map(([name, count]) => `${name}: ${count}`).join(", ");
+  const shown = [
+    row("td", "identical answers", estimate(found.identical), "", ""),
+    row("td", "token agreement", estimate(found.token_agreement), "", ""),
+    row("td", "same tokens before the first that differs", counts(found.first_divergence), "", ""),
+  ];
+  if (Object.keys(found.not_paired).length) shown.push(row("td", "not paired", counts(found.not_paired), "", ""));
+  shown.push(row("th", "log-likelihood per token", `by ${control}`, `by ${found.arm}`, "difference"));
+  for (const of of found.log_likelihoods) {
+    shown.push(row("td", `answers of ${of.answers_of}`, ...[of.by_control, of.by_arm, of.difference].map(estimate)));
+  }
+  const head = row("th", `${found.arm} paired with ${control}`, `${found.pairs} pairs`, "", "");
+  return element("table", { className: "pairs" }, head, ...shown);
+}
+
+function estimate(found) {
+  if (found.mean === null) return "";
+  return found.low === null ? number(found.mean) : `${number(found.mean)}  (${number(found.low)} to ${number(found.high)})`;
 }
 
 function comparison(found) {

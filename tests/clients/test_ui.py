@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ kind = "scripted"
 [endpoints.chat]
 served_entities = [
   {{ name = "a", backend = "s", model = "echo", traffic_percentage = 80 }},
-  {{ name = "b", backend = "s", model = "scripted", traffic_percentage = 20 }},
+  {{ name = "b", backend = "s", model = "scripted", traffic_percentage = 20, paired = {{ share = 1.0 }} }},
 ]
 """
 
@@ -82,6 +83,11 @@ def test_figures_are_shown_with_their_decisions(url: str, page: Page) -> None:
     page.until("document.querySelectorAll('.interval').length === 6")
     words = page.run("[...document.querySelectorAll('tr td:last-child span')].map((span) => span.textContent)")
     assert "higher" in words  # completion tokens
+    pairs = page.run("document.querySelector('.pairs').innerText")
+    assert re.search(r"b paired with a\s+\d+ pairs", pairs), pairs
+    assert re.search(r"first that differs\s+0: \d+", pairs), pairs  # an echo says something else from the first token
+    assert re.search(r"token agreement\s+0\b", pairs), pairs
+    assert re.search(r"answers of b\s+-\d", pairs), pairs
     assert page.errors == []
 
 

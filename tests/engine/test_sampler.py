@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from backends.native.engine import sampler
 from backends.native.engine.filters import filter_scores
 from backends.native.engine.processors import process
 from backends.native.engine.sampler import NoDistribution, choose, sample
@@ -140,3 +141,15 @@ def test_a_seed_replays_alone_in_a_batch_and_after_preemption(family: str) -> No
     assert 99 in victims
     assert alone.ids == beside.ids == chunked.ids == preempted.ids
     assert len(set(alone.ids)) > 8, "it was really sampled"
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 1000, 4096, 50_257, 151_936])
+def test_the_search_by_stretches_finds_what_torch_finds(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "_LARGE", 0)
+    scores = torch.randn(40, vocab, generator=torch.Generator().manual_seed(0))
+    scores[:3] = float("-inf")
+    scores[1, -1] = scores[2, vocab // 2] = 5.0
+    scores[3] = 1.0  # all the same: the first
+    scores[4, [0, vocab // 3, -1]] = 9.0  # so here
+    scores[5, -1] = float("nan")
+    assert sampler.argmax(scores).tolist() == scores.argmax(-1).tolist()

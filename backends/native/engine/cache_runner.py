@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from backends.native.engine.lora import adapting
 from backends.native.engine.sequence import Sequence, Work
 
 
@@ -27,14 +28,20 @@ class _State:
 
 
 class CacheRunner:
-    """Implements `runner.Runner` for any causal language model that `generate` can run."""
+    """Implements `runner.Runner` for any causal language model that `generate` can run.
+
+    Args:
+        model: the model.
+        adapters: those that were put on it (`lora.put_on`).
+    """
 
     tier = "cache"
     chunked = False
-    images = False
+    image_tokens = 0
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, adapters: tuple[str, ...] = ()) -> None:
         self._model = model
+        self.adapters = adapters
         self._states: dict[Sequence, _State] = {}
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -51,7 +58,8 @@ class CacheRunner:
         if state is None or state.computed != work.start:  # new, preempted, or half run in a step that failed
             state = None
         tokens = torch.tensor([work.sequence.tokens[: work.start + work.count]], device=self._model.device)
-        outputs, state = self._forward(tokens, state, work.wanted)
+        with adapting([work]):
+            outputs, state = self._forward(tokens, state, work.wanted)
         self._states[work.sequence] = state
         logits: Tensor = outputs.logits[0]
         return logits[len(logits) - work.wanted :]

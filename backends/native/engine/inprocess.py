@@ -15,6 +15,7 @@ from backends.native.engine.options import EngineOptions
 from backends.native.engine.serving import Inbox, serve, stop
 from backends.native.engine.startup import load_engine
 from backends.native.engine.weights import LoadError
+from backends.native.loading import in_turn
 from backends.native.messages import Failed, FromEngine, ToEngine
 
 log = structlog.get_logger()
@@ -49,7 +50,7 @@ class InProcessEngine:
 
     def _run(self) -> None:
         try:
-            engine, ready = load_engine(self._options, self._deliver)
+            engine, ready = in_turn(load_engine, self._options, self._deliver)
             self._deliver(ready)
             serve(engine, self._inbox, lambda _, message: self._deliver(message), self._stopping)
         except LoadError as error:

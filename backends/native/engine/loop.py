@@ -11,6 +11,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Sequence as Seq
 from itertools import count
+from operator import attrgetter
 
 import structlog
 import torch
@@ -28,6 +29,7 @@ from schemas.ir import FinishReason
 log = structlog.get_logger()
 
 _PATIENCE = 0.005  # seconds that an idle engine waits for a grammar before it looks for messages again
+_ADAPTER = attrgetter("sequence.request.adapter")
 
 
 class Engine:
@@ -81,7 +83,7 @@ class Engine:
 
     def submit(self, connection: int, request: Submit) -> None:
         """Take a sequence, or tell in the next step why not."""
-        sequence = Sequence(connection, request, next(self._arrivals))
+        sequence = Sequence(connection, request, next(self._arrivals), salt=request.adapter.encode())
         try:
             self._check(connection, request)
             self._begin(sequence)
@@ -123,7 +125,7 @@ class Engine:
             torch.AcceleratorError: the device is lost; the process had better end.
         """
         self._add_compiled()
-        works = self._scheduler.schedule()
+        works = sorted(self._scheduler.schedule(), key=_ADAPTER)  # those of an adapter go through it together
         with torch.inference_mode():
             self._run(works)
         outputs, self._outputs = self._outputs, defaultdict(list)
@@ -136,10 +138,14 @@ class Engine:
             raise Refused("the prompt is empty")
         if len(request.prompt) + request.max_new_tokens > self._context_length:
             raise Refused(f"prompt and max_new_tokens exceed the context of {self._context_length} tokens")
-        if request.features and not self._runner.images:
+        if request.features and not self._runner.image_tokens:
             raise Refused("this model takes no images")
+        if any(feature.length > self._runner.image_tokens for feature in request.features):
+            raise Refused(f"an image takes more than the {self._runner.image_tokens} tokens that are made ready for")
         if request.pool and self._hidden is None:
             raise Refused("the model makes no vectors")
+        if request.adapter and request.adapter not in self._runner.adapters:
+            raise Refused(f"there is no adapter '{request.adapter}'")
         biased = (token for token, _ in request.sampling.logit_bias)
         named = (*request.prompt, *biased, *request.stop_token_ids, *request.eos_token_ids)
         if min(named) < 0 or max(named) >= self._vocab_size:
@@ -197,7 +203,8 @@ class Engine:
     def _advance(self, work: Work, found: Sample) -> None:
         """Note what a work gave; tell the worker, if the sequence gained a token."""
         sequence = work.sequence
-        sequence.prompt_logprobs += found.prompt
+        if found.prompt:
+            sequence.prompt_logprobs += found.prompt
         self._scheduler.commit(work)
         if found.token is None:
             return
@@ -253,10 +260,10 @@ class Engine:
 
 def finish_reason(sequence: Sequence) -> FinishReason | None:
     """Why a sequence ends with its newest token, if it does."""
-    request, token = sequence.request, sequence.tokens[-1]
-    if sequence.generated > request.min_new_tokens:
+    request, token, generated = sequence.request, sequence.tokens[-1], sequence.generated
+    if generated > request.min_new_tokens:
         if token in request.eos_token_ids:
             return FinishReason.EOS
         if token in request.stop_token_ids:
             return FinishReason.STOP_TOKEN
-    return FinishReason.LENGTH if sequence.generated >= request.max_new_tokens else None
+    return FinishReason.LENGTH if generated >= request.max_new_tokens else None

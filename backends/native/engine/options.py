@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+AdapterName = Annotated[
+    str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$", max_length=256)
+]
+"""What every protocol that has adapters takes for a name. It is a key of a table, never a path."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True):
@@ -10,7 +17,8 @@ class EngineOptions(msgspec.Struct, frozen=True):
 
     Attributes:
         model: folder of a checkpoint as `save_pretrained` writes it.
-        dtype: `auto` (see `weights.pick_dtype`), `float32`, `bfloat16` or `float16`.
+        dtype: `auto` (see `weights.pick_dtype`), `float32`, `bfloat16` (or `bf16`), `float16`; `int8` or `int4` for
+            weights of so many bits (see `quantised_linear`).
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         threads: CPU threads of torch; 0: the physical cores but one, which is left to the workers.
         context_length: shortens the model's own.
@@ -20,7 +28,9 @@ class EngineOptions(msgspec.Struct, frozen=True):
         block_size: tokens of a KV cache block.
         kv_tokens: tokens the KV cache holds.
         prefix_caching: reuse cache blocks of equal prefixes.
+        text_only: serve no pictures, of a model that takes them, either.
         tier: `auto` (by the self-check), or `packed` or `cache` to insist.
+        adapters: folders of LoRA adapters, as peft's `save_pretrained` writes them, by the names that requests use.
     """
 
     model: str
@@ -34,4 +44,6 @@ class EngineOptions(msgspec.Struct, frozen=True):
     block_size: int = 16
     kv_tokens: int = 0
     prefix_caching: bool = True
+    text_only: bool = False
     tier: str = "auto"
+    adapters: dict[AdapterName, str] = {}

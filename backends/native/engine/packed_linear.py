@@ -11,11 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 # For how many rows the order is chosen; other numbers work with it, too.
 _ROWS = 32
 # A smaller weight, in numbers, is multiplied sooner than oneDNN's call is set up (measured on one row).
 _LEAST = 2**18
+# Fewer rows take oneDNN longer: one row a seventh more in bfloat16, a quarter more in float32 (measured).
+_FEWEST_ROWS = 4
 
 
 class PackedLinear(nn.Module):
@@ -31,6 +34,13 @@ class PackedLinear(nn.Module):
         """[..., in_features] to [..., out_features]."""
         if not rows.numel():
             return rows.new_empty(*rows.shape[:-1], self.out_features)
+        count = rows.numel() // self.in_features
+        if count >= _FEWEST_ROWS:
+            return self._multiply(rows)
+        padded = functional.pad(rows.reshape(count, -1), (0, 0, 0, _FEWEST_ROWS - count))
+        return self._multiply(padded)[:count].view(*rows.shape[:-1], self.out_features)
+
+    def _multiply(self, rows: Tensor) -> Tensor:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")  # noqa: SLF001
         return product
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
+from typing import get_origin
 
 import msgspec
 import structlog
@@ -38,13 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> tuple[Path, EngineOptions]:
-    """Every field of `EngineOptions` is an option of the same name."""
+    """Every field of `EngineOptions` is an option of the same name; tables are JSON."""
     parser = argparse.ArgumentParser(prog="python -m backends.native.engine.process", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True, help="path of the Unix socket to listen on")
     for option in msgspec.structs.fields(EngineOptions):
         flag = f"--{option.name.replace('_', '-')}"
         if option.type is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=option.default)
+        elif get_origin(option.type) is dict:
+            parser.add_argument(flag, type=msgspec.json.decode, default={})
         else:
             required = option.default is msgspec.NODEFAULT
             default = None if required else option.default

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from backends.native.engine.grammar import mask_scores
 from backends.native.engine.sequence import Sequence
+from backends.native.messages import SamplingParams
 
 _NEVER = float("-inf")
 # The constants of text-generation-inference, whose detector and that of transformers then find the mark.
@@ -45,18 +46,18 @@ def process(scores: Tensor, sequences: Seq[Sequence]) -> Tensor:
 
 
 def _asks(sequence: Sequence) -> bool:
-    sampling = sequence.request.sampling
+    request = sequence.request
+    sampling = request.sampling
     return bool(
-        _penalised(sequence)
+        _penalised(sampling)
         or sampling.logit_bias
         or sampling.watermark
-        or _too_early(sequence)
+        or (request.min_new_tokens and _too_early(sequence))
         or sequence.constraint is not None
     )
 
 
-def _penalised(sequence: Sequence) -> bool:
-    sampling = sequence.request.sampling
+def _penalised(sampling: SamplingParams) -> bool:
     return sampling.repetition_penalty != 1.0 or bool(sampling.presence_penalty or sampling.frequency_penalty)
 
 
@@ -124,7 +125,7 @@ class History:
 
 
 def _penalise(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
-    rows = [row for row in rows if _penalised(sequences[row])]
+    rows = [row for row in rows if _penalised(sequences[row].request.sampling)]
     if not rows:
         return
     histories = [_history(sequences[row], scores) for row in rows]

@@ -32,8 +32,8 @@ class Group:
     Attributes:
         tokens: [sequences * new] where their new tokens are in the pack.
         slots: [sequences * keys] where their keys and values are in the cache.
-        mask: [sequences, 1, heads a key head has * new, keys], True where a query sees a key; None: everywhere,
-            or as `causal` says.
+        mask: [sequences, 1, heads a key head has * new, keys] (or what broadcasts to it), True where a query sees a
+            key; None: everywhere, or as `causal` says.
         sequences: how many.
         causal: a whole prompt: a query sees the keys up to its own, which torch does faster without a mask.
     """
@@ -116,41 +116,52 @@ def _group(
     starts = metadata.starts
     tokens = [starts[index] + offset for offset in range(new) for index in indices]  # one index, or one new token
     causal = not masked and 1 < new == contexts[0] <= (window or new)
-    mask = None if causal else _mask(lengths, new, window, device)
-    tables = metadata.block_tables[index_tensor(indices, device)]
+    own = _own(lengths, device)
+    mask = None if causal else _mask(lengths, own, new, window, sharing, device)
+    tables = metadata.block_tables
+    if len(indices) < len(tables):  # else they are all, in order
+        tables = tables[index_tensor(indices, device)]
     return Group(
         tokens=index_tensor(tokens, device),
-        slots=_slots(tables, firsts, lengths, size).flatten(),
-        mask=None if mask is None else mask.repeat(1, sharing, 1).unsqueeze(1),
+        slots=_slots(tables, firsts, max(lengths), own, size).flatten(),
+        mask=mask,
         sequences=len(indices),
         causal=causal,
     )
 
 
-def _slots(tables: Tensor, firsts: list[int], lengths: list[int], size: int) -> Tensor:
-    """[sequences, most keys]: `lengths` slots from position `firsts` (0 if empty) on, then the first of them again."""
-    device = tables.device
+def _own(lengths: list[int], device: torch.device) -> Tensor | None:
+    """[sequences, most keys], True where a sequence has a key of its own; None if all do."""
     most = max(lengths)
+    if min(lengths) == most:
+        return None
+    return torch.arange(most, device=device) < index_tensor(lengths, device).unsqueeze(1)
+
+
+def _slots(tables: Tensor, firsts: list[int], most: int, own: Tensor | None, size: int) -> Tensor:
+    """[sequences, most keys]: slots from position `firsts` (0 if empty) on; the first of them where it is not `own`."""
+    device = tables.device
     if any(firsts):
         columns = index_tensor([first // size for first in firsts], device).unsqueeze(1)
         columns = columns + torch.arange(-(-most // size), device=device)
         tables = tables.gather(1, columns.clamp_(max=tables.shape[1] - 1))
     slots = (tables.unsqueeze(2) * size + torch.arange(size, device=device)).flatten(1)[:, :most]
-    if min(lengths) == most:
-        return slots
-    own = torch.arange(most, device=device) < index_tensor(lengths, device).unsqueeze(1)
-    return torch.where(own, slots, slots[:, :1])
+    return slots if own is None else torch.where(own, slots, slots[:, :1])
 
 
-def _mask(lengths: list[int], new: int, window: int | None, device: torch.device) -> Tensor | None:
-    """[sequences, new, most keys], True where one of the last `new` tokens sees a key; None if all do."""
+def _mask(
+    lengths: list[int], own: Tensor | None, new: int, window: int | None, sharing: int, device: torch.device
+) -> Tensor | None:
+    """See `Group.mask`, for the last `new` tokens of sequences of `lengths` keys."""
     most = max(lengths)
-    if new == 1 and min(lengths) == most <= (window or most):
-        return None
+    if new == 1 and most <= (window or most):
+        return None if own is None else own.unsqueeze(1).unsqueeze(1)
     key = torch.arange(most, device=device)
     query = index_tensor(lengths, device).view(-1, 1, 1) + torch.arange(-new, 0, device=device).view(1, -1, 1)
     visible = key <= query
-    return visible if window is None else visible & (key > query - window)
+    if window is not None:
+        visible &= key > query - window
+    return visible.repeat(1, sharing, 1).unsqueeze(1)
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, group: Group, params: AttentionParams) -> Tensor:

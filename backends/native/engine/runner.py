@@ -17,6 +17,7 @@ from torch import Tensor
 
 from backends.native.engine.attention import NAME, AttentionMetadata, Forward, Kernel, index_tensor, running, text_part
 from backends.native.engine.kv_cache import KVCache
+from backends.native.engine.lora import adapting
 from backends.native.engine.reference import reference_kernel
 from backends.native.engine.sequence import Sequence, Work
 from backends.native.multimodal.embedder import Embedder
@@ -29,8 +30,10 @@ class Runner(Protocol):
     """Its name, for the log and for `Ready`."""
     chunked: bool
     """Whether a prompt may be run in pieces."""
-    images: bool
-    """Whether prompts may hold pictures."""
+    image_tokens: int
+    """The most that a picture may take in a prompt; 0: prompts hold no pictures."""
+    adapters: tuple[str, ...]
+    """Those that a sequence may ask for."""
 
     def run(self, works: Seq[Work]) -> Tensor:
         """[rows, vocabulary] logits: for each work in turn, its `wanted`.
@@ -50,13 +53,19 @@ class PackedRunner:
     Args:
         model: a causal language model of transformers with an attention interface; its decoder is set to ours.
         embedder: puts pictures in, if it takes any.
+        adapters: those that were put on the model (`lora.put_on`).
     """
 
     tier = "packed"
     chunked = True
 
     def __init__(
-        self, model: Any, cache: KVCache, kernel: Kernel = reference_kernel, embedder: Embedder | None = None
+        self,
+        model: Any,
+        cache: KVCache,
+        kernel: Kernel = reference_kernel,
+        embedder: Embedder | None = None,
+        adapters: tuple[str, ...] = (),
     ) -> None:
         text_part(model).set_attn_implementation(NAME)
         self._model = model
@@ -64,19 +73,24 @@ class PackedRunner:
         self._kernel = kernel
         self._device = model.device
         self._embedder = embedder
-        self.images = embedder is not None
+        self.image_tokens = embedder.worst.length if embedder is not None and embedder.worst is not None else 0
+        self.adapters = adapters
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def run(self, works: Seq[Work]) -> Tensor:
         """See `Runner`."""
         ids, positions = array("q"), array("q")
         for work in works:
-            ids.extend(work.tokens)
-            positions.extend(range(work.start, work.start + work.count))
+            if work.count == 1:
+                ids.append(work.sequence.tokens[work.start])
+                positions.append(work.start)
+            else:
+                ids.extend(work.tokens)
+                positions.extend(range(work.start, work.start + work.count))
         tokens, places = (index_tensor(values, self._device) for values in (ids, positions))
         rows = index_tensor(wanted_rows(works), self._device)
         extra = {"logits_to_keep": rows} if self._keeps else {}
-        with running(Forward(self.cache, self._metadata(works, places), self._kernel)):
+        with running(Forward(self.cache, self._metadata(works, places), self._kernel)), adapting(works):
             logits: Tensor = self._model(
                 **self._inputs(tokens.unsqueeze(0), works),
                 position_ids=self._positions(places, works),
@@ -102,7 +116,7 @@ class PackedRunner:
     def _metadata(self, works: Seq[Work], positions: Tensor) -> AttentionMetadata:
         size = self.cache.block_size
         counts = [work.count for work in works]
-        ends = [work.start + work.count for work in works]
+        ends = [work.start + count for work, count in zip(works, counts, strict=True)]
         tables = self._block_tables(works, -(-max(ends) // size))
         owners = torch.arange(len(works), device=self._device)
         if len(positions) > len(works):
@@ -119,9 +133,12 @@ class PackedRunner:
         padding = array("q", bytes(8 * width))
         tables = array("q")
         for work in works:
-            blocks = work.sequence.blocks[:width]
+            blocks = work.sequence.blocks
+            if len(blocks) > width:
+                blocks = blocks[:width]
             tables.extend(blocks)
-            tables.extend(padding[len(blocks) :])
+            if len(blocks) < width:
+                tables.extend(padding[len(blocks) :])
         return index_tensor(tables, self._device).view(len(works), width)
 
 
@@ -131,5 +148,8 @@ def wanted_rows(works: Seq[Work]) -> array[int]:
     end = 0
     for work in works:
         end += work.count
-        rows.extend(range(end - work.wanted, end))
+        if work.wanted == 1:
+            rows.append(end - 1)
+        else:
+            rows.extend(range(end - work.wanted, end))
     return rows

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from itertools import accumulate
+from math import isqrt
 
 import msgspec
 import torch
@@ -18,6 +19,9 @@ from backends.native.engine.noise import perturb
 from backends.native.engine.processors import process
 from backends.native.engine.sequence import Sequence, Work
 from backends.native.messages import Logprobs
+
+# On a CPU, a search of more numbers than these goes by the maxima of stretches: torch vectorises `amax`, not `argmax`.
+_LARGE = 2**16
 
 
 class NoDistribution(ArithmeticError):
@@ -48,17 +52,19 @@ def sample(works: Seq[Work], logits: Tensor) -> list[Sample]:
     Raises:
         NoDistribution: for at least one sequence no token can be chosen.
     """
-    ends = list(accumulate(work.wanted for work in works))
-    sampling = [(work.sequence, end - 1) for work, end in zip(works, ends, strict=True) if work.samples]
-    sequences = [sequence for sequence, _ in sampling]
-    last = [row for _, row in sampling]
+    ends = list(accumulate([work.wanted for work in works]))
+    sequences = [work.sequence for work in works if work.samples]
+    last = [end - 1 for work, end in zip(works, ends, strict=True) if work.samples]
     raw = (logits if len(last) == len(logits) else logits[torch.tensor(last, dtype=torch.long)]).float()
 
     tokens = choose(sequences, raw) if sequences else []
-    chosen = iter(zip(tokens, chosen_logprobs(sequences, raw, tokens), strict=True))
+    told = zip(tokens, chosen_logprobs(sequences, raw, tokens), strict=True)
+    if len(last) == len(works) == len(logits):  # decode: no prompt to score
+        return [Sample(token, logprobs) for token, logprobs in told]
+
     samples = []
     for work, end in zip(works, ends, strict=True):
-        token, logprobs = next(chosen) if work.samples else (None, None)
+        token, logprobs = next(told) if work.samples else (None, None)
         prompt = prompt_logprobs(work, logits[end - work.wanted : end]) if work.sequence.scores_prompt else ()
         samples.append(Sample(token, logprobs, prompt))
     return samples
@@ -67,19 +73,34 @@ def sample(works: Seq[Work], logits: Tensor) -> list[Sample]:
 def choose(sequences: Seq[Sequence], raw: Tensor) -> list[int]:
     """The next token of each sequence by its own parameters. `raw` is [sequences, vocabulary] float32, left alone."""
     scores = process(raw, sequences)
-    tokens = scores.argmax(-1)
+    tokens = argmax(scores)
     random = [row for row, sequence in enumerate(sequences) if sequence.request.sampling.temperature > 0]
     if random:
         index = torch.tensor(random, device=scores.device)
         params = [sequences[row].request.sampling for row in random]
         positions = [len(sequences[row].tokens) for row in random]
         filtered = filter_scores(scores[index], params)
-        tokens[index] = perturb(filtered, [p.seed for p in params], positions).argmax(-1)
+        tokens[index] = argmax(perturb(filtered, [p.seed for p in params], positions))
     # argmax takes NaN for the largest, so the chosen score tells of one anywhere in the row.
     if not bool(scores.gather(1, tokens.unsqueeze(1)).isfinite().all()):
         raise NoDistribution("the model's output is not a probability distribution")
     chosen: list[int] = tokens.tolist()
     return chosen
+
+
+def argmax(scores: Tensor) -> Tensor:
+    """[rows, vocabulary] to [rows], as torch's own: the first of the largest, or a NaN."""
+    if scores.numel() < _LARGE or scores.device.type != "cpu":
+        return scores.argmax(-1)
+    vocab = scores.shape[1]
+    width = min(vocab, -(-isqrt(vocab) // 32) * 32)  # what vector units like
+    whole = vocab // width
+    peaks = scores[:, : whole * width].view(-1, whole, width).amax(-1)
+    if whole * width < vocab:  # one more stretch, which overlaps the last
+        peaks = torch.cat((peaks, scores[:, -width:].amax(-1, keepdim=True)), dim=1)
+    start = (peaks.argmax(-1, keepdim=True) * width).clamp_(max=vocab - width)
+    stretch = scores.gather(1, start + torch.arange(width))
+    return (start + stretch.argmax(-1, keepdim=True)).squeeze(1)
 
 
 def chosen_logprobs(sequences: Seq[Sequence], raw: Tensor, tokens: Seq[int]) -> list[Logprobs | None]:

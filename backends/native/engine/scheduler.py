@@ -118,11 +118,12 @@ class Scheduler:
     def _continue_running(self) -> list[Work]:
         works: list[Work] = []
         budget = self._step_tokens
-        while len(works) < len(self.running):
-            sequence = self.running[len(works)]
-            later = len(self.running) - len(works) - 1
+        size = self.pool.size
+        for position, sequence in enumerate(self.running):  # the end of which may be preempted meanwhile
+            later = len(self.running) - position - 1
             work = self._piece(sequence, budget - later)  # a long prefill leaves each later one its token
-            if not self._reserve(sequence, work.start + work.count):
+            end = work.start + work.count
+            if end > len(sequence.blocks) * size and not self._reserve(sequence, end):
                 break
             works.append(work)
             budget -= work.count
@@ -143,6 +144,8 @@ class Scheduler:
 
     def _piece(self, sequence: Sequence, budget: int) -> Work:
         pending = sequence.pending
+        if pending == 1 <= budget:
+            return Work(sequence, sequence.computed, 1, True)
         limit = min(budget, self._prompt_logprob_chunk) if self._chunked and sequence.scores_prompt else budget
         count = min(pending, limit)
         assert count > 0, "a running sequence always has a token to run, and the budget one for it"
@@ -178,10 +181,8 @@ class Scheduler:
         return self.pool.find(sequence.block_keys[:full])
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:
-        """Have blocks for `tokens` tokens, preempting from the end of the line; False if that came to `sequence`."""
+        """Get the blocks that `tokens` tokens lack, preempting from the end of the line; False if that came to it."""
         missing = self.pool.blocks_for(tokens) - len(sequence.blocks)
-        if missing <= 0:
-            return True
         while self.pool.free < missing:
             victim = self.running.pop()
             self._preempt(victim)

@@ -113,4 +113,6 @@ class Work(msgspec.Struct, frozen=True, eq=False, gc=False):
     @property
     def wanted(self) -> int:
         """How many of its last tokens' logits are wanted."""
+        if self.count == 1 and self.samples:  # decode, told quickly
+            return 1
         return self.count if self.sequence.scores_prompt else int(self.samples)

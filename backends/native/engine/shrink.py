@@ -36,24 +36,41 @@ _SMALLER = {
     "n_group": 2,
     "topk_group": 1,
 }
+# The same of towers for sound and for pictures, of which the first two are what they call their layers.
+_SMALLER_TOWER = {"num_blocks": 1, "depth": 1, "intermediate_size": 96}
+# What towers call the width of the text part, which they end in.
+_WIDTHS_OF_TEXT = ("out_hidden_size", "projection_dim")
 _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+_IMAGE_TOKEN_IDS = ("image_token_id", "image_token_index")
 
 
-def shrunken_copy(model: Any, *, few_heads: bool = True, few_layers: bool = True) -> Any:
+def shrunken_copy(
+    model: Any,
+    *,
+    few_heads: bool = True,
+    few_layers: bool = True,
+    image_token_id: int | None = None,
+    most_parameters: int = _MOST_PARAMETERS,
+) -> Any:
     """A small model of the same class, in float32 on the same device (the CPU if it is `meta`), in evaluation mode.
 
     Args:
         model: a causal or composite language model.
         few_heads: whether to take attention heads away, and with them hidden width.
         few_layers: whether to take layers away. Not every class can do without them.
+        image_token_id: the copy's placeholder for pictures; the model's own may be outside of the small vocabulary.
+        most_parameters: beyond which a copy is not small.
 
     Raises:
         Exception: of any kind, if the class cannot be built that way.
     """
     config = shrunken_config(model.config, few_heads=few_heads, few_layers=few_layers)
+    for name in _IMAGE_TOKEN_IDS if image_token_id is not None else ():
+        if hasattr(config, name):
+            setattr(config, name, image_token_id)
     with torch.device("meta"):
         parameters = sum(parameter.numel() for parameter in type(model)(copy.deepcopy(config)).parameters())
-    if parameters > _MOST_PARAMETERS:
+    if parameters > most_parameters:
         raise ValueError(f"a copy of {parameters:,} parameters is not small")
     device = "cpu" if model.device.type == "meta" else model.device
     with torch.random.fork_rng(), torch.device(device):
@@ -67,16 +84,20 @@ def shrunken_config(config: Any, *, few_heads: bool, few_layers: bool) -> Any:
     """A copy of `config` with its sizes reduced, those of its other parts (a vision tower) to one layer."""
     config = copy.deepcopy(config)
     text = config.get_text_config(decoder=True)
-    for name in config.sub_configs:
-        part = getattr(config, name, None)
-        if part is not None and part is not text:
-            _shrink_layers(part, 1)
-            if getattr(part, "num_blocks", 0) > 1:  # what a tower for sound calls its layers
-                part.num_blocks = 1
+    for part in _towers(config, text):
+        _shrink_layers(part, 1)
+        for name, size in _SMALLER_TOWER.items():
+            if isinstance(getattr(part, name, None), int):
+                setattr(part, name, min(size, getattr(part, name)))
     if few_layers:
         _shrink_layers(text, _fewest_layers(text))
     if few_heads:
+        width = text.hidden_size
         _shrink_heads(text)
+        for part in _towers(config, text):
+            for name in _WIDTHS_OF_TEXT:
+                if getattr(part, name, None) == width:
+                    setattr(part, name, text.hidden_size)
     for name, size in _SMALLER.items():
         present = getattr(text, name, None)
         if isinstance(present, list):
@@ -89,6 +110,12 @@ def shrunken_config(config: Any, *, few_heads: bool, few_layers: bool) -> Any:
             if getattr(part, name, None) is not None:
                 setattr(part, name, 1)
     return config
+
+
+def _towers(config: Any, text: Any) -> list[Any]:
+    """The configurations of its other parts."""
+    parts = (getattr(config, kind, None) for kind in config.sub_configs)
+    return [part for part in parts if part is not None and part is not text]
 
 
 def _fewest_layers(config: Any) -> int:

@@ -16,11 +16,15 @@ from backends.native.engine.encoder import EncoderEngine
 from backends.native.engine.grammar import Compiler
 from backends.native.engine.kv_cache import KVCache
 from backends.native.engine.loop import Engine
+from backends.native.engine.lora import put_on
+from backends.native.engine.lora_check import why_not_adapted
+from backends.native.engine.lora_weights import load_adapters
 from backends.native.engine.machine import available_memory, physical_cores
 from backends.native.engine.options import EngineOptions
 from backends.native.engine.packed_linear import pack_linears
 from backends.native.engine.pooled import Pooler
 from backends.native.engine.pooling import HiddenStates
+from backends.native.engine.quantised_linear import BITS, quantise_linears
 from backends.native.engine.runner import PackedRunner, Runner
 from backends.native.engine.scheduler import Scheduler
 from backends.native.engine.selfcheck import why_not_packed
@@ -28,7 +32,10 @@ from backends.native.engine.sequence import Sequence, Work
 from backends.native.engine.serving import Steps
 from backends.native.engine.weights import LoadedModel, LoadError, is_encoder, load, load_encoder
 from backends.native.messages import Loading, Ready, Submit
-from backends.native.multimodal.profiling import make_embedder
+from backends.native.multimodal.embedder import Embedder
+from backends.native.multimodal.processing import NotServed
+from backends.native.multimodal.profiling import make_embedder, profile
+from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
 from backends.native.recipe import PLAIN, Recipe, RecipeError, read_recipe
 
 log = structlog.get_logger()
@@ -75,7 +82,9 @@ def _generator(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
     loaded = load(options.model, options.dtype, options.device)
     torch.set_num_threads(options.threads or _threads(loaded.model))
     report(Loading(0.6, "self-check"))
-    packed = _is_packed(loaded, options.tier)
+    packed = _is_packed(loaded, options)
+    if options.adapters:
+        _put_adapters_on(loaded.model, options.adapters, "packed" if packed else "cache")
     report(Loading(0.8, "cache"))
     with torch.inference_mode():
         runner, blocks = _packed(loaded, options) if packed else _cached(loaded, options)
@@ -105,7 +114,7 @@ def _announced(loaded: LoadedModel, options: EngineOptions, context: int, **more
         context_length=context,
         vocab_size=loaded.vocab_size,
         eos_token_ids=loaded.eos_token_ids,
-        dtype=str(loaded.model.dtype).removeprefix("torch."),
+        dtype=options.dtype if options.dtype in BITS else str(loaded.model.dtype).removeprefix("torch."),
         device=str(loaded.model.device),
         max_sequences=options.max_sequences,
         **more,
@@ -123,17 +132,35 @@ def _check(options: EngineOptions) -> None:
             raise LoadError(f"{name} must not be negative.")
 
 
-def _is_packed(loaded: LoadedModel, tier: str) -> bool:
-    if tier != "auto":
-        return tier == "packed"
+def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
+    """Whether the model runs on the packed tier; its linear layers are replaced if the self-check finds them right."""
+    if options.tier != "auto":
+        _quantise(loaded, options.dtype)
+        return options.tier == "packed"
     why = why_not_packed(loaded.model, change=partial(pack_linears, least=1))
     if why is None:
+        _quantise(loaded, options.dtype)
         pack_linears(loaded.model)
         return True
+    if options.dtype in BITS:
+        raise LoadError(f"This model cannot run in {options.dtype}: with other linear layers {why}.")
     why = why_not_packed(loaded.model)
     if why is not None:
         log.warning("model.runs_slowly", model_type=loaded.config.model_type, tier="cache", why=why)
     return why is None
+
+
+def _put_adapters_on(model: Any, folders: dict[str, str], tier: str) -> None:
+    adapters = load_adapters(model, folders)
+    why = why_not_adapted(model, {layer for adapter in adapters.values() for layer in adapter}, tier)
+    if why is not None:
+        raise LoadError(f"Adapters cannot be applied to this {model.config.model_type}: {why}.")
+    put_on(model, adapters)
+
+
+def _quantise(loaded: LoadedModel, dtype: str) -> None:
+    if dtype in BITS and not quantise_linears(loaded.model, BITS[dtype]):
+        raise LoadError(f"This model has no linear layers that could run in {dtype}.")
 
 
 def _threads(model: Any) -> int:
@@ -156,8 +183,15 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         on_preempted=runner.forget,
     )
     hidden = HiddenStates.of(loaded.model, runner)
-    size = hidden.size if hidden else 0
-    ready = _announced(loaded, options, context, tier=runner.tier, images=runner.images, embedding_size=size)
+    ready = _announced(
+        loaded,
+        options,
+        context,
+        tier=runner.tier,
+        image_tokens=runner.image_tokens,
+        embedding_size=hidden.size if hidden else 0,
+        adapters=runner.adapters,
+    )
     engine = Engine(
         runner,
         scheduler,
@@ -180,28 +214,42 @@ def _wanted_blocks(loaded: LoadedModel, options: EngineOptions) -> int:
 
 
 def _packed(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
-    embedder = make_embedder(loaded.model, options.model, options.step_tokens)
     probe = PackedRunner(loaded.model, KVCache(1, options.block_size))
     sequence = Sequence(0, Submit(0, (0,), 1), 0)
     sequence.blocks.append(0)
     probe.run([Work(sequence, 0, 1, samples=True)])
-    affordable = _cache_bytes(loaded.model.device) // probe.cache.bytes_per_block
+    embedder = None if options.text_only else _embedder(loaded, options)
+    taken = profile(loaded.model, probe, embedder, options, _context(loaded, options)) if embedder else 0
+    affordable = _cache_bytes(loaded.model.device, taken) // probe.cache.bytes_per_block
     blocks = _wanted_blocks(loaded, options)
     if not options.kv_tokens:
         blocks = min(blocks, affordable)
     if blocks < 1 or (blocks > affordable and loaded.model.device.type != "cpu"):
         raise LoadError(f"The KV cache does not fit into the memory that the model leaves of {loaded.model.device}.")
-    return PackedRunner(loaded.model, probe.cache.resized(blocks), embedder=embedder), blocks
+    adapters = tuple(options.adapters)
+    return PackedRunner(loaded.model, probe.cache.resized(blocks), embedder=embedder, adapters=adapters), blocks
+
+
+def _embedder(loaded: LoadedModel, options: EngineOptions) -> Embedder | None:
+    try:
+        return make_embedder(loaded.model, options.model, options.step_tokens)
+    except NotServed as error:
+        raise LoadError(
+            f"{type(loaded.model).__name__} takes images, which cannot be served rightly here: {error}. To serve its "
+            f"text alone, set text_only = true. Models whose images are served by name: "
+            f"{', '.join(MULTIMODAL_REGISTRY.names)}."
+        ) from error
 
 
 def _cached(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
     most = max(_CACHE_TIER_TOKENS, _context(loaded, options)) // options.block_size
     blocks = _wanted_blocks(loaded, options)
-    return CacheRunner(loaded.model), blocks if options.kv_tokens else min(blocks, most)
+    return CacheRunner(loaded.model, tuple(options.adapters)), blocks if options.kv_tokens else min(blocks, most)
 
 
-def _cache_bytes(device: torch.device) -> int:
+def _cache_bytes(device: torch.device, taken: int) -> int:
+    """Memory for the KV cache, where a step may take as much; on a GPU that is reserved already, having been run."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * _GPU_SHARE)
-    return min(int(available_memory() * _CPU_SHARE), _CPU_MOST)
+    return min(int(max(0, available_memory() - taken) * _CPU_SHARE), _CPU_MOST)

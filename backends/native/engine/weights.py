@@ -25,8 +25,15 @@ from transformers import (
     GenerationConfig,
 )
 
+from backends.native.engine.quantised_linear import BITS
+
 _SMALL = 2 * 1024**3
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float16": torch.float16,
+}
 # What the context length is called, by age.
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "context_length", "max_seq_len", "seq_length")
 _UNBOUNDED_CONTEXT = 32_768
@@ -129,11 +136,16 @@ def pick_dtype(dtype: str, path: Path, config: Any, device: torch.device) -> tor
 
     A batch's shape decides how a matrix product is summed up. In bfloat16 that moves logits enough to change which
     token comes out, so that an answer would depend on its neighbours; in float32 hardly ever. Small models can afford
-    it, and CPUs without bfloat16 units are no slower in float32.
+    it, and CPUs without bfloat16 units are no slower in float32. With weights of fewer bits all else is bfloat16, on
+    CPUs that have such units.
     """
+    if dtype in BITS:
+        if device.type != "cpu":
+            raise LoadError(f"The dtype {dtype} is for CPUs, not for {device}.")
+        return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32  # noqa: SLF001
     if dtype != "auto":
         if dtype not in _DTYPES:
-            raise LoadError(f"'{dtype}' is not a dtype; it must be auto, float32, bfloat16 or float16.")
+            raise LoadError(f"'{dtype}' is not a dtype; it must be one of auto, {', '.join((*_DTYPES, *BITS))}.")
         return _DTYPES[dtype]
     own = config.dtype or config.get_text_config(decoder=True).dtype or torch.float32
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))

@@ -50,9 +50,12 @@ class Embedder:
     Args:
         model: the multimodal model.
         capacity: embeddings remembered.
+        worst: the picture of the most tokens, where there is a limit.
     """
 
-    def __init__(self, model: SupportsMultiModal, capacity: int) -> None:
+    def __init__(self, model: SupportsMultiModal, capacity: int, worst: Feature | None = None) -> None:
+        self.capacity = capacity
+        self.worst = worst
         self._model = model
         self._device = model.model.device
         self._positions: dict[Sequence, Positions | None] = {}
@@ -129,8 +132,9 @@ class Embedder:
         where = [feature.offset + place - work.start for place in range(begin, end) if is_embed[place]]
         if not where:
             return None
-        before = sum(is_embed[:begin])
-        return where, self.encode(feature)[before : before + len(where)]
+        before, embeddings = sum(is_embed[:begin]), self.encode(feature)
+        part = embeddings[before : before + len(where)]
+        return where, part if len(part) == len(embeddings) else part.clone()  # not to keep all of it past the cache
 
 
 def _positions(work: Work, found: Positions | None) -> Tensor:

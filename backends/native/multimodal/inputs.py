@@ -29,11 +29,13 @@ class ImageItem:
         size: as decoded.
         arrays: what the image processor made of it, batch dimensions included: the encoder's keyword arguments.
         identifier: names its content; equal only for equal files.
+        tokens: what stands for it in a prompt, of processors that tell.
     """
 
     size: ImageSize
     arrays: Arrays
     identifier: bytes
+    tokens: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:

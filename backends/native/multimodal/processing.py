@@ -26,6 +26,10 @@ from backends.native.multimodal.updates import NoPlace, PromptUpdate, apply_upda
 from schemas.errors import InvalidRequest
 
 
+class NotServed(Exception):
+    """A model takes pictures, and we cannot serve them rightly; the text says why."""
+
+
 class BaseProcessingInfo(ABC):
     """What a checkpoint says about its pictures.
 
@@ -35,6 +39,11 @@ class BaseProcessingInfo(ABC):
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
+
+    @classmethod
+    def covers(cls, hf_config: Any) -> bool:  # noqa: ARG003
+        """Whether what is known of the model's class holds for this one of its configurations."""
+        return True
 
     @cached_property
     def hf_config(self) -> Any:

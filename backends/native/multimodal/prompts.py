@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,6 +14,7 @@ from backends.images import ImageFile, ImageLoader, ImageOptions
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from backends.native.multimodal.processing import BaseMultiModalProcessor
 from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
+from schemas.errors import InvalidRequest
 from schemas.ir import ChatPrompt, ImagePart, Prompt, TextPrompt
 
 _CACHE_BYTES = 64 * 1024 * 1024
@@ -45,18 +46,24 @@ class ProcessorCache:
 
 
 class ImagePrompts:
-    """Puts the pictures of requests into their prompts."""
+    """Puts the pictures of requests into their prompts.
 
-    def __init__(self, processor: BaseMultiModalProcessor[Any], options: ImageOptions) -> None:
+    Args:
+        processor: the model's.
+        options: what pictures are taken.
+        most_tokens: that one of them may take.
+    """
+
+    def __init__(self, processor: BaseMultiModalProcessor[Any], options: ImageOptions, most_tokens: int) -> None:
         self._processor = processor
+        self._most_tokens = most_tokens
         self._loader = ImageLoader(options)
         self._cache = ProcessorCache()
 
     @classmethod
-    def load(cls, folder: str, options: ImageOptions) -> ImagePrompts | None:
-        """For the checkpoint in `folder`; None if it takes no pictures that we know of."""
-        processor = load_processor(folder)
-        return None if processor is None else cls(processor, options)
+    def load(cls, folder: str, options: ImageOptions, most_tokens: int) -> ImagePrompts:
+        """For the checkpoint in `folder`, which takes pictures."""
+        return cls(load_processor(folder), options, most_tokens)
 
     def marked(self, prompt: Prompt) -> Prompt:
         """A raw prompt with placeholders where its pictures stand: where it says, or has them itself, or first."""
@@ -80,23 +87,36 @@ class ImagePrompts:
         for ids, parts in zip(encoded, wanted, strict=True):
             items = [await self._item(next(files)) for _ in parts]
             expanded.append(self._processor.apply(ids, items) if items else MultiModalInputs(ids))
+        self._check_tokens(expanded)
         return expanded
 
     async def aclose(self) -> None:
         """Stop. Idempotent."""
         await self._loader.aclose()
 
+    def _check_tokens(self, expanded: Sequence[MultiModalInputs]) -> None:
+        for feature in chain.from_iterable(inputs.features for inputs in expanded):
+            if feature.length > self._most_tokens:
+                most = f"at most {self._most_tokens} are made ready for"
+                raise InvalidRequest(f"An image of this size takes {feature.length} tokens; {most}.")
+
     async def _item(self, file: ImageFile) -> ImageItem:
         item = self._cache.get(file.digest)
         if item is None:
             picture = await self._loader.decode(file)
-            item = await asyncio.to_thread(self._processor.process, picture)
+            try:
+                item = await asyncio.to_thread(self._processor.process, picture)
+            except (ValueError, ArithmeticError) as error:  # of sides that would be rounded to nothing, say
+                size = f"{picture.width}x{picture.height}"
+                raise InvalidRequest(
+                    f"The image is {size}, which the model's image processor does not take."
+                ) from error
             self._cache.put(file.digest, item)
         return item
 
 
-def load_processor(folder: str) -> BaseMultiModalProcessor[Any] | None:
-    """The processor for the checkpoint in `folder`, if its model is registered.
+def load_processor(folder: str) -> BaseMultiModalProcessor[Any]:
+    """The processor for the checkpoint in `folder`, which takes pictures.
 
     Raises:
         OSError: the folder lacks what an image processor needs.
@@ -104,9 +124,7 @@ def load_processor(folder: str) -> BaseMultiModalProcessor[Any] | None:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    known = MULTIMODAL_REGISTRY.find((config.architectures or [""])[0])
-    if known is None:
-        return None
+    known = MULTIMODAL_REGISTRY.about(config)
     info = known.info(folder)
     info.image_processor  # noqa: B018 - seconds of import and files that may lack: now, not at the first picture
     return known.processor(info)

@@ -9,6 +9,12 @@ from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from backends.native.multimodal.interfaces import SupportsMultiModal
+from backends.native.multimodal.models.generic import (
+    GenericDummyInputsBuilder,
+    GenericModel,
+    GenericMultiModalProcessor,
+    GenericProcessingInfo,
+)
 from backends.native.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalProcessor, BaseProcessingInfo
 
 GROUP = "gateway.multimodal_models"
@@ -27,6 +33,10 @@ class Registered:
     processor: type[BaseMultiModalProcessor[Any]]
     info: type[BaseProcessingInfo]
     dummy_inputs: type[BaseDummyInputsBuilder[Any]]
+
+
+GENERIC = Registered(GenericModel, GenericMultiModalProcessor, GenericProcessingInfo, GenericDummyInputsBuilder)
+"""All that is known about the pictures of models that are not registered."""
 
 
 class MultiModalRegistry:
@@ -57,8 +67,13 @@ class MultiModalRegistry:
 
         return register
 
+    def about(self, hf_config: Any) -> Registered:
+        """What is known of a checkpoint that takes pictures."""
+        known = self.find((hf_config.architectures or [""])[0])
+        return known if known is not None and known.info.covers(hf_config) else GENERIC
+
     def find(self, architecture: str) -> Registered | None:
-        """What is known of a model."""
+        """What is registered for a model."""
         if not self._loaded:
             self._loaded = True
             for name in _OURS:
@@ -66,6 +81,12 @@ class MultiModalRegistry:
             for point in entry_points(group=GROUP):
                 point.load()
         return self._known.get(architecture)
+
+    @property
+    def names(self) -> list[str]:
+        """The registered models."""
+        self.find("")
+        return sorted(self._known)
 
 
 MULTIMODAL_REGISTRY = MultiModalRegistry()

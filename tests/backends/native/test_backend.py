@@ -120,6 +120,17 @@ async def test_capabilities_and_health(backend: NativeBackend) -> None:
     assert await backend.healthy() == Health("ready")
 
 
+async def test_it_is_not_ready_before_our_own_side_is(engine: FakeEngine) -> None:
+    engine.ready = msgspec.structs.replace(engine.ready, images=True)  # whose processor takes a while to load
+    backend = NativeBackend("native", {"heartbeat": 0.01}, connect=engine.connect)
+    starting = asyncio.create_task(backend.start())
+    while not starting.done():
+        assert backend.capabilities.features or (await backend.healthy()).status == "loading"
+        await asyncio.sleep(0)
+    assert (await backend.healthy()).status == "ready"
+    await backend.aclose()
+
+
 async def test_what_the_engine_tells_of_itself(backend: NativeBackend) -> None:
     backend._link.pong = None
     assert backend.engine_state is None
@@ -176,6 +187,13 @@ async def test_what_was_not_said_is_neutral(backend: NativeBackend, engine: Fake
     assert greedy.max_new_tokens == 2048 - len(greedy.prompt)
     assert (greedy.top_logprobs, greedy.prompt_logprobs) == (-1, -1)
     assert greedy.sampling.seed != sampled.sampling.seed, "a seed of its own for each"
+
+
+async def test_what_nobody_waits_for_lets_others_go_first(backend: NativeBackend, engine: FakeEngine) -> None:
+    for background in (False, True):
+        await ask(backend, request(background=background))
+    usual, background = (submit.priority for submit in engine.submitted)
+    assert (usual, background < usual) == (0, True)
 
 
 async def test_seeds_are_told(backend: NativeBackend) -> None:

@@ -93,6 +93,12 @@ def test_special_tokens_are_named_and_no_text() -> None:
     ]
 
 
+def test_vocabularies_are_told_apart_by_what_their_ids_are_called() -> None:
+    told = [HfVocabulary(make()).digest for make in (byte_level, byte_level, sentencepiece, word_pieces)]
+    assert told[0] == told[1]
+    assert len(set(told)) == 3
+
+
 def test_ids_beyond_the_vocabulary_say_nothing() -> None:
     assert [(t.text, t.special) for t in detokenize(DEMO_VOCABULARY, [5000])] == [("", False)]
 

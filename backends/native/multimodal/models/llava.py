@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from backends.native.multimodal.inputs import Arrays, ImageItem, ImageSize, MultiModalFieldConfig
 from backends.native.multimodal.interfaces import SupportsMultiModal
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 class LlavaProcessingInfo(BaseProcessingInfo):
     """Any number of pictures, each resized to the tower's square."""
+
+    @classmethod
+    def covers(cls, hf_config: Any) -> bool:
+        """Not Pixtral, which calls itself LLaVA and has pictures of any size."""
+        return bool(hf_config.vision_config.model_type != "pixtral")
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         """Any number."""

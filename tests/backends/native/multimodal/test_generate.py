@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 import torch
 
+from backends.native.backend import NativeBackend
 from backends.native.engine.loop import Engine
 from backends.native.engine.options import EngineOptions
 from backends.native.engine.startup import load_engine
 from backends.native.messages import Ready, Submit
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
+from schemas.errors import InvalidRequest
+from schemas.ir import Generate, TextPrompt
+from tests.backends import laws
+from tests.backends.images import files
 from tests.backends.native.multimodal.tiny import IMAGE, Checkpoint, save_fuyu, save_llava, save_qwen
 
 pytestmark = pytest.mark.torch
@@ -107,3 +112,13 @@ def test_fuyu(tmp_path: Path) -> None:
     expected = [generated(checkpoint, prompt, pictures) for prompt, pictures in zip(prompts, items, strict=True)]
     assert run(engine, prompts) == expected
     assert run(engine, prompts, first=10) == expected
+
+
+async def test_a_picture_that_the_image_processor_does_not_take(tmp_path: Path) -> None:
+    """Fuyu's would make it as wide as nothing."""
+    backend = NativeBackend("native", {"engine": "inprocess", "threads": 1, "model": str(save_fuyu(tmp_path))})
+    await backend.start()
+    prompt = TextPrompt("w5", (files.part(files.file(size=(1, 64))),))
+    with pytest.raises(InvalidRequest, match="1x64, which the model's image processor does not take"):
+        await laws.collect(backend.generate(Generate(id="r", model="m", prompts=(prompt,))))
+    await backend.aclose()

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 import torch
 from torch import Tensor
 
-from backends.native.engine.sequence import Work
-from backends.native.messages import Feature
 from backends.native.multimodal.embedder import Embedder
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from schemas.errors import InvalidRequest
@@ -82,47 +78,6 @@ def test_each_picture_is_encoded_once(checkpoint: Checkpoint, monkeypatch: pytes
     assert len(encoded) == 2
 
 
-def _replace(inputs: MultiModalInputs, change: Callable[[Feature], Feature]) -> MultiModalInputs:
-    return MultiModalInputs(inputs.prompt_token_ids, tuple(change(feature) for feature in inputs.features))
-
-
-def _shifted(feature: Feature) -> Feature:
-    return msgspec.structs.replace(feature, offset=feature.offset - 1)
-
-
-def _fewer(feature: Feature) -> Feature:
-    return msgspec.structs.replace(feature, is_embed=b"\0" + b"\1" * (feature.length - 1))
-
-
-class _Rolled(Embedder):
-    def encode(self, feature: Feature) -> Tensor:
-        return super().encode(feature).roll(1, 0)
-
-
-class _Plain(Embedder):
-    def positions(self, works: Sequence[Work]) -> None:
-        return None
-
-
-def test_the_tests_would_notice(checkpoint: Checkpoint) -> None:
-    item, other = checkpoint.item(1), checkpoint.item(2)
-    inputs = prompt(checkpoint, [5, 6, IMAGE, 7, 8, 9], item)
-    expected = checkpoint.plain(inputs, [item])
-    wrong: dict[str, Any] = {
-        "not merged": checkpoint.packed([MultiModalInputs(inputs.prompt_token_ids)]),
-        "another picture": checkpoint.packed([prompt(checkpoint, [5, 6, IMAGE, 7, 8, 9], other)]),
-        "rolled": checkpoint.packed([inputs], embedder=_Rolled(checkpoint.wrapper, 1000)),
-        "shifted": checkpoint.packed([_replace(inputs, _shifted)]),
-    }
-    if checkpoint.model.config.model_type == "llava":
-        wrong["one embedding less"] = checkpoint.packed([_replace(inputs, _fewer)])
-    else:
-        wrong["plain positions"] = checkpoint.packed([inputs], embedder=_Plain(checkpoint.wrapper, 1000))
-    for name, (logits,) in wrong.items():
-        assert far(logits, expected) > 100 * TOLERANCE, name
-    assert far(checkpoint.packed([inputs])[0], expected) < TOLERANCE
-
-
 def test_a_placeholder_that_stands_for_nothing_stays_a_token(llava: Checkpoint) -> None:
     inputs = prompt(llava, [5, IMAGE, 7, IMAGE, 8], llava.item(1))
     assert sum(feature.length for feature in inputs.features) == 9
@@ -173,15 +128,6 @@ def test_fuyu(fuyu: Checkpoint, chunk: int) -> None:
     found = fuyu.packed([inputs for inputs, _ in asked], chunk)
     for logits, (inputs, items) in zip(found, asked, strict=True):
         assert far(logits, fuyu.plain(inputs, items)) < TOLERANCE
-
-
-def test_what_fuyu_is_sensitive_to(fuyu: Checkpoint) -> None:
-    item = fuyu.item(1, 47, 33)
-    inputs = prompt(fuyu, [5, 6], item)
-    expected = fuyu.plain(inputs, [item])
-    unselected = _replace(inputs, lambda feature: msgspec.structs.replace(feature, is_embed=b"\1" * 20 + b"\0" * 5))
-    for wrong, embedder in ((inputs, _Rolled(fuyu.wrapper, 1000)), (unselected, None)):
-        assert far(fuyu.packed([wrong], embedder=embedder)[0], expected) > 100 * TOLERANCE
 
 
 def test_fuyus_tokens(fuyu: Checkpoint) -> None:

@@ -101,12 +101,8 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
-        processor = load_processor(str(folder))
-        assert processor is not None
-        self.processor: BaseMultiModalProcessor[Any] = processor
-        known = MULTIMODAL_REGISTRY.find(type(self.model).__name__)
-        assert known is not None
-        self.wrapper = known.model(self.model)
+        self.processor: BaseMultiModalProcessor[Any] = load_processor(str(folder))
+        self.wrapper = MULTIMODAL_REGISTRY.about(self.model.config).model(self.model)
 
     def item(self, seed: int, width: int = 30, height: int = 20) -> ImageItem:
         """A random picture, processed."""
@@ -122,7 +118,8 @@ class Checkpoint:
         if "image_grid_thw" in arrays:
             kinds = torch.zeros(1, len(inputs.prompt_token_ids), dtype=torch.int)
             for feature in inputs.features:
-                kinds[0, feature.offset : feature.offset + feature.length] = 1
+                is_embed = torch.tensor(list(feature.is_embed or b"\1" * feature.length), dtype=torch.int)
+                kinds[0, feature.offset : feature.offset + feature.length] = is_embed
             arrays["mm_token_type_ids"] = kinds
         with torch.inference_mode():
             logits: Tensor = self.model(torch.tensor([inputs.prompt_token_ids]), **arrays, use_cache=False).logits[0]

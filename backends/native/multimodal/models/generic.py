@@ -1,0 +1,189 @@
+"""Models that nobody wrote a file for: what transformers' own processor says a picture becomes, and its own encoder.
+
+Whether that is right for a model is not known here but found out when it is loaded (`selfcheck`). The processor is made
+of the tokenizer and the image processor alone, since those for videos want torchvision.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from itertools import product
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from backends.images import Picture
+from backends.native.multimodal.inputs import Arrays, ImageItem, ImageSize, MultiModalFieldConfig
+from backends.native.multimodal.interfaces import SupportsMultiModal
+from backends.native.multimodal.processing import (
+    BaseDummyInputsBuilder,
+    BaseMultiModalProcessor,
+    BaseProcessingInfo,
+    NotServed,
+)
+from backends.native.multimodal.updates import PromptReplacement, PromptUpdateDetails
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_OF_THE_TEXT = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels"}
+_OF_THE_TEXT |= {"text_replacement_offsets"}
+_SIDES = tuple(round(32 * 2 ** (step / 2)) for step in range(15))  # 32 to 4096
+_MOST_PIXELS, _MOST_ASPECT = 16_000_000, 100  # as `ImageOptions` has them by default
+
+
+class GenericProcessingInfo(BaseProcessingInfo):
+    """What the processor of transformers says."""
+
+    @cached_property
+    def hf_processor(self) -> Any:
+        """The checkpoint's processor, without its parts for videos and sound.
+
+        Raises:
+            NotServed: there is none, or it does not say what becomes of a picture.
+        """
+        from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+        from transformers.processing_utils import ProcessorMixin
+
+        found = PROCESSOR_MAPPING.get(type(self.hf_config), None)
+        if found is None or found.replace_image_token is ProcessorMixin.replace_image_token:
+            raise NotServed("its processor does not say which tokens stand for a picture")
+        parts = {"image_processor": self.image_processor, "tokenizer": self.tokenizer}
+        arguments = [parts.get(name) for name in found.get_attributes()]
+        said, _ = found.get_processor_dict(self.folder, local_files_only=True)
+        try:
+            return _without_missing_parts(found).from_args_and_dict(arguments, said)
+        except Exception as error:  # whatever a foreign class raises without its other parts
+            raise NotServed(f"its processor cannot be made: {error}") from error
+
+    @property
+    def image_token_id(self) -> int:
+        """What stands where an embedding goes."""
+        names = ("image_token_id", "image_token_index")
+        found = [getattr(each, name, None) for each in (self.hf_config, self.hf_processor) for name in names]
+        ids = [id for id in found if isinstance(id, int)]
+        if not ids:
+            raise NotServed("its configuration names no token for pictures")
+        return ids[0]
+
+    def get_placeholder_str(self) -> str:
+        """What the processor replaces: mostly the token that it repeats, of Gemma 3 the one before it."""
+        processor = self.hf_processor
+        return str(getattr(processor, "boi_token", None) or processor.image_token)
+
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        """Any number."""
+        return {"image": None}
+
+    def get_image_size_with_most_features(self) -> ImageSize:
+        """The worst of many. One may have been missed, so what a picture takes is limited to this (`Ready`)."""
+        sizes = [
+            ImageSize(width, height)
+            for width, height in product(_SIDES, repeat=2)
+            if width * height <= _MOST_PIXELS and max(width, height) <= _MOST_ASPECT * min(width, height)
+        ]
+        try:
+            counted = self.hf_processor._get_num_multimodal_tokens([(s.height, s.width) for s in sizes])  # noqa: SLF001
+            tokens = counted.num_image_tokens
+        except (AttributeError, NotImplementedError, TypeError, ValueError, KeyError):  # it does not tell beforehand
+            return ImageSize(2048, 2048)
+        return max(zip(tokens, sizes, strict=True))[1]
+
+
+class GenericDummyInputsBuilder(BaseDummyInputsBuilder[GenericProcessingInfo]):
+    """Placeholders, one a picture."""
+
+    def get_dummy_tokens(self, mm_counts: Mapping[str, int]) -> list[int]:
+        """Placeholders."""
+        ids: list[int] = self.info.tokenizer.encode(self.info.get_placeholder_str(), add_special_tokens=False)
+        return ids * mm_counts.get("image", 0)
+
+
+class GenericMultiModalProcessor(BaseMultiModalProcessor[GenericProcessingInfo]):
+    """The placeholder becomes what the processor of transformers replaces it by."""
+
+    def __init__(self, info: GenericProcessingInfo) -> None:
+        super().__init__(info)
+        self._lock = Lock()  # a tokenizer is not for threads
+        self._target: tuple[int, ...] = ()
+
+    def process(self, picture: Picture) -> ImageItem:
+        """See the base."""
+        size = ImageSize(picture.width, picture.height)
+        pixels = np.frombuffer(picture.rgb, np.uint8).reshape(size.height, size.width, 3)
+        with self._lock:
+            arrays, tokens = self._processed(pixels)
+        return ImageItem(size, arrays, picture.digest, tokens)
+
+    def _processed(self, pixels: Any) -> tuple[Arrays, tuple[int, ...]]:
+        """What the encoder is given, and the tokens that stand for the picture."""
+        made = self.info.hf_processor(
+            text=[self.info.get_placeholder_str()],
+            images=[pixels],
+            input_data_format="channels_last",
+            return_text_replacement_offsets=True,
+            return_tensors="np",
+        )
+        ((replaced,),) = made["text_replacement_offsets"]
+        fields = self._get_mm_fields_config(dict(made))
+        arrays = {name: field.check(name, np.asarray(made[name])) for name, field in fields.items()}
+        return arrays, tuple(self.info.tokenizer.encode(replaced["replacement"], add_special_tokens=False))
+
+    def _get_mm_fields_config(self, hf_inputs: Arrays) -> Mapping[str, MultiModalFieldConfig]:
+        return {name: MultiModalFieldConfig.flat("image") for name in hf_inputs if name not in _OF_THE_TEXT}
+
+    def _get_prompt_updates(self, items: Sequence[ImageItem]) -> PromptReplacement:
+        if not self._target:
+            self._target = tuple(GenericDummyInputsBuilder(self.info).get_dummy_tokens({"image": 1}))
+
+        def tokens(index: int) -> PromptUpdateDetails:
+            return PromptUpdateDetails.select_token_id(items[index].tokens, self.info.image_token_id)
+
+        return PromptReplacement("image", self._target, tokens)
+
+
+class GenericModel(SupportsMultiModal):
+    """Wraps any class with `get_image_features`, and `get_rope_index` if its positions have three dimensions."""
+
+    def get_multimodal_embeddings(self, **kwargs: Tensor) -> Sequence[Tensor]:
+        """One item, from whatever its processor made of it."""
+        import torch
+
+        given = {name: each.to(self.model.dtype) if each.is_floating_point() else each for name, each in kwargs.items()}
+        encode = self.model.get_image_features
+        found = encode(**_known(given, encode), return_dict=True).pooler_output
+        return [torch.cat([rows.reshape(-1, rows.shape[-1]) for rows in found])]
+
+    def get_mrope_input_positions(
+        self, input_ids: Tensor, is_multimodal: Tensor, kwargs: Sequence[Mapping[str, Tensor]]
+    ) -> tuple[Tensor, int] | None:
+        """As the model itself finds them."""
+        import torch
+
+        index = getattr(self.model.model, "get_rope_index", None)
+        if index is None:
+            return None
+        given: dict[str, Tensor] = {name: torch.cat([each[name] for each in kwargs]) for name in kwargs[0]}
+        given["mm_token_type_ids"] = is_multimodal.int().unsqueeze(0)
+        positions, delta = index(input_ids.unsqueeze(0), **_known(given, index))
+        return positions[:, 0], int(delta)
+
+
+def _known(given: Mapping[str, Tensor], function: Callable[..., Any]) -> dict[str, Tensor]:
+    """Those that `function` names."""
+    names = inspect.signature(function).parameters
+    return {name: each for name, each in given.items() if name in names}
+
+
+def _without_missing_parts(found: Any) -> Any:
+    """The processor class, content with None for a part. (Its own check cannot even name the class of that for videos
+    without torchvision.)
+    """
+
+    def check(self: Any, name: str, part: Any) -> Any:
+        return None if part is None else found.check_argument_for_proper_class(self, name, part)
+
+    return type(found.__name__, (found,), {"check_argument_for_proper_class": check})
