@@ -85,6 +85,14 @@ def test_a_tool_that_must_be_called_is_called_once(settings: dict[str, Any]) -> 
     assert [item.type for item in run.new_items].count("tool_call_item") == 1
 
 
+def test_a_conversation_is_handed_to_another_agent(settings: dict[str, Any]) -> None:
+    other = agents.Agent(**settings | {"name": "other"})
+    settings["model_settings"] = agents.ModelSettings(temperature=0, tool_choice="required")
+    run = agents.Runner.run_sync(agents.Agent(**settings, handoffs=[other]), CAPITAL)
+    assert run.last_agent is other
+    assert run.final_output
+
+
 def test_an_output_is_a_model(settings: dict[str, Any]) -> None:
     agent = agents.Agent(**settings, output_type=Person)
     run = agents.Runner.run_sync(agent, "Give me JSON with name Anna and age 7.")
