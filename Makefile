@@ -12,6 +12,9 @@ TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 # The hub's client refuses every address while HF_HUB_OFFLINE is set, even the gateway's.
 CLIENT_ENV := TOKENIZERS_PARALLELISM=false INTERLINGUA_GATEWAY=$(VENV)/bin/gateway
 
+# Clients that want what the main environment has: the newest versions, and a tokenizer.
+NEWEST := huggingface_hub openai openai_responses lm_eval
+
 .PHONY: help serve test check format bench bench-engine clean
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -28,7 +31,7 @@ check: $(VENV)/.checked  ## format, lint, types, import contracts, and all tests
 
 test: check $(CLIENTS)/.installed $(NODE)/node_modules/.package-lock.json  ## the whole suite
 	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 --dist loadfile -m "torch or slow" --ignore tests/clients
-	$(CLIENT_ENV) $(VENV)/bin/pytest -q $(addprefix tests/clients/,test_huggingface_hub.py test_openai.py test_lm_eval.py)
+	$(CLIENT_ENV) $(VENV)/bin/pytest -q $(NEWEST:%=tests/clients/test_%.py)
 	$(CLIENT_ENV) $(CLIENTS)/bin/python -m pytest -q -c tests/clients/pytest.ini tests/clients
 
 format: $(VENV)/.checked  ## rewrite the code in the project's format

@@ -14,7 +14,19 @@ from adapters.fold import blocks
 from adapters.sse import guard
 from schemas import anthropic as wire
 from schemas.errors import BackendFailed, GatewayError, MethodNotAllowed
-from schemas.ir import Choice, Completion, Delta, Events, Finished, Generate, Started, ToolCall, ToolDelta, Usage
+from schemas.ir import (
+    Choice,
+    Completion,
+    Delta,
+    Events,
+    Finished,
+    FinishReason,
+    Generate,
+    Started,
+    ToolCall,
+    ToolDelta,
+    Usage,
+)
 
 _json = msgspec.json.Encoder().encode
 _TEXT = ("text_delta", "text")
@@ -190,7 +202,7 @@ def _content(choice: Choice) -> tuple[Block, ...]:
     content: list[Block] = []
     for block in blocks(choice):
         if isinstance(block, ToolCall):
-            content.append(_tool_use(block))
+            content.append(_tool_use(block, cut=choice.reason is FinishReason.LENGTH))
         elif block[0] == "reasoning":
             content.append(wire.ThinkingBlock(block[1]))
         elif content and isinstance(content[-1], wire.TextBlock):  # a refusal is text
@@ -200,12 +212,15 @@ def _content(choice: Choice) -> tuple[Block, ...]:
     return tuple(content)
 
 
-def _tool_use(call: ToolCall) -> wire.ToolUseBlock:
+def _tool_use(call: ToolCall, *, cut: bool) -> wire.ToolUseBlock:
+    """A call. One that was `cut` short has no input: an object has no half, and `stop_reason` tells why."""
     arguments = (call.arguments or "{}").encode()
     try:
         msgspec.json.decode(arguments, type=dict)
     except msgspec.DecodeError:
-        raise BackendFailed("The model's call of a tool is not a JSON object.", code="bad_tool_call") from None
+        if not cut:
+            raise BackendFailed("The model's call of a tool is not a JSON object.", code="bad_tool_call") from None
+        arguments = b"{}"
     return wire.ToolUseBlock(call.id, call.name, msgspec.Raw(arguments))
 
 

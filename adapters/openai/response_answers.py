@@ -72,7 +72,7 @@ class ResponseWriter:
         self._late: list[tuple[Kind, str]] = []  # what came after a call, whose item cannot be left before it ends
         self._place: dict[str, Any] = {}
         self._reason = FinishReason.EOS
-        self._scored: list[Token] = []  # tokens that no event has told yet
+        self._unscored: list[Token] = []  # those that no event has told yet
         self._scores: tuple[TokenLogprob, ...] = ()  # the open item's
         self.record: Record | None = None
 
@@ -101,7 +101,7 @@ class ResponseWriter:
 
     def _delta(self, delta: Delta, out: list[bytes]) -> None:
         if self._request.logprobs:
-            self._scored += delta.tokens
+            self._unscored += delta.tokens
         pieces: tuple[tuple[Kind, str], ...] = (
             ("reasoning", delta.reasoning),
             ("text", delta.text),
@@ -113,11 +113,17 @@ class ResponseWriter:
         for call in delta.tool_calls:
             self._called(call, out)
         if isinstance(delta, Finished):
-            self._close(out)
-            for kind, text in self._late:
-                self._text(kind, text, out)
-            self._close(out)
+            self._end(out)
             self._reason = delta.reason
+
+    def _end(self, out: list[bytes]) -> None:
+        if self._late:
+            self._close(out)
+        for kind, text in self._late:
+            self._text(kind, text, out)
+        if self._open == "text" and (rest := self._score(len(self._unscored))):  # of half a character, or of no text
+            out.append(self._event(f"{_TOLD['text']}.delta", **self._place, delta="", logprobs=rest))
+        self._close(out)
 
     def _text(self, kind: Kind, text: str, out: list[bytes]) -> None:
         if isinstance(self._open, int):
@@ -127,13 +133,13 @@ class ResponseWriter:
             self._begin(kind, out)
             out.append(self._event(_BEGAN[kind], **self._place, part=_part(kind, "")))
         self._said.append(text)
-        more = {"logprobs": self._new_scores()} if kind == "text" else {}
+        more = {"logprobs": self._score(_covering(self._unscored, text))} if kind == "text" else {}
         out.append(self._event(f"{_TOLD[kind]}.delta", **self._place, delta=text, **more))
 
-    def _new_scores(self) -> tuple[TokenLogprob, ...]:
-        """Of the tokens that were not told yet; they are now."""
-        new = _logprobs(self._request, self._scored)
-        self._scored = []
+    def _score(self, count: int) -> tuple[TokenLogprob, ...]:
+        """Tell the next tokens' log-probabilities, as the open text's."""
+        new = _logprobs(self._request, self._unscored[:count])
+        del self._unscored[:count]
         self._scores += new
         return new
 
@@ -165,8 +171,6 @@ class ResponseWriter:
         if isinstance(kind, int):
             out.append(self._event(f"{_CALLED}.done", **self._place, arguments=text, name=self._call.name or ""))
         else:
-            if kind == "text" and (rest := self._new_scores()):  # of tokens that only end characters, or the text
-                out.append(self._event(f"{_TOLD[kind]}.delta", **self._place, delta="", logprobs=rest))
             said = {"refusal": text} if kind == "refusal" else {"text": text}
             more = {"logprobs": self._scores} if kind == "text" else {}
             out.append(self._event(f"{_TOLD[kind]}.done", **self._place, **said, **more))
@@ -223,6 +227,17 @@ def _part(
     return wire.ReasoningText(text) if kind == "reasoning" else wire.OutputText(text=text, logprobs=scores)
 
 
+def _covering(tokens: Sequence[Token], text: str) -> int:
+    """How many of the tokens a text is made of; those without text belong to the next one that has some."""
+    size, count = len(text), 0
+    for token in tokens:
+        if size <= 0:
+            break
+        count += 1
+        size -= 0 if token.special else len(token.text)
+    return count
+
+
 def _logprobs(request: Generate, tokens: Sequence[Token]) -> tuple[TokenLogprob, ...]:
     told = chat_logprobs(tokens, request.top_logprobs) if request.logprobs else None
     return (told.content or ()) if told is not None else ()
@@ -245,9 +260,10 @@ def _item_id(prefix: str, request: Generate, place: int) -> str:
 
 def _output(request: Generate, choice: Choice) -> tuple[wire.Output, ...]:
     items: list[wire.Output] = []
+    unscored = choice.tokens if request.logprobs else ()
+    said = list(blocks(choice))
     calls = 0
-    scores = _logprobs(request, choice.tokens)  # the first text's: which token is whose is not known any more
-    for place, block in enumerate(blocks(choice)):
+    for place, block in enumerate(said):
         if isinstance(block, ToolCall):
             id, call_id = _item_id("fc", request, place), block.id or _item_id("call", request, calls)
             call = wire.FunctionCall(
@@ -255,14 +271,16 @@ def _output(request: Generate, choice: Choice) -> tuple[wire.Output, ...]:
             )
             items.append(call)
             calls += 1
-        elif block[0] == "reasoning":
-            thoughts = (wire.ReasoningText(block[1]),)
+            continue
+        kind, text = block
+        if kind == "reasoning":
+            thoughts = (wire.ReasoningText(text),)
             items.append(wire.Thought(id=_item_id("rs", request, place), status="completed", content=thoughts))
-        elif block[0] == "text":
-            items.append(_message(_item_id("msg", request, place), "completed", _part(*block, scores)))
-            scores = ()
-        else:
-            items.append(_message(_item_id("msg", request, place), "completed", _part(*block)))
+            continue
+        count = len(unscored) if place == len(said) - 1 else _covering(unscored, text)
+        scores = _logprobs(request, unscored[:count]) if kind == "text" else ()
+        unscored = unscored[count:]
+        items.append(_message(_item_id("msg", request, place), "completed", _part(kind, text, scores)))
     return tuple(items)
 
 

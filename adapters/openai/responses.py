@@ -11,7 +11,7 @@ from adapters.openai.checks import empty, missing, not_one_of, out_of_bounds, re
 from adapters.openai.decode import SMALLEST_NUCLEUS
 from adapters.openai.dialects import Bound, Dialect
 from adapters.openai.messages import image_part
-from adapters.openai.stored import STORED, conversation, own_items
+from adapters.openai.stored import REFERENCE, STORED, conversation, own_items, referred
 from schemas import responses as wire
 from schemas.errors import UnsupportedFeature
 from schemas.ir import (
@@ -68,7 +68,7 @@ def response(
     return Generate(
         id=call.id,
         model=given.model or "",
-        prompts=(_conversation(given, msgspec.convert(before, tuple[wire.Item, ...])),),
+        prompts=(_conversation(given, msgspec.convert(before, tuple[wire.Item, ...]), call),),
         sampling=Sampling(
             do_sample=True,
             temperature=given.temperature,
@@ -112,10 +112,10 @@ def _check(given: wire.ResponseRequest) -> None:
 
 def _items(before: list[dict[str, Any]], origin: Origin, call: Call) -> bytes:
     """The JSON of all items that the answer will answer."""
-    return msgspec.json.encode(before + own_items(msgspec.json.decode(origin.body)["input"], call.id))
+    return msgspec.json.encode(before + own_items(call, msgspec.json.decode(origin.body)["input"]))
 
 
-def _conversation(given: wire.ResponseRequest, before: tuple[wire.Item, ...]) -> ChatPrompt:
+def _conversation(given: wire.ResponseRequest, before: tuple[wire.Item, ...], call: Call) -> ChatPrompt:
     """The messages. What an earlier request's instructions were does not hold any more."""
     messages: list[Message] = []
     if given.instructions:
@@ -129,8 +129,8 @@ def _conversation(given: wire.ResponseRequest, before: tuple[wire.Item, ...]) ->
     if not given.input:
         raise empty("input")
     for place, item in enumerate(given.input):
-        message = _item(item, f"input[{place}]")
-        if message is not None:
+        meant = msgspec.convert(referred(call, item.id or ""), wire.Item) if item.type == REFERENCE else item
+        if (message := _item(meant, f"input[{place}]")) is not None:
             messages.append(_joined(messages, message))
     return ChatPrompt(tuple(messages))
 

@@ -17,6 +17,9 @@ from schemas.errors import InvalidRequest, RouteNotFound, UnsupportedFeature
 STORED = "stored"
 """The hint that holds the JSON of the items before the answer, if the answer is to be kept."""
 
+REFERENCE = "item_reference"
+"""The type of an item that only names another one."""
+
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 _MOST, _USUAL = 100, 20
 
@@ -57,10 +60,30 @@ def conversation(call: Call, previous: str | None) -> list[dict[str, Any]]:
     return items + output
 
 
-def own_items(given: Any, request_id: str) -> list[dict[str, Any]]:
+def referred(call: Call, id: str) -> dict[str, Any]:
+    """The item of a stored response that another request names by its id alone, as the AI SDK does.
+
+    Raises:
+        schemas.errors.RouteNotFound: it is not known here (any more).
+    """
+    request_id = id.partition("_")[2].rpartition("_")[0]  # every item's id holds that of the request
+    found = _find(call, f"resp_{request_id}")
+    if found is not None:
+        items: list[dict[str, Any]] = msgspec.json.decode(found.items)
+        for item in items + msgspec.json.decode(found.response, type=_Answered).output:
+            if item["id"] == id:
+                return item
+    message = f"Item with id '{id}' not found. Items are not kept where 'store' is false, nor for ever."
+    raise RouteNotFound(message, param="input")
+
+
+def own_items(call: Call, given: Any) -> list[dict[str, Any]]:
     """The items of a request's `input`, as its body has them, each with an id and in its long form."""
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    return [_long(item, f"{request_id}_in{place}") for place, item in enumerate(items)]
+    return [
+        referred(call, item.get("id") or "") if item.get("type") == REFERENCE else _long(item, f"{call.id}_in{place}")
+        for place, item in enumerate(items)
+    ]
 
 
 def _long(item: dict[str, Any], id: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ QUESTION = [{"role": "user", "content": CAPITAL}]
 
 @pytest.fixture
 def client(server: Server) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=server.url, api_key="unused", max_retries=0)
+    return anthropic.Anthropic(base_url=server.url, api_key="unused", max_retries=0, _strict_response_validation=True)
 
 
 def test_whole_equals_streamed(server: Server, client: anthropic.Anthropic) -> None:
@@ -27,6 +27,31 @@ def test_whole_equals_streamed(server: Server, client: anthropic.Anthropic) -> N
         final = stream.get_final_message()
     assert final.usage.output_tokens == whole.usage.output_tokens
     assert final.stop_reason == whole.stop_reason
+
+
+def test_a_tool_is_called_and_its_result_read(server: Server, client: anthropic.Anthropic) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}
+    asked = {"model": server.model, "max_tokens": 60, "extra_body": {"temperature": 0}}
+    asked["tools"] = [{"name": "get_weather", "input_schema": schema}]
+    question = [{"role": "user", "content": "What is the weather in Paris and Rome?"}]
+    whole = client.messages.create(**asked, messages=question)
+    assert whole.stop_reason == "tool_use"
+    assert [(call.name, call.input) for call in whole.content] == [
+        ("get_weather", {"city": "Paris"}),
+        ("get_weather", {"city": "Rome"}),
+    ]
+    with client.messages.stream(**asked, messages=question) as stream:
+        streamed = stream.get_final_message()
+    assert [(call.name, call.input) for call in streamed.content] == [(call.name, call.input) for call in whole.content]
+    results = [{"type": "tool_result", "tool_use_id": call.id, "content": "20 degrees"} for call in whole.content]
+    turns = [{"role": "assistant", "content": whole.content}, {"role": "user", "content": results}]
+    answer = client.messages.create(**asked, messages=[*question, *turns])
+    assert answer.content[0].type == "text"
+
+    forced = client.messages.create(**asked, messages=QUESTION, tool_choice={"type": "tool", "name": "get_weather"})
+    assert [set(call.input) for call in forced.content] == [{"city"}]
+    cut = client.messages.create(**asked | {"max_tokens": 15}, messages=question)
+    assert (cut.stop_reason, cut.content[-1].input) == ("max_tokens", {})
 
 
 def test_tokens_are_counted(server: Server, client: anthropic.Anthropic) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import instructor
 import openai
 import pytest
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from .conftest import Server
 
@@ -23,7 +23,7 @@ ASKED: dict[str, Any] = {
 
 class Person(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    name: str
+    name: str = Field(max_length=12)
     age: int
 
 

@@ -43,6 +43,15 @@ def test_chat_whole_equals_streamed(model: ChatOpenAI) -> None:
     assert [streamed.usage_metadata[name] for name in counts] == [whole.usage_metadata[name] for name in counts]
 
 
+@pytest.mark.parametrize("by_id", [False, True])
+def test_a_conversation_goes_on(model: ChatOpenAI, by_id: bool) -> None:
+    if by_id and not model.use_responses_api:
+        pytest.skip("chats have no ids to go on from")
+    asked = [HumanMessage("My name is Anna.")]
+    asked += [model.invoke(asked), HumanMessage("What is my name?")]
+    assert model.model_copy(update={"use_previous_response_id": by_id}).invoke(asked).text == "Your name is Anna."
+
+
 def test_tools(model: ChatOpenAI) -> None:
     bound, question = model.bind_tools([get_weather]), HumanMessage("What is the weather in Paris?")
     whole = bound.invoke([question])

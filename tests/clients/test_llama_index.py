@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from llama_index.core import PromptTemplate
+from llama_index.core.agent.workflow import AgentStream, FunctionAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
@@ -58,6 +60,17 @@ def test_tools(server: Server) -> None:
     assert [call.tool_kwargs for call in model.get_tool_calls_from_response(last)] == [{"city": "Paris"}]
     (source,) = model.predict_and_call([tool], user_msg=question).sources
     assert source.raw_output == get_weather("Paris")
+
+
+def test_an_agent_streams(server: Server) -> None:
+    async def run() -> tuple[str, str]:
+        handler = FunctionAgent(tools=[get_weather], llm=llm(server)).run("What is the weather in Paris?")
+        pieces = [event.delta async for event in handler.stream_events() if isinstance(event, AgentStream)]
+        return str(await handler), "".join(pieces)
+
+    whole, streamed = asyncio.run(run())
+    assert "Paris" in whole
+    assert streamed == whole
 
 
 @pytest.mark.parametrize("by_schema", [False, True])

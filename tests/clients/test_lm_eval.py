@@ -33,7 +33,7 @@ PAIRS = [
 @pytest.fixture(params=[{}, {"batch_size": 3}, {"num_concurrent": 2}, {"tokenized_requests": False}], ids=str)
 def model(server: Server, request: pytest.FixtureRequest) -> LocalCompletionsAPI:
     url = f"{server.url}/v1/completions"
-    told = {"tokenizer": WEIGHTS, "tokenizer_backend": "huggingface", "max_retries": 1} | request.param
+    told = {"tokenizer": WEIGHTS, "max_retries": 1} | request.param
     return LocalCompletionsAPI(base_url=url, model=server.model, **told)
 
 

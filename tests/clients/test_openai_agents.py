@@ -39,6 +39,23 @@ def test_an_agent_answers(settings: dict[str, Any]) -> None:
     assert "Paris" in run.final_output
 
 
+@pytest.mark.parametrize("by_id", [False, True])
+def test_a_conversation_goes_on(settings: dict[str, Any], by_id: bool) -> None:
+    if by_id and not isinstance(settings["model"], agents.OpenAIResponsesModel):
+        pytest.skip("chats have no ids to go on from")
+    agent, question = agents.Agent(**settings), "What is my name?"
+
+    async def both() -> str:
+        first = await agents.Runner.run(agent, "My name is Anna.")
+        if by_id:
+            second = await agents.Runner.run(agent, question, previous_response_id=first.last_response_id)
+        else:
+            second = await agents.Runner.run(agent, [*first.to_input_list(), {"role": "user", "content": question}])
+        return second.final_output
+
+    assert asyncio.run(both()) == "Your name is Anna."
+
+
 def test_whole_equals_streamed_with_a_tool(settings: dict[str, Any]) -> None:
     whole, streamed, text = asyncio.run(_twice(agents.Agent(**settings, tools=[get_weather])))
     assert [item.type for item in whole.new_items] == ["tool_call_item", "tool_call_output_item", "message_output_item"]
@@ -66,6 +83,14 @@ def test_a_tool_that_must_be_called_is_called_once(settings: dict[str, Any]) -> 
     settings["model_settings"] = agents.ModelSettings(temperature=0, tool_choice="required", parallel_tool_calls=False)
     run = agents.Runner.run_sync(agents.Agent(**settings, tools=[get_weather]), "What is the weather in Rome?")
     assert [item.type for item in run.new_items].count("tool_call_item") == 1
+
+
+def test_a_conversation_is_handed_to_another_agent(settings: dict[str, Any]) -> None:
+    other = agents.Agent(**settings | {"name": "other"})
+    settings["model_settings"] = agents.ModelSettings(temperature=0, tool_choice="required")
+    run = agents.Runner.run_sync(agents.Agent(**settings, handoffs=[other]), CAPITAL)
+    assert run.last_agent is other
+    assert run.final_output
 
 
 def test_an_output_is_a_model(settings: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.clients
 
 
 class Person(BaseModel):
-    name: str
+    name: Literal["Anna", "Bob"]
     age: int
 
 
@@ -37,6 +37,12 @@ def test_whole_equals_streamed(model: Any) -> None:
     assert "Paris" in whole.output
     assert text == whole.output
     assert (usage.input_tokens, usage.output_tokens) == (whole.usage.input_tokens, whole.usage.output_tokens)
+
+
+def test_a_conversation_goes_on(model: Any) -> None:
+    first = Agent(model).run_sync("My name is Anna.")
+    second = Agent(model).run_sync("What is my name?", message_history=first.all_messages())
+    assert second.output == "Your name is Anna."
 
 
 def test_an_agent_calls_its_tool_and_goes_on(model: Any) -> None:
@@ -64,5 +70,5 @@ def test_an_output_is_a_model(model: Any, form: Any) -> None:
             return await run.get_output()
 
     whole = agent.run_sync(question).output
-    assert whole.age == 7
+    assert isinstance(whole, Person)
     assert asyncio.run(streamed()) == whole

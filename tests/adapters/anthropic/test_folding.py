@@ -6,10 +6,12 @@ import json
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.fold import fold
+from schemas.errors import BackendFailed
 from schemas.ir import Delta, Event, Events, Finished, FinishReason, Started, ToolDelta, Usage
 
 from ..laws import batches, streams
@@ -87,3 +89,17 @@ def test_text_and_a_refusal_at_once_are_both_told() -> None:
     assert message["stop_reason"] == "refusal"
     assert [block.get("text", block.get("input")) for block in message["content"]] == ["Well. No.", {}]
     assert put_together(SERVER.encoder(ask(stream=True)).feed(events)) == message
+
+
+@pytest.mark.parametrize("told", ['{"city": "Par', "{", '{"city": "Paris"'])
+def test_a_call_that_was_cut_has_no_input(told: str) -> None:
+    def answer(reason: FinishReason) -> Json:
+        call = Delta(tool_calls=(ToolDelta(0, "t0", "f", told),))
+        events: Events = (Started("m", 1), call, Finished(reason=reason), Usage(1, 4))
+        return json.loads(SERVER.encode(ask(), fold(events)).body)
+
+    message = answer(FinishReason.LENGTH)
+    assert message["stop_reason"] == "max_tokens"
+    assert message["content"] == [{"type": "tool_use", "id": "t0", "name": "f", "input": {}}]
+    with pytest.raises(BackendFailed):
+        answer(FinishReason.EOS)

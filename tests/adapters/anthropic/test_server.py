@@ -250,7 +250,7 @@ def test_arguments_that_are_no_object() -> None:
     events = (
         Started("m", 1),
         Delta(tool_calls=(ToolDelta(0, "t", "f", '{"a'),)),
-        Finished(reason=FinishReason.LENGTH),
+        Finished(reason=FinishReason.TOOL_CALL),
         Usage(1, 1),
     )
     with pytest.raises(BackendFailed):

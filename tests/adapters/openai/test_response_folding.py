@@ -34,7 +34,7 @@ def put_together(told: list[Json]) -> Json:
         elif kind == "content_part.added":
             output[-1]["content"].append(event["part"])
         elif kind.endswith(".delta"):
-            _grow(output[event["output_index"]], kind, event["delta"])
+            _grow(output[event["output_index"]], kind, event)
         elif kind == "content_part.done":
             assert output[-1]["content"][-1] == event["part"]
         elif kind == "output_item.done":
@@ -43,16 +43,22 @@ def put_together(told: list[Json]) -> Json:
     return answer | {"output": output}
 
 
-def _grow(item: Json, kind: str, delta: str) -> None:
+def _grow(item: Json, kind: str, event: Json) -> None:
     if kind == "function_call_arguments.delta":
-        item["arguments"] += delta
+        item["arguments"] += event["delta"]
     else:
-        item["content"][-1]["refusal" if kind == "refusal.delta" else "text"] += delta
+        item["content"][-1]["refusal" if kind == "refusal.delta" else "text"] += event["delta"]
+        if "logprobs" in event:
+            item["content"][-1]["logprobs"] += event["logprobs"]
 
 
-@given(data=st.data(), said=streams(tools=True, reasoning=True, reasons=tuple(FinishReason)))
-def test_streams(data: st.DataObject, said: Events) -> None:
-    request = ask(stream=True, tools=[WEATHER])
+answers = streams(tools=True, reasoning=True, with_logprobs=True, tops=2, end_token=True, reasons=tuple(FinishReason))
+
+
+@pytest.mark.parametrize("scored", [{}, {"include": ["message.output_text.logprobs"], "top_logprobs": 1}])
+@given(data=st.data(), said=answers)
+def test_streams(scored: Json, data: st.DataObject, said: Events) -> None:
+    request = ask(stream=True, tools=[WEATHER], **scored)
     writer = server().encoder(request)
     told = events(b"".join(writer.feed(batch) for batch in data.draw(batches(said))))
     whole = json.loads(server().encode(request, fold(said)).body)

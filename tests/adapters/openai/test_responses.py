@@ -399,3 +399,26 @@ def test_what_is_not_there() -> None:
     answered(shelf, "1", input="Hi")
     assert describe(shelf, "forget", "resp_1") == {"id": "resp_1", "object": "response", "deleted": True}
     assert shelf.kept == {}
+
+
+def test_items_are_referred_to_by_id() -> None:
+    shelf = Shelf()
+    _, first = answered(shelf, "1", input="Hi")
+    message, call_item = first["output"][1:3]
+    said = [{"role": "user", "content": "Hi"}, {"type": "item_reference", "id": message["id"]}]
+    said += [{"type": "item_reference", "id": call_item["id"]}, {"role": "user", "content": "And?"}]
+    request, _ = answered(shelf, "2", input=said)
+    called = Message("assistant", (TextPart("Hello\u2028"),), tool_calls=(ToolCall("call_1", "f", '{"a":1}'),))
+    assert request.prompts == (ChatPrompt((Message("user", "Hi"), called, Message("user", "And?"))),)
+    kept = describe(shelf, "input_items", "resp_2", order="asc")["data"]
+    assert kept[1:3] == [message, call_item]
+    answered(shelf, "3", input=[{"type": "item_reference", "id": kept[0]["id"]}])
+
+
+@pytest.mark.parametrize("id", ["msg_9_0", "msg_1_9", "odd", ""])
+def test_items_that_are_not_known(id: str) -> None:
+    shelf = Shelf()
+    answered(shelf, "1", input="Hi")
+    with pytest.raises(RouteNotFound, match=f"Item with id '{id}' not found") as raised:
+        answered(shelf, "2", input=[{"type": "item_reference", "id": id}])
+    assert raised.value.param == "input"

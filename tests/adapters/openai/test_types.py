@@ -52,13 +52,17 @@ def test_completions(said: Events, told: bool) -> None:
     Completion.model_validate(whole(completion(n=3, **({"logprobs": 2} if told else {})), said))
 
 
-@given(said=streams(tools=True, reasoning=True, reasons=REASONS), refusal=st.booleans())
+answers = streams(tools=True, reasoning=True, with_logprobs=True, tops=2, reasons=REASONS)
+
+
+@given(said=answers, refusal=st.booleans())
 def test_responses(said: Events, refusal: bool) -> None:
     if refusal:
         said = (said[0], Delta(refusal="No."), *said[1:])
     choice = {"type": "function", "name": "get_weather"}
     format = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
     fields = {"tools": [WEATHER], "tool_choice": choice, "text": {"format": format}, "metadata": {"a": "b"}}
+    fields |= {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     for request in (ask(), ask(**fields, instructions="Be brief.", reasoning={"effort": "low"}, user="u")):
         Response.model_validate(whole(request, said))
     for event in events(server().encoder(ask(stream=True, **fields)).feed(said)):

@@ -43,6 +43,13 @@ for (const [kind, model] of Object.entries(models)) {
       assert.deepEqual(cities, ['Paris', 'Paris'])
     })
 
+    test('a conversation goes on', async () => { // the provider for responses names what was said by its id alone
+      const messages = [{ role: 'user', content: 'My name is Anna.' }]
+      const first = await generateText({ ...asked, messages })
+      messages.push(...first.response.messages, { role: 'user', content: 'What is my name?' })
+      assert.equal((await generateText({ ...asked, messages })).text, 'Your name is Anna.')
+    })
+
     test('an object, whole and streamed', async () => {
       const whole = await generateObject({ ...asked, schema, prompt: PERSON })
       assert.deepEqual(whole.object, { name: 'Anna', age: 7 })
