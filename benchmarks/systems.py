@@ -25,12 +25,14 @@ System = Callable[[Sequence[Job]], list[list[int]]]
 KV_TOKENS, BLOCK, STEP_TOKENS = 16_384, 16, 512
 
 
-def interlingua(model: Any, sampling: Sequence[SamplingParams] = (), *, caching: bool = False) -> System:
-    """This engine, as a worker's messages drive it; `sampling` is given to the jobs in turn.
+def interlingua(
+    model: Any, sampling: Sequence[SamplingParams] = (), adapters: Sequence[str] = ("",), *, caching: bool = False
+) -> System:
+    """This engine, as a worker's messages drive it; `sampling` and `adapters` are given to the jobs in turn.
 
     With `caching` prompts share what they begin with alike, but nothing is kept from one run to the next.
     """
-    runner = PackedRunner(model, KVCache(KV_TOKENS // BLOCK, BLOCK))
+    runner = PackedRunner(model, KVCache(KV_TOKENS // BLOCK, BLOCK), adapters=tuple(adapters))
     vocab, context = model.config.vocab_size, model.config.max_position_embeddings
 
     def run(jobs: Sequence[Job]) -> list[list[int]]:
@@ -39,7 +41,7 @@ def interlingua(model: Any, sampling: Sequence[SamplingParams] = (), *, caching:
         engine = Engine(runner, scheduler, vocab_size=vocab, context_length=context)
         for seq, (prompt, new) in enumerate(jobs):
             params = sampling[seq % len(sampling)] if sampling else SamplingParams()
-            engine.submit(0, Submit(seq, tuple(prompt), new, params))
+            engine.submit(0, Submit(seq, tuple(prompt), new, params, adapter=adapters[seq % len(adapters)]))
         answers: list[list[int]] = [[] for _ in jobs]
         while engine.busy:
             for output in (output for step in engine.step().values() for output in step.outputs):
