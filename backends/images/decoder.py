@@ -17,6 +17,7 @@ from backends.images.options import ImageOptions
 from schemas.errors import InvalidRequest, Overloaded
 
 _SCRIPT = Path(__file__).with_name("child.py")
+_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "1048576"}  # what a picture took goes back to the system after it
 _CHILDREN = 2
 _MOST_WAITING = 64
 
@@ -76,7 +77,7 @@ class _Child:
             await self.aclose()
             raise
         if found is None:
-            raise InvalidRequest("The image is damaged.")
+            raise InvalidRequest("The image is damaged, or takes more memory to decode than it may.")
         return found
 
     async def aclose(self) -> None:
@@ -91,7 +92,7 @@ class _Child:
         if self._child is None or self._child.returncode is not None:
             arguments = ("-I", str(_SCRIPT), str(self._options.decode_memory))
             self._child = await asyncio.create_subprocess_exec(
-                sys.executable, *arguments, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env={}
+                sys.executable, *arguments, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=_ENVIRONMENT
             )
         return self._child
 

@@ -146,7 +146,7 @@ async def test_limits(limit: dict[str, int], count: int, words: str) -> None:
 
 
 async def test_a_child_out_of_memory_harms_nobody() -> None:
-    loader = ImageLoader(ImageOptions(decode_memory=80 * 1024 * 1024))
+    loader = ImageLoader(ImageOptions(decode_memory=12_000_000))
     with pytest.raises(InvalidRequest, match=r"damaged|within the limits"):
         await load(loader, [files.part(BOMB)])
     assert await load(loader, [files.part(files.file())])
