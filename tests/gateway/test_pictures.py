@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -21,11 +22,14 @@ from backends.scripted import ScriptedBackend
 from gateway.app import create_app
 from gateway.config import Limits
 from tests.backends.images import files
+from tests.backends.images.audit import watching
+from tests.backends.images.test_fetch import site
 from tests.backends.images.test_loader import REFUSED, SHOWN
 from tests.faults.recorded import SERVER
 from tests.gateway.serving import config, listening, running
-from tests.pictures import FORMS, post
+from tests.pictures import FORMS, QUESTION, RAW, post, square
 
+OK_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nConnection: close\r\n\r\n"
 TAKES_NONE: dict[str, tuple[int, Mapping[str, Any]]] = {
     "tgi": (422, {"error_type": "validation"}),
     "mindie": (422, {"error_type": "Input Validation Error"}),
@@ -121,3 +125,71 @@ async def test_pictures_of_every_kind(native: httpx.AsyncClient, name: str) -> N
 
 def as_base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
+
+
+def chat(url: Any) -> dict[str, Any]:
+    content = [{"type": "image_url", "image_url": url}, {"type": "text", "text": QUESTION}]
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": 20, "temperature": 0}
+
+
+def inputs(ref: str) -> dict[str, Any]:
+    return {"inputs": [{"type": "image_url", "image_url": ref}, {"type": "text", "text": QUESTION}]}
+
+
+def text_input(ref: str) -> dict[str, Any]:
+    return {"id": "a", "text_input": [{"type": "text", "text": RAW.format("<image>")}, image_part(ref)]}
+
+
+def image_part(ref: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": ref}
+
+
+def block(url: str) -> dict[str, Any]:
+    return {"type": "image", "source": {"type": "url", "url": url}}
+
+
+BY_REFERENCE: dict[str, tuple[str, Callable[[str], dict[str, Any]], tuple[str, ...]]] = {
+    "tgi": ("/generate", lambda ref: {"inputs": RAW.format(f"![]({ref})")}, ("url",)),
+    "mindie": ("/mindie/generate", inputs, ("url", "path", "file", "relative")),
+    "openai": ("/v1/chat/completions", lambda ref: chat({"url": ref}) | {"model": "demo"}, ("url", "path", "file")),
+    "openai, plain": ("/v1/chat/completions", lambda ref: chat(ref) | {"model": "demo"}, ("url", "path", "relative")),
+    "databricks": ("/serving-endpoints/demo/invocations", lambda ref: chat({"url": ref}), ("url", "file")),
+    "mindie-triton": ("/mindie/v2/models/demo/generate", text_input, ("url", "path")),
+    "anthropic": (
+        "/v1/messages",
+        lambda ref: {
+            "model": "demo",
+            "max_tokens": 20,
+            "messages": [{"role": "user", "content": [block(ref), {"type": "text", "text": QUESTION}]}],
+        },
+        ("url",),
+    ),
+}
+
+
+@pytest.mark.torch
+async def test_pictures_by_reference(tmp_path: Path) -> None:
+    """By URL from a listed host, by path under the folder; the same references elsewhere are refused."""
+    (tmp_path / "a.png").write_bytes(base64.b64decode(square("red")))
+    async with site() as there, site() as unlisted:
+        there.answer = OK_HEAD + base64.b64decode(square("red"))
+        images = {"hosts": [f"127.0.0.1:{there.port}"], "networks": ["127.0.0.0/8"], "folder": str(tmp_path)}
+        backend = NativeBackend("s", {"engine": "inprocess", "threads": 1, "images": images})
+        url = f"http://127.0.0.1:{there.port}/a.png"
+        refs = {"url": url, "path": f"{tmp_path}/a.png", "file": f"file://{tmp_path}/a.png", "relative": "a.png"}
+        bad = {
+            "url": f"http://127.0.0.1:{unlisted.port}/a.png",
+            "path": "/etc/hostname",
+            "file": "file:///etc/hostname",
+        }
+        async with running(create_app(config("demo", server=SERVER), {"s": backend})) as client:
+            for form, (path, body, kinds) in BY_REFERENCE.items():
+                for kind in kinds:
+                    answer = await client.post(path, json=body(refs[kind]))
+                    assert "red square" in answer.text, f"{form}, {kind}: {answer.text}"
+                    with watching() as seen:
+                        refused = await client.post(path, json=body(bad.get(kind, "../a.png")))
+                    assert refused.status_code in (400, 422), f"{form}, {kind}: {refused.text}"
+                    assert not {"/etc/hostname", "../a.png"} & {str(each[0]) for event, each in seen if event == "open"}
+    assert there.requests
+    assert not unlisted.requests
