@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from backends.images.child import REPLY, REQUEST
@@ -31,8 +32,10 @@ class Decoder:
         self._turns = asyncio.Semaphore(_CHILDREN)
         self._waiting = 0
 
-    async def decode(self, data: bytes, format: Format) -> tuple[int, int, bytes]:
-        """Width, height and RGB bytes, row by row.
+    @asynccontextmanager
+    async def decoded(self, data: bytes, format: Format) -> AsyncIterator[tuple[int, int, bytes]]:
+        """Width, height and RGB bytes, row by row. The turn lasts as long as the block, so that only so many pictures
+        are held at once.
 
         Raises:
             schemas.errors.InvalidRequest: it cannot be decoded, or not within the limits.
@@ -45,7 +48,7 @@ class Decoder:
             async with self._turns:
                 child = self._free.pop()
                 try:
-                    return await child.decode(data, format)
+                    yield await child.decode(data, format)
                 finally:
                     self._free.append(child)
         finally:

@@ -189,6 +189,18 @@ async def test_a_slow_picture_does_not_stop_the_others() -> None:
     await loader.aclose()
 
 
+async def test_a_picture_keeps_its_turn_while_it_is_used() -> None:
+    """Two are held at once; the third is decoded when one of them is not needed any more."""
+    loader = ImageLoader(ImageOptions())
+    (file,) = await loader.read([files.part(files.file())])
+    async with loader.decoded(file), loader.decoded(file):
+        third = asyncio.create_task(loader.decode(file))
+        done, _ = await asyncio.wait([third], timeout=0.2)
+        assert not done
+    assert (await third).width == 20
+    await loader.aclose()
+
+
 async def test_a_long_queue_is_refused() -> None:
     loader = ImageLoader(ImageOptions())
     many = [load(loader, [files.part(files.file())]) for _ in range(80)]
