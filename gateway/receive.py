@@ -10,8 +10,8 @@ from typing import Any
 from gateway.config import Limits
 from schemas.errors import BodyTooLarge, RequestTimeout, UnsupportedMediaType
 
-_IMAGE = b'"image'
-"""Every protocol's field that may hold an image begins so: `image`, `image_url`."""
+_IMAGES = (b'"image', b"![](data:image/")
+"""What every protocol's images begin with: the fields `image` and `image_url`, and TGI's markdown."""
 
 
 async def read_body(receive: Any, headers: Mapping[str, str], limits: Limits) -> bytes | None:
@@ -42,7 +42,7 @@ async def read_body(receive: Any, headers: Mapping[str, str], limits: Limits) ->
         parts.append(part)
         if not message.get("more_body", False):
             body = part if len(parts) == 1 else b"".join(parts)
-            if size > limits.max_body and _IMAGE not in body:
+            if size > limits.max_body and not any(mark in body for mark in _IMAGES):
                 raise _too_large(limits.max_body)
             return body
 

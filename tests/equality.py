@@ -14,7 +14,7 @@ from typing import Any
 
 from adapters.base import Adapter, Call, ServerAdapter
 from adapters.fold import fold
-from backends.base import Backend
+from backends.base import Backend, Feature
 from schemas.ir import Catalog, Generate, ModelCard
 
 ADAPTERS: dict[str, Adapter] = {point.name: point.load() for point in entry_points(group="gateway.adapters")}
@@ -71,7 +71,8 @@ async def say(way: Way, ask: Ask, backend: Backend, model: str, stream: bool) ->
     server = adapter.server(adapter.dialects[way.dialect])
     path = (way.stream_path or way.path) if stream else way.path
     route = next(route for route in server.routes if route.path == path and route.method == "POST")
-    call = Call("request", Catalog({model: ModelCard(name=model)}, default=model), {"name": model, "model": model})
+    card = ModelCard(name=model, images=Feature.IMAGES in backend.capabilities.features)
+    call = Call("request", Catalog({model: card}, default=model), {"name": model, "model": model})
     body = json.dumps({"model": model} | way.body(ask, stream) if "model" in _fields(way) else way.body(ask, stream))
     request = server.decode(route, body.encode(), call)
     assert isinstance(request, Generate)

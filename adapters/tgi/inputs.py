@@ -8,11 +8,12 @@ import re
 from itertools import accumulate
 
 from adapters.tgi.dialects import Dialect
-from schemas.errors import InvalidRequest
+from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import ChatPrompt, ImagePart, Message, Part, Prompt, TextPart, TextPrompt
 from schemas.tgi import InputPart
 
 _MARKDOWN_IMAGE = re.compile(r"!\[\]\(([^)]*)\)")
+_EMBEDDED_IMAGE = "![](data:image/"
 _REMOTE = ("http://", "https://")
 _BASE64_MAGIC = ("/9j/", "iVBORw0KGgo")
 """How base64 of any JPEG and of any PNG begins. The first is the beginning of an absolute path, too."""
@@ -26,7 +27,9 @@ def read_inputs(dialect: Dialect, inputs: str | tuple[InputPart, ...], *, images
     """
     if isinstance(inputs, str):
         _check_length(dialect, inputs, "inputs")
-        return _with_markdown_images(inputs) if images and not dialect.list_inputs else TextPrompt(inputs)
+        if dialect.list_inputs:
+            return TextPrompt(inputs)
+        return _with_markdown_images(inputs) if images else _without_images(inputs)
     if not dialect.list_inputs:
         raise InvalidRequest("`inputs` must be a string", param="inputs")
     if not inputs:
@@ -75,6 +78,13 @@ def _check_length(dialect: Dialect, text: str, where: str) -> None:
         raise InvalidRequest(f"Inputs length must be in (0, {limit}], but got {len(text)}", param=where)
     if not text:
         raise InvalidRequest("`inputs` cannot be empty", param=where)
+
+
+def _without_images(text: str) -> TextPrompt:
+    """For a model that takes none. A link to a picture is text like any other; a picture itself never is."""
+    if _EMBEDDED_IMAGE in text:
+        raise UnsupportedFeature("The model does not support images.", feature="images")
+    return TextPrompt(text)
 
 
 def _with_markdown_images(text: str) -> TextPrompt:

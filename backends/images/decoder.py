@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from backends.images.child import REPLY, REQUEST
@@ -17,6 +18,7 @@ from backends.images.options import ImageOptions
 from schemas.errors import InvalidRequest, Overloaded
 
 _SCRIPT = Path(__file__).with_name("child.py")
+_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "1048576"}  # what a picture took goes back to the system after it
 _CHILDREN = 2
 _MOST_WAITING = 64
 
@@ -30,8 +32,10 @@ class Decoder:
         self._turns = asyncio.Semaphore(_CHILDREN)
         self._waiting = 0
 
-    async def decode(self, data: bytes, format: Format) -> tuple[int, int, bytes]:
-        """Width, height and RGB bytes, row by row.
+    @asynccontextmanager
+    async def decoded(self, data: bytes, format: Format) -> AsyncIterator[tuple[int, int, bytes]]:
+        """Width, height and RGB bytes, row by row. The turn lasts as long as the block, so that only so many pictures
+        are held at once.
 
         Raises:
             schemas.errors.InvalidRequest: it cannot be decoded, or not within the limits.
@@ -44,7 +48,7 @@ class Decoder:
             async with self._turns:
                 child = self._free.pop()
                 try:
-                    return await child.decode(data, format)
+                    yield await child.decode(data, format)
                 finally:
                     self._free.append(child)
         finally:
@@ -76,7 +80,7 @@ class _Child:
             await self.aclose()
             raise
         if found is None:
-            raise InvalidRequest("The image is damaged.")
+            raise InvalidRequest("The image is damaged, or takes more memory to decode than it may.")
         return found
 
     async def aclose(self) -> None:
@@ -91,7 +95,7 @@ class _Child:
         if self._child is None or self._child.returncode is not None:
             arguments = ("-I", str(_SCRIPT), str(self._options.decode_memory))
             self._child = await asyncio.create_subprocess_exec(
-                sys.executable, *arguments, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env={}
+                sys.executable, *arguments, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=_ENVIRONMENT
             )
         return self._child
 

@@ -56,7 +56,10 @@ class Fetcher:
             found = await self._get(target)
             if isinstance(found, bytes):
                 return found
-            url = urljoin(url, found)
+            try:
+                url = urljoin(url, found)
+            except ValueError as error:  # no URL at all
+                raise _unfetched() from error
         raise _unfetched()
 
     async def _get(self, target: Target) -> bytes | str:

@@ -6,7 +6,8 @@ import asyncio
 import base64
 import binascii
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from hashlib import sha256
 
 import msgspec
@@ -70,8 +71,14 @@ class ImageLoader:
         Raises:
             schemas.errors.InvalidRequest: it cannot be decoded.
         """
-        width, height, rgb = await self._decoder.decode(file.data, file.format)
-        return Picture(width, height, rgb, file.digest)
+        async with self.decoded(file) as picture:
+            return picture
+
+    @asynccontextmanager
+    async def decoded(self, file: ImageFile) -> AsyncIterator[Picture]:
+        """The same, for the block. Others wait meanwhile, so that not too many pictures are held at once."""
+        async with self._decoder.decoded(file.data, file.format) as (width, height, rgb):
+            yield Picture(width, height, rgb, file.digest)
 
     async def aclose(self) -> None:
         """Stop decoding and fetching. Idempotent."""

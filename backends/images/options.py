@@ -21,7 +21,7 @@ class ImageOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         max_side: pixels of the longer side.
         max_ratio: longer side to shorter side.
         decode_seconds: after which the decoding child is killed.
-        decode_memory: bytes of address space of that child.
+        decode_memory: bytes that decoding a picture may take.
         hosts: `name` or `name:port` that pictures may be fetched from; none by default.
         networks: addresses in CIDR form that may be connected to although they are not public.
         fetch_seconds: for one picture, redirects included.
@@ -36,7 +36,7 @@ class ImageOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     max_side: Positive = 8192
     max_ratio: Positive = 100
     decode_seconds: Seconds = 5.0
-    decode_memory: Positive = 512 * 1024 * 1024
+    decode_memory: Positive = 100_000_000
     hosts: tuple[str, ...] = ()
     networks: tuple[str, ...] = ()
     fetch_seconds: Seconds = 10.0

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from io import BytesIO
 from random import Random
 
+import anthropic
 import numpy as np
 import openai
 import pytest
@@ -16,6 +17,7 @@ import text_generation
 import tritonclient.http as triton
 from databricks.sdk import WorkspaceClient
 from huggingface_hub import InferenceClient
+from PIL import Image
 
 from backends.native.demo.scenes import draw_scene, render
 
@@ -49,6 +51,28 @@ def openai_sdk(server: Server, uri: str, stream: bool) -> str:
     if not stream:
         return made.choices[0].message.content
     return "".join(chunk.choices[0].delta.content or "" for chunk in made if chunk.choices)
+
+
+def openai_responses(server: Server, uri: str, stream: bool) -> str:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+    parts = [{"type": "input_image", "image_url": uri}, {"type": "input_text", "text": QUESTION}]
+    asked = {"model": server.model, "input": [{"role": "user", "content": parts}], "temperature": 0}
+    if not stream:
+        return client.responses.create(**asked).output_text
+    events = client.responses.create(**asked, stream=True)
+    return "".join(event.delta for event in events if event.type == "response.output_text.delta")
+
+
+def anthropic_sdk(server: Server, uri: str, stream: bool) -> str:
+    client = anthropic.Anthropic(base_url=server.url, api_key="unused", max_retries=0)
+    source = {"type": "base64", "media_type": "image/png", "data": uri.partition("base64,")[2]}
+    content = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
+    asked = {"model": server.model, "max_tokens": 20, "messages": [{"role": "user", "content": content}]}
+    asked["extra_body"] = {"temperature": 0}
+    if not stream:
+        return client.messages.create(**asked).content[0].text
+    with client.messages.stream(**asked) as events:
+        return "".join(events.text_stream)
 
 
 def databricks(server: Server, uri: str, stream: bool) -> str:
@@ -98,7 +122,7 @@ def triton_http(server: Server, uri: str, stream: bool) -> str:
 
 
 WAYS: dict[str, Callable[[Server, str, bool], str]] = {
-    way.__name__: way for way in (openai_sdk, databricks, tgi, tgi_hub, triton_http)
+    way.__name__: way for way in (openai_sdk, openai_responses, databricks, anthropic_sdk, tgi, tgi_hub, triton_http)
 }
 
 
@@ -108,8 +132,30 @@ def test_shape_and_colour(server: Server, way: Callable[[Server, str, bool], str
     right = 0
     for seed in range(PICTURES):
         words, uri = fresh(seed)
-        right += all(word in way(server, uri, stream) for word in words)
+        said = way(server, uri, stream)
+        right += all(word in said for word in words)
+    print(f"{way.__name__}, {'streamed' if stream else 'whole'}: {right} of {PICTURES} right")
     assert right >= 0.9 * PICTURES
+
+
+SQUARES = {"red": (220, 30, 30), "blue": (35, 70, 220), "green": (30, 160, 50)}
+
+
+def test_no_cache_answers_about_another_picture(server: Server) -> None:
+    """The same question about squares in turn, each asked in every way, so that all that is cached could be used.
+
+    (Triton's whole answers begin with the prompt.)
+    """
+    shown = {}
+    for colour, value in SQUARES.items():
+        image, out = Image.new("RGB", (200, 200), "white"), BytesIO()
+        image.paste(value, (50, 50, 150, 150))
+        image.save(out, "PNG")
+        shown[colour] = f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
+    for turn, colour in enumerate(("blue", "red", "blue", "green", "red", "green", "blue")):
+        said = {name: way(server, shown[colour], bool(turn % 2)) for name, way in WAYS.items()}
+        answers = {text.strip().rpartition("<|assistant|>")[2] for text in said.values()}
+        assert answers == {f"A {colour} square."}, said
 
 
 def test_refusals_are_the_protocols_own(server: Server) -> None:

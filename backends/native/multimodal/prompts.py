@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from backends.images import ImageFile, ImageLoader, ImageOptions
+from backends.images import ImageFile, ImageLoader, ImageOptions, Picture
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from backends.native.multimodal.processing import BaseMultiModalProcessor
 from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
@@ -103,16 +103,17 @@ class ImagePrompts:
     async def _item(self, file: ImageFile) -> ImageItem:
         item = self._cache.get(file.digest)
         if item is None:
-            picture = await self._loader.decode(file)
-            try:
-                item = await asyncio.to_thread(self._processor.process, picture)
-            except (ValueError, ArithmeticError) as error:  # of sides that would be rounded to nothing, say
-                size = f"{picture.width}x{picture.height}"
-                raise InvalidRequest(
-                    f"The image is {size}, which the model's image processor does not take."
-                ) from error
+            async with self._loader.decoded(file) as picture:
+                item = await self._processed(picture)
             self._cache.put(file.digest, item)
         return item
+
+    async def _processed(self, picture: Picture) -> ImageItem:
+        try:
+            return await asyncio.to_thread(self._processor.process, picture)
+        except (ValueError, ArithmeticError) as error:  # of sides that would be rounded to nothing, say
+            size = f"{picture.width}x{picture.height}"
+            raise InvalidRequest(f"The image is {size}, which the model's image processor does not take.") from error
 
 
 def load_processor(folder: str) -> BaseMultiModalProcessor[Any]:

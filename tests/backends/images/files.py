@@ -59,7 +59,7 @@ def animated() -> bytes:
     return out.getvalue()
 
 
-def sixteen_bits() -> bytes:
+def sixteen_bits(size: tuple[int, int] = (20, 10)) -> bytes:
     out = BytesIO()
-    Image.new("I;16", (20, 10), 0x8000).save(out, "PNG")
+    Image.new("I;16", size, 0x8000).save(out, "PNG")
     return out.getvalue()

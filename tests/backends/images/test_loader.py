@@ -146,7 +146,7 @@ async def test_limits(limit: dict[str, int], count: int, words: str) -> None:
 
 
 async def test_a_child_out_of_memory_harms_nobody() -> None:
-    loader = ImageLoader(ImageOptions(decode_memory=80 * 1024 * 1024))
+    loader = ImageLoader(ImageOptions(decode_memory=12_000_000))
     with pytest.raises(InvalidRequest, match=r"damaged|within the limits"):
         await load(loader, [files.part(BOMB)])
     assert await load(loader, [files.part(files.file())])
@@ -186,6 +186,18 @@ async def test_a_slow_picture_does_not_stop_the_others() -> None:
     await asyncio.wait([slow])
     assert child.returncode == -signal.SIGKILL
     assert await load(loader, [files.part(files.file())])
+    await loader.aclose()
+
+
+async def test_a_picture_keeps_its_turn_while_it_is_used() -> None:
+    """Two are held at once; the third is decoded when one of them is not needed any more."""
+    loader = ImageLoader(ImageOptions())
+    (file,) = await loader.read([files.part(files.file())])
+    async with loader.decoded(file), loader.decoded(file):
+        third = asyncio.create_task(loader.decode(file))
+        done, _ = await asyncio.wait([third], timeout=0.2)
+        assert not done
+    assert (await third).width == 20
     await loader.aclose()
 
 

@@ -1,0 +1,123 @@
+"""A picture asked about in every form of every protocol: bodies as clients write them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from dataclasses import replace
+from io import BytesIO
+from typing import Any
+
+import httpx
+from PIL import Image
+
+from tests.equality import WAYS, Ask, Way
+
+QUESTION = "What is in the picture?"
+RAW = "<|user|>{}What is in the picture?<|end|><|assistant|>"
+COLOURS = {"red": (220, 30, 30), "blue": (35, 70, 220)}
+
+
+def square(colour: str) -> str:
+    """Base64 of a PNG."""
+    image, out = Image.new("RGB", (200, 200), "white"), BytesIO()
+    image.paste(COLOURS[colour], (50, 50, 150, 150))
+    image.save(out, "PNG")
+    return base64.b64encode(out.getvalue()).decode()
+
+
+def uri(data: str) -> str:
+    return f"data:image/png;base64,{data}"
+
+
+def markdown(data: str) -> dict[str, Any]:
+    return {"inputs": RAW.format(f"![]({uri(data)})"), "parameters": {"max_new_tokens": 20, "details": True}}
+
+
+def parts(url: Callable[[str], Any]) -> Callable[[str], dict[str, Any]]:
+    def body(data: str) -> dict[str, Any]:
+        content = [{"type": "image_url", "image_url": url(data)}, {"type": "text", "text": QUESTION}]
+        return {"inputs": content, "parameters": {"max_new_tokens": 20, "details": True}}
+
+    return body
+
+
+def messages(url: Callable[[str], Any], **said: Any) -> Callable[[str], dict[str, Any]]:
+    def body(data: str) -> dict[str, Any]:
+        content = [{"type": "image_url", "image_url": url(data)}, {"type": "text", "text": QUESTION}]
+        return {"messages": [{"role": "user", "content": content}], "max_tokens": 20, "temperature": 0, **said}
+
+    return body
+
+
+def blocks(data: str) -> dict[str, Any]:
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    content = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": 20, "temperature": 0}
+
+
+def tensors(data: str) -> dict[str, Any]:
+    told = {"return_finish_reason": True, "return_num_input_tokens": True, "return_num_output_tokens": True}
+    parameters = {"max_tokens": 20, "temperature": 0}
+    return {"text_input": RAW.format("<image>"), "image": [data], "parameters": parameters, **told}
+
+
+def list_input(data: str) -> dict[str, Any]:
+    content = [{"type": "text", "text": RAW.format("<image>")}, {"type": "image_url", "image_url": data}]
+    return {"id": "a", "text_input": content, "parameters": {"max_new_tokens": 20, "details": True}}
+
+
+def with_url(data: str) -> dict[str, str]:
+    return {"url": uri(data)}
+
+
+def in_detail(data: str) -> dict[str, str]:
+    return {"url": uri(data), "detail": "high"}
+
+
+USAGE = {"stream_options": {"include_usage": True}}
+FORMS: dict[str, tuple[str, bool, Callable[[str], dict[str, Any]]]] = {
+    "tgi": ("tgi", False, markdown),
+    "tgi-0.9": ("tgi-0.9", False, markdown),
+    "mindie": ("mindie", True, parts(uri)),
+    "mindie, bare base64": ("mindie", True, parts(str)),
+    "openai": ("openai", True, messages(with_url)),
+    "openai, detail": ("openai", True, messages(in_detail)),
+    "openai, plain string": ("openai", True, messages(uri)),
+    "mindie-openai": ("mindie-openai", True, messages(with_url, temperature=1e-6, seed=1)),
+    "databricks": ("databricks", True, messages(with_url)),
+    "anthropic": ("anthropic", True, blocks),
+    "triton": ("triton", False, tensors),
+    "mindie-triton": ("mindie-triton", False, list_input),
+}
+
+
+def way(form: str, data: str) -> Way:
+    dialect, chat, body = FORMS[form]
+    (found,) = [way for way in WAYS if (way.dialect, way.chat) == (dialect, chat)]
+
+    def asked(_: Ask, stream: bool) -> dict[str, Any]:
+        said = body(data)
+        return (
+            said
+            | ({"stream": stream} if "messages" in said else {})
+            | (USAGE if stream and dialect == "openai" else {})
+        )
+
+    return replace(found, body=asked)
+
+
+ASK = Ask(QUESTION, 20)
+
+
+PREFIXES = {"mindie": "/mindie", "mindie-openai": "/mindie", "mindie-triton": "/mindie", "tgi-0.9": "/old"}
+"""Where a gateway like `recorded.SERVER` speaks a dialect that is not its default."""
+
+
+async def post(client: httpx.AsyncClient, form: str, data: str, *, stream: bool, model: str) -> httpx.Response:
+    """Ask a gateway about the picture of which `data` is the base64."""
+    asking = way(form, data)
+    path = (asking.stream_path or asking.path) if stream else asking.path
+    named = {"model": model} if asking.protocol in ("openai", "anthropic") else {}
+    url = PREFIXES.get(asking.dialect, "") + path.format(name=model, model=model)
+    return await client.post(url, json=named | asking.body(ASK, stream))
