@@ -12,6 +12,7 @@ from adapters.openai.decode import SMALLEST_NUCLEUS
 from adapters.openai.dialects import Bound, Dialect
 from adapters.openai.messages import image_part
 from adapters.openai.stored import STORED, conversation, own_items
+from adapters.openai.tools import check_properties
 from schemas import responses as wire
 from schemas.errors import UnsupportedFeature
 from schemas.ir import (
@@ -54,7 +55,7 @@ def response(
         schemas.errors.InvalidRequest: `param` names the field that is wrong.
     """
     _check(given)
-    tools = tuple(_tool(tool, f"tools[{place}]") for place, tool in enumerate(given.tools or ()))
+    tools = tuple(_tool(dialect, tool, f"tools[{place}]") for place, tool in enumerate(given.tools or ()))
     if len(tools) > dialect.max_tools:
         raise too_long("tools", dialect.max_tools, len(tools))
     reasoning = given.reasoning or wire.Reasoning()
@@ -184,12 +185,13 @@ def _part(part: wire.Part, where: str) -> Part:
     return TextPart(text)
 
 
-def _tool(tool: wire.Tool, where: str) -> Tool:
+def _tool(dialect: Dialect, tool: wire.Tool, where: str) -> Tool:
     if tool.type != "function":
         message = f"Tools of type '{tool.type}' are not supported. Supported types are: 'function'."
         raise UnsupportedFeature(message, feature="tools", param=f"{where}.type")
     if tool.name is None:
         raise missing(f"{where}.name")
+    check_properties(dialect, tool.parameters, f"{where}.parameters")
     return Tool(tool.name, tool.description, tool.parameters, tool.strict)
 
 
