@@ -59,6 +59,7 @@ def response(
     if len(tools) > dialect.max_tools:
         raise too_long("tools", dialect.max_tools, len(tools))
     reasoning = given.reasoning or wire.Reasoning()
+    scored = _LOGPROBS in (given.include or ())
     before = conversation(call, given.previous_response_id)
     hints = {
         "reasoning_effort": reasoning.effort,
@@ -79,8 +80,8 @@ def response(
         stream=bool(given.stream),
         stream_usage=True,
         raw_prompt=False,
-        logprobs=_LOGPROBS in (given.include or ()),
-        top_logprobs=given.top_logprobs or 0,
+        logprobs=scored,
+        top_logprobs=(given.top_logprobs or 0) if scored else 0,
         tools=tools,
         tool_choice=_choice(given.tool_choice, tools),
         parallel_tool_calls=given.parallel_tool_calls,

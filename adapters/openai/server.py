@@ -34,9 +34,9 @@ def stream_writer(dialect: Dialect, request: Generate, created: int, failure: Fr
 
 def whole_answer(dialect: Dialect, request: Generate, answer: Completion, created: int) -> Reply:
     """The whole answer to `request`, be it a chat, a completion or a response."""
-    return (
-        whole(request, answer, created) if _is_response(request) else encode_answer(dialect, request, answer, created)
-    )
+    if _is_response(request):
+        return whole(request, answer, created)
+    return encode_answer(dialect, request, answer, created)
 
 
 def _is_response(request: Generate) -> bool:
