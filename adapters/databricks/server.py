@@ -12,8 +12,9 @@ from adapters.databricks.describe import get_endpoint, host_metadata, list_endpo
 from adapters.databricks.dialects import Dialect
 from adapters.databricks.failures import failure_event, failure_reply
 from adapters.databricks.manage import read_change
-from adapters.openai.answers import encode_answer, encode_vectors
-from adapters.openai.server import stream_writer
+from adapters.openai.answers import encode_vectors
+from adapters.openai.response_answers import ResponseWriter
+from adapters.openai.server import STORED, response_routes, stream_writer, whole_answer
 from adapters.openai.stream import StreamWriter
 from schemas import databricks as wire
 from schemas import openai
@@ -80,6 +81,7 @@ class DatabricksServer:
             body=wire.EmbeddingRequest,
             answer=openai.EmbeddingList,
         ),
+        *response_routes("/serving-endpoints"),
         Route(
             "GET", "/api/2.0/serving-endpoints", "endpoints", "describe", "List the endpoints", answer=wire.EndpointList
         ),
@@ -130,13 +132,13 @@ class DatabricksServer:
             return read_change(route, body, call)
         return read_request(self._dialect, route, body, call)
 
-    def encoder(self, request: Generate) -> StreamWriter:
+    def encoder(self, request: Generate) -> StreamWriter | ResponseWriter:
         """A writer for the streamed answer to `request`."""
         return stream_writer(self._dialect, request, int(self._now()), self._failure)
 
     def encode(self, request: Generate, answer: Completion) -> Reply:
         """The whole answer to `request`."""
-        return encode_answer(self._dialect, request, answer, int(self._now()))
+        return whole_answer(self._dialect, request, answer, int(self._now()))
 
     def encode_embeddings(self, request: Embed, answer: Embeddings) -> Reply:
         """The answer to a request for vectors."""
@@ -147,11 +149,13 @@ class DatabricksServer:
         raise InternalError
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:
-        """The endpoints, one of them, what a change made of it, or the host."""
+        """The endpoints, one of them, what a change made of it, a stored response, or the host."""
         if route.kind == "manage":
             return tell_changed(read_change(route, body, call), call)
         if route.name == "host":
             return host_metadata()
+        if route.name in STORED:
+            return STORED[route.name](call)
         return list_endpoints(call) if route.name == "endpoints" else get_endpoint(call)
 
     def error(self, error: GatewayError, request: Generate | None = None) -> Reply:  # noqa: ARG002

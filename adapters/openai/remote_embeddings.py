@@ -62,9 +62,15 @@ def read_embeddings(dialect: Dialect, request: Embed, reply: Reply) -> Embedding
     if sorted(vectors) != list(range(len(request.inputs))):
         raise malformed("not one vector for each input")
     usage = Usage(answer.usage.prompt_tokens if answer.usage is not None else 0, 0)
-    relayed = reply.body if is_of(dialect, request) else None
+    relayed = reply.body if is_of(dialect, request) and _as_asked(request, answer.data) else None
     ordered = tuple(vectors[place] for place in range(len(vectors)))
     return Embeddings(answer.model or request.model, ordered, usage, relayed)
+
+
+def _as_asked(request: Embed, data: tuple[RemoteEmbedding, ...]) -> bool:
+    """Whether the client's SDK can read it: Node's takes numbers for base64, and makes empty vectors of them."""
+    packed = request.encoding == "base64"
+    return all(isinstance(entry.embedding, str) == packed and entry.index is not None for entry in data)
 
 
 def _as_error(body: bytes) -> RemoteAnswer:

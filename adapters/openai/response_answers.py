@@ -323,11 +323,11 @@ def _response(
         usage=usage,
         user=request.user,
         metadata=told.get("metadata") or {},
-        top_logprobs=request.top_logprobs,
+        top_logprobs=told.get("top_logprobs") or 0,
     )
 
 
-_TOLD_AGAIN = ("instructions", "tool_choice", "metadata", "previous_response_id")
+_TOLD_AGAIN = ("instructions", "tool_choice", "metadata", "previous_response_id", "top_logprobs")
 
 
 def _raw(asked: dict[str, msgspec.Raw], name: str, otherwise: bytes) -> msgspec.Raw:

@@ -12,6 +12,7 @@ from adapters.openai.decode import SMALLEST_NUCLEUS
 from adapters.openai.dialects import Bound, Dialect
 from adapters.openai.messages import image_part
 from adapters.openai.stored import REFERENCE, STORED, conversation, own_items, referred
+from adapters.openai.tools import check_properties
 from schemas import responses as wire
 from schemas.errors import UnsupportedFeature
 from schemas.ir import (
@@ -54,10 +55,11 @@ def response(
         schemas.errors.InvalidRequest: `param` names the field that is wrong.
     """
     _check(given)
-    tools = tuple(_tool(tool, f"tools[{place}]") for place, tool in enumerate(given.tools or ()))
+    tools = tuple(_tool(dialect, tool, f"tools[{place}]") for place, tool in enumerate(given.tools or ()))
     if len(tools) > dialect.max_tools:
         raise too_long("tools", dialect.max_tools, len(tools))
     reasoning = given.reasoning or wire.Reasoning()
+    scored = _LOGPROBS in (given.include or ())
     before = conversation(call, given.previous_response_id)
     hints = {
         "reasoning_effort": reasoning.effort,
@@ -78,8 +80,8 @@ def response(
         stream=bool(given.stream),
         stream_usage=True,
         raw_prompt=False,
-        logprobs=_LOGPROBS in (given.include or ()),
-        top_logprobs=given.top_logprobs or 0,
+        logprobs=scored,
+        top_logprobs=(given.top_logprobs or 0) if scored else 0,
         tools=tools,
         tool_choice=_choice(given.tool_choice, tools),
         parallel_tool_calls=given.parallel_tool_calls,
@@ -184,12 +186,13 @@ def _part(part: wire.Part, where: str) -> Part:
     return TextPart(text)
 
 
-def _tool(tool: wire.Tool, where: str) -> Tool:
+def _tool(dialect: Dialect, tool: wire.Tool, where: str) -> Tool:
     if tool.type != "function":
         message = f"Tools of type '{tool.type}' are not supported. Supported types are: 'function'."
         raise UnsupportedFeature(message, feature="tools", param=f"{where}.type")
     if tool.name is None:
         raise missing(f"{where}.name")
+    check_properties(dialect, tool.parameters, f"{where}.parameters")
     return Tool(tool.name, tool.description, tool.parameters, tool.strict)
 
 

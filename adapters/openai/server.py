@@ -24,16 +24,55 @@ from schemas.errors import GatewayError, InternalError
 from schemas.ir import Completion, Embed, Embeddings, Generate, Origin, Tokenize, Tokens
 from schemas.responses import Deleted, ItemList, Response, ResponseRequest
 
-_STORED = {"response": retrieve, "forget": delete, "input_items": list_items}
 
-
-def stream_writer(dialect: Dialect, request: Generate, created: int, failure: Frame) -> StreamWriter:
-    """A writer for the streamed answer to `request`, be it a chat or a completion."""
+def stream_writer(dialect: Dialect, request: Generate, created: int, failure: Frame) -> StreamWriter | ResponseWriter:
+    """A writer for the streamed answer to `request`, be it a chat, a completion or a response."""
+    if _is_response(request):
+        return ResponseWriter(request, created)
     return (ChatStreamWriter if is_chat(request) else CompletionStreamWriter)(dialect, request, created, failure)
+
+
+def whole_answer(dialect: Dialect, request: Generate, answer: Completion, created: int) -> Reply:
+    """The whole answer to `request`, be it a chat, a completion or a response."""
+    if _is_response(request):
+        return whole(request, answer, created)
+    return encode_answer(dialect, request, answer, created)
 
 
 def _is_response(request: Generate) -> bool:
     return request.origin is not None and request.origin.operation == OPERATION
+
+
+STORED = {"response": retrieve, "forget": delete, "input_items": list_items}
+"""What answers the routes of stored responses."""
+
+
+def response_routes(prefix: str) -> tuple[Route, ...]:
+    """The routes of the Responses API below a path."""
+    path = f"{prefix}/responses"
+    return (
+        Route(
+            "POST",
+            path,
+            OPERATION,
+            "generate",
+            "Answer, in typed items",
+            body=ResponseRequest,
+            answer=Response,
+            streams=True,
+            example={"model": "{model}", "input": "What is the capital of France?"},
+        ),
+        Route("GET", f"{path}/{{id}}", "response", "describe", "Tell a stored response again", answer=Response),
+        Route("DELETE", f"{path}/{{id}}", "forget", "describe", "Delete a stored response", answer=Deleted),
+        Route(
+            "GET",
+            f"{path}/{{id}}/input_items",
+            "input_items",
+            "describe",
+            "List what a stored response answers",
+            answer=ItemList,
+        ),
+    )
 
 
 class OpenAIServer:
@@ -67,27 +106,7 @@ class OpenAIServer:
             streams=True,
             example={"model": "{model}", "prompt": "One, two, three,", "max_tokens": 12},
         ),
-        Route(
-            "POST",
-            "/v1/responses",
-            OPERATION,
-            "generate",
-            "Answer, in typed items",
-            body=ResponseRequest,
-            answer=Response,
-            streams=True,
-            example={"model": "{model}", "input": "What is the capital of France?"},
-        ),
-        Route("GET", "/v1/responses/{id}", "response", "describe", "Tell a stored response again", answer=Response),
-        Route("DELETE", "/v1/responses/{id}", "forget", "describe", "Delete a stored response", answer=Deleted),
-        Route(
-            "GET",
-            "/v1/responses/{id}/input_items",
-            "input_items",
-            "describe",
-            "List what a stored response answers",
-            answer=ItemList,
-        ),
+        *response_routes("/v1"),
         Route(
             "POST",
             "/v1/embeddings",
@@ -124,15 +143,11 @@ class OpenAIServer:
 
     def encoder(self, request: Generate) -> StreamWriter | ResponseWriter:
         """A writer for the streamed answer to `request`."""
-        if _is_response(request):
-            return ResponseWriter(request, int(self._now()))
         return stream_writer(self._dialect, request, int(self._now()), self._failure)
 
     def encode(self, request: Generate, answer: Completion) -> Reply:
         """The whole answer to `request`."""
-        if _is_response(request):
-            return whole(request, answer, int(self._now()))
-        return encode_answer(self._dialect, request, answer, int(self._now()))
+        return whole_answer(self._dialect, request, answer, int(self._now()))
 
     def encode_embeddings(self, request: Embed, answer: Embeddings) -> Reply:
         """The answer to a request for vectors."""
@@ -144,8 +159,8 @@ class OpenAIServer:
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:  # noqa: ARG002
         """The model list, one of it, or a stored response."""
-        if route.name in _STORED:
-            return _STORED[route.name](call)
+        if route.name in STORED:
+            return STORED[route.name](call)
         return (list_models if route.name == "models" else retrieve_model)(self._dialect, call)
 
     def error(self, error: GatewayError, request: Generate | None = None) -> Reply:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from adapters.openai.checks import missing, not_one_of, refused, too_long
 from adapters.openai.dialects import Dialect
 from schemas import openai as wire
@@ -70,14 +72,21 @@ def _tool(dialect: Dialect, tool: wire.Tool, where: str) -> Tool:
     function = tool.function
     if function is None:
         raise missing(f"{where}.function")
-    properties = (function.parameters or {}).get("properties")
+    check_properties(dialect, function.parameters, f"{where}.function.parameters")
+    return Tool(function.name, function.description, function.parameters, function.strict)
+
+
+def check_properties(dialect: Dialect, parameters: dict[str, Any] | None, where: str) -> None:
+    """Refuse a tool of too many properties, where a dialect has a limit.
+
+    Raises:
+        schemas.errors.InvalidRequest: `param` is `where`.
+    """
+    properties = (parameters or {}).get("properties")
     limit = dialect.max_properties
     if limit is not None and isinstance(properties, dict) and len(properties) > limit:
-        message = (
-            f"Invalid '{where}.function.parameters': {len(properties)} properties are more than the limit of {limit}."
-        )
-        raise refused(f"{where}.function.parameters", message)
-    return Tool(function.name, function.description, function.parameters, function.strict)
+        message = f"Invalid '{where}': {len(properties)} properties are more than the limit of {limit}."
+        raise refused(where, message)
 
 
 def _keyword(choice: str, tools: tuple[Tool, ...]) -> ToolChoice | None:

@@ -57,7 +57,7 @@ class TextCodec:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._control = re.compile("|".join(map(re.escape, tokenizer.added_tokens_encoder)) or "(?!)")
         self._infill = Infill.of(tokenizer.get_vocab())
-        self._begins = tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+        self._begin = _begin(tokenizer) if self._infill is not None else ()
         self.vocabulary = HfVocabulary(tokenizer)
 
     @classmethod
@@ -110,8 +110,7 @@ class TextCodec:
             raise UnsupportedFeature("Here is no text that could have a suffix.", feature="suffix", param="suffix")
         before = prompt.ids if isinstance(prompt, TokensPrompt) else await self._encode_bare(prompt.text)
         before = before[-truncate:] if truncate else before
-        begin = (self._tokenizer.bos_token_id,) if self._begins else ()
-        return self._infill.around(before, await self._encode_bare(suffix), begin)
+        return self._infill.around(before, await self._encode_bare(suffix), self._begin)
 
     async def _encode_bare(self, text: str) -> tuple[int, ...]:
         """The ids of a text alone."""
@@ -182,6 +181,12 @@ class TextCodec:
         if size < _LONG:
             return work(self._tokenizer)
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._thread_tokenizer)
+
+
+def _begin(tokenizer: Any) -> tuple[int, ...]:
+    """What every text begins with: the tokenizer's first token, if it has one for that and uses it."""
+    first = tuple(tokenizer("")["input_ids"][:1])
+    return first if first == (tokenizer.bos_token_id,) else ()
 
 
 def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:

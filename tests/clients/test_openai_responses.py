@@ -121,3 +121,17 @@ def test_a_tool_is_answered_by_id_alone(client: openai.OpenAI, pair: Server) -> 
     assert answer.output_text
     kinds = [item.type for item in client.responses.input_items.list(answer.id, order="asc")]
     assert kinds == ["message", "function_call", "function_call_output"]
+
+
+def test_under_databricks_paths(pair: Server) -> None:
+    """As Databricks' own OpenAI client asks."""
+    client = openai.OpenAI(
+        base_url=f"{pair.url}/serving-endpoints", api_key="unused", max_retries=0, _strict_response_validation=True
+    )
+    first = client.responses.create(model=pair.model, input=CAPITAL, temperature=0)
+    assert "Paris" in first.output_text
+    streamed = list(client.responses.create(model=pair.model, input=CAPITAL, temperature=0, stream=True))
+    assert streamed[-1].response.output_text == first.output_text
+    assert client.responses.retrieve(first.id) == first
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(model="nobody", input="Hi")

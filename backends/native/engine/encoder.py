@@ -76,13 +76,14 @@ class EncoderEngine:
 
     def submit(self, connection: int, request: Submit) -> None:
         """Take a text, or tell in the next step why not."""
-        why = self._refusal(request)
-        full = len(self._waiting) >= self._max_waiting
-        if why is None and not full:
+        waiting = len(self._waiting)
+        if (why := self._refusal(request)) is not None:
+            self._outputs[connection].append(Output(request.seq, error=why))
+        elif waiting >= self._max_waiting:
+            why = f"{waiting} sequences are waiting already"
+            self._outputs[connection].append(Output(request.seq, error=why, overloaded=True))
+        else:
             self._waiting[connection, request.seq] = request
-            return
-        why = why or f"{len(self._waiting)} sequences are waiting already"
-        self._outputs[connection].append(Output(request.seq, error=why, overloaded=full))
 
     def disconnect(self, connection: int) -> None:
         """Forget all texts of a worker that is gone."""

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from adapters.base import Call
-from schemas.errors import InvalidRequest, MalformedBody, UnsupportedFeature
+from adapters.fold import fold
+from schemas.errors import BackendFailed, InvalidRequest, MalformedBody, UnsupportedFeature
 from schemas.ir import (
     Catalog,
     ChatPrompt,
@@ -24,7 +25,7 @@ from schemas.ir import (
     ToolCall,
     ToolChoice,
 )
-from tests.adapters.openai.scenes import HELLO
+from tests.adapters.openai.scenes import HELLO, ZOE
 
 from .scenes import ROUTES, call, chat, completion, query, server
 
@@ -363,3 +364,29 @@ def test_what_is_no_conversation(messages: list[dict[str, Any]], param: str, wor
 
 def test_turns_may_be_left_alone() -> None:
     assert chat(knobs={"alternating_roles": False}, messages=[USER, USER]).prompts
+
+
+# --- responses --------------------------------------------------------------------------------------------------
+
+
+def test_a_response_is_openais() -> None:
+    request = query({"model": "chat", "input": "Hi", "max_output_tokens": 5}, operation="responses")
+    assert isinstance(request, Generate)
+    assert (request.model, request.prompts, request.stopping.max_new_tokens) == (
+        "chat",
+        (ChatPrompt((Message("user", "Hi"),)),),
+        5,
+    )
+    said = json.loads(server().encode(request, fold(ZOE)).body)
+    assert (said["object"], said["status"]) == ("response", "completed")
+    stream = server().encoder(request)
+    assert stream.feed(ZOE).startswith(b"event: response.created\n")
+    assert b'"type":"response.failed"' in server().encoder(request).fail(BackendFailed("x"))
+
+
+def test_its_tools_have_databricks_limits() -> None:
+    tool = {"type": "function", "name": "f", "parameters": {"properties": {f"p{n}": {} for n in range(16)}}}
+    for tools, param in (([tool], "tools[0].parameters"), ([tool | {"parameters": {}}] * 33, "tools")):
+        with pytest.raises(InvalidRequest) as raised:
+            query({"model": "chat", "input": "Hi", "tools": tools}, operation="responses")
+        assert raised.value.param == param

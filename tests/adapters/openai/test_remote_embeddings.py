@@ -61,6 +61,17 @@ def test_what_a_client_of_the_same_dialect_sent_is_relayed(kind: str) -> None:
     assert (read.vectors, read.usage, read.relayed) == (((1.0,),), Usage(3, 0), answer)
 
 
+@pytest.mark.parametrize("entry", ['"index":0,"embedding":[1.0]', '"embedding":"AACAPw=="'])
+def test_what_a_clients_sdk_could_not_read_is_not_passed_back(entry: str) -> None:
+    """Numbers where it asked for base64, no index: written anew."""
+    origin = Origin("openai", "openai", "embeddings", b'{"input":"a","encoding_format":"base64"}')
+    request = asked(TextPrompt("a"), origin=origin, encoding="base64")
+    read = CLIENTS["openai"].decode_embeddings(request, Reply(b'{"data":[{%b}]}' % entry.encode()))
+    assert (read.vectors, read.relayed) == (((1.0,),), None)
+    said = json.loads(openai.server().encode_embeddings(request, read).body)
+    assert said["data"] == [{"object": "embedding", "index": 0, "embedding": "AACAPw=="}]
+
+
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_what_is_read(kind: str) -> None:
     read = CLIENTS[kind].decode_embeddings(asked(), Reply(TWO))

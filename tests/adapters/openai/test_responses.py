@@ -280,7 +280,8 @@ def test_log_probabilities_whole_and_streamed() -> None:
 
 def test_without_include_there_are_none() -> None:
     request = ask(top_logprobs=2)
-    assert not request.logprobs
+    assert (request.logprobs, request.top_logprobs) == (False, 0)
+    assert json.loads(server().encode(request, fold(SCORES)).body)["top_logprobs"] == 2
     (part,) = json.loads(server().encode(request, fold(SCORES)).body)["output"][0]["content"]
     assert part["logprobs"] == []
 
