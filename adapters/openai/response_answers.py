@@ -260,28 +260,30 @@ def _item_id(prefix: str, request: Generate, place: int) -> str:
 
 def _output(request: Generate, choice: Choice) -> tuple[wire.Output, ...]:
     items: list[wire.Output] = []
-    unscored = choice.tokens if request.logprobs else ()
-    said = list(blocks(choice))
-    calls = 0
+    said, unscored, calls = list(blocks(choice)), choice.tokens, 0
     for place, block in enumerate(said):
         if isinstance(block, ToolCall):
-            id, call_id = _item_id("fc", request, place), block.id or _item_id("call", request, calls)
-            call = wire.FunctionCall(
-                id=id, status="completed", arguments=block.arguments, call_id=call_id, name=block.name
-            )
-            items.append(call)
+            items.append(_call(request, block, place, calls))
             calls += 1
-            continue
-        kind, text = block
-        if kind == "reasoning":
-            thoughts = (wire.ReasoningText(text),)
-            items.append(wire.Thought(id=_item_id("rs", request, place), status="completed", content=thoughts))
-            continue
-        count = len(unscored) if place == len(said) - 1 else _covering(unscored, text)
-        scores = _logprobs(request, unscored[:count]) if kind == "text" else ()
-        unscored = unscored[count:]
-        items.append(_message(_item_id("msg", request, place), "completed", _part(kind, text, scores)))
+        elif block[0] == "text":
+            count = len(unscored) if place == len(said) - 1 else _covering(unscored, block[1])
+            items.append(_block(request, "text", block[1], place, _logprobs(request, unscored[:count])))
+            unscored = unscored[count:]
+        else:
+            items.append(_block(request, *block, place))
     return tuple(items)
+
+
+def _call(request: Generate, call: ToolCall, place: int, index: int) -> wire.FunctionCall:
+    id, call_id = _item_id("fc", request, place), call.id or _item_id("call", request, index)
+    return wire.FunctionCall(id=id, status="completed", arguments=call.arguments, call_id=call_id, name=call.name)
+
+
+def _block(request: Generate, kind: Kind, text: str, place: int, scores: tuple[TokenLogprob, ...] = ()) -> wire.Output:
+    if kind == "reasoning":
+        id, thoughts = _item_id("rs", request, place), (wire.ReasoningText(text),)
+        return wire.Thought(id=id, status="completed", content=thoughts)
+    return _message(_item_id("msg", request, place), "completed", _part(kind, text, scores))
 
 
 def _ended(said: wire.Response, reason: FinishReason) -> wire.Response:

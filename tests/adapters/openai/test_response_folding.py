@@ -56,8 +56,11 @@ answers = streams(tools=True, reasoning=True, with_logprobs=True, tops=2, end_to
 
 
 @pytest.mark.parametrize("scored", [{}, {"include": ["message.output_text.logprobs"], "top_logprobs": 1}])
-@given(data=st.data(), said=answers)
-def test_streams(scored: Json, data: st.DataObject, said: Events) -> None:
+@given(data=st.data(), said=answers, refused=st.booleans())
+def test_streams(scored: Json, data: st.DataObject, said: Events, refused: bool) -> None:
+    if refused:
+        place = data.draw(st.integers(1, len(said) - 2))
+        said = (*said[:place], Delta(refusal="No. "), *said[place:])
     request = ask(stream=True, tools=[WEATHER], **scored)
     writer = server().encoder(request)
     told = events(b"".join(writer.feed(batch) for batch in data.draw(batches(said))))
