@@ -37,7 +37,7 @@ def workloads(vocab: int, *, scale: int) -> dict[str, list[Job]]:
 
     shared = prompt(450)
     return {
-        ONE: [(prompt(32), 32)],
+        ONE: [(prompt(16), 48)],
         EIGHT: [(prompt(32), 32) for _ in range(8)],
         "decode, batch 32": [(prompt(32), 16) for _ in range(32)],
         PREFILL: [(prompt(2048), 1)],

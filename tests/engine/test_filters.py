@@ -15,6 +15,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from backends.native.engine import filters
 from backends.native.engine.filters import filter_scores, top_p
 from backends.native.messages import SamplingParams
 
@@ -110,3 +111,18 @@ def test_a_nucleus_is_the_same_however_far_it_reaches() -> None:
     assert kept[0] < 1024 < kept[1]
     for row, (order, count) in enumerate(zip(ordered.indices, kept.tolist(), strict=True)):
         assert set(order[:count].tolist()) == set(found[row].nonzero().flatten().tolist())
+
+
+@pytest.mark.parametrize("width", [0.001, 1.0, 5.0, 40.0, 1000.0])
+@pytest.mark.parametrize("mass", [1e-6, 0.3, 0.95, 1.0])
+def test_binning_finds_what_sorting_finds(width: float, mass: float) -> None:
+    values = torch.randn(4, 30_000, generator=torch.Generator().manual_seed(0)) * width
+    values[1, 100:] = float("-inf")
+    values[2] = 0.0
+    probabilities, asked = values.double().softmax(-1), torch.full((4, 1), mass, dtype=torch.float64)
+    found = filters.least_kept(values.double(), probabilities, asked)
+    expected = filters._least_sorted(values.double(), probabilities, asked)
+    if mass < 1.0:
+        assert torch.equal(found, expected)
+    kept = torch.where(values >= found, probabilities, 0.0).sum(-1)
+    assert bool((kept >= mass - 1e-6).all())

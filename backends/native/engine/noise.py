@@ -13,7 +13,7 @@ from torch import Tensor
 
 _MASK = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
-# The multipliers of MurmurHash3's fmix32, less 2**32: congruent, and with a factor below 2**32 never beyond an int64.
+# The multipliers of MurmurHash3's fmix32 as an int32 holds them: products wrap to the same bits.
 _FIRST = 0x85EBCA6B - (1 << 32)
 _SECOND = 0xC2B2AE35 - (1 << 32)
 # Picking scores out pays if they are fewer than one in so many.
@@ -38,37 +38,41 @@ def gumbel(seeds: Sequence[int], positions: Sequence[int], vocab_size: int, devi
 def _gumbel_of(bits: Tensor) -> Tensor:
     # A uniform close to 0 keeps its precision in float32, one close to 1 does not: so let large noise come from small
     # values. The clamp keeps 1 - uniform above 0.
-    uniform = ((bits.to(torch.float32) + 0.5) * 2.0**-32).clamp_(max=1 - 2.0**-24)
+    uniform = bits.view(torch.uint32).to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
 def perturb(scores: Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Tensor:
-    """Add the noise of `gumbel` to [rows, vocabulary] scores, in place; where few are left, only to those."""
-    left = scores.isfinite()
-    if int(left.sum()) * _FEW > scores.numel():
-        return scores.add_(gumbel(seeds, positions, scores.shape[1], scores.device))
-    rows, tokens = left.nonzero(as_tuple=True)
+    """Add the noise of `gumbel` to [rows, vocabulary] scores, in place; in rows where few are left, only to those."""
+    left = scores > float("-inf")
+    few = left.sum(-1) * _FEW <= scores.shape[1]
     low, high = _row_keys(seeds, positions, scores.device)
-    scores[rows, tokens] += _gumbel_of(_hash(tokens, low[rows], high[rows]))
+    many = (~few).nonzero().squeeze(1)
+    if len(many):
+        everything = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device)
+        noise = _gumbel_of(_hash(everything, low[many].unsqueeze(1), high[many].unsqueeze(1)))
+        scores.index_add_(0, many, noise)
+    if len(many) < len(scores):
+        rows, tokens = (left & few.unsqueeze(1)).nonzero(as_tuple=True)
+        scores[rows, tokens] += _gumbel_of(_hash(tokens.int(), low[rows], high[rows]))
     return scores
 
 
 def random_bits(seeds: Sequence[int], positions: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
-    """[rows, vocab_size] int64 of 32 random bits each."""
+    """[rows, vocab_size] int32 of 32 random bits each."""
     low, high = _row_keys(seeds, positions, device)
-    return _hash(torch.arange(vocab_size, device=device), low.unsqueeze(1), high.unsqueeze(1))
+    return _hash(torch.arange(vocab_size, dtype=torch.int32, device=device), low.unsqueeze(1), high.unsqueeze(1))
 
 
 def _hash(tokens: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    bits = _mix((tokens + low).bitwise_and_(_MASK))
-    return _mix(bits.bitwise_xor_(high))
+    return _mix(_mix(tokens + low).bitwise_xor_(high))
 
 
 def _row_keys(seeds: Sequence[int], positions: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The lower and the upper halves of every row's key, [rows] each."""
+    """The lower and the upper halves of every row's key, [rows] int32 each."""
     keys = [_row_key(seed, position) for seed, position in zip(seeds, positions, strict=True)]
-    low = torch.tensor([key & _MASK for key in keys], device=device)
-    high = torch.tensor([key >> 32 for key in keys], device=device)
+    halves = torch.tensor([[key & _MASK, key >> 32] for key in keys], device=device).view(-1, 2)
+    low, high = halves.to(torch.int32).unbind(1)  # the bits stay
     return low, high
 
 
@@ -85,7 +89,7 @@ def _mix64(value: int) -> int:
 
 
 def _mix(value: Tensor) -> Tensor:
-    """MurmurHash3's 32-bit finaliser, in place."""
-    value.bitwise_xor_(value >> 16).mul_(_FIRST).bitwise_and_(_MASK)
-    value.bitwise_xor_(value >> 13).mul_(_SECOND).bitwise_and_(_MASK)
-    return value.bitwise_xor_(value >> 16)
+    """MurmurHash3's 32-bit finaliser, in place. An int32 is shifted with its sign, which does not belong there."""
+    value.bitwise_xor_((value >> 16).bitwise_and_(0xFFFF)).mul_(_FIRST)
+    value.bitwise_xor_((value >> 13).bitwise_and_(0x7FFFF)).mul_(_SECOND)
+    return value.bitwise_xor_((value >> 16).bitwise_and_(0xFFFF))

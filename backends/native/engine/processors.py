@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from backends.native.engine.attention import index_tensor
 from backends.native.engine.grammar import mask_scores
 from backends.native.engine.sequence import Sequence
 from backends.native.messages import SamplingParams
@@ -102,50 +103,46 @@ def _constrain(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None
 
 
 class History:
-    """Which tokens a sequence holds, kept up as it grows: [vocabulary] each, on the device.
+    """How often a sequence's output holds each token: `counts` is [vocabulary], on the device, kept up as it grows.
 
-    `seen` marks those of prompt and output, `counts` counts those of the output. Preemption does not touch it, as it
-    does not touch the tokens.
+    Preemption does not touch it, as it does not touch the tokens.
     """
 
-    __slots__ = ("_known", "counts", "seen")
+    __slots__ = ("_known", "counts")
 
     def __init__(self, sequence: Sequence, like: Tensor) -> None:
-        self.seen = torch.zeros(like.shape[-1], dtype=torch.bool, device=like.device)
         self.counts = torch.zeros(like.shape[-1], dtype=like.dtype, device=like.device)
         self._known = len(sequence.request.prompt)
-        self.seen[torch.tensor(sequence.request.prompt, device=like.device)] = True
 
     def update(self, tokens: list[int]) -> None:
         """Take in the tokens that are new since the last call."""
         for token in tokens[self._known :]:
-            self.seen[token] = True
             self.counts[token] += 1
         self._known = len(tokens)
 
 
 def _penalise(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
+    """Only what a sequence holds is touched. A token that it holds twice is penalised, and written, twice alike."""
     rows = [row for row in rows if _penalised(sequences[row].request.sampling)]
     if not rows:
         return
-    histories = [_history(sequences[row], scores) for row in rows]
+    device = scores.device
+    held = [index_tensor(sequences[row].tokens, device) for row in rows]
+    counts = torch.cat([_counts(sequences[row], scores)[tokens] for row, tokens in zip(rows, held, strict=True)])
+    lengths = torch.tensor([len(tokens) for tokens in held], device=device)
     params = [sequences[row].request.sampling for row in rows]
-    index = torch.tensor(rows, device=scores.device)
+    table = scores.new_tensor([(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params])
+    repetition, presence, frequency = table.repeat_interleave(lengths, dim=0).unbind(1)
 
-    repetition, presence, frequency = scores.new_tensor(
-        [(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params]
-    ).T.unsqueeze(-1)
-    seen = torch.stack([history.seen for history in histories])
-    counts = torch.stack([history.counts for history in histories])
-
-    asked = scores[index]
-    asked = torch.where(seen, torch.where(asked < 0, asked * repetition, asked / repetition), asked)
-    scores[index] = asked - presence * (counts > 0) - frequency * counts
+    where = (torch.tensor(rows, device=device).repeat_interleave(lengths), torch.cat(held))
+    asked = scores[where]
+    asked = torch.where(asked < 0, asked * repetition, asked / repetition)
+    scores[where] = asked - presence * (counts > 0) - frequency * counts
 
 
-def _history(sequence: Sequence, like: Tensor) -> History:
+def _counts(sequence: Sequence, like: Tensor) -> Tensor:
     if sequence.history is None:
         sequence.history = History(sequence, like)
     history: History = sequence.history
     history.update(sequence.tokens)
-    return history
+    return history.counts

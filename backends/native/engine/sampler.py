@@ -79,7 +79,7 @@ def choose(sequences: Seq[Sequence], raw: Tensor) -> list[int]:
         index = torch.tensor(random, device=scores.device)
         params = [sequences[row].request.sampling for row in random]
         positions = [len(sequences[row].tokens) for row in random]
-        filtered = filter_scores(scores[index], params)
+        filtered = filter_scores(scores.index_select(0, index), params)
         tokens[index] = argmax(perturb(filtered, [p.seed for p in params], positions))
     # argmax takes NaN for the largest, so the chosen score tells of one anywhere in the row.
     if not bool(scores.gather(1, tokens.unsqueeze(1)).isfinite().all()):
