@@ -20,10 +20,17 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from backends.native.engine.lora import Adapter, LowRank, put_on
 from backends.native.engine.packed_linear import pack_linears
-from benchmarks.engine import QWEN_HALF_B
 from benchmarks.systems import Job, System, interlingua
 
 BATCH, VOCAB = 16, 32_000
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
 NAMES = ("a", "b", "c", "d")
 BARE = "no adapters loaded"
 
@@ -87,7 +94,7 @@ def fastest(systems: dict[str, System], jobs: Sequence[Job], rounds: int) -> dic
 def build(layers: int) -> Any:
     """The base model."""
     torch.manual_seed(0)
-    return Qwen2ForCausalLM(Qwen2Config(**QWEN_HALF_B | {"num_hidden_layers": layers, "vocab_size": VOCAB})).eval()
+    return Qwen2ForCausalLM(Qwen2Config(num_hidden_layers=layers, **SHAPE)).eval()
 
 
 def draw(model: Any, rank: int) -> Adapter:

@@ -135,6 +135,17 @@ def test_on_the_cache_tier(family: str, worlds: Any) -> None:
     assert world.error(asked, tiny(runner).answers(asked, apart=1)) < 1e-4
 
 
+def test_a_sequence_that_lost_its_cache_is_run_again_with_its_adapter(worlds: Any) -> None:
+    world, tokens = worlds("llama"), prompt(9, 0)
+    runner, sequence = CacheRunner(world.model(), ("a",)), Sequence(0, Submit(0, tokens, 1, adapter="a"), 0)
+    with torch.inference_mode():
+        runner.run([Work(sequence, 0, 8, samples=True)])
+        runner.forget(sequence)
+        told = runner.run([Work(sequence, 8, 1, samples=True)])
+        expected = world.references["a"](torch.tensor([tokens])).logits[0, -1:]
+    torch.testing.assert_close(told, expected, atol=1e-4, rtol=0)
+
+
 def test_prefixes_are_shared_within_an_adapter_only(worlds: Any) -> None:
     world = worlds("llama")
     runs = engine(world.model())

@@ -11,9 +11,14 @@ import httpx
 import msgspec
 import pytest
 
+from backends.base import Capabilities, Health
 from backends.native.backend import NativeBackend
-from gateway.app import create_app
-from gateway.config import Config, Endpoint, ServedEntity, Shadow
+from gateway.app import create_app, make_backends
+from gateway.config import Config, Endpoint, ServedEntity, Shadow, parse
+from gateway.deployments import changed
+from gateway.router import Target
+from schemas.ir import Change, Embed, TextPrompt, Tokenize
+from schemas.ir import ServedEntity as Entity
 from tests.backends.native.fake_engine import READY, FakeEngine
 from tests.gateway.serving import running
 from tests.gateway.test_router import unit_for
@@ -159,6 +164,44 @@ async def test_an_unknown_adapter_is_refused_before_any_work(
         answer = await client.post(path, json=body)
         assert (answer.status_code, answer.json()) == (status, told)
         assert not engine.submitted
+
+
+TABLE = """
+[backends.local]
+kind = "native"
+[backends.local.adapters]
+support = "./adapters/support"
+"team/sql" = "./adapters/sql"
+[endpoints.support]
+served_entities = [{ name = "support", backend = "local", model = "support" }]
+"""
+
+
+def test_a_table_in_the_configuration() -> None:
+    (backend,) = make_backends(parse(TABLE)).values()
+    assert isinstance(backend, NativeBackend)
+    assert backend._options.engine_options.adapters == {
+        "support": "./adapters/support",
+        "team/sql": "./adapters/sql",
+    }
+
+
+def test_vectors_are_the_adapter_s_and_tokens_nobody_s() -> None:
+    backend = NativeBackend("local", {})
+    backend.capabilities = Capabilities(adapters=("sql",))
+    target = Target("tuned", arm("a", "sql"), backend, "sql")
+    asked = Embed(id="e", model="tuned", inputs=())
+    assert target.addressed(asked) == msgspec.structs.replace(asked, model="sql", adapter_id="sql")
+    tokens = Tokenize(id="t", model="tuned", prompt=TextPrompt("Hi"))
+    assert target.addressed(tokens) == msgspec.structs.replace(tokens, model="sql")
+
+
+def test_databricks_clients_create_endpoints_of_adapters() -> None:
+    change = Change(action="create", endpoint="new", served_entities=(Entity("a", "local/team/support", 100),))
+    deployed = changed({}, change, {"local": Health("ready")}, 1)
+    assert deployed is not None
+    assert deployed.endpoint is not None
+    assert deployed.endpoint.served_entities == (arm("a", "team/support"),)
 
 
 async def test_listings_name_them(engine: FakeEngine) -> None:

@@ -57,8 +57,9 @@ class CacheRunner:
         state = self._states.pop(work.sequence, None)
         if state is None or state.computed != work.start:  # new, preempted, or half run in a step that failed
             state = None
-        tokens = torch.tensor([work.sequence.tokens[: work.start + work.count]], device=self._model.device)
-        with adapting([work]):
+        end = work.start + work.count
+        tokens = torch.tensor([work.sequence.tokens[:end]], device=self._model.device)
+        with adapting([Work(work.sequence, 0, end, work.samples) if state is None else work]):
             outputs, state = self._forward(tokens, state, work.wanted)
         self._states[work.sequence] = state
         logits: Tensor = outputs.logits[0]
