@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
+import pytest
 
 from gateway.app import create_app
 from gateway.config import parse
@@ -69,6 +70,7 @@ async def arms(client: httpx.AsyncClient) -> dict[str, Any]:
     return {arm["name"]: arm for arm in (await client.get("/serving-endpoints/chat/experiment")).json()["arms"]}
 
 
+@pytest.mark.slow
 async def test_an_arm_dies_and_returns_under_load() -> None:
     async with listening(scripted("echo")[0]) as b, AsyncExitStack() as first:
         a = await first.enter_async_context(listening(scripted("echo")[0]))

@@ -71,6 +71,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.slow
 async def test_a_thousand_random_disconnects_leave_nothing() -> None:
     app, backend = scripted(*MODELS)
     async with listening(app) as port:

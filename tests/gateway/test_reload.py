@@ -11,6 +11,8 @@ import pytest
 
 from .processes import Gateway, serving, until
 
+pytestmark = pytest.mark.slow
+
 ECHO = """
 [endpoints.echo]
 served_entities = [{ name = "echo-1", backend = "s", model = "echo" }]
