@@ -46,6 +46,7 @@ bench: $(VENV)/.installed  ## what the gateway itself costs, in CPU time per req
 
 bench-engine: $(VENV)/.installed  ## the native engine beside transformers' own, at random weights of a 0.5B shape (10 minutes)
 	$(VENV)/bin/python -m benchmarks.engine
+	$(VENV)/bin/python -m benchmarks.lora
 
 clean:  ## remove what make built
 	rm -rf $(VENV) $(CLIENTS) $(NODE)/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

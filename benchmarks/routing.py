@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from backends.scripted import ScriptedBackend
 from gateway.config import Endpoint, ServedEntity
+from gateway.config import Experiment as Settings
 from gateway.experiment import Experiment, Outcome
+from gateway.recall import Answered, Recall
 from gateway.router import Router
 from schemas.ir import FinishReason, Generate, TextPrompt, Usage
 
@@ -19,16 +21,19 @@ CALLS = 100_000
 
 def main() -> None:
     """Run and print."""
-    endpoint = Endpoint(served_entities=ARMS)
+    endpoint = Endpoint(served_entities=ARMS, experiment=Settings(feedback={"liked": "higher"}))
     router = Router({"chat": endpoint}, {"s": ScriptedBackend("s")})
     experiment = Experiment("chat", endpoint)
     request = Generate(id="r", model="chat", prompts=(TextPrompt("Hi"),), user="somebody")
     plan = router.plan(request, {})
+    recall = Recall("0" * 16)
     ended = Outcome("ok", 0.1, 1.0, Usage(10, 20), (FinishReason.EOS,))
 
     def count() -> None:
         experiment.exposed(plan)
-        experiment.ended(plan, plan.targets[0], ended)
+        answered = experiment.ended(plan, plan.targets[0], ended)
+        assert answered is not None
+        recall.note("0" * 24, Answered(experiment.tag, *answered))
 
     print(f"assignment  {cost(lambda: router.plan(request, {})):5.1f} µs a request")
     print(f"statistics  {cost(count):5.1f} µs a request")

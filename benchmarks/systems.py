@@ -18,32 +18,52 @@ from backends.native.engine.loop import Engine
 from backends.native.engine.runner import PackedRunner
 from backends.native.engine.scheduler import Scheduler
 from backends.native.messages import SamplingParams, Submit
+from benchmarks.workloads import Job
 
-Job = tuple[list[int], int]
-"""A prompt, and how many tokens to generate."""
 System = Callable[[Sequence[Job]], list[list[int]]]
 
 KV_TOKENS, BLOCK, STEP_TOKENS = 16_384, 16, 512
 
 
-def interlingua(model: Any, sampling: Sequence[SamplingParams] = ()) -> System:
-    """This engine, as a worker's messages drive it; `sampling` is given to the jobs in turn."""
-    runner = PackedRunner(model, KVCache(KV_TOKENS // BLOCK, BLOCK))
+def interlingua(
+    model: Any, sampling: Sequence[SamplingParams] = (), adapters: Sequence[str] = ("",), *, caching: bool = False
+) -> System:
+    """This engine, as a worker's messages drive it; `sampling` and `adapters` are given to the jobs in turn.
+
+    With `caching` prompts share what they begin with alike, but nothing is kept from one run to the next.
+    """
+    runner = PackedRunner(model, KVCache(KV_TOKENS // BLOCK, BLOCK), adapters=tuple(adapters))
     vocab, context = model.config.vocab_size, model.config.max_position_embeddings
 
     def run(jobs: Sequence[Job]) -> list[list[int]]:
-        pool = BlockPool(KV_TOKENS // BLOCK, BLOCK, caching=False)
+        pool = BlockPool(KV_TOKENS // BLOCK, BLOCK, caching=caching)
         scheduler = Scheduler(pool, step_tokens=STEP_TOKENS, max_sequences=64)
         engine = Engine(runner, scheduler, vocab_size=vocab, context_length=context)
         for seq, (prompt, new) in enumerate(jobs):
             params = sampling[seq % len(sampling)] if sampling else SamplingParams()
-            engine.submit(0, Submit(seq, tuple(prompt), new, params))
+            engine.submit(0, Submit(seq, tuple(prompt), new, params, adapter=adapters[seq % len(adapters)]))
         answers: list[list[int]] = [[] for _ in jobs]
         while engine.busy:
             for output in (output for step in engine.step().values() for output in step.outputs):
                 assert output.error is None, output.error
                 answers[output.seq] += output.ids
         return answers
+
+    return run
+
+
+def copying(model: Any) -> System:
+    """No engine: for each token, as many bytes are read and written as the weights have. None can decode faster alone
+    unless it reads less.
+    """
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    source = torch.ones(weights // 8, dtype=torch.float32, device=model.device)  # half as many
+    target = torch.empty_like(source)
+
+    def run(jobs: Sequence[Job]) -> list[list[int]]:
+        for _ in range(max(new for _, new in jobs)):
+            target.copy_(source)
+        return []
 
     return run
 
@@ -55,8 +75,8 @@ def static(model: Any) -> System:
     def run(jobs: Sequence[Job]) -> list[list[int]]:
         model.set_attn_implementation("sdpa")  # the manager of `generate_batch` sets its own
         width = max(len(prompt) for prompt, _ in jobs)
-        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt, _ in jobs])
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt, _ in jobs])
+        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt, _ in jobs], device=model.device)
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt, _ in jobs]).to(model.device)
         longest = max(new for _, new in jobs)
         out = model.generate(ids, attention_mask=mask, max_new_tokens=longest, generation_config=_greedy())
         return [row[width : width + new].tolist() for row, (_, new) in zip(out, jobs, strict=True)]

@@ -64,6 +64,7 @@ def create_app(
     config: Config,
     backends: Mapping[str, Backend] | None = None,
     folder: Path | None = None,
+    slot: str | None = None,
     *,
     waits: bool = False,
 ) -> Litestar:
@@ -73,13 +74,14 @@ def create_app(
         config: what to serve.
         backends: instead of those that `config` describes, for tests.
         folder: where several workers share what they count.
+        slot: this worker's place there, which it takes over from one that ended.
         waits: whether it starts up only once every endpoint can answer, and fails if one cannot.
 
     Raises:
         ConfigError: the configuration names what does not exist.
     """
     keys = Keys(keys_from(config.server.keys_env), keys_from(config.server.admin_keys_env))
-    service = Service(config, make_backends(config) if backends is None else backends, keys, folder)
+    service = Service(config, make_backends(config) if backends is None else backends, keys, folder, slot)
     protocols = adapters()
     mounts = Mounts(protocols, config)
     openapi = document(protocols)

@@ -67,6 +67,7 @@ def _model(endpoint: Endpoint, backends: Mapping[str, Backend]) -> tuple[str, bo
 
 def _arms(endpoint: Endpoint, health: Mapping[str, Health]) -> tuple[ServedEntity, ...]:
     return tuple(
-        ServedEntity(arm.name, entity_name(arm), arm.traffic_percentage, health[arm.backend].status == "ready")
+        ServedEntity(arm.name, entity_name(arm), arm.traffic_percentage, state.status, state.detail)
         for arm in endpoint.served_entities
+        for state in (health[arm.backend],)
     )

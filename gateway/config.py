@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from gateway.assignment import UNITS
+from gateway.recall import METRICS
 from schemas.ir import TensorNames
 
 BUNDLED = "interlingua"
@@ -93,12 +94,13 @@ class Shadow(Section, frozen=True):
 
 class Paired(Section, frozen=True):
     """How many of the first arm's answers another arm gives once more, from the same prompt and seed, and how much that
-    may cost in each worker: pairs at a time, and seconds for one.
+    may cost in each worker: pairs at a time, seconds for one, tokens of prompt and answer together.
     """
 
     share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
     max_concurrent_requests: Annotated[int, msgspec.Meta(ge=1)] = 1
     timeout: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 2048
 
 
 class ServedEntity(Section, frozen=True):
@@ -136,7 +138,7 @@ class Experiment(Section, frozen=True):
     alpha: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
     margin: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
     guardrail: Guardrail | None = None
-    feedback: Annotated[dict[str, Literal["higher", "lower"]], msgspec.Meta(max_length=8)] = {}
+    feedback: Annotated[dict[str, Literal["higher", "lower"]], msgspec.Meta(max_length=METRICS)] = {}
     unit: tuple[str, ...] = ("header:x-ab-unit", "header:x-session-affinity", "user", "client_request_id", "request")
 
 

@@ -175,17 +175,20 @@ class Exchange:
         assert request is not None
         assert plan is not None
         failure: Exception | None = None
-        for target in plan.targets:
+        targets = self._service.preferred(plan.targets)
+        if targets[0] is not plan.targets[0]:
+            self._fall_back(plan.targets[0], "in_trouble")
+        for target in targets:
             self._target = target
             try:
-                await self._ask(request, target, patient=target is plan.targets[-1])
+                await self._ask(request, target, patient=target is targets[-1])
                 return
             except Exception as error:  # as above; nothing was written yet
                 if failure is None or not isinstance(error, UnsupportedFeature):
                     failure = error  # that an entity fallen back to cannot do it is not what went wrong
-                if self._first or target is plan.targets[-1] or not another_may_answer(failure):
+                if self._first or target is targets[-1] or not another_may_answer(failure):
                     break
-                self._fall_back(target, error)
+                self._fall_back(target, error.kind if isinstance(error, GatewayError) else "internal")
         assert failure is not None
         await self._refuse(failure)
 
@@ -198,11 +201,10 @@ class Exchange:
         else:
             await self._tokenize(request, target)
 
-    def _fall_back(self, target: Target, error: Exception) -> None:
-        kind = error.kind if isinstance(error, GatewayError) else "internal"
+    def _fall_back(self, target: Target, why: str) -> None:
         self._service.metrics.fell_back(target.endpoint, target.entity.name)
         log.warning(
-            "fallback.tried", request_id=self._id, model=target.endpoint, served=target.entity.name, outcome=kind
+            "fallback.tried", request_id=self._id, model=target.endpoint, served=target.entity.name, outcome=why
         )
 
     async def _embed(self, request: Embed, target: Target) -> None:

@@ -177,17 +177,25 @@ class Experiment:
         """It was to be, and could not; `why` is one of `UNPAIRED`."""
         self._tally.count(self._index[target.entity.name], _UNPAIRED.start + UNPAIRED.index(why))
 
-    def feedback(self, arm: int, bucket: int, metric: str, value: float) -> None:
-        """A user's own figure for an answer of this arm.
+    def metric(self, name: str) -> int:
+        """The number of a metric that users tell.
 
         Raises:
             schemas.errors.InvalidRequest: there is no such metric.
         """
         known = list(self._endpoint.experiment.feedback)
-        if metric not in known:
+        if name not in known:
             told = ", ".join(known) or "none"
-            raise InvalidRequest(f"The endpoint '{self._name}' has no metric '{metric}': {told}.", param="metric")
-        self._tally.add(arm, 1 + len(METRICS) + known.index(metric), bucket, value)
+            raise InvalidRequest(f"The endpoint '{self._name}' has no metric '{name}': {told}.", param="metric")
+        return known.index(name)
+
+    def feedback(self, arm: int, bucket: int, metric: int, value: float, instead_of: float | None = None) -> None:
+        """A user's own figure for an answer of this arm, maybe instead of one told before."""
+        at = 1 + len(METRICS) + metric
+        if instead_of is None:
+            self._tally.add(arm, at, bucket, value)
+        else:
+            self._tally.correct(arm, at, bucket, value - instead_of)
 
     def report(self) -> Report:
         """The figures now."""

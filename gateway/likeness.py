@@ -16,8 +16,10 @@ from gateway.sequential import Array, mean, radius
 
 Ids = tuple[int, ...]
 
-UNPAIRED = ("dropped", "failed", "unsuitable", "unlike_tokenizers")
-"""Why an answer that was drawn made no pair: no room, an error, more than one plain text answer, other token ids."""
+UNPAIRED = ("dropped", "failed", "too_long", "unsuitable", "unlike_tokenizers")
+"""Why an answer that was drawn made no pair: no room, an error, over the limit of tokens, more than one plain text,
+token ids that do not mean the same.
+"""
 
 FIGURES = (
     "identical",

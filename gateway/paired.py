@@ -8,7 +8,7 @@ with its own template, as it would for a client.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from math import fsum, isfinite, nan
@@ -23,7 +23,7 @@ from gateway.experiment import Experiment
 from gateway.likeness import UNPAIRED, Ids, likeness
 from gateway.metrics import Metrics
 from gateway.router import Plan, Target
-from schemas.errors import BackendFailed
+from schemas.errors import BackendFailed, ContextLengthExceeded
 from schemas.ir import (
     Delta,
     Events,
@@ -47,6 +47,7 @@ class _Heard:
     """One answer's tokens, as they are told."""
 
     ids: list[int | None] = field(default_factory=list)
+    prompt_tokens: int = 0
     generated: int | None = None
     seed: int | None = None
     whole: bool = False
@@ -55,6 +56,8 @@ class _Heard:
         for event in batch:
             if isinstance(event, Delta):
                 self.ids += [token.id for token in event.tokens]
+            elif isinstance(event, Started):
+                self.prompt_tokens = event.prompt_tokens or 0
             if isinstance(event, Finished):
                 self.generated, self.seed = event.generated, event.seed
             self.whole = isinstance(event, Usage)
@@ -75,6 +78,7 @@ class _Pair:
     arm: Target
     answer: Ids
     seed: int
+    max_tokens: int
 
 
 class Pairing:
@@ -135,15 +139,18 @@ class Pairing:
             ended("unlike_tokenizers")
         elif heard.seed is None or not heard.tokens or not _suitable(request):
             ended("unsuitable")
+        elif heard.prompt_tokens + len(heard.tokens) > limits.max_tokens:
+            ended("too_long")
         else:
-            pair = _Pair(request, control, arm, heard.tokens, heard.seed)
+            pair = _Pair(request, control, arm, heard.tokens, heard.seed, limits.max_tokens)
             work = partial(_compare, pair, plan.unit.bucket, experiment)
             self._background.begin(arm, work, ended, at_once=limits.max_concurrent_requests, seconds=limits.timeout)
 
     def _ended(self, arm: Target, experiment: Experiment, outcome: str) -> None:
         self._metrics.paired(arm.endpoint, arm.entity.name, outcome)
         if outcome != "ok":
-            experiment.unpaired(arm, outcome if outcome in UNPAIRED else "failed")
+            why = "too_long" if outcome == ContextLengthExceeded.kind else outcome
+            experiment.unpaired(arm, why if why in UNPAIRED else "failed")
 
 
 async def _compare(pair: _Pair, bucket: int, experiment: Experiment) -> None:
@@ -160,11 +167,13 @@ async def _compare(pair: _Pair, bucket: int, experiment: Experiment) -> None:
 
 
 async def _answer_again(pair: _Pair) -> Ids:
-    """The arm's own answer."""
+    """The arm's own answer; one that is cut at `max_tokens` will be found too long with its prompt."""
+    stopping = pair.request.stopping
     asked = replace(
         pair.request,
         id=f"{pair.request.id}-{pair.arm.entity.name}",
         sampling=replace(pair.request.sampling, seed=pair.seed),
+        stopping=replace(stopping, max_new_tokens=min(stopping.max_new_tokens or pair.max_tokens, pair.max_tokens)),
         logprobs=False,
         top_logprobs=0,
         prompt_logprobs=False,
@@ -179,22 +188,38 @@ async def _answer_again(pair: _Pair) -> Ids:
 
 
 async def _scores(pair: _Pair, model: Target, answers: tuple[Ids, Ids]) -> tuple[float, float]:
-    """The log-likelihoods of two answers under a model, per token."""
+    """The log-likelihoods of two answers under a model, per token.
+
+    Raises:
+        schemas.errors.ContextLengthExceeded: one of them is too long.
+    """
     prompt = await _prompt(pair.request, model)
-    different = tuple(dict.fromkeys(answers))
+    if len(prompt) + max(map(len, answers)) > pair.max_tokens:
+        raise ContextLengthExceeded("Prompt and answer are too long to be scored.")
+    found = {answer: await _score(pair.request, model, prompt, answer) for answer in dict.fromkeys(answers)}
+    return found[answers[0]], found[answers[1]]
+
+
+async def _score(request: Generate, model: Target, prompt: Ids, answer: Ids) -> float:
     asked = Generate(
-        id=f"{pair.request.id}-scores",
-        model=pair.request.model,
-        prompts=tuple(TokensPrompt(prompt + answer) for answer in different),
+        id=f"{request.id}-score",
+        model=request.model,
+        prompts=(TokensPrompt(prompt + answer),),
         stopping=Stopping(max_new_tokens=0),
         prompt_logprobs=True,
-        adapter_id=pair.request.adapter_id,
+        adapter_id=request.adapter_id,
         background=True,
     )
-    told: list[Started] = []
-    await read(asked, model, lambda batch: told.extend(event for event in batch if isinstance(event, Started)))
-    found = dict(zip(different, (_mean(tokens[len(prompt) :]) for tokens in told[0].prompts), strict=True))
-    return found[answers[0]], found[answers[1]]
+    scored: list[Token] = []
+    await read(asked, model, lambda batch: scored.extend(_scored(batch)))
+    value = fsum(nan if token.logprob is None else token.logprob for token in scored[len(prompt) :]) / len(answer)
+    if not isfinite(value):
+        raise BackendFailed("The model has no likelihood for an answer.")
+    return value
+
+
+def _scored(batch: Events) -> Iterator[Token]:
+    return (token for event in batch if isinstance(event, Started) for token in event.prompts[0])
 
 
 async def _prompt(request: Generate, model: Target) -> Ids:
@@ -207,13 +232,6 @@ async def _prompt(request: Generate, model: Target) -> Ids:
 async def _tokenized(id: str, prompt: Prompt, model: Target) -> Ids:
     tokens = await model.backend.tokenize(Tokenize(id=id, model=model.model, prompt=prompt))
     return tuple(span.id for span in tokens.spans)
-
-
-def _mean(answer: tuple[Token, ...]) -> float:
-    value = fsum(nan if token.logprob is None else token.logprob for token in answer) / len(answer)
-    if not isfinite(value):
-        raise BackendFailed("The model has no likelihood for an answer.")
-    return value
 
 
 def _alike(control: Target, arm: Target) -> bool:

@@ -45,9 +45,17 @@ class Service:
         backends: by name, not started yet.
         keys: who may ask.
         folder: where workers share the figures of experiments; None for a worker alone.
+        slot: this worker's place there, which it takes over from one that ended; None: a place of its own.
     """
 
-    def __init__(self, config: Config, backends: Mapping[str, Backend], keys: Keys, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        backends: Mapping[str, Backend],
+        keys: Keys,
+        folder: Path | None = None,
+        slot: str | None = None,
+    ) -> None:
         self.config = config
         self.backends = backends
         self.keys = keys
@@ -61,7 +69,8 @@ class Service:
         self._folder = folder
         room = config.server.limits.stored_responses
         self.records = RecordStore(room, folder / "records" if folder is not None else None) if room else None
-        self._recall = Recall(self._prefix, folder / "requests" if folder is not None else None)
+        self._slot = slot or self._prefix
+        self._recall = Recall(self._prefix, folder / "requests" if folder is not None else None, self._slot)
         self._counts: dict[str, RequestCounts] = {}
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
         self._failed: dict[str, Health] = {}
@@ -111,6 +120,12 @@ class Service:
         if health.status == "failed":
             raise BackendUnavailable("The model cannot be reached.")
 
+    def preferred(self, targets: tuple[Target, ...]) -> tuple[Target, ...]:
+        """Targets in the order in which to ask them: those of backends in trouble come last, and are left in."""
+        if len(targets) == 1 or not any(map(self._in_trouble, targets)):
+            return targets
+        return tuple(sorted(targets, key=self._in_trouble))
+
     def refresh(self) -> None:
         """Serve what is deployed by now. Looked at before every request: once one worker has said that an endpoint was
         changed, all of them know. What requests in flight hold stays as it is.
@@ -158,7 +173,7 @@ class Service:
             self._recall.note(id, Answered(experiment.tag, *answered))
 
     def feedback(self, id: str, metric: str, value: float) -> None:
-        """Count a user's own figure for an answer.
+        """Count a user's own figure for an answer; of several, the last.
 
         Raises:
             schemas.errors.InvalidRequest: no such answer is remembered, or its endpoint has no such metric.
@@ -168,7 +183,9 @@ class Service:
         answered = self._recall.find(id)
         if answered is None or (experiment := by_tag.get(answered.experiment)) is None:
             raise InvalidRequest("No answer with this id is remembered that could be compared.", param="request_id")
-        experiment.feedback(answered.arm, answered.bucket, metric, value)
+        number = experiment.metric(metric)
+        before = self._recall.tell(id, number, value)
+        experiment.feedback(answered.arm, answered.bucket, number, value, before)
 
     def new_id(self) -> str:
         """A request id nobody else has."""
@@ -222,7 +239,12 @@ class Service:
             self.records.close()
 
     def _can_answer(self, backend: str) -> bool:
-        return self._health[backend].status == "ready"
+        """Ready, and no others are to be preferred."""
+        return self._health[backend] == Health("ready")
+
+    def _in_trouble(self, target: Target) -> bool:
+        health = self._health[target.entity.backend]
+        return health.status == "ready" and bool(health.detail)
 
     async def _start(self, name: str, backend: Backend) -> None:
         """Start a backend, however often it takes."""
@@ -270,7 +292,7 @@ class Service:
     def _experiment(self, name: str, running: dict[str, Experiment]) -> Experiment:
         deployed = self._live.deployments[name]
         found = running.pop(key(name, deployed.serving, deployed.since), None)
-        return found or Experiment(name, deployed.serving, self._folder, self._prefix, deployed.since)
+        return found or Experiment(name, deployed.serving, self._folder, self._slot, deployed.since)
 
     def _catalog(self) -> Catalog:
         limit = self.limits.max_concurrent_requests

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ class Supervisor:
         self._now: Running | None = None
         self._next: Running | None = None
         self._leaving: list[Running] = []
+        self._generations = count()
 
     def run(self, tend: Callable[[], bool] = lambda: True) -> int:
         """Serve until SIGTERM or SIGINT, or until `tend`, called often, says no. Returns the exit code."""
@@ -153,8 +155,12 @@ class Supervisor:
             command: kept.get(command) or Child(f"engine {name}", dying_with_us(command), 2.0)
             for name, command in commands.items()
         }
-        start = partial(self._worker, config)
-        return Running(config, engines, [Child(f"worker {n}", start, 1.0) for n in range(config.server.workers)])
+        generation = next(self._generations)
+        workers = [
+            Child(f"worker {n}", partial(self._worker, config, f"worker-{generation}-{n}"), 1.0)
+            for n in range(config.server.workers)
+        ]
+        return Running(config, engines, workers)
 
     def _with_engines(self, config: Config) -> tuple[Config, dict[str, Command]]:
         """The configuration as workers see it, with the sockets of engines, and the engines' commands."""
@@ -174,7 +180,7 @@ class Supervisor:
                 commands[name] = tuple(command)
         return msgspec.structs.replace(config, backends=backends), commands
 
-    def _worker(self, config: Config) -> subprocess.Popen[bytes]:
+    def _worker(self, config: Config, slot: str) -> subprocess.Popen[bytes]:
         descriptors = tuple(listener.fileno() for listener in self._sockets)
         process = subprocess.Popen(
             [sys.executable, "-m", "gateway.worker"],
@@ -189,6 +195,7 @@ class Supervisor:
             descriptors,
             self._log_level,
             folder=str(Path(self._folder.name) / "experiments"),
+            slot=slot,
             serving=None if first else str(self._serving(process.pid)),
         )
         process.stdin.write(msgspec.json.encode(orders) + b"\n")

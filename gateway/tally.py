@@ -1,7 +1,8 @@
 """One worker's figures of one experiment, in a file of doubles that all workers may read.
 
 A file has one writer and a layout that follows from the experiment alone; whoever wants whole figures adds the files
-up. No message, no lock, nothing to lose when a worker dies; its size never changes.
+up. No message, no lock, nothing to lose when a worker dies: the one that takes its place goes on with its file. A
+file's size never changes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Tally:
         metrics: how many.
         totals: how many plain counts an arm has.
         path: what the names of all workers' files of this experiment begin with; None: in memory, for a worker alone.
-        worker: what this worker's ends with.
+        worker: what this worker's ends with; one worker's at a time.
     """
 
     def __init__(self, arms: int, metrics: int, totals: int, path: Path | None = None, worker: str = "0") -> None:
@@ -41,6 +42,10 @@ class Tally:
         at = arm * self._arm + metric * 2 * BUCKETS + bucket
         self._data[at] += 1.0
         self._data[at + BUCKETS] += value
+
+    def correct(self, arm: int, metric: int, bucket: int, change: float) -> None:
+        """A value that was added is another one by now."""
+        self._data[arm * self._arm + metric * 2 * BUCKETS + BUCKETS + bucket] += change
 
     def count(self, arm: int, total: int) -> None:
         """One more of a plain count."""
@@ -72,11 +77,11 @@ class Tally:
         if self._path is None:
             return mmap.mmap(-1, self._size)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        new = self._path.with_name(f"new.{worker}")
-        with new.open("w+b") as file:
-            file.truncate(self._size)
-            mapped = mmap.mmap(file.fileno(), self._size)
-        new.rename(
-            self._path.with_name(f"{self._path.name}.{worker}")
-        )  # readers see it only once it has its whole size
-        return mapped
+        mine = self._path.with_name(f"{self._path.name}.{worker}")
+        if not mine.exists():
+            new = self._path.with_name(f"new.{worker}")
+            with new.open("wb") as file:
+                file.truncate(self._size)
+            new.rename(mine)  # readers see it only once it has its whole size
+        with mine.open("r+b") as file:
+            return mmap.mmap(file.fileno(), self._size)

@@ -35,6 +35,7 @@ class Orders(msgspec.Struct, frozen=True):
         sockets: inherited file descriptors.
         log_level: what to log.
         folder: where workers share their counts.
+        slot: its place there, maybe after one that ended.
         serving: a file to make once it listens; it then waits before it does until every endpoint can answer.
     """
 
@@ -42,6 +43,7 @@ class Orders(msgspec.Struct, frozen=True):
     sockets: tuple[int, ...]
     log_level: str = "info"
     folder: str | None = None
+    slot: str | None = None
     serving: str | None = None
 
 
@@ -99,7 +101,7 @@ def main() -> None:
     orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
     logging.configure(orders.log_level)
     folder = Path(orders.folder) if orders.folder else None
-    app = create_app(orders.config, folder=folder, waits=orders.serving is not None)
+    app = create_app(orders.config, folder=folder, slot=orders.slot, waits=orders.serving is not None)
     config = uvicorn.Config(
         app,
         http="httptools",

@@ -106,9 +106,9 @@ class EndpointState(msgspec.Struct, frozen=True):
 
 
 class ServedEntityState(msgspec.Struct, frozen=True):
-    """One arm's deployment."""
+    """One arm's deployment; RECOVERING while others answer for it."""
 
-    deployment: Literal["DEPLOYMENT_READY", "DEPLOYMENT_CREATING"]
+    deployment: Literal["DEPLOYMENT_READY", "DEPLOYMENT_CREATING", "DEPLOYMENT_RECOVERING", "DEPLOYMENT_FAILED"]
     deployment_state_message: str = ""
 
 

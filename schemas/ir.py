@@ -225,11 +225,12 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokenize(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for the token ids of a prompt."""
+    """A request for the token ids of a prompt; `tools` are what a chat's model is told of."""
 
     id: str
     model: str
     prompt: Prompt
+    tools: tuple[Tool, ...] = ()
     add_special_tokens: bool = True
     origin: Origin | None = None
 
@@ -416,12 +417,16 @@ class Tokens(msgspec.Struct, frozen=True):
 
 
 class ServedEntity(msgspec.Struct, frozen=True):
-    """One arm of an endpoint, as listings show it. `traffic_percentage` is a whole number, 0 to 100."""
+    """One arm of an endpoint, as listings show it. `traffic_percentage` is a whole number, 0 to 100.
+
+    `detail` says what is wrong with an arm, or how far it is; of a ready one, why others answer for it at present.
+    """
 
     name: str
     entity_name: str
     traffic_percentage: int = 100
-    ready: bool = True
+    state: Literal["ready", "loading", "failed"] = "ready"
+    detail: str = ""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):

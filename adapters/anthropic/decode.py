@@ -54,16 +54,17 @@ def read_question(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> 
     )
 
 
-def read_count(body: bytes, origin: Origin, call: Call) -> Tokenize:
-    """A request for a prompt's length. Tools are not counted: refused, where they are given.
+def read_count(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> Tokenize:
+    """A request for a prompt's length, that of its tools included.
 
     Raises:
         schemas.errors.RequestError: it is not one.
     """
     given, _ = read(body, wire.CountRequest)
-    if given.tools:
-        raise UnsupportedFeature("tools: tokens of tools cannot be counted yet", feature="tools", param="tools")
-    return Tokenize(id=call.id, model=given.model, prompt=read_conversation(given), origin=origin)
+    tools = _tools(dialect, given.tools or ())
+    choice = _choice(given.tool_choice, tools)
+    told = () if choice is not None and choice.mode == "none" else tools
+    return Tokenize(id=call.id, model=given.model, prompt=read_conversation(given), tools=told, origin=origin)
 
 
 def _check(dialect: Dialect, given: wire.MessagesRequest) -> None:

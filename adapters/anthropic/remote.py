@@ -8,24 +8,19 @@ import msgspec
 
 from adapters.anthropic.dialects import Dialect
 from adapters.base import Reply
+from adapters.remote_failures import REFUSED, failure_of, malformed, retry_after
 from adapters.sse import EventReader
 from schemas import anthropic as wire
 from schemas.errors import (
     BackendError,
     BackendFailed,
-    BackendUnavailable,
     GatewayError,
     Incomplete,
-    InvalidRequest,
-    ModelNotFound,
-    Overloaded,
-    RateLimited,
 )
 from schemas.ir import Delta, Event, Events, Finished, FinishReason, Generate, Started, ToolDelta, Usage
 
 _T = TypeVar("_T")
 
-_MALFORMED = "The model's server sent what makes no sense."
 _MOST_BLOCKS = 10_000
 
 
@@ -73,7 +68,7 @@ class StreamReader:
             case "ping":
                 pass
             case _ if not self._started:
-                raise BackendFailed(_MALFORMED, code="upstream_malformed")
+                raise malformed("an event before the beginning")
             case "content_block_start":
                 self._block(event, out)
             case "content_block_delta":
@@ -88,7 +83,7 @@ class StreamReader:
     def _block(self, event: wire.RemoteEvent, out: list[Event]) -> None:
         block = event.content_block
         if block is None or len(self._begun) >= _MOST_BLOCKS or event.index in self._begun:
-            raise BackendFailed(_MALFORMED, code="upstream_malformed")
+            raise malformed("a block that cannot be")
         self._begun.add(event.index)
         if block.type == "tool_use":
             self._calls[event.index] = call = len(self._calls)
@@ -99,7 +94,7 @@ class StreamReader:
     def _delta(self, event: wire.RemoteEvent, out: list[Event]) -> None:
         delta = event.delta
         if delta is None or event.index not in self._begun:
-            raise BackendFailed(_MALFORMED, code="upstream_malformed")
+            raise malformed("a piece of no block")
         if delta.text:
             out.append(Delta(text=delta.text))
         elif delta.thinking:
@@ -143,28 +138,15 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
 def read_failure(reply: Reply) -> GatewayError:
     """What a reply with an error status means. Its own words are told where the client can do something about them."""
     try:
-        message = msgspec.json.decode(reply.body, type=wire.ErrorAnswer).error.message
+        words = msgspec.json.decode(reply.body, type=wire.ErrorAnswer).error.message
     except msgspec.DecodeError:
-        message = f"The model's server answered with status {reply.status}."
-    retry_after = next((_seconds(value) for name, value in reply.headers if name.lower() == "retry-after"), None)
-    match reply.status:
-        case 400 | 413 | 422:
-            return InvalidRequest(message)
-        case 404:
-            return ModelNotFound(message)
-        case 429:
-            return RateLimited("The model's server limits the rate of requests.", retry_after=retry_after)
-        case 529 | 503:
-            return Overloaded("The model's server is overloaded.", retry_after=retry_after)
-        case 401 | 403:
-            return BackendFailed("The model's server refuses the gateway's key.", code="upstream_auth")
-        case _:
-            return BackendUnavailable(f"The model's server answered with status {reply.status}.")
+        words = REFUSED
+    return failure_of(reply.status, words, retry_after(reply.headers))
 
 
 def _end(dialect: Dialect, reason: str, stop: str | None, usage: wire.RemoteUsage) -> Events:
     if reason not in dialect.reasons:
-        raise BackendFailed(_MALFORMED, code="upstream_malformed")
+        raise malformed("an end for an unknown reason")
     generated = usage.output_tokens
     finished = Finished(reason=FinishReason(dialect.reasons[reason]), generated=generated, stop=stop)
     cached = usage.cache_read_input_tokens or None
@@ -186,8 +168,4 @@ def _decode(data: bytes, type: type[_T]) -> _T:
     try:
         return msgspec.json.decode(data, type=type)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        raise BackendFailed(_MALFORMED, code="upstream_malformed") from None
-
-
-def _seconds(value: str) -> float | None:
-    return float(value) if value.isdigit() else None
+        raise malformed("not the protocol's JSON") from None

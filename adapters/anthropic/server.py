@@ -57,7 +57,7 @@ class AnthropicServer:
         """Read a request."""
         origin = Origin("anthropic", self._dialect.name, route.name, body)
         if route.name == "count_tokens":
-            return read_count(body, origin, call)
+            return read_count(self._dialect, body, origin, call)
         return read_question(self._dialect, body, origin, call)
 
     def encoder(self, request: Generate) -> StreamWriter:

@@ -87,8 +87,17 @@ def _endpoint(card: ModelCard, *, detailed: bool) -> ServingEndpoint:
 
 
 def _entity(entity: Entity, *, detailed: bool) -> ServedEntity:
-    deployment = ServedEntityState("DEPLOYMENT_READY" if entity.ready else "DEPLOYMENT_CREATING")
-    return ServedEntity(entity.name, entity.entity_name, "1", deployment if detailed else UNSET)
+    return ServedEntity(entity.name, entity.entity_name, "1", _deployment(entity) if detailed else UNSET)
+
+
+def _deployment(entity: Entity) -> ServedEntityState:
+    match entity.state:
+        case "ready":
+            return ServedEntityState("DEPLOYMENT_RECOVERING" if entity.detail else "DEPLOYMENT_READY", entity.detail)
+        case "loading":
+            return ServedEntityState("DEPLOYMENT_CREATING", entity.detail)
+        case "failed":
+            return ServedEntityState("DEPLOYMENT_FAILED", entity.detail)
 
 
 def _update(card: ModelCard) -> Literal["NOT_UPDATING", "IN_PROGRESS", "UPDATE_FAILED"]:

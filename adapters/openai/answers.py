@@ -19,6 +19,7 @@ from schemas.ir import (
     Completion,
     Embed,
     Embeddings,
+    FinishReason,
     Generate,
     TextPrompt,
     Token,
@@ -148,8 +149,15 @@ def _completion_choice(
         echo + choice.text + choice.refusal + appended(request),
         choice.index,
         logprobs if dialect.logprobs else UNSET,
-        dialect.finish[choice.reason],
+        completion_finish(dialect, choice.reason),
     )
+
+
+def completion_finish(dialect: Dialect, reason: FinishReason) -> str:
+    """Why a completion ended. It has no words for reasoning and calls, which some models write before or instead of
+    text: they are left out, and the end of a call is an end.
+    """
+    return dialect.finish[FinishReason.EOS if reason is FinishReason.TOOL_CALL else reason]
 
 
 def _base64(vector: tuple[float, ...]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import UNSET
 
-from adapters.openai.answers import appended, echoed, prompt_tokens
+from adapters.openai.answers import appended, completion_finish, echoed, prompt_tokens
 from adapters.openai.dialects import Dialect
 from adapters.openai.logprobs import completion_logprobs
 from adapters.openai.stream import Frame, StreamWriter, encode
@@ -35,7 +35,7 @@ class CompletionStreamWriter(StreamWriter):
         if isinstance(delta, Finished):
             if self._suffix:
                 out += self._text(delta.choice, self._suffix)
-            out += self._finish(self._choice(delta.choice, "", finish=self._dialect.finish[delta.reason]))
+            out += self._finish(self._choice(delta.choice, "", finish=completion_finish(self._dialect, delta.reason)))
         return out
 
     def _pieces(self, delta: Delta) -> Iterator[bytes]:

@@ -13,8 +13,9 @@ from adapters.base import Reply
 from adapters.openai.dialects import Dialect
 from adapters.openai.outbound import passes_back
 from adapters.openai.remote_echo import without_echo
-from adapters.openai.remote_failures import event_failure, is_error, malformed
+from adapters.openai.remote_failures import event_failure, is_error
 from adapters.openai.remote_tokens import Aligner, told_tokens
+from adapters.remote_failures import malformed
 from adapters.sse import EventReader
 from schemas.errors import Incomplete
 from schemas.ir import Delta, Event, Events, Finished, FinishReason, Generate, Relayed, Started, Token, ToolDelta, Usage

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from adapters.openai.outbound import asks_echo
-from adapters.openai.remote_failures import malformed
 from adapters.openai.remote_tokens import Aligner, told_tokens
+from adapters.remote_failures import malformed
 from schemas.ir import Generate, TextPrompt, Token, TokensPrompt
 from schemas.openai import RemoteChoice, RemoteLogprobs, RemoteToken, RemoteUsage
 

@@ -16,7 +16,8 @@ import msgspec
 from adapters.base import Reply
 from adapters.openai.dialects import Dialect
 from adapters.openai.outbound import is_of
-from adapters.openai.remote_failures import event_failure, malformed
+from adapters.openai.remote_failures import event_failure
+from adapters.remote_failures import malformed
 from schemas.errors import UnsupportedFeature
 from schemas.ir import Embed, Embeddings, TextPrompt, Usage
 from schemas.openai import RemoteAnswer, RemoteEmbedding, RemoteEmbeddings

@@ -10,19 +10,9 @@ from typing import Any
 
 import msgspec
 
-from adapters.base import Headers, Reply
-from schemas.errors import (
-    BackendError,
-    BackendFailed,
-    BackendTimeout,
-    BackendUnavailable,
-    BodyTooLarge,
-    ContextLengthExceeded,
-    GatewayError,
-    InvalidRequest,
-    ModelNotFound,
-    Overloaded,
-)
+from adapters.base import Reply
+from adapters.remote_failures import REFUSED, failure_of, retry_after
+from schemas.errors import ContextLengthExceeded, GatewayError, InvalidRequest
 from schemas.openai import RemoteAnswer
 
 _TOO_LONG = ("context_length_exceeded", "maximum context length", "max_model_len", "longer than the model's context")
@@ -43,11 +33,6 @@ _STATUS_OF_CODE = {
     "DEADLINE_EXCEEDED": 504,
 }
 """What an error in a stream would have had for a status, where it only has a word."""
-
-
-def malformed(why: str) -> BackendError:
-    """The remote does not speak the protocol."""
-    return BackendFailed(f"The backend's answer could not be read: {why}.", code="upstream_malformed")
 
 
 def is_error(answer: RemoteAnswer) -> bool:
@@ -71,44 +56,26 @@ def remote_failure(reply: Reply) -> GatewayError:
         answer = msgspec.json.decode(reply.body, type=RemoteAnswer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         answer = RemoteAnswer()
-    return _failure(reply.status, answer, _retry_after(reply.headers))
+    return _failure(reply.status, answer, retry_after(reply.headers))
 
 
 def _failure(status: int, answer: RemoteAnswer, retry_after: float | None) -> GatewayError:
+    words = _words(answer)
     if status in (400, 422):
-        words, param, code = _words(answer), _text(answer, "param"), _text(answer, "code")
+        param, code = _text(answer, "param"), _text(answer, "code")
         if any(sign in words or sign == code for sign in _TOO_LONG):
             return ContextLengthExceeded(words, param=param)
         return InvalidRequest(words, param=param, code=code)
-    if status == 404:
-        return ModelNotFound(_words(answer))
-    if status == 413:
-        return BodyTooLarge(_words(answer))
-    if status == 429:
-        return Overloaded("The backend is overloaded.", retry_after=retry_after)
-    if status in (502, 503):
-        return BackendUnavailable("The backend is unavailable.", retry_after=retry_after)
-    if status in (408, 504):
-        return BackendTimeout("The backend timed out.")
-    return BackendFailed("The backend failed.", code="upstream_error")
+    return failure_of(status, words, retry_after)
 
 
 def _words(answer: RemoteAnswer) -> str:
     for words in (_text(answer, "message"), answer.error, answer.message):
         if isinstance(words, str) and words:
             return words
-    return "The backend refused the request."
+    return REFUSED
 
 
 def _text(answer: RemoteAnswer, key: str) -> str | None:
     value: Any = answer.error.get(key) if isinstance(answer.error, dict) else None
     return value if isinstance(value, str) else None
-
-
-def _retry_after(headers: Headers) -> float | None:
-    """In seconds. `retry-after-ms` is the finer one; a date is not read."""
-    told = {name.lower(): value for name, value in headers}
-    if (milliseconds := told.get("retry-after-ms", "")).isdecimal():
-        return int(milliseconds) / 1000
-    seconds = told.get("retry-after", "")
-    return float(seconds) if seconds.isdecimal() else None

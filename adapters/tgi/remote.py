@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 
 from adapters.base import Reply
+from adapters.remote_failures import malformed
 from adapters.sse import EventReader
 from adapters.tgi.dialects import Dialect
 from adapters.tgi.relay import passes_back, relayed
-from adapters.tgi.remote_failures import event_failure, malformed
+from adapters.tgi.remote_failures import event_failure
 from adapters.tgi.stops import StopCutter, cut, visible
 from schemas.errors import BackendFailed, Incomplete
 from schemas.ir import (

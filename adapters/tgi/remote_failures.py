@@ -4,20 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from adapters.base import Headers, Reply
-from schemas.errors import (
-    BackendError,
-    BackendFailed,
-    BackendTimeout,
-    BackendUnavailable,
-    BodyTooLarge,
-    ContextLengthExceeded,
-    GatewayError,
-    Incomplete,
-    InvalidRequest,
-    ModelNotFound,
-    Overloaded,
-)
+from adapters.base import Reply
+from adapters.remote_failures import REFUSED, failure_of, retry_after
+from schemas.errors import ContextLengthExceeded, GatewayError, Incomplete, InvalidRequest
 from schemas.tgi import RemoteAnswer
 
 _VALIDATION_PREFIX = "Input validation error: "
@@ -38,11 +27,6 @@ _STATUS_OF_TYPE = {
 """What an error in a stream would have had for a status: TGI answers even an invalid request with 200 and an event."""
 
 
-def malformed(why: str) -> BackendError:
-    """The remote does not speak the protocol."""
-    return BackendFailed(f"The backend's answer could not be read: {why}.", code="upstream_malformed")
-
-
 def event_failure(answer: RemoteAnswer) -> GatewayError:
     """What an error in a stream means, or in an answer of status 200."""
     return _failure(_STATUS_OF_TYPE.get(answer.error_type or "", 424), answer, None)
@@ -54,29 +38,14 @@ def remote_failure(reply: Reply) -> GatewayError:
         answer = msgspec.json.decode(reply.body, type=RemoteAnswer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         answer = RemoteAnswer()
-    return _failure(reply.status, answer, _retry_after(reply.headers))
+    return _failure(reply.status, answer, retry_after(reply.headers))
 
 
 def _failure(status: int, answer: RemoteAnswer, retry_after: float | None) -> GatewayError:
-    words = answer.error or "The backend refused the request."
+    words = answer.error or REFUSED
     if status in (400, 422):
         words = words.removeprefix(_VALIDATION_PREFIX)
         return (ContextLengthExceeded if words.startswith(_TOO_LONG) else InvalidRequest)(words)
-    if status == 404:
-        return ModelNotFound(words)
-    if status == 413:
-        return BodyTooLarge(words)
-    if status == 429:
-        return Overloaded("The backend is overloaded.", retry_after=retry_after)
-    if status == 503:
-        return BackendUnavailable("The backend is unavailable.", retry_after=retry_after)
-    if status in (408, 504):
-        return BackendTimeout("The backend timed out.")
     if status == 500 and _STATUS_OF_TYPE.get(answer.error_type or "") == 500:
         return Incomplete("The backend's answer stopped before it was finished.")
-    return BackendFailed("The backend failed.", retry_after=retry_after)
-
-
-def _retry_after(headers: Headers) -> float | None:
-    value = next((value for name, value in headers if name.lower() == "retry-after"), "")
-    return float(value) if value.isdecimal() else None
+    return failure_of(status, words, retry_after)

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from adapters.remote_failures import failed, malformed
 from adapters.sse import EventReader
 from adapters.triton.dialects import Dialect
 from adapters.triton.relay import passes_back, relayed
-from adapters.triton.remote_failures import failed, malformed
 from schemas.errors import Incomplete
 from schemas.ir import Delta, Event, Events, Finished, FinishReason, Generate, Started, Token, TopToken, Usage
 from schemas.triton import RemoteLogprob, RemoteResponse

@@ -68,6 +68,7 @@ class NativeBackend:
     ) -> None:
         self.name = name
         self.capabilities = Capabilities()
+        self._started = False
         self._options = msgspec.convert(options or {}, NativeOptions)
         self._recipe = PLAIN
         self._text: TextCodec | None = None
@@ -116,6 +117,7 @@ class NativeBackend:
                     in_turn, ImagePrompts.load, self._options.model, self._options.images, ready.image_tokens
                 )
             self.capabilities = _capabilities(text, ready, grammars=grammars is not None)
+            self._started = True
         except BaseException:
             await self.aclose()
             raise
@@ -126,7 +128,12 @@ class NativeBackend:
         tools = offered(request)
         truncate = request.truncate_prompt_tokens
         asked = tuple(map(self._images.marked, as_asked(request))) if self._images else as_asked(request)
-        encoded = [await text.encode(prompt, tools, truncate=truncate) for prompt in asked]
+        encoded = [
+            await text.encode_around(prompt, request.suffix, truncate=truncate)
+            if request.suffix
+            else await text.encode(prompt, tools, truncate=truncate)
+            for prompt in asked
+        ]
         grammar = await self._grammar(request, text)
         seed = request.sampling.seed
         answer = Answer(
@@ -157,12 +164,14 @@ class NativeBackend:
     async def tokenize(self, request: Tokenize) -> Tokens:
         """The prompt's tokens."""
         text, _ = self._parts()
-        return await text.tokenize(request.prompt, add_special_tokens=request.add_special_tokens)
+        if request.tools and not text.can_call:
+            raise UnsupportedFeature(f"The model '{request.model}' does not support tools yet.", feature="tools")
+        return await text.tokenize(request.prompt, request.tools, add_special_tokens=request.add_special_tokens)
 
     async def healthy(self) -> Health:
-        """What the link to the engine last heard; ready only once it is known what the model can do."""
+        """What the link to the engine last heard; before our own side is loaded too, nothing can be asked."""
         health = self._link.health
-        return Health("loading") if health.status == "ready" and not self.capabilities.features else health
+        return health if self._started or health.status != "ready" else Health("loading")
 
     @property
     def engine_state(self) -> EngineState | None:
@@ -262,6 +271,7 @@ def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilit
         Feature.TOOLS: text.can_call,
         Feature.IMAGES: ready.images,
         Feature.ADAPTERS: bool(ready.adapters),
+        Feature.SUFFIX: text.can_infill,
     }
     return Capabilities(
         features=_FEATURES | {feature for feature, able in can.items() if able},

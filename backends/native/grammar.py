@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from backends.native.regex_limits import check_regex
 from backends.native.schema_limits import MOST_BYTES, check_schema
 from schemas.errors import InvalidRequest
 from schemas.ir import Grammar
@@ -129,6 +130,7 @@ def grammar_source(grammar: Grammar, param: str = "response_format") -> str:
     if grammar.kind == "regex":
         if len(grammar.value.encode()) > MOST_BYTES:
             raise InvalidRequest(f"A grammar may have at most {MOST_BYTES} bytes.", param=param)
+        check_regex(grammar.value, param)
         return str(LLMatcher.grammar_from_regex(grammar.value))
     schema = {"type": "object"} if grammar.kind == "json_object" else grammar.value
     check_schema(schema, param)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from decimal import Decimal
+from itertools import islice
 from math import lcm
 from typing import Any
 
+from backends.native.regex_limits import check_regex
 from schemas.errors import InvalidRequest
 
 MOST_BYTES = 64 * 1024
@@ -36,8 +38,13 @@ def check_schema(schema: Any, param: str) -> None:
     """
     if not isinstance(schema, dict):
         raise InvalidRequest("A JSON schema must be an object.", param=param)
-    nodes = [node for node in _nodes(schema, _MOST_DEPTH, param) if isinstance(node, dict)]
+    found = list(islice(_nodes(schema, _MOST_DEPTH, param), MOST_BYTES + 1))
+    if len(found) > MOST_BYTES:  # each is a byte at least; nobody waits until millions are counted
+        raise InvalidRequest(f"A JSON schema may have at most {MOST_BYTES} bytes.", param=param)
     _at_most(MOST_BYTES, len(json.dumps(schema)), "bytes", param)
+    nodes = [node for node in found if isinstance(node, dict)]
+    for pattern in _patterns(nodes):
+        check_regex(pattern, param)
     _at_most(_MOST_PROPERTIES, sum(_size(node.get("properties")) for node in nodes), "properties", param)
     _at_most(_MOST_ENUM_VALUES, sum(_size(node.get("enum")) for node in nodes), "enum values", param)
     if sum(map(_common_multiple, _multiples(schema, nodes))) > _MOST_STATES:
@@ -46,6 +53,15 @@ def check_schema(schema: Any, param: str) -> None:
         values = [value for node in nodes if keyword in node for value in _nodes(node[keyword], _MOST_DEPTH, param)]
         if any(isinstance(value, int) and abs(value) > _MOST_EXACT for value in values):
             raise InvalidRequest(f"{keyword} is supported for whole numbers up to 2^53 only.", param=param)
+
+
+def _patterns(nodes: list[dict[str, Any]]) -> Iterator[str]:
+    """Every regular expression in it."""
+    for node in nodes:
+        if isinstance(node.get("pattern"), str):
+            yield node["pattern"]
+        if isinstance(node.get("patternProperties"), dict):
+            yield from node["patternProperties"]
 
 
 def _at_most(limit: int, count: int, what: str, param: str) -> None:

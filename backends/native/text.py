@@ -20,10 +20,11 @@ from jinja2 import TemplateError
 from msgspec.structs import replace
 
 from backends.native.grammar import Grammars
+from backends.native.infill import Infill
 from backends.native.messages import Logprobs
 from backends.native.tools import CLOSE, OPEN, can_call
 from backends.native.vocabulary import HfVocabulary
-from schemas.errors import InvalidRequest
+from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import (
     Message,
     Prompt,
@@ -55,6 +56,8 @@ class TextCodec:
         self._thread_tokenizer = copy.deepcopy(tokenizer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._control = re.compile("|".join(map(re.escape, tokenizer.added_tokens_encoder)) or "(?!)")
+        self._infill = Infill.of(tokenizer.get_vocab())
+        self._begins = tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
         self.vocabulary = HfVocabulary(tokenizer)
 
     @classmethod
@@ -92,6 +95,30 @@ class TextCodec:
         """What compiles grammars for this tokenizer; None if it does not let us know its tokens' bytes."""
         return Grammars.of(self._tokenizer, vocab_size, eos_token_ids)
 
+    @property
+    def can_infill(self) -> bool:
+        """Whether the model can fill a gap in a text."""
+        return self._infill is not None
+
+    async def encode_around(self, prompt: Prompt, suffix: str, *, truncate: int | None = None) -> tuple[int, ...]:
+        """The ids of a prompt for what stands between it, or the last `truncate` of its tokens, and `suffix`.
+
+        Raises:
+            schemas.errors.InvalidRequest: the prompt is a chat, or the model cannot do that.
+        """
+        if self._infill is None or not isinstance(prompt, TextPrompt | TokensPrompt):
+            raise UnsupportedFeature("Here is no text that could have a suffix.", feature="suffix", param="suffix")
+        before = prompt.ids if isinstance(prompt, TokensPrompt) else await self._encode_bare(prompt.text)
+        before = before[-truncate:] if truncate else before
+        begin = (self._tokenizer.bos_token_id,) if self._begins else ()
+        return self._infill.around(before, await self._encode_bare(suffix), begin)
+
+    async def _encode_bare(self, text: str) -> tuple[int, ...]:
+        """The ids of a text alone."""
+        return await self._run(
+            len(text), lambda tokenizer: tuple(tokenizer.encode(text, add_special_tokens=False, verbose=False))
+        )
+
     async def encode(
         self, prompt: Prompt, tools: tuple[Tool, ...] = (), *, truncate: int | None = None
     ) -> tuple[int, ...]:
@@ -116,13 +143,15 @@ class TextCodec:
         ids = await self.encode(TextPrompt(text))
         return len(ids) - (ids[-1] in self._tokenizer.all_special_ids)
 
-    async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> Tokens:
+    async def tokenize(
+        self, prompt: Prompt, tools: tuple[Tool, ...] = (), *, add_special_tokens: bool = True
+    ) -> Tokens:
         """A prompt's tokens and where in its text they are; of chats and ids the text is put together from tokens."""
         if isinstance(prompt, TextPrompt) and self._tokenizer.is_fast:
             text = prompt.text
             spans = await self._run(len(text), lambda tokenizer: _spans(tokenizer, text, add_special_tokens))
             return Tokens(spans, text)
-        tokens = self.prompt_tokens(await self.encode(prompt))
+        tokens = self.prompt_tokens(await self.encode(prompt, tools))
         edges = accumulate((len(token.text) for token in tokens), initial=0)
         spans = tuple(
             TokenSpan(token.id or 0, token.text, start, stop)

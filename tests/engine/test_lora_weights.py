@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import LlavaConfig, LlavaForConditionalGeneration
 
 from backends.native.engine.lora_weights import load_adapters
+from backends.native.engine.packed_linear import pack_linears
 from backends.native.engine.weights import LoadError
 from tests.engine.adapters import save
 from tests.engine.tiny import build, plain
@@ -134,6 +136,24 @@ def test_only_the_language_model_has_adapters(tmp_path: Path) -> None:
     both = save(tmp_path / "both", model, r".*q_proj", 0)
     with pytest.raises(LoadError, match="adapters are applied to the language model's layers only"):
         load_adapters(model, {"x": str(both)})
+
+
+class Placeholder(nn.Module):
+    """What has taken a layer's place, and keeps it."""
+
+    def __init__(self, linear: Any) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.many = linear
+
+
+def test_layers_that_were_replaced_keep_their_names(tmp_path: Path) -> None:
+    model = build("llama")
+    folder = save(tmp_path / "x", model, r".*mlp.*", 0)
+    for layer in model.model.layers:
+        layer.mlp.up_proj = Placeholder(layer.mlp.up_proj)
+    pack_linears(model.model.layers[0].mlp, least=1)
+    assert len(load_adapters(model, {"x": str(folder)})["x"]) == 6
 
 
 def test_all_linear_is_all_but_the_last(tmp_path: Path) -> None:

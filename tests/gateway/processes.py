@@ -62,7 +62,7 @@ class Gateway:
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             try:
                 line = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except FileNotFoundError:
+            except (FileNotFoundError, ProcessLookupError):
                 continue
             found[int(child)] = line
         return found
@@ -118,7 +118,7 @@ def alive(pid: int) -> bool:
     """Whether the process runs (a zombie does not)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

@@ -35,10 +35,11 @@ async def running(app: Litestar, url: str = "http://gateway") -> AsyncIterator[h
 
 
 @asynccontextmanager
-async def listening(app: Litestar) -> AsyncIterator[int]:
+async def listening(app: Litestar, port: int = 0) -> AsyncIterator[int]:
     """The application behind uvicorn; yields its port."""
     listener = socket.socket(proto=socket.IPPROTO_TCP)  # else asyncio leaves Nagle on, 40 ms an answer
-    listener.bind(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
     settings = uvicorn.Config(app, http="httptools", lifespan="on", log_config=None, access_log=False)
     server = uvicorn.Server(settings)
     serving = asyncio.create_task(server._serve([listener]))
@@ -53,7 +54,7 @@ async def listening(app: Litestar) -> AsyncIterator[int]:
 
 
 async def ready(app: Litestar) -> None:
-    """Return once every backend says so."""
+    """Return once every endpoint has somebody to answer."""
     while app.state.service.health.status != "ready":  # noqa: ASYNC110 - a poll is what health is for
         await asyncio.sleep(0.005)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
+from litestar import Litestar
 
 from gateway.app import create_app
 from gateway.assignment import assign
@@ -39,9 +43,22 @@ def config(tmp_path: Path) -> Config:
     return Config(backends=backends, endpoints={"vectors": Endpoint(served_entities=entities)})
 
 
+@asynccontextmanager
+async def both_arms(app: Litestar) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the application once each arm can answer, not just one."""
+    async with running(app) as client:
+        await all_ready(app)
+        yield client
+
+
+async def all_ready(app: Litestar) -> None:
+    while any(health.status == "loading" for health in app.state.service._health.values()):  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+
+
 async def test_every_route(config: Config) -> None:
     golden = json.loads(GOLDEN.read_text())
-    async with running(create_app(config)) as client:
+    async with both_arms(create_app(config)) as client:
         units = {arm: next(u for u in map(str, range(99)) if assign("vectors", _HALF, u) == arm) for arm in ARMS}
         for arm, case in ARMS.items():
             headers = {"x-ab-unit": units[arm]}
@@ -59,7 +76,7 @@ async def test_every_route(config: Config) -> None:
 
 
 async def test_what_it_is_and_is_not(config: Config) -> None:
-    async with running(create_app(config)) as client:
+    async with both_arms(create_app(config)) as client:
         (listed,) = (await client.get("/api/2.0/serving-endpoints")).json()["endpoints"]
         told = (await client.get("/api/2.0/serving-endpoints/vectors")).json()
         assert [listed["task"], told["task"]] == ["llm/v1/embeddings"] * 2
@@ -111,7 +128,9 @@ def _close(answer: dict[str, Any], golden: list[list[float]]) -> None:
 @pytest.mark.parametrize("kind", ["openai", "databricks"])
 async def test_over_a_gateway_that_makes_them(kind: str, config: Config) -> None:
     """Every client's way to vectors, over a remote of either kind; what both ends speak alike is passed on unread."""
-    async with listening(create_app(config)) as port:
+    app = create_app(config)
+    async with listening(app) as port:
+        await all_ready(app)
         url = f"http://127.0.0.1:{port}" + ("/v1" if kind == "openai" else "")
         arm = ServedEntity(name="far", backend="far", model="vectors:current")
         far = Config(backends={"far": {"kind": kind, "url": url}}, endpoints={"v": Endpoint(served_entities=(arm,))})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 from litestar import Litestar
@@ -17,12 +18,12 @@ from tests.gateway.serving import running
 from tests.gateway.test_experiment import PAIR, figures
 from tests.gateway.test_router import chat, unit_for
 
-LIKED = msgspec.structs.replace(PAIR, experiment=Settings(feedback={"liked": "higher"}))
+LIKED = msgspec.structs.replace(PAIR, experiment=Settings(feedback={"liked": "higher", "hated": "lower"}))
 
 
-def worker(folder: Path) -> Litestar:
+def worker(folder: Path, slot: str | None = None) -> Litestar:
     config = Config(backends={"s": {"kind": "scripted"}}, endpoints={"other": PAIR, "chat": LIKED})
-    return create_app(config, {"s": ScriptedBackend("s")}, folder)
+    return create_app(config, {"s": ScriptedBackend("s")}, folder, slot)
 
 
 async def test_feedback_reaches_the_arm_whichever_worker_hears_it(tmp_path: Path) -> None:
@@ -38,12 +39,48 @@ async def test_feedback_reaches_the_arm_whichever_worker_hears_it(tmp_path: Path
             assert "liked" not in found["a"]["means"]
 
 
+def kept(folder: Path, pattern: str) -> int:
+    return len(list(folder.glob(pattern)))
+
+
+async def tell(client: httpx.AsyncClient, id: str, value: float, metric: str = "liked") -> None:
+    told = {"request_id": id, "metric": metric, "value": value}
+    assert (await client.post("/v1/feedback", json=told)).status_code == 204
+
+
+async def test_of_feedback_told_twice_the_last_counts_whichever_worker_hears_it(tmp_path: Path) -> None:
+    async with running(worker(tmp_path)) as one, running(worker(tmp_path)) as two, running(worker(tmp_path)) as three:
+        ids = [(await chat(one, user=unit_for("b"))).headers["x-request-id"] for _ in range(2)]
+        for client, value in ((one, 1.0), (two, 1.0), (two, 5.0), (three, 3.0), (three, 3.0)):
+            await tell(client, ids[0], value)
+        await tell(two, ids[0], 7.0, "hated")
+        await tell(two, ids[1], 2.0)
+        for client in (one, two, three):
+            found = (await figures(client))["b"]
+            assert (found["means"]["liked"], found["means"]["hated"]) == (2.5, 7.0)
+
+
+async def test_a_worker_in_anothers_place_goes_on_with_its_figures(tmp_path: Path) -> None:
+    async with running(worker(tmp_path, "worker-0")) as first, running(worker(tmp_path, "worker-1")) as other:
+        id = (await chat(first, user=unit_for("b"))).headers["x-request-id"]
+        await tell(other, id, 1.0)
+    for count in range(2, 6):  # each takes the place of the last one, which may have been killed
+        async with running(worker(tmp_path, "worker-0")) as client:
+            if count == 2:
+                await tell(client, id, 3.0)
+            await chat(client, user=unit_for("b"))
+            found = (await figures(client))["b"]
+            assert (found["exposures"], found["means"]["success"], found["means"]["liked"]) == (count, 1.0, 3.0)
+    assert kept(tmp_path, "*.worker-0") == 2  # one file an endpoint
+    assert kept(tmp_path, "requests/worker-0.*") == 2
+
+
 @pytest.mark.parametrize(
     ("told", "word"),
     [
         ({"request_id": "no-such", "metric": "liked", "value": 1}, "remembered"),
         ({"request_id": "0" * 24, "metric": "liked", "value": 1}, "remembered"),
-        ({"request_id": "{id}", "metric": "hated", "value": 1}, "no metric 'hated'"),
+        ({"request_id": "{id}", "metric": "loved", "value": 1}, "no metric 'loved'"),
         ({"request_id": "{id}", "metric": "liked", "value": "much"}, "value"),
         ({"request_id": "{id}", "metric": "liked"}, "value"),
     ],

@@ -59,7 +59,7 @@ def test_what_many_pairs_tell() -> None:
     values = source.normal(np.arange(len(FIGURES)), 1.0, (2000, len(FIGURES)))
     divergences = np.zeros(len(DIVERGENCES))
     divergences[[0, -1]] = 1500, 500
-    told = summary("a", "b", sums(values), np.array([0.0, 3.0, 0.0, 0.0]), divergences, alpha=0.05)
+    told = summary("a", "b", sums(values), np.array([0.0, 3.0, 0.0, 0.0, 0.0]), divergences, alpha=0.05)
     assert (told.arm, told.pairs, told.not_paired) == ("b", 2000, {"failed": 3})
     assert told.first_divergence == {"0": 1500, "never": 500}
     of_control, of_arm = told.log_likelihoods

@@ -31,7 +31,12 @@ class Judge(ScriptedBackend):
     """Finds a token of a prompt the less likely the higher its id, by a factor of its own."""
 
     def __init__(self, name: str, scale: float, options: dict[str, Any] | None = None) -> None:
-        says = {"one": {"texts": [ONE]}, "two": {"texts": [TWO]}, "some": {"texts": [ONE, TWO]}}
+        says = {
+            "one": {"texts": [ONE]},
+            "two": {"texts": [TWO]},
+            "some": {"texts": [ONE, TWO]},
+            "endless": {"repeat": 10**9},
+        }
         super().__init__(name, {"scripts": says} | (options or {}))
         self.scale = scale
         self.asked: list[Generate] = []
@@ -137,7 +142,7 @@ async def test_both_arms_have_the_same_seed_and_prompt(path: str) -> None:
     assert [request.prompts for request in arm.asked[::2]] == [request.prompts for request in control.asked[::2]]
     assert all(request.background for request in (*arm.asked, *control.asked[1::2]))
     assert not any(request.background for request in control.asked[::2])
-    assert all(len(request.prompts) == 1 for request in arm.asked)  # one text is scored once
+    assert len(arm.asked) == len(control.asked) == 16  # an answer and one score each: they say the same
 
 
 async def test_what_a_client_is_sent_is_the_same_with_and_without() -> None:
@@ -185,6 +190,16 @@ async def test_a_pair_that_fails_is_counted_and_nobody_hears_of_it(control: str,
         found = await told(client, 1)
         assert (found["not_paired"], found["pairs"]) == ({why: 1}, 0)
         assert backend.active == 0
+
+
+@pytest.mark.parametrize(("control", "arm", "asked"), [("many", "two", 0), ("one", "many", 1)])
+async def test_what_is_too_long_is_not_paired(control: str, arm: str, asked: int) -> None:
+    """Nor is more generated for a pair than it may have."""
+    app, _, backend = application(arm=arm, control=control, paired=Paired(share=1.0, max_tokens=30))
+    async with running(app) as client:
+        assert (await chat(client)).status_code == 200
+        assert (await told(client, 1))["not_paired"] == {"too_long": 1}
+    assert [request.stopping.max_new_tokens for request in backend.asked] == [30] * asked
 
 
 async def test_arms_that_mean_other_things_by_a_token_are_not_paired() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -63,11 +65,15 @@ def test_streams_finish_before_the_end(scripted: Callable[[int], str], log: Path
 
 def test_a_killed_worker_is_replaced(scripted: Callable[[int], str], log: Path) -> None:
     with serving("--config", scripted(1), log=log) as gateway:
+        assert gateway.ask("/v1/chat/completions", CHAT | {"model": "echo"})["choices"]
         (worker,) = gateway.workers()
         os.kill(worker, signal.SIGKILL)
         until(lambda: gateway.workers() not in ([], [worker]), log)
         until(lambda: status(f"{gateway.url}/health/ready") == 200, log)
         assert gateway.ask("/v1/chat/completions", CHAT | {"model": "echo"})["choices"]
+        with urllib.request.urlopen(f"{gateway.url}/serving-endpoints/echo/experiment") as answer:
+            (arm,) = json.load(answer)["arms"]
+        assert (arm["exposures"], arm["finish_reasons"]) == (2, {"length": 2})
 
 
 def test_nobody_outlives_a_killed_supervisor(log: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,34 @@ async def test_an_entity_that_cannot_do_what_is_asked_is_passed_over_and_not_wha
         failed = await chat(client, logprobs=True)
         assert failed.status_code >= 500
         assert "logprobs" not in failed.text
+
+
+async def test_a_backend_in_trouble_is_asked_last() -> None:
+    backends = {name: ScriptedBackend(name) for name in "st"}
+    arms = tuple(
+        ServedEntity(name=name, backend=backend, model="echo", traffic_percentage=50)
+        for name, backend in (("a", "s"), ("b", "t"))
+    )
+    config = Config(
+        backends={name: {"kind": "scripted"} for name in backends}, endpoints={"chat": Endpoint(served_entities=arms)}
+    )
+    app = create_app(config, backends)
+    async with running(app) as client:
+
+        async def served(*troubled: str) -> dict[str, str]:
+            for name, backend in backends.items():
+                backend.health = Health("ready", "5 failures in a row" if name in troubled else "")
+            await app.state.service._look()
+            return {arm: (await chat(client, user=unit_for(arm))).headers["served-model-name"] for arm in "ab"}
+
+        assert await served("s") == {"a": "b", "b": "b"}
+        assert (await chat(client, model="chat:a")).headers["served-model-name"] == "a"
+        assert await served("s", "t") == {"a": "a", "b": "b"}  # all alike: nobody is ejected
+        assert await served() == {"a": "a", "b": "b"}
+        found = (await client.get("/serving-endpoints/chat/experiment")).json()["arms"]
+        assert [arm["apart"]["fell_back"] for arm in found] == [1, 0]
+        metrics = (await client.get("/metrics")).text
+        assert re.search(r'gw_fallbacks_total{[^}]*served="a"[^}]*} 1\.0', metrics)
 
 
 async def test_all_units_of_a_dead_backend_are_answered_by_the_next() -> None:

@@ -87,9 +87,13 @@ def _low_rank(
 
 
 def _linear_layers(model: Any) -> dict[str, Any]:
-    """The model's linear layers by name, but for its last."""
+    """The model's linear layers by name, but for its last, and for parts of what has taken a layer's place."""
     last = model.get_output_embeddings()
-    return {name: module for name, module in model.named_modules() if _is_linear(module) and module is not last}
+    found: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        if _is_linear(module) and module is not last and name.rpartition(".")[0] not in found:
+            found[name] = module
+    return found
 
 
 def _is_linear(module: Any) -> bool:

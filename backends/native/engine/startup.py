@@ -51,7 +51,7 @@ _CACHE_TIER_TOKENS = 65_536
 # A model of fewer parameters is run by one thread about as fast as by three, for a third of the CPU time (measured).
 _SMALL_PARAMETERS = 8_000_000
 # What the log says of a new engine.
-_TOLD = ("tier", "device", "dtype", "context_length", "max_sequences")
+_TOLD = ("tier", "device", "dtype", "context_length", "max_sequences", "adapters")
 
 
 def load_engine(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:

@@ -12,12 +12,12 @@ from adapters.base import Call, Reply
 from adapters.fold import fold
 from schemas.errors import (
     BackendFailed,
+    BackendUnavailable,
     GatewayError,
     Incomplete,
     InvalidRequest,
     ModelNotFound,
     Overloaded,
-    RateLimited,
     UnsupportedFeature,
 )
 from schemas.ir import (
@@ -206,9 +206,9 @@ def test_what_makes_no_sense_is_a_failure(data: bytes) -> None:
         (401, BackendFailed),
         (403, BackendFailed),
         (404, ModelNotFound),
-        (429, RateLimited),
-        (500, GatewayError),
-        (529, Overloaded),
+        (429, Overloaded),
+        (500, BackendFailed),
+        (529, BackendUnavailable),
     ],
 )
 def test_statuses(status: int, kind: type[GatewayError]) -> None:

@@ -20,7 +20,6 @@ from schemas.errors import (
     Overloaded,
     RateLimited,
     Unauthorized,
-    UnsupportedFeature,
 )
 from schemas.ir import (
     Catalog,
@@ -184,8 +183,11 @@ def test_counting() -> None:
     request = decode({"model": "m", "messages": [{"role": "user", "content": "Hi"}]}, "count_tokens")
     spans = tuple(TokenSpan(place, "x", place, place + 1) for place in range(7))
     assert SERVER.encode_tokens(request, Tokens(spans, "x" * 7)).body == b'{"input_tokens":7}'
-    with pytest.raises(UnsupportedFeature):
-        decode({"model": "m", "messages": [{"role": "user", "content": "Hi"}], "tools": [WEATHER]}, "count_tokens")
+    asked = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "tools": [WEATHER]}
+    assert decode(asked, "count_tokens").tools == decode(asked | {"max_tokens": 5}).tools != ()
+    assert decode(asked | {"tool_choice": {"type": "none"}}, "count_tokens").tools == ()
+    with pytest.raises(InvalidRequest):
+        decode(asked | {"tools": [{"name": "f"}]}, "count_tokens")
 
 
 def test_a_stream() -> None:

@@ -90,7 +90,7 @@ def test_shares_alone_need_an_endpoint() -> None:
 
 
 def test_an_endpoint_that_is_being_updated() -> None:
-    pending = (ServedEntity("a", "s/echo", 50), ServedEntity("c", "u/new", 50, ready=False))
+    pending = (ServedEntity("a", "s/echo", 50), ServedEntity("c", "u/new", 50, state="loading"))
     card = msgspec.structs.replace(CARD, version=3, changed=1_700_000_000, pending=pending)
     told = server().describe(ROUTES["endpoint"], Call("r1", Catalog({"chat": card}), {"name": "chat"}), b"")
     assert told.body == (GOLDEN / "endpoint-updating.json").read_bytes()

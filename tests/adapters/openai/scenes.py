@@ -39,7 +39,7 @@ CARD = ModelCard(
     context_length=2048,
     served_entities=(
         ServedEntity("current", "llama-3", 90),
-        ServedEntity("challenger", "llama-4", 10, ready=False),
+        ServedEntity("challenger", "llama-4", 10, state="loading"),
     ),
 )
 CATALOG = Catalog({"chat": CARD, "org/other": ModelCard(name="org/other", task="embeddings", ready=False)}, "chat")

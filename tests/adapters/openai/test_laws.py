@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.fold import fold
 from schemas.errors import BackendFailed, Incomplete
 from schemas.ir import (
     ChatPrompt,
@@ -33,7 +34,7 @@ from schemas.ir import (
 )
 
 from ..laws import batches, canonical, splits, streams, texts
-from .scenes import DIALECTS, ROUTES, call, client, server
+from .scenes import CALLS, DIALECTS, ROUTES, THOUGHT, call, client, server
 
 NAMES = tuple(DIALECTS)
 OPERATIONS = {"/chat/completions": "chat", "/completions": "completions"}
@@ -318,3 +319,20 @@ mindie_messages = st.lists(
 )
 def test_mindie_requests(request: Generate) -> None:
     assert same(mirrored("mindie-openai", request), request)
+
+
+@pytest.mark.parametrize("events", [THOUGHT, CALLS], ids=["reasoning", "calls"])
+def test_a_completion_leaves_out_what_it_has_no_words_for(events: Events) -> None:
+    """A model that thinks or calls behind `use_raw_prompt: false`: its text is told, and such an end is `stop`."""
+    body = b'{"model":"m","prompt":"Hi"}'
+    request = server().decode(ROUTES["completions"], body, call())
+    assert isinstance(request, Generate)
+    whole = json.loads(server().encode(request, fold(events)).body)["choices"][0]
+    writer = server().encoder(request)
+    data = b"".join(writer.feed((event,)) for event in events).decode()
+    chunks = [json.loads(line[6:]) for line in data.splitlines() if line.startswith("data: {")]
+    told = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(choice["text"] for choice in told) == whole["text"] == ("No." if events is THOUGHT else "")
+    assert (
+        [choice["finish_reason"] for choice in told if choice["finish_reason"]] == [whole["finish_reason"]] == ["stop"]
+    )

@@ -35,7 +35,7 @@ def meant(body: Any, status: int, *headers: tuple[str, str]) -> errors.GatewayEr
         (500, "incomplete_generation", errors.Incomplete),
         (500, "Incomplete Generation", errors.Incomplete),
         (500, "", errors.BackendFailed),
-        (502, "", errors.BackendFailed),
+        (502, "", errors.BackendUnavailable),
         (401, "", errors.BackendFailed),
         (403, "", errors.BackendFailed),
     ],
@@ -71,5 +71,5 @@ def test_retry_after(value: str) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"\xff", b"[" * 2000, b"5", b'{"error":5}'])
 def test_bodies_that_are_none(body: bytes) -> None:
-    assert isinstance(meant(body, 502), errors.BackendFailed)
+    assert isinstance(meant(body, 500), errors.BackendFailed)
     assert isinstance(meant(body, 422), errors.InvalidRequest)

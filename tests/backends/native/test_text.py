@@ -145,3 +145,11 @@ async def test_where_transformers_cannot_tell_them_apart_control_tokens_are_refu
     with pytest.raises(InvalidRequest, match="control token"):
         await text.encode(ChatPrompt((Message("user", "<|end|>"),)))
     text.close()
+
+
+async def test_tools_are_part_of_what_is_counted() -> None:
+    tool = Tool("get_weather", "The weather in a city", {"type": "object", "properties": {"city": {"type": "string"}}})
+    asked = ChatPrompt((Message("user", "Hi"),))
+    counted = await TEXT.tokenize(asked, (tool,))
+    assert len(counted.spans) == len(await TEXT.encode(asked, (tool,)))
+    assert "get_weather(city)" in counted.text

@@ -1,0 +1,58 @@
+"""What the status of a remote's answer means, whatever its protocol.
+
+The remote's own words are passed on only where the client can mend the request.
+"""
+
+from __future__ import annotations
+
+from adapters.base import Headers
+from schemas.errors import (
+    BackendError,
+    BackendFailed,
+    BackendTimeout,
+    BackendUnavailable,
+    BodyTooLarge,
+    GatewayError,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+)
+
+REFUSED = "The backend refused the request."
+"""Where it does not say why."""
+
+
+def malformed(why: str) -> BackendError:
+    """The remote does not speak the protocol."""
+    return BackendFailed(f"The backend's answer could not be read: {why}.", code="upstream_malformed")
+
+
+def failed() -> BackendError:
+    """The remote failed, and the client can do nothing about it."""
+    return BackendFailed("The backend failed.", code="upstream_error")
+
+
+def failure_of(status: int, words: str, retry_after: float | None) -> GatewayError:
+    """What an error status means; `words` are the remote's, `retry_after` is in seconds."""
+    if status in (400, 422):
+        return InvalidRequest(words)
+    if status == 404:
+        return ModelNotFound(words)
+    if status == 413:
+        return BodyTooLarge(words)
+    if status == 429:
+        return Overloaded("The backend is overloaded.", retry_after=retry_after)
+    if status in (502, 503, 529):
+        return BackendUnavailable("The backend is unavailable.", retry_after=retry_after)
+    if status in (408, 504):
+        return BackendTimeout("The backend timed out.")
+    return failed()
+
+
+def retry_after(headers: Headers) -> float | None:
+    """In seconds. `retry-after-ms` is the finer one; a date is not read."""
+    told = {name.lower(): value for name, value in headers}
+    if (milliseconds := told.get("retry-after-ms", "")).isdecimal():
+        return int(milliseconds) / 1000
+    seconds = told.get("retry-after", "")
+    return float(seconds) if seconds.isdecimal() else None

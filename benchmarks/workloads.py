@@ -1,0 +1,46 @@
+"""What the engines are asked: prompts of random tokens, and how many tokens to generate. The same at every call."""
+
+from __future__ import annotations
+
+import random
+
+from backends.native.messages import SamplingParams
+
+Job = tuple[list[int], int]
+"""A prompt, and how many tokens to generate."""
+
+ONE, EIGHT, PREFIX = "decode, batch 1", "decode, batch 8", "prefix, nine tenths shared"
+PREFILL = "prefill, 2048 tokens"
+EVERY_ROW_ITS_OWN = (
+    SamplingParams(temperature=0.7, top_k=50, top_p=0.9, seed=1),
+    SamplingParams(temperature=1.0, top_p=0.95, seed=2),
+    SamplingParams(repetition_penalty=1.1, presence_penalty=0.5),
+    SamplingParams(),
+)
+
+
+def workloads(vocab: int, *, scale: int) -> dict[str, list[Job]]:
+    """By name.
+
+    Args:
+        vocab: tokens to draw from.
+        scale: the published sizes are divided by this, which a CPU needs; the mixed workload is 256 requests of 100 to
+            1024 tokens in and out.
+    """
+    draw = random.Random(0)
+
+    def prompt(length: int) -> list[int]:
+        return [draw.randrange(vocab) for _ in range(length)]
+
+    def between() -> int:
+        return draw.randint(100, 1024) // scale
+
+    shared = prompt(450)
+    return {
+        ONE: [(prompt(32), 32)],
+        EIGHT: [(prompt(32), 32) for _ in range(8)],
+        "decode, batch 32": [(prompt(32), 16) for _ in range(32)],
+        PREFILL: [(prompt(2048), 1)],
+        "mixed": [(prompt(between()), between()) for _ in range(256 // scale)],
+        PREFIX: [(shared + prompt(50), 8) for _ in range(8)],
+    }
