@@ -83,6 +83,25 @@ class DatabricksServer:
         ),
         *response_routes("/serving-endpoints"),
         Route(
+            "POST",
+            "/ai-gateway/mlflow/v1/chat/completions",
+            "gateway_chat",
+            "generate",
+            "Answer a conversation, where newer clients ask",
+            body=wire.ChatRequest,
+            answer=openai.ChatCompletion,
+            streams=True,
+        ),
+        Route(
+            "POST",
+            "/ai-gateway/mlflow/v1/embeddings",
+            "gateway_embeddings",
+            "embed",
+            "Turn texts into vectors, where newer clients ask",
+            body=wire.EmbeddingRequest,
+            answer=openai.EmbeddingList,
+        ),
+        Route(
             "GET", "/api/2.0/serving-endpoints", "endpoints", "describe", "List the endpoints", answer=wire.EndpointList
         ),
         Route(
