@@ -248,3 +248,10 @@ class Deleted(msgspec.Struct, frozen=True):
     id: str
     object: Literal["response"] = "response"
     deleted: bool = True
+
+
+class InputTokens(msgspec.Struct, frozen=True):
+    """Answer of `/v1/responses/input_tokens`."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"

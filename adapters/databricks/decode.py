@@ -12,16 +12,16 @@ from adapters.databricks.dialects import Dialect
 from adapters.databricks.turns import check_turns
 from adapters.openai.decode import chat, completion, read_fields
 from adapters.openai.embeddings import embedding
-from adapters.openai.responses import OPERATION, response
+from adapters.openai.responses import COUNT, OPERATION, count, response
 from schemas import databricks as wire
 from schemas.errors import InvalidRequest
-from schemas.ir import Embed, Generate, Origin
+from schemas.ir import Embed, Generate, Origin, Tokenize
 from schemas.responses import ResponseRequest
 
 _TASKS = {"messages": "chat", "prompt": "completions", "input": "embeddings"}
 
 
-def read_request(dialect: Dialect, route: Route, body: bytes, call: Call) -> Generate | Embed:
+def read_request(dialect: Dialect, route: Route, body: bytes, call: Call) -> Generate | Embed | Tokenize:
     """A request of any route that runs something.
 
     Raises:
@@ -30,15 +30,15 @@ def read_request(dialect: Dialect, route: Route, body: bytes, call: Call) -> Gen
     fields = parse(body)
     if isinstance(fields, dict) and "name" in call.path:
         fields["model"] = _endpoint(call)
-    task = route.name if route.name in (*_TASKS.values(), OPERATION) else _task(fields)
+    task = route.name if route.name in (*_TASKS.values(), OPERATION, COUNT) else _task(fields)
     origin = Origin(dialect.protocol, dialect.name, route.name, body)
     if task == "chat":
         return _chat(dialect, fields, origin, call)
     if task == "completions":
         return _completion(dialect, fields, origin, call)
-    if task == OPERATION:
+    if task in (OPERATION, COUNT):
         question, unknown = read_fields(dialect, fields, ResponseRequest)
-        return response(dialect, question, origin, call, unknown)
+        return (count if task == COUNT else response)(dialect, question, origin, call, unknown)
     asked, extra = read_fields(dialect, fields, wire.EmbeddingRequest)
     request = embedding(asked, origin, call, extra)
     return replace(request, instruction=asked.instruction, client_request_id=asked.client_request_id)

@@ -13,12 +13,12 @@ from adapters.databricks.dialects import Dialect
 from adapters.databricks.failures import failure_event, failure_reply
 from adapters.databricks.manage import read_change
 from adapters.openai.answers import encode_vectors
-from adapters.openai.response_answers import ResponseWriter
+from adapters.openai.response_answers import ResponseWriter, counted
 from adapters.openai.server import STORED, response_routes, stream_writer, whole_answer
 from adapters.openai.stream import StreamWriter
 from schemas import databricks as wire
 from schemas import openai
-from schemas.errors import GatewayError, InternalError
+from schemas.errors import GatewayError
 from schemas.ir import Change, Completion, Embed, Embeddings, Generate, Tokenize, Tokens
 
 
@@ -83,6 +83,25 @@ class DatabricksServer:
         ),
         *response_routes("/serving-endpoints"),
         Route(
+            "POST",
+            "/ai-gateway/mlflow/v1/chat/completions",
+            "gateway_chat",
+            "generate",
+            "Answer a conversation, where newer clients ask",
+            body=wire.ChatRequest,
+            answer=openai.ChatCompletion,
+            streams=True,
+        ),
+        Route(
+            "POST",
+            "/ai-gateway/mlflow/v1/embeddings",
+            "gateway_embeddings",
+            "embed",
+            "Turn texts into vectors, where newer clients ask",
+            body=wire.EmbeddingRequest,
+            answer=openai.EmbeddingList,
+        ),
+        Route(
             "GET", "/api/2.0/serving-endpoints", "endpoints", "describe", "List the endpoints", answer=wire.EndpointList
         ),
         Route(
@@ -126,7 +145,7 @@ class DatabricksServer:
         self._dialect = dialect
         self._now = now
 
-    def decode(self, route: Route, body: bytes, call: Call) -> Generate | Embed | Change:
+    def decode(self, route: Route, body: bytes, call: Call) -> Generate | Embed | Tokenize | Change:
         """Read a request."""
         if route.kind == "manage":
             return read_change(route, body, call)
@@ -145,8 +164,8 @@ class DatabricksServer:
         return encode_vectors(request, answer, request.id)
 
     def encode_tokens(self, request: Tokenize, answer: Tokens) -> Reply:  # noqa: ARG002
-        """Never called: no route of Databricks' asks for tokens."""
-        raise InternalError
+        """How many there are."""
+        return counted(answer)
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:
         """The endpoints, one of them, what a change made of it, a stored response, or the host."""

@@ -28,6 +28,7 @@ from schemas.ir import (
     Generate,
     Started,
     Token,
+    Tokens,
     ToolCall,
     ToolDelta,
     Usage,
@@ -45,6 +46,11 @@ def whole(request: Generate, answer: Completion, created: int) -> Reply:
     said = _ended(said, choice.reason)
     body = _json(said)
     return Reply(body, record=_record(request, said, body))
+
+
+def counted(answer: Tokens) -> Reply:
+    """How many tokens a question has."""
+    return Reply(_json(wire.InputTokens(len(answer.spans))))
 
 
 class ResponseWriter:

@@ -25,6 +25,7 @@ from schemas.ir import (
     Sampling,
     Stopping,
     TextPart,
+    Tokenize,
     Tool,
     ToolCall,
     ToolChoice,
@@ -32,6 +33,9 @@ from schemas.ir import (
 
 OPERATION = "responses"
 """The route's name."""
+
+COUNT = "input_tokens"
+"""That of the route that only counts."""
 
 _BOUNDS = (
     Bound("temperature", 0, 2),
@@ -91,6 +95,18 @@ def response(
         extra=extra,
         origin=origin,
     )
+
+
+def count(dialect: Dialect, given: wire.ResponseRequest, origin: Origin, call: Call, extra: dict[str, Any]) -> Tokenize:
+    """A question of which only the length is asked.
+
+    Raises:
+        schemas.errors.InvalidRequest: as for `response`.
+    """
+    asked = response(dialect, given, origin, call, extra)
+    none = asked.tool_choice is not None and asked.tool_choice.mode == "none"
+    tools = () if none else asked.tools
+    return Tokenize(id=asked.id, model=asked.model, prompt=asked.prompts[0], tools=tools, origin=origin)
 
 
 def _check(given: wire.ResponseRequest) -> None:

@@ -15,14 +15,14 @@ from adapters.openai.describe import list_models, retrieve_model
 from adapters.openai.dialects import Dialect
 from adapters.openai.embeddings import embedding
 from adapters.openai.failures import failure_body, failure_reply
-from adapters.openai.response_answers import ResponseWriter, whole
-from adapters.openai.responses import OPERATION, response
-from adapters.openai.stored import delete, list_items, retrieve
+from adapters.openai.response_answers import ResponseWriter, counted, whole
+from adapters.openai.responses import COUNT, OPERATION, count, response
+from adapters.openai.stored import cancel, delete, list_items, retrieve
 from adapters.openai.stream import Frame, StreamWriter
 from schemas import openai as wire
-from schemas.errors import GatewayError, InternalError
+from schemas.errors import GatewayError
 from schemas.ir import Completion, Embed, Embeddings, Generate, Origin, Tokenize, Tokens
-from schemas.responses import Deleted, ItemList, Response, ResponseRequest
+from schemas.responses import Deleted, InputTokens, ItemList, Response, ResponseRequest
 
 
 def stream_writer(dialect: Dialect, request: Generate, created: int, failure: Frame) -> StreamWriter | ResponseWriter:
@@ -43,7 +43,7 @@ def _is_response(request: Generate) -> bool:
     return request.origin is not None and request.origin.operation == OPERATION
 
 
-STORED = {"response": retrieve, "forget": delete, "input_items": list_items}
+STORED = {"response": retrieve, "forget": delete, "cancel": cancel, "input_items": list_items}
 """What answers the routes of stored responses."""
 
 
@@ -62,6 +62,17 @@ def response_routes(prefix: str) -> tuple[Route, ...]:
             streams=True,
             example={"model": "{model}", "input": "What is the capital of France?"},
         ),
+        Route(
+            "POST",
+            f"{path}/input_tokens",
+            COUNT,
+            "tokenize",
+            "Count a question's tokens",
+            body=ResponseRequest,
+            answer=InputTokens,
+            example={"model": "{model}", "input": "What is the capital of France?"},
+        ),
+        Route("POST", f"{path}/{{id}}/cancel", "cancel", "describe", "Cancel a response in the background: none is"),
         Route("GET", f"{path}/{{id}}", "response", "describe", "Tell a stored response again", answer=Response),
         Route("DELETE", f"{path}/{{id}}", "forget", "describe", "Delete a stored response", answer=Deleted),
         Route(
@@ -125,13 +136,13 @@ class OpenAIServer:
         self._dialect = dialect
         self._now = now
 
-    def decode(self, route: Route, body: bytes, call: Call) -> Generate | Embed:
+    def decode(self, route: Route, body: bytes, call: Call) -> Generate | Embed | Tokenize:
         """Read a request."""
         dialect = self._dialect
         origin = Origin(dialect.protocol, dialect.name, route.name, body)
-        if route.name == OPERATION:
+        if route.name in (OPERATION, COUNT):
             question, extra = read(dialect, body, ResponseRequest)
-            return response(dialect, question, origin, call, extra)
+            return (count if route.name == COUNT else response)(dialect, question, origin, call, extra)
         if route.name == "chat":
             asked, extra = read(dialect, body, wire.ChatRequest)
             return chat(dialect, asked, origin, call, extra)
@@ -154,8 +165,8 @@ class OpenAIServer:
         return encode_vectors(request, answer)
 
     def encode_tokens(self, request: Tokenize, answer: Tokens) -> Reply:  # noqa: ARG002
-        """Never called: no route of OpenAI's asks for tokens."""
-        raise InternalError
+        """How many there are."""
+        return counted(answer)
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:  # noqa: ARG002
         """The model list, one of it, or a stored response."""

@@ -122,6 +122,16 @@ def delete(call: Call) -> Reply:
     return Reply(msgspec.json.encode(wire.Deleted(id)))
 
 
+def cancel(call: Call) -> Reply:
+    """The answer of `POST /v1/responses/{id}/cancel`: none can be.
+
+    Raises:
+        schemas.errors.RequestError: it has ended, or is not known here.
+    """
+    _found(call)
+    raise InvalidRequest("Cannot cancel a synchronous response.")
+
+
 def list_items(call: Call) -> Reply:
     """The answer of `GET /v1/responses/{id}/input_items`, the newest first unless told otherwise.
 

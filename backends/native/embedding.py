@@ -24,7 +24,7 @@ _AT_ONCE = 256
 
 
 async def embed(request: Embed, link: EngineLink, text: TextCodec, ready: Ready, recipe: Recipe) -> Embeddings:
-    """One vector per input.
+    """One vector per input: a text after what the model wants to stand before it, token ids as they are.
 
     Raises:
         schemas.errors.InvalidRequest: an input does not fit the model, or there are not so many dimensions.
@@ -38,7 +38,9 @@ async def embed(request: Embed, link: EngineLink, text: TextCodec, ready: Ready,
         raise InvalidRequest(message, param="dimensions")
     prompt = recipe.prompt(request.instruction)
     unpooled = 0 if recipe.include_prompt or not prompt else await text.leading(_lowered(prompt, recipe))
-    inputs = [await text.encode(_prompted(given, prompt, recipe)) for given in request.inputs]
+    texts = [_lowered(prompt + given.text, recipe) for given in request.inputs if isinstance(given, TextPrompt)]
+    encoded = iter(await text.encode_texts(texts))
+    inputs = [given.ids if isinstance(given, TokensPrompt) else next(encoded) for given in request.inputs]
     for ids in inputs:
         check_ids("input", ids, ready.vocab_size)
         fit(len(ids), 0, ready.context_length)
@@ -68,11 +70,6 @@ async def _vectors(submits: Sequence[Submit], link: EngineLink) -> Iterator[tupl
     finally:
         link.release(exchange)
     return (found[seq] for seq in numbers)
-
-
-def _prompted(given: TextPrompt | TokensPrompt, prompt: str, recipe: Recipe) -> TextPrompt | TokensPrompt:
-    """The input after what the model wants to stand before it; token ids are used as they are."""
-    return given if isinstance(given, TokensPrompt) else TextPrompt(_lowered(prompt + given.text, recipe))
 
 
 def _lowered(text: str, recipe: Recipe) -> str:

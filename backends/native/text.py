@@ -95,6 +95,12 @@ class TextCodec:
         """What compiles grammars for this tokenizer; None if it does not let us know its tokens' bytes."""
         return Grammars.of(self._tokenizer, vocab_size, eos_token_ids)
 
+    async def encode_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """The ids of each of many texts, which together may be long."""
+        if not texts:
+            return []
+        return await self._run(sum(map(len, texts)), lambda tokenizer: _encode_all(tokenizer, list(texts)))
+
     @property
     def can_infill(self) -> bool:
         """Whether the model can fill a gap in a text."""
@@ -191,6 +197,10 @@ def _begin(tokenizer: Any) -> tuple[int, ...]:
 
 def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text, verbose=False))  # too long is not the tokenizer's to say
+
+
+def _encode_all(tokenizer: Any, texts: list[str]) -> list[tuple[int, ...]]:
+    return [tuple(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]]
 
 
 def _encode_chat(

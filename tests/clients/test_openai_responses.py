@@ -44,6 +44,8 @@ def test_a_conversation_goes_on(client: openai.OpenAI, pair: Server) -> None:
     )
     assert second.previous_response_id == first.id
     assert second.usage.input_tokens > first.usage.total_tokens
+    counted = client.responses.input_tokens.count(model=pair.model, input="Thank you!", previous_response_id=first.id)
+    assert counted.input_tokens == second.usage.input_tokens
     whole = [
         {"role": "user", "content": CAPITAL},
         {"role": "assistant", "content": first.output_text},
@@ -56,6 +58,8 @@ def test_a_conversation_goes_on(client: openai.OpenAI, pair: Server) -> None:
     items = list(client.responses.input_items.list(second.id, order="asc", limit=2))
     assert [item.role for item in items] == ["user", "assistant", "user"]
     assert [item.content[0].text for item in items] == [CAPITAL, first.output_text, "Thank you!"]
+    with pytest.raises(openai.BadRequestError, match="synchronous"):
+        client.responses.cancel(second.id)
     client.responses.delete(second.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(second.id)

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from adapters.base import Call
 from adapters.fold import fold
@@ -382,6 +383,17 @@ def test_a_response_is_openais() -> None:
     stream = server().encoder(request)
     assert stream.feed(ZOE).startswith(b"event: response.created\n")
     assert b'"type":"response.failed"' in server().encoder(request).fail(BackendFailed("x"))
+
+
+def test_newer_clients_ask_elsewhere_and_get_the_same() -> None:
+    fields = {"model": "chat", "messages": HELLO, "max_tokens": 5}
+    ways = [query(fields, operation=operation) for operation in ("gateway_chat", "chat")]
+    assert replace(ways[0], origin=None) == replace(ways[1], origin=None)
+    vectors = query({"model": "chat", "input": "Hi"}, operation="gateway_embeddings")
+    assert isinstance(vectors, Embed)
+    assert vectors.inputs == (TextPrompt("Hi"),)
+    paths = {ROUTES[name].path for name in ("gateway_chat", "gateway_embeddings")}
+    assert paths == {"/ai-gateway/mlflow/v1/chat/completions", "/ai-gateway/mlflow/v1/embeddings"}
 
 
 def test_its_tools_have_databricks_limits() -> None:

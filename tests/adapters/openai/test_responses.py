@@ -24,6 +24,9 @@ from schemas.ir import (
     Started,
     TextPart,
     Token,
+    Tokenize,
+    Tokens,
+    TokenSpan,
     Tool,
     ToolCall,
     ToolChoice,
@@ -390,7 +393,7 @@ def test_what_is_not_to_be_kept_is_not() -> None:
 
 def test_what_is_not_there() -> None:
     shelf = Shelf()
-    for name in ("response", "forget", "input_items"):
+    for name in ("response", "forget", "input_items", "cancel"):
         for records in (shelf, None):
             with pytest.raises(RouteNotFound, match="Response with id 'resp_9' not found"):
                 server().describe(ROUTES[name], replace(call(), path={"id": "resp_9"}, records=records), b"")
@@ -400,6 +403,9 @@ def test_what_is_not_there() -> None:
     answered(shelf, "1", input="Hi")
     assert describe(shelf, "forget", "resp_1") == {"id": "resp_1", "object": "response", "deleted": True}
     assert shelf.kept == {}
+    answered(shelf, "2", input="Hi")
+    with pytest.raises(InvalidRequest, match="synchronous"):
+        describe(shelf, "cancel", "resp_2")
 
 
 def test_items_are_referred_to_by_id() -> None:
@@ -423,3 +429,15 @@ def test_items_that_are_not_known(id: str) -> None:
     with pytest.raises(RouteNotFound, match=f"Item with id '{id}' not found") as raised:
         answered(shelf, "2", input=[{"type": "item_reference", "id": id}])
     assert raised.value.param == "input"
+
+
+@pytest.mark.parametrize(("choice", "told"), [(None, 1), ("required", 1), ("none", 0)])
+def test_counting(choice: str | None, told: int) -> None:
+    body = {"model": "m", "input": "Hi", "instructions": "Be brief.", "tools": [WEATHER], "tool_choice": choice}
+    request = server().decode(ROUTES["input_tokens"], json.dumps(body).encode(), call())
+    assert isinstance(request, Tokenize)
+    assert request.prompt == ChatPrompt((Message("system", "Be brief."), Message("user", "Hi")))
+    assert len(request.tools) == told
+    spans = tuple(TokenSpan(place, "x", place, place + 1) for place in range(7))
+    said = server().encode_tokens(request, Tokens(spans, "x" * 7))
+    assert json.loads(said.body) == {"object": "response.input_tokens", "input_tokens": 7}

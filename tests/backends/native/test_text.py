@@ -153,3 +153,10 @@ async def test_tools_are_part_of_what_is_counted() -> None:
     counted = await TEXT.tokenize(asked, (tool,))
     assert len(counted.spans) == len(await TEXT.encode(asked, (tool,)))
     assert "get_weather(city)" in counted.text
+
+
+@pytest.mark.parametrize("many", [1, 400])
+async def test_many_texts_are_encoded_as_each_of_them(many: int) -> None:
+    texts = ["A star.", "", "Hi 🙂 <|end|>", "What is the capital of France?"] * many
+    assert await TEXT.encode_texts(texts) == [await TEXT.encode(TextPrompt(text)) for text in texts]
+    assert await TEXT.encode_texts([]) == []
