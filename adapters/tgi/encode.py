@@ -29,8 +29,10 @@ _json = msgspec.json.Encoder().encode
 def encode_answer(dialect: Dialect, request: Generate, answer: Completion) -> Reply:
     """The whole answer to `request`."""
     best, *others = _best_first(answer.choices)
-    whole: GenerateResponse | MindieResponse
-    if dialect.ids_only:
+    whole: msgspec.Raw | GenerateResponse | MindieResponse
+    if answer.relayed is not None:
+        whole = msgspec.Raw(answer.relayed)
+    elif dialect.ids_only:
         whole = _mindie_response(dialect, request, answer, best)
     else:
         whole = _response(dialect, request, answer, best, others)

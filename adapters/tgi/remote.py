@@ -12,6 +12,7 @@ import msgspec
 from adapters.base import Reply
 from adapters.sse import EventReader
 from adapters.tgi.dialects import Dialect
+from adapters.tgi.relay import passes_back, relayed
 from adapters.tgi.remote_failures import event_failure, malformed
 from adapters.tgi.stops import StopCutter, cut, visible
 from schemas.errors import BackendFailed, Incomplete
@@ -37,6 +38,7 @@ class StreamReader:
         self._dialect = dialect
         self._request = request
         self._events = EventReader()
+        self._relays = passes_back(dialect, request)
         self._started = self._finished = False
         self._so_far = ""
         cutting = dialect.include_stop and request.stopping.stop and not request.stopping.include_stop
@@ -46,8 +48,12 @@ class StreamReader:
         """The events completed by these bytes; what follows the last frame is ignored."""
         out: list[Event] = []
         for event in self._events.feed(data):
-            if not self._finished:
-                self._frame(_decode(event.data, RemoteAnswer), out)
+            if self._finished:
+                break
+            frame = _decode(event.data, RemoteAnswer)
+            if self._relays and frame.error is None:
+                out.append(relayed(self._request, event.data, detailed=frame.details is not None))
+            self._frame(frame, out)
         return tuple(out)
 
     def close(self) -> Events:
@@ -112,11 +118,13 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
     Raises:
         schemas.errors.BackendError: it makes no sense.
     """
-    answer = _decode(reply.body, RemoteAnswer | tuple[RemoteAnswer, ...])
+    body = reply.body
+    answer = _decode(body, RemoteAnswer | tuple[RemoteAnswer, ...])
     if isinstance(answer, tuple):
         if len(answer) != 1:
             raise malformed("a list of more or less than one answer")
         [answer] = answer
+        [body] = _decode(body, list[msgspec.Raw])
     if answer.error is not None:
         raise event_failure(answer)
     details = answer.details
@@ -134,7 +142,9 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
     prompt_tokens = int(header) if header.isdecimal() else _prompt_tokens(details)
     prompt = tuple(Token(_ids(token)[0], token.text or "", token.logprob) for token in details.prefill)
     usage = Usage(prompt_tokens, sum(sequence.generated_tokens for sequence in sequences))
-    return (Started(request.model, prompt_tokens, (prompt,) if request.prompt_logprobs else ()), *finishes, usage)
+    passed_on = (relayed(request, bytes(body), detailed=True),) if passes_back(dialect, request) else ()
+    started = Started(request.model, prompt_tokens, (prompt,) if request.prompt_logprobs else ())
+    return (*passed_on, started, *finishes, usage)
 
 
 def _choice(dialect: Dialect, request: Generate, index: int, text: str, sequence: RemoteSequence) -> Finished:

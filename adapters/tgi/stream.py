@@ -16,7 +16,7 @@ from adapters.tgi.dialects import Dialect
 from adapters.tgi.encode import compute_headers, effective_seed, prompt_text, wire_token, wire_top
 from adapters.tgi.failures import STREAM_HEADERS, STREAM_TYPE, failure_frame
 from schemas.errors import GatewayError
-from schemas.ir import Delta, Events, Finished, Generate, Token, Usage
+from schemas.ir import Delta, Events, Finished, Generate, Relayed, Token, Usage
 from schemas.tgi import StreamDetails, StreamResponse
 
 _json = msgspec.json.Encoder().encode
@@ -38,12 +38,18 @@ class StreamWriter:
         self._texts: list[str] = []
         self._finished: Finished | None = None
         self._last = _NO_TOKEN
+        self._relaying = False
 
     def feed(self, events: Events) -> bytes:
         """The frames that say these events."""
         out: list[bytes] = []
         for event in events:
-            if isinstance(event, Delta):
+            if isinstance(event, Relayed):
+                self._relaying = True
+                out.append(b"%b%b\n\n" % (self._prefix, guard(event.data.replace(b"\n", b""))))
+            elif self._relaying:
+                continue
+            elif isinstance(event, Delta):
                 tokens = _tokens(event)
                 if isinstance(event, Finished):
                     *tokens, self._last = tokens or (_NO_TOKEN,)

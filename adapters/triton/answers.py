@@ -9,6 +9,7 @@ import msgspec
 
 from adapters.sse import EventReader
 from adapters.triton.dialects import Dialect
+from adapters.triton.relay import passes_back, relayed
 from adapters.triton.remote_failures import failed, malformed
 from schemas.errors import Incomplete
 from schemas.ir import Delta, Event, Events, Finished, FinishReason, Generate, Started, Token, TopToken, Usage
@@ -39,6 +40,8 @@ class AnswerReader:
 
     def __init__(self, request: Generate, dialect: Dialect) -> None:
         self._dialect = dialect
+        self._request = request
+        self._relays = passes_back(dialect, request)
         self._model = request.model
         self._tops = request.top_logprobs
         self._events = EventReader()
@@ -67,7 +70,8 @@ class AnswerReader:
             raise malformed("it goes on after its end")
         if response.num_input_tokens is not None:
             self._prompt_tokens = response.num_input_tokens
-        return (*self._start(response.model_name), *self._pieces(response), *self._end())
+        passed_on = (relayed(self._dialect, self._request, data),) if self._relays else ()
+        return (*passed_on, *self._start(response.model_name), *self._pieces(response), *self._end())
 
     def close(self) -> Events:
         """The end of the connection.

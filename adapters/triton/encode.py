@@ -17,7 +17,20 @@ from adapters.triton.dialects import Dialect
 from adapters.triton.errors import body as error_body
 from adapters.triton.request import outputs_of
 from schemas.errors import GatewayError
-from schemas.ir import Choice, Completion, Delta, Event, Events, Finished, Generate, Started, TextPrompt, Token, Usage
+from schemas.ir import (
+    Choice,
+    Completion,
+    Delta,
+    Event,
+    Events,
+    Finished,
+    Generate,
+    Relayed,
+    Started,
+    TextPrompt,
+    Token,
+    Usage,
+)
 from schemas.triton import Details
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
@@ -197,6 +210,7 @@ class FrameEncoder:
         self._writer = Writer(request, dialect)
         self._open = len(request.prompts) * request.n
         self._last: Finished | None = None
+        self._relaying = False
         self.abort_after_error = dialect.abort_on_error
 
     def feed(self, events: Events) -> bytes:
@@ -208,6 +222,11 @@ class FrameEncoder:
         return frame(error_body(error, self._dialect), self._dialect)
 
     def _event(self, event: Event) -> bytes:
+        if isinstance(event, Relayed):
+            self._relaying = True
+            return frame(event.data.replace(b"\n", b""), self._dialect)
+        if self._relaying:
+            return b""
         if isinstance(event, Finished):
             self._open -= 1
             if self._open:

@@ -105,6 +105,8 @@ class TritonServer:
 
     def encode(self, request: Generate, answer: Completion) -> Reply:
         """The whole answer. A stream that was asked to be one response (`stream: false`) is one frame."""
+        if answer.relayed is not None:
+            return Reply(answer.relayed)
         values = Values(request, self.dialect).whole(answer)
         operation = request.origin.operation if request.origin else "generate"
         if operation.startswith("infer"):

@@ -66,6 +66,7 @@ class NativeBackend:
     ) -> None:
         self.name = name
         self.capabilities = Capabilities()
+        self._started = False
         self._options = msgspec.convert(options or {}, NativeOptions)
         self._text: TextCodec | None = None
         self._grammars: GrammarCheck | None = None
@@ -112,6 +113,7 @@ class NativeBackend:
                     ImagePrompts.load, self._options.model, self._options.images, ready.image_tokens
                 )
             self.capabilities = _capabilities(text, ready, grammars=grammars is not None)
+            self._started = True
         except BaseException:
             await self.aclose()
             raise
@@ -156,8 +158,9 @@ class NativeBackend:
         return await text.tokenize(request.prompt, add_special_tokens=request.add_special_tokens)
 
     async def healthy(self) -> Health:
-        """What the link to the engine last heard."""
-        return self._link.health
+        """What the link to the engine last heard; before our own side is loaded too, nothing can be asked."""
+        health = self._link.health
+        return health if self._started or health.status != "ready" else Health("loading")
 
     @property
     def engine_state(self) -> EngineState | None:

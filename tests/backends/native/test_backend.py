@@ -120,6 +120,17 @@ async def test_capabilities_and_health(backend: NativeBackend) -> None:
     assert await backend.healthy() == Health("ready")
 
 
+async def test_it_is_not_ready_before_our_own_side_is(engine: FakeEngine) -> None:
+    engine.ready = msgspec.structs.replace(engine.ready, images=True)  # whose processor takes a while to load
+    backend = NativeBackend("native", {"heartbeat": 0.01}, connect=engine.connect)
+    starting = asyncio.create_task(backend.start())
+    while not starting.done():
+        assert backend.capabilities.features or (await backend.healthy()).status == "loading"
+        await asyncio.sleep(0)
+    assert (await backend.healthy()).status == "ready"
+    await backend.aclose()
+
+
 async def test_what_the_engine_tells_of_itself(backend: NativeBackend) -> None:
     backend._link.pong = None
     assert backend.engine_state is None

@@ -1,4 +1,4 @@
-"""Same protocol on both sides: nothing but the model's name changes on the way in, fields nobody knows included."""
+"""Same protocol on both sides: nothing but the model's name changes on the way, fields nobody knows included."""
 
 from __future__ import annotations
 
@@ -31,11 +31,7 @@ async def test_unknown_fields_arrive(protocol: str) -> None:
         return (response(b"{}"),)
 
     async with upstream(play) as there:
-        url = f"{there.url}/v1" if protocol == "openai" else there.url
-        far = {"kind": protocol, "url": url, "models": {"far-away": "renamed"}}
-        entity = ServedEntity(name="m", backend="far", model="far-away")
-        config = Config(backends={"far": far}, endpoints={"m": Endpoint(served_entities=(entity,))})
-        async with running(create_app(config)) as client:
+        async with running(create_app(_config(protocol, there.url))) as client:
             await client.post(path, json=body)
         asked = [asked for asked in there.asked if asked.line.startswith("POST")][-1]
     sent = json.loads(asked.body)
@@ -44,6 +40,105 @@ async def test_unknown_fields_arrive(protocol: str) -> None:
     else:
         assert _within(body, sent), sent
     assert "renamed" in asked.line or protocol in ("openai", "tgi")
+
+
+ANSWERS: dict[str, dict[str, Any]] = {
+    "tgi": {
+        "generated_text": "Hi",
+        "details": {
+            "finish_reason": "length",
+            "generated_tokens": 1,
+            "seed": None,
+            "prefill": [],
+            "tokens": [{"id": 7, "text": "Hi", "logprob": -0.5, "special": False, "x_rank": 3}],
+            "x_timings": [1, 2.50],
+        },
+        "x_trace": "\u2028",
+    },
+    "triton": {
+        "text_output": "Hi",
+        "model_name": "renamed",
+        "model_version": "1",
+        "finish_reason": "length",
+        "num_input_tokens": 3,
+        "num_output_tokens": 1,
+        "x_trace": "\u2028",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "path", "body", "gone"),
+    [
+        ("tgi", "/generate", {"inputs": "x", "parameters": {"details": True}}, set()),
+        ("tgi", "/generate", {"inputs": "x"}, {"details"}),
+        (
+            "triton",
+            "/v2/models/m/generate",
+            {"text_input": "x"},
+            {"finish_reason", "num_input_tokens", "num_output_tokens"},
+        ),
+        (
+            "triton",
+            "/v2/models/m/generate",
+            {"text_input": "x", "return_finish_reason": True},
+            {"num_input_tokens", "num_output_tokens"},
+        ),
+    ],
+)
+async def test_unknown_fields_of_whole_answers_arrive(protocol: str, path: str, body: Any, gone: set[str]) -> None:
+    answer = ANSWERS[protocol]
+
+    def play(asked: Asked) -> tuple[Step, ...]:
+        return (response(json.dumps(answer).encode()),)
+
+    async with upstream(play) as there, running(create_app(_config(protocol, there.url))) as client:
+        reply = await client.post(path, json=body)
+    assert reply.json() == {name: value for name, value in answer.items() if name not in gone}
+
+
+FRAMES: dict[str, tuple[dict[str, Any], ...]] = {
+    "tgi": (
+        {"index": 1, "token": {"id": 7, "text": "H", "logprob": -0.5, "special": False, "x_rank": 3}, "details": None},
+        {
+            "index": 2,
+            "token": {"id": 8, "text": "i", "logprob": -0.5, "special": False},
+            "generated_text": "Hi",
+            "details": {"finish_reason": "length", "generated_tokens": 2, "seed": None, "input_length": 3, "x": 1},
+            "x_trace": "\u2028",
+        },
+    ),
+    "triton": (
+        {"text_output": "H", "finish_reason": "None", "x_rank": 3},
+        {"text_output": "i", "finish_reason": "length", "x_trace": "\u2028"},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "path", "body", "gone"),
+    [
+        ("tgi", "/generate_stream", {"inputs": "x", "parameters": {"details": True}}, ""),
+        ("triton", "/v2/models/m/generate_stream", {"text_input": "x"}, "finish_reason"),
+    ],
+)
+async def test_unknown_fields_of_streams_arrive(protocol: str, path: str, body: Any, gone: str) -> None:
+    frames = FRAMES[protocol]
+    said = b"".join(b"data: %b\n\n" % json.dumps(frame).encode() for frame in frames)
+
+    def play(asked: Asked) -> tuple[Step, ...]:
+        return (response(said, type="text/event-stream"),)
+
+    async with upstream(play) as there, running(create_app(_config(protocol, there.url))) as client:
+        reply = await client.post(path, json=body)
+    told = [json.loads(frame.removeprefix("data:")) for frame in reply.text.split("\n\n") if frame]
+    assert told == [{name: value for name, value in frame.items() if name != gone} for frame in frames]
+
+
+def _config(protocol: str, url: str) -> Config:
+    far = {"kind": protocol, "url": f"{url}/v1" if protocol == "openai" else url, "models": {"far-away": "renamed"}}
+    entity = ServedEntity(name="m", backend="far", model="far-away")
+    return Config(backends={"far": far}, endpoints={"m": Endpoint(served_entities=(entity,))})
 
 
 def _within(small: Any, large: Any) -> bool:
