@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from inspect import signature
 from itertools import accumulate, chain, pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
 from jinja2 import TemplateError
@@ -40,6 +41,7 @@ from schemas.ir import (
 
 _LONG = 4096
 """Characters from which a prompt is tokenised in the thread: about 4 ms of work."""
+_PROBE = "something said"
 
 T = TypeVar("T")
 
@@ -55,6 +57,7 @@ class TextCodec:
         self._tokenizer = tokenizer
         self._thread_tokenizer = copy.deepcopy(tokenizer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._parts = _wants_parts(tokenizer)
         self._control = re.compile("|".join(map(re.escape, tokenizer.added_tokens_encoder)) or "(?!)")
         self._infill = Infill.of(tokenizer.get_vocab())
         self._begin = _begin(tokenizer) if self._infill is not None else ()
@@ -70,7 +73,10 @@ class TextCodec:
         """
         from transformers import AutoTokenizer
 
-        return cls(AutoTokenizer.from_pretrained(model, local_files_only=True))
+        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        if not tokenizer.chat_template:
+            tokenizer.chat_template = _processor_template(Path(model))
+        return cls(tokenizer)
 
     def close(self) -> None:
         """Free the thread."""
@@ -137,7 +143,7 @@ class TextCodec:
         elif isinstance(prompt, TextPrompt):
             ids = await self._run(len(prompt.text), lambda tokenizer: _encode(tokenizer, prompt.text))
         else:
-            turns = [_turn(message) for message in prompt.messages]
+            turns = [_turn(message, self._parts) for message in prompt.messages]
             said = "\0".join(_strings(turns))
             sanitize = self._control.search(said) is not None
             ids = await self._run(len(said), lambda tokenizer: _encode_chat(tokenizer, turns, tools, sanitize))
@@ -234,7 +240,26 @@ def _spans(tokenizer: Any, text: str, add_special_tokens: bool) -> tuple[TokenSp
     )
 
 
-def _turn(message: Message) -> dict[str, Any]:
+def _processor_template(folder: Path) -> str | None:
+    """Of multimodal checkpoints whose processor keeps it in a file of its own, as older ones do."""
+    file = folder / "chat_template.json"
+    return json.loads(file.read_text())["chat_template"] if file.is_file() else None
+
+
+def _wants_parts(tokenizer: Any) -> bool:
+    """Whether its template passes over a text that is not in a list of parts, as those of many multimodal models do."""
+
+    def says(content: object) -> bool:
+        try:
+            said = tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+        except (TemplateError, ValueError, TypeError):
+            return False
+        return _PROBE in said
+
+    return bool(tokenizer.chat_template) and not says(_PROBE) and says([{"type": "text", "text": _PROBE}])
+
+
+def _turn(message: Message, parts: bool) -> dict[str, Any]:
     """A message as chat templates know it. What is not there is None, which transformers leaves out."""
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call.arguments)}}
@@ -242,7 +267,7 @@ def _turn(message: Message) -> dict[str, Any]:
     ]
     return {
         "role": message.role,
-        "content": _content(message),
+        "content": _content(message, parts),
         "name": message.name,
         "tool_calls": calls or None,
         "tool_call_id": message.tool_call_id,
@@ -250,12 +275,14 @@ def _turn(message: Message) -> dict[str, Any]:
     }
 
 
-def _content(message: Message) -> str | list[dict[str, str]] | None:
-    """Text as one string, which every template takes; only with pictures the parts."""
+def _content(message: Message, parts: bool) -> str | list[dict[str, str]] | None:
+    """Text as one string, which most templates take; in `parts` for the others, and if there are pictures."""
     content = message.content
+    if isinstance(content, str) and parts:
+        content = (TextPart(content),)
     if content is None or isinstance(content, str):
         return content
-    if all(isinstance(part, TextPart) for part in content):
+    if not parts and all(isinstance(part, TextPart) for part in content):
         return "".join(part.text for part in content if isinstance(part, TextPart))
     return [
         {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"} for part in content

@@ -87,6 +87,17 @@ async def test_a_model_that_takes_none(stream: bool) -> None:
     assert linked.json()["generated_text"].startswith("See ![](https")
 
 
+async def test_mindie_takes_one() -> None:
+    two = [{"type": "image_url", "image_url": as_base64(files.file())}] * 2
+    async with running(create_app(config("echo", server=SERVER), {"s": ScriptedBackend("s")})) as client:
+        answer = await client.post("/mindie/generate", json={"inputs": [*two, {"type": "text", "text": "Hi"}]})
+    assert answer.status_code == 422
+    assert answer.json() == {
+        "error": "The number of images must be no more than 1, got 2.",
+        "error_type": "Input Validation Error",
+    }
+
+
 async def test_a_picture_larger_than_texts_may_be() -> None:
     large = "iVBORw0KGgo" + as_base64(Random(1).randbytes(90_000))[11:]
     server = msgspec.structs.replace(SERVER, limits=Limits(max_body=100_000))

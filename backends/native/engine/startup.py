@@ -34,7 +34,7 @@ from backends.native.engine.weights import LoadedModel, LoadError, is_encoder, l
 from backends.native.messages import Loading, Ready, Submit
 from backends.native.multimodal.embedder import Embedder
 from backends.native.multimodal.processing import NotServed
-from backends.native.multimodal.profiling import make_embedder, profile
+from backends.native.multimodal.profiling import find_processor, make_embedder, profile
 from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
 from backends.native.recipe import PLAIN, Recipe, RecipeError, read_recipe
 
@@ -234,14 +234,20 @@ def _embedder(loaded: LoadedModel, options: EngineOptions) -> Embedder | None:
     try:
         return make_embedder(loaded.model, options.model, options.step_tokens)
     except NotServed as error:
-        raise LoadError(
-            f"{type(loaded.model).__name__} takes images, which cannot be served rightly here: {error}. To serve its "
-            f"text alone, set text_only = true. Models whose images are served by name: "
-            f"{', '.join(MULTIMODAL_REGISTRY.names)}."
-        ) from error
+        raise _images_not_served(loaded, str(error)) from error
+
+
+def _images_not_served(loaded: LoadedModel, why: str) -> LoadError:
+    return LoadError(
+        f"{type(loaded.model).__name__} takes images, which cannot be served rightly here: {why}. To serve its text "
+        f"alone, set text_only = true. Models whose images are served by name: {', '.join(MULTIMODAL_REGISTRY.names)}."
+    )
 
 
 def _cached(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
+    text_only = options.text_only or options.tier == "cache"
+    if not text_only and find_processor(loaded.model, options.model) is not None:
+        raise _images_not_served(loaded, "it runs on the cache tier, which takes text only")
     most = max(_CACHE_TIER_TOKENS, _context(loaded, options)) // options.block_size
     blocks = _wanted_blocks(loaded, options)
     return CacheRunner(loaded.model, tuple(options.adapters)), blocks if options.kv_tokens else min(blocks, most)

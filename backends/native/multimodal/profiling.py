@@ -39,16 +39,10 @@ def make_embedder(model: Any, folder: str, capacity: int) -> Embedder | None:
     Raises:
         NotServed: it takes pictures, and they cannot be served rightly.
     """
+    processor = find_processor(model, folder)
+    if processor is None:
+        return None
     known = MULTIMODAL_REGISTRY.about(model.config)
-    if known is GENERIC and type(model.config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        return None
-    try:
-        processor = load_processor(folder)
-    except OSError as error:
-        log.warning("images.not_served", model=folder, why=str(error))
-        return None
-    except (ImportError, ValueError, AttributeError) as error:
-        raise NotServed(f"its image processor cannot be made: {error}") from error
     why = why_not_served(model, known, processor) if known is GENERIC else None
     if why is not None:
         raise NotServed(why)
@@ -60,6 +54,24 @@ def make_embedder(model: Any, folder: str, capacity: int) -> Embedder | None:
     if made != wanted:
         raise NotServed(f"its encoder makes {made} embeddings for {wanted} placeholder tokens")
     return embedder
+
+
+def find_processor(model: Any, folder: str) -> BaseMultiModalProcessor[Any] | None:
+    """What processes the pictures of `model`; None if it takes none, or `folder` has nothing to process them with.
+
+    Raises:
+        NotServed: it takes pictures, and they cannot be processed here.
+    """
+    known = MULTIMODAL_REGISTRY.about(model.config)
+    if known is GENERIC and type(model.config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return None
+    try:
+        return load_processor(folder)
+    except OSError as error:
+        log.warning("images.not_served", model=folder, why=str(error))
+        return None
+    except (ImportError, ValueError, AttributeError) as error:
+        raise NotServed(f"its image processor cannot be made: {error}") from error
 
 
 def profile(model: Any, probe: PackedRunner, embedder: Embedder, options: EngineOptions, context: int) -> int:

@@ -29,7 +29,7 @@ from backends.native.messages import Submit
 from backends.native.multimodal.embedder import Embedder
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from backends.native.multimodal.interfaces import SupportsMultiModal
-from backends.native.multimodal.processing import BaseMultiModalProcessor
+from backends.native.multimodal.processing import BaseMultiModalProcessor, NotServed
 from backends.native.multimodal.registry import Registered
 
 _BLOCK_SIZE = 8
@@ -48,9 +48,14 @@ def why_not_served(model: Any, known: Registered, processor: BaseMultiModalProce
     Raises:
         processing.NotServed: the processor says so.
     """
-    items = [processor.process(_noise(seed)) for seed in (1, 2)]
-    target = known.dummy_inputs(processor.info).get_dummy_tokens({"image": 1})
-    prompts = [_renamed(processor.apply(target, [item])) for item in items]
+    try:
+        items = [processor.process(_noise(seed)) for seed in (1, 2)]
+        target = known.dummy_inputs(processor.info).get_dummy_tokens({"image": 1})
+        prompts = [_renamed(processor.apply(target, [item])) for item in items]
+    except NotServed:
+        raise
+    except Exception as error:  # whatever a foreign processor raises without what it expects
+        return f"its processor fails with a picture ({type(error).__name__}: {error})"
     whys: list[str] = []
     for few_heads, few_layers in product((True, False), repeat=2):
         try:

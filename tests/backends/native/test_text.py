@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,3 +163,26 @@ async def test_many_texts_are_encoded_as_each_of_them(many: int) -> None:
     texts = ["A star.", "", "Hi 🙂 <|end|>", "What is the capital of France?"] * many
     assert await TEXT.encode_texts(texts) == [await TEXT.encode(TextPrompt(text)) for text in texts]
     assert await TEXT.encode_texts([]) == []
+
+
+LISTS_ONLY = """{% for message in messages %}<|user|>{% for part in message['content'] %}\
+{% if part['type'] == 'text' %}{{ part['text'] }}{% elif part['type'] == 'image' %}<image>{% endif %}\
+{% endfor %}<|end|>{% endfor %}<|assistant|>"""
+
+
+@pytest.fixture
+def lists_only(tmp_path: Path) -> TextCodec:
+    """In the file that older processors keep their template in."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        shutil.copy(Path(WEIGHTS, name), tmp_path)
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": LISTS_ONLY}))
+    return TextCodec.load(str(tmp_path))
+
+
+async def test_templates_that_take_lists_of_parts_only(lists_only: TextCodec) -> None:
+    """Those of Idefics3 and LLaVA, say."""
+    text = lists_only
+    asked = (Message("user", "Hi"), Message("user", (TextPart("a"), ImagePart("data:,", "data"), TextPart("b"))))
+    ids = await text.encode(ChatPrompt((*asked, Message("user", (TextPart("c"), TextPart("d"))))))
+    said = "".join(token.text for token in text.prompt_tokens(ids))
+    assert said == "<|user|>Hi<|end|><|user|>a<image>b<|end|><|user|>cd<|end|><|assistant|>"

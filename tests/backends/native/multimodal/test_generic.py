@@ -94,6 +94,17 @@ def test_what_is_refused_at_load(save: Callable[[Path], Path], words: str, tmp_p
     assert run(engine, [MultiModalInputs((5, 6, 7))])[0]
 
 
+def test_a_model_on_the_cache_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused where the tier was found out, served as a text model where it was asked for."""
+    options = {"model": str(families.save_llava_next(tmp_path)), "threads": 1, "dtype": "float32"}
+    monkeypatch.setattr("backends.native.engine.startup.why_not_packed", lambda *_, **__: "of its layers")
+    with pytest.raises(LoadError, match=r"rightly here: it runs on the cache tier.* text_only = true"):
+        load_engine(EngineOptions(**options), lambda _: None)
+    for told in ({"text_only": True}, {"tier": "cache"}):
+        _, ready = load_engine(EngineOptions(**options, **told), lambda _: None)
+        assert (ready.tier, ready.images) == ("cache", False)
+
+
 class _Rolled(GenericModel):
     def get_multimodal_embeddings(self, **kwargs: Tensor) -> list[Tensor]:
         return [super().get_multimodal_embeddings(**kwargs)[0].roll(1, 0)]
