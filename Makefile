@@ -40,7 +40,7 @@ bench: $(VENV)/.installed  ## what the gateway itself costs, in CPU time per req
 	$(VENV)/bin/python -m benchmarks.routing
 	$(VENV)/bin/python -m benchmarks.grammar
 
-bench-engine: $(VENV)/.installed  ## the native engine beside transformers' own, at random weights of a 0.5B shape (10 minutes)
+bench-engine: $(VENV)/.installed  ## the native engine beside transformers' own, at random weights of a 0.5B shape (20 minutes)
 	$(VENV)/bin/python -m benchmarks.engine
 
 clean:  ## remove what make built
