@@ -37,9 +37,9 @@ def workloads(vocab: int, *, scale: int) -> dict[str, list[Job]]:
 
     shared = prompt(450)
     return {
-        ONE: [(prompt(16), 48)],
-        EIGHT: [(prompt(32), 32) for _ in range(8)],
-        "decode, batch 32": [(prompt(32), 16) for _ in range(32)],
+        ONE: [(prompt(16), 33)],
+        EIGHT: [(prompt(16), 33) for _ in range(8)],
+        "decode, batch 32": [(prompt(16), 17) for _ in range(32)],
         PREFILL: [(prompt(2048), 1)],
         "mixed": [(prompt(between()), between()) for _ in range(256 // scale)],
         PREFIX: [(shared + prompt(50), 8) for _ in range(8)],
