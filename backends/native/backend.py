@@ -195,6 +195,8 @@ class NativeBackend:
             await self._images.aclose()
         if self._process is not None:
             await self._process.aclose()
+        if self._grammars is not None:
+            self._grammars.close()
         if self._text is not None:
             self._text.close()
         if self._folder is not None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
@@ -34,6 +36,10 @@ _LIMITS = LLParserLimits(
     verbose_errors=False,  # they would hold the text
 )
 _MOST_SECONDS = 1.0
+"""Of computing, for a grammar; its limits keep it far below."""
+_PATIENCE = 10.0
+"""Seconds that a request waits for its grammar, and those before it, to be checked."""
+_THREADS = 2
 _SHOWN = 300
 
 
@@ -87,6 +93,7 @@ class GrammarCheck:
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
         self._checked = lru_cache(maxsize=256)(self._check)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar-check")
 
     async def check(self, source: str, param: str) -> None:
         """Return if the engine can follow `source`.
@@ -98,17 +105,25 @@ class GrammarCheck:
         Raises:
             schemas.errors.InvalidRequest: it cannot, or it takes too long to find out.
         """
+        checking = asyncio.get_running_loop().run_in_executor(self._threads, self._checked, source)
         try:
-            await asyncio.wait_for(asyncio.to_thread(self._checked, source), _MOST_SECONDS)
+            await asyncio.wait_for(checking, _PATIENCE)
         except TimeoutError:
             raise InvalidRequest("The grammar takes too long to compile.", param=param) from None
         except GrammarError as error:
             raise InvalidRequest(f"The grammar is not supported: {error}", param=param) from None
 
+    def close(self) -> None:
+        """Check no more. Idempotent."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
     def _check(self, source: str) -> None:
+        began = time.thread_time()  # a busy machine is not the grammar's fault
         matcher = self._grammars.compile(source)
         matcher.compute_bitmask()  # some faults only show at the first token
         raise_error(matcher)
+        if time.thread_time() - began > _MOST_SECONDS:
+            raise GrammarError("it takes too long to compile.")
 
 
 def raise_error(matcher: LLMatcher) -> None:
