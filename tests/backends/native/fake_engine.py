@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from backends.native.channels import Deliver, Lost
@@ -154,9 +154,10 @@ class FakeEngine:
         async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             connection = self.attach(lambda message: writer.write(encode_frame(message)), writer.close)
             frames: FrameReader[ToEngine] = FrameReader(ToEngine)
-            while data := await reader.read(7):
-                for message in frames.feed(data):
-                    self.handle(connection, message)
+            with suppress(ConnectionError):  # the other end may go while something is written to it
+                while data := await reader.read(7):
+                    for message in frames.feed(data):
+                        self.handle(connection, message)
             self.detach(connection)
             writer.close()
 
