@@ -1,7 +1,7 @@
 """Answers that may be asked for again (`/v1/responses/{id}`): one file each, in a folder that all workers share.
 
 A cache, not a database: when it is full what was not asked for longest goes, and with the server all of it. A record's
-name is a digest of its id and of the key that asked, so that another key finds nothing. Why files: decision 0010.
+name is a digest of its id and of the key that asked, so that another key finds nothing. Why files: decision 0012.
 """
 
 from __future__ import annotations
