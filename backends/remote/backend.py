@@ -19,6 +19,7 @@ from adapters.base import ClientAdapter, EmbeddingClient, Headers, Outbound, Rep
 from backends.base import Capabilities, Feature, Health
 from backends.remote.breaker import Breaker
 from backends.remote.options import RemoteOptions
+from backends.remote.retokeniser import Retokeniser
 from backends.remote.retry import Retrier
 from backends.remote.watch import Watch
 from backends.transport import Response, Transport
@@ -71,23 +72,27 @@ class RemoteBackend:
         self._key = ""
         self._transport: Transport | None = None
         self._watch: Watch | None = None
+        self._retokeniser: Retokeniser | None = None
         self._unusable = ""
         offered = self._options.features
         self.capabilities = Capabilities(
             features=features if offered is None else features & offered,
             embeddings=embeddings is not None,
             context_length=self._options.context_length,
+            tokenize=self._options.tokenizer is not None,
         )
 
     async def start(self) -> None:
         """Look whether it lives, and go on looking. One that does not may come up later.
 
         Raises:
-            schemas.errors.BackendUnavailable: its key or certificates cannot be used.
+            schemas.errors.BackendUnavailable: its key, certificates or tokenizer cannot be used.
         """
         try:
             self._key = _key(self._options)
             self._transport = _transport(self._options, self._key)
+            if self._options.tokenizer is not None:
+                self._retokeniser = await asyncio.to_thread(Retokeniser, self._options.tokenizer)
         except (ValueError, OSError) as error:
             self._unusable = f"backends.{self.name}: {error}"
             raise BackendUnavailable(self._unusable) from None
@@ -123,7 +128,10 @@ class RemoteBackend:
             raise self._clean(error) from None
 
     async def tokenize(self, request: Tokenize) -> Tokens:
-        """Its tokenizer is out of reach."""
+        """By the tokenizer that is named; the server's own is out of reach."""
+        tokens = self._retokeniser.tokenize(request) if self._retokeniser is not None else None
+        if tokens is not None:
+            return tokens
         raise UnsupportedFeature(f"The model '{request.model}' does not tell its tokens.", feature="tokenize")
 
     async def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
@@ -139,10 +147,10 @@ class RemoteBackend:
         except GatewayError as error:
             raise self._clean(error) from None
         try:
-            yield events
+            yield self._with_ids(events)
             while not isinstance(events[-1], Usage):
                 events = await self._more(response, decoder)
-                yield events
+                yield self._with_ids(events)
             response.finish()
             self._breaker.succeeded()
         except GatewayError as error:
@@ -150,6 +158,9 @@ class RemoteBackend:
             raise self._clean(error) from None
         finally:
             response.close()
+
+    def _with_ids(self, events: Events) -> Events:
+        return events if self._retokeniser is None else self._retokeniser.fill(events)
 
     def _named(self, request: R) -> R:
         model = self._options.models.get(request.model)

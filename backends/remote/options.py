@@ -57,6 +57,8 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         ca_file: certificates to trust instead of the system's.
         features: what its models can do, if less than its protocol can say.
         context_length: tokens of prompt and answer together, for listings.
+        tokenizer: its `tokenizer.json`, or the folder of it; for token ids where the server tells none, and to
+            tokenize texts. Without it, protocols whose tokens must have an id say 0.
     """
 
     url: str
@@ -72,6 +74,7 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ca_file: str | None = None
     features: frozenset[Feature] | None = None
     context_length: int | None = None
+    tokenizer: str | None = None
 
     def __post_init__(self) -> None:
         split_url(self.url)

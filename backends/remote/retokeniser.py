@@ -1,0 +1,72 @@
+"""Token ids for what remotes say that tell none, by a tokenizer whose file the operator names.
+
+Each piece of an answer is encoded by itself: remotes mostly send a token at a time, and then these are the model's own.
+Where they send more, the tokens say the same text, but the model may have chosen others.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec.structs import replace
+from tokenizers import Encoding, Tokenizer
+
+from schemas.ir import Delta, Event, Events, TextPrompt, Token, Tokenize, Tokens, TokenSpan
+
+
+class Retokeniser:
+    """One tokenizer.
+
+    Args:
+        path: a `tokenizer.json`, or the folder of one.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+
+    def __init__(self, path: str) -> None:
+        file = Path(path)
+        try:
+            self._tokenizer = Tokenizer.from_file(str(file / "tokenizer.json" if file.is_dir() else file))
+        except Exception as error:  # what the library raises has no class of its own
+            raise ValueError(f"the tokenizer {path} cannot be read: {error}") from None
+
+    def fill(self, events: Events) -> Events:
+        """The same events, with ids wherever there were none."""
+        return tuple(self._filled(event) if isinstance(event, Delta) else event for event in events)
+
+    def tokenize(self, request: Tokenize) -> Tokens | None:
+        """The tokens of a text; None for a conversation, whose template is the remote's."""
+        if not isinstance(request.prompt, TextPrompt):
+            return None
+        text = request.prompt.text
+        encoding = self._tokenizer.encode(text, add_special_tokens=request.add_special_tokens)
+        return Tokens(
+            tuple(
+                TokenSpan(id, text[start:stop], start, stop)
+                for id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
+            ),
+            text,
+        )
+
+    def _filled(self, delta: Delta) -> Event:
+        if not delta.tokens:
+            return replace(delta, tokens=self._tokens(delta.text)) if delta.text else delta
+        return replace(delta, tokens=tuple(map(self._known, delta.tokens)))
+
+    def _tokens(self, text: str) -> tuple[Token, ...]:
+        """Tokens that say `text`; of several for one character, the first has it."""
+        encoding: Encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        tokens, done = [], 0
+        for place, (id, (_, stop)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True), 1):
+            stop = len(text) if place == len(encoding.ids) else max(stop, done)  # noqa: PLW2901
+            tokens.append(Token(id, text[done:stop]))
+            done = stop
+        return tuple(tokens)
+
+    def _known(self, token: Token) -> Token:
+        """A token that has a text: with its id, if that is one token's."""
+        if token.id is not None:
+            return token
+        ids = self._tokenizer.encode(token.text, add_special_tokens=False).ids
+        return replace(token, id=ids[0]) if len(ids) == 1 else token
