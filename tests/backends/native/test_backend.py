@@ -121,7 +121,7 @@ async def test_capabilities_and_health(backend: NativeBackend) -> None:
 
 
 async def test_it_is_not_ready_before_our_own_side_is(engine: FakeEngine) -> None:
-    engine.ready = msgspec.structs.replace(engine.ready, images=True)  # whose processor takes a while to load
+    engine.ready = msgspec.structs.replace(engine.ready, image_tokens=100)  # whose processor takes a while to load
     backend = NativeBackend("native", {"heartbeat": 0.01}, connect=engine.connect)
     starting = asyncio.create_task(backend.start())
     while not starting.done():
