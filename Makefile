@@ -27,7 +27,7 @@ check: $(VENV)/.checked  ## format, lint, types, import contracts, and all tests
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 -m "not torch and not slow" --ignore tests/clients
+	$(TEST_ENV) $(VENV)/bin/pytest -q -n logical -m "not torch and not slow" --ignore tests/clients
 
 test: check $(CLIENTS)/.installed $(NODE)/node_modules/.package-lock.json  ## the whole suite
 	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 --dist loadfile -m "torch or slow" --ignore tests/clients
