@@ -21,6 +21,7 @@ _SCRIPT = Path(__file__).with_name("child.py")
 _ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "1048576"}  # what a picture took goes back to the system after it
 _CHILDREN = 2
 _MOST_WAITING = 64
+_PIECE = 1 << 20
 
 
 class Decoder:
@@ -89,6 +90,9 @@ class _Child:
         if child is not None:
             with suppress(ProcessLookupError):
                 child.kill()
+            assert child.stdout is not None
+            while await child.stdout.read(_PIECE):
+                pass  # asyncio does not see the end of a pipe that it has stopped reading, and would wait for ever
             await child.wait()
 
     async def _started(self) -> Process:

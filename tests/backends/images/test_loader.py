@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from hashlib import sha256
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -187,6 +188,26 @@ async def test_a_slow_picture_does_not_stop_the_others() -> None:
     assert child.returncode == -signal.SIGKILL
     assert await load(loader, [files.part(files.file())])
     await loader.aclose()
+
+
+async def test_who_leaves_in_the_middle_of_a_large_picture_takes_no_turn_along() -> None:
+    loader = ImageLoader(ImageOptions())
+    large = files.part(files.file(mode="1", size=(4000, 4000), color=0))
+    await load(loader, [files.part(files.file())])
+    for _ in range(3):
+        leaving = asyncio.create_task(load(loader, [large]))
+        while not any(map(_arriving, loader._decoder._children)):  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0)
+        leaving.cancel()
+        assert await asyncio.wait([leaving], timeout=30) == ({leaving}, set())
+        assert leaving.cancelled()
+    assert await load(loader, [files.part(files.file())])
+    await loader.aclose()
+
+
+def _arriving(child: Any) -> bool:
+    """Whether more of a picture has come than is read before the next look."""
+    return child._child is not None and len(child._child.stdout._buffer) > 0
 
 
 async def test_a_picture_keeps_its_turn_while_it_is_used() -> None:
