@@ -224,7 +224,8 @@ class _Greeting:
         click.echo(
             f"\nInterlingua {gateway.__version__} on {self._url}  ({keys}; {time.monotonic() - self._began:.1f} s)"
         )
-        click.echo(f"Models: {', '.join(self._config.endpoints)}\n")
+        click.echo(f"Models: {', '.join(self._config.endpoints)}")
+        click.echo(f"In a browser: {self._url}/ui\n")
         shown: set[str] = set()
         for protocol, route in routes(adapters()):
             if route.example is None or protocol in shown:
