@@ -23,6 +23,7 @@ import uvicorn
 from gateway import logging
 from gateway.app import create_app
 from gateway.config import Config
+from gateway.head import Connection
 
 _GRACE = 0.5  # seconds for requests that are on their way when the worker ends
 
@@ -104,7 +105,7 @@ def main() -> None:
     app = create_app(orders.config, folder=folder, slot=orders.slot, waits=orders.serving is not None)
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=Connection,
         loop="uvloop",
         lifespan="on",
         log_config=None,
