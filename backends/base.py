@@ -142,23 +142,23 @@ class Backend(Protocol):
 
 def needs(request: Generate) -> frozenset[Feature]:
     """The features without which `request` cannot be answered as asked."""
-    wanted = {
-        Feature.CHAT: any(isinstance(prompt, ChatPrompt) for prompt in request.prompts),
-        Feature.TOKEN_PROMPTS: any(not isinstance(p, ChatPrompt | TextPrompt) for p in request.prompts),
-        Feature.IMAGES: _has_images(request),
-        Feature.TOOLS: bool(request.tools) and (request.tool_choice is None or request.tool_choice.mode != "none"),
-        Feature.GRAMMAR: request.grammar is not None,
-        Feature.LOGPROBS: request.logprobs,
-        Feature.TOP_LOGPROBS: request.top_logprobs > 0,
-        Feature.PROMPT_LOGPROBS: request.prompt_logprobs,
-        Feature.LOGIT_BIAS: bool(request.sampling.logit_bias),
-        Feature.MIN_P: request.sampling.min_p is not None,
-        Feature.BEST_OF: request.best_of is not None and request.best_of > request.n,
-        Feature.SUFFIX: bool(request.suffix),
-        Feature.WATERMARK: request.sampling.watermark,
-        Feature.ADAPTERS: request.adapter_id is not None,
-    }
-    return frozenset(feature for feature, asked in wanted.items() if asked)
+    wanted = (
+        (Feature.CHAT, any(isinstance(prompt, ChatPrompt) for prompt in request.prompts)),
+        (Feature.TOKEN_PROMPTS, any(not isinstance(p, ChatPrompt | TextPrompt) for p in request.prompts)),
+        (Feature.IMAGES, _has_images(request)),
+        (Feature.TOOLS, bool(request.tools) and (request.tool_choice is None or request.tool_choice.mode != "none")),
+        (Feature.GRAMMAR, request.grammar is not None),
+        (Feature.LOGPROBS, request.logprobs),
+        (Feature.TOP_LOGPROBS, request.top_logprobs > 0),
+        (Feature.PROMPT_LOGPROBS, request.prompt_logprobs),
+        (Feature.LOGIT_BIAS, bool(request.sampling.logit_bias)),
+        (Feature.MIN_P, request.sampling.min_p is not None),
+        (Feature.BEST_OF, request.best_of is not None and request.best_of > request.n),
+        (Feature.SUFFIX, bool(request.suffix)),
+        (Feature.WATERMARK, request.sampling.watermark),
+        (Feature.ADAPTERS, request.adapter_id is not None),
+    )
+    return frozenset(feature for feature, asked in wanted if asked)
 
 
 def check(request: Generate, capabilities: Capabilities, model: str) -> None:

@@ -92,15 +92,39 @@ async def drive(
     port: int, model: str, requests: int, connections: int, protocol: str = "openai", *, stream: bool
 ) -> int:
     """Send `requests` requests over `connections` connections; returns the number of events read."""
-    path, body = BODIES[protocol](model, stream)
-    head = f"POST {path} HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {KEY}\r\ncontent-type: application/json\r\n"
-    request = f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
+    request = written(model, protocol, stream=stream)
     shares = [requests // connections + (index < requests % connections) for index in range(connections)]
     return sum(await asyncio.gather(*(_client(port, request, share) for share in shares)))
 
 
+async def steady(port: int, model: str, requests: int, connections: int) -> float:
+    """Whole answers a second over connections that are open by then: each has had an answer before the clock starts."""
+    request = written(model, "openai", stream=False)
+    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(connections)]
+    await asyncio.gather(*(_ask(*one, request, 1) for one in opened))
+    began = time.perf_counter()
+    await asyncio.gather(*(_ask(*one, request, requests // connections) for one in opened))
+    rate = requests // connections * connections / (time.perf_counter() - began)
+    for _, writer in opened:
+        writer.close()
+    return rate
+
+
+def written(model: str, protocol: str, *, stream: bool) -> bytes:
+    """A request as it goes over the wire."""
+    path, body = BODIES[protocol](model, stream)
+    head = f"POST {path} HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {KEY}\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
+
+
 async def _client(port: int, request: bytes, count: int) -> int:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
+    events = await _ask(reader, writer, request, count)
+    writer.close()
+    return events
+
+
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes, count: int) -> int:
     events = 0
     for _ in range(count):
         writer.write(request)
@@ -111,7 +135,6 @@ async def _client(port: int, request: bytes, count: int) -> int:
             await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
         else:
             events += await _chunks(reader)
-    writer.close()
     return events
 
 

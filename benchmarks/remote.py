@@ -18,8 +18,9 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.gateway import BODIES, KEY, drive, free_port, measure, server
+from benchmarks.gateway import BODIES, drive, free_port, measure, server, steady, written
 
+ROUNDS = 5
 CONFIG = """
 [server]
 keys_env = "BENCH_KEY"
@@ -53,22 +54,22 @@ def main() -> None:
                 )
         here, there = (asyncio.run(first_bytes(at, given.requests // 10)) for at in (port, far))
         print(f"time to first token, one connection: {here - there:.2f} ms added to {there:.2f} ms (medians)")
-        for connections in (1, 32, 512):
-            began = time.perf_counter()
-            cpu, done, _ = measure(pid, port, "whole", given.requests, connections, "openai", stream=False)
-            rate = given.requests / (time.perf_counter() - began)
-            print(f"{connections:3} connections {rate:12.0f} answers/s {cpu / done * 1e3:13.3f} ms CPU per request")
+        rates: dict[int, list[float]] = {32: [], 512: []}
+        for _ in range(ROUNDS):  # by turns
+            for connections, told in rates.items():
+                told.append(asyncio.run(steady(port, "whole", given.requests, connections)))
+        for connections, told in rates.items():
+            print(f"{connections:3} connections {statistics.median(told):12.0f} answers/s (median of {ROUNDS})")
 
 
 async def first_bytes(port: int, requests: int) -> float:
     """The median time in ms until a stream's first event, one request after another."""
-    path, body = BODIES["openai"]("bursts", True)
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\ncontent-length: {len(body)}\r\n\r\n"
+    request = written("bursts", "openai", stream=True)
     times: list[float] = []
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
     for _ in range(requests):
         began = time.perf_counter()
-        writer.write(f"{head}{body}".encode())
+        writer.write(request)
         await reader.readuntil(b"data: ")
         times.append((time.perf_counter() - began) * 1e3)
         await reader.readuntil(b"\r\n0\r\n\r\n")

@@ -49,13 +49,12 @@ def assign(endpoint: str, weights: Mapping[str, float], unit: str) -> str:
     Raises:
         ValueError: no weight is positive.
     """
-    best, highest = "", 0.0
-    for arm, value in scores(endpoint, weights, unit).items():
-        if value > highest:
-            best, highest = arm, value
-    if not best:
+    arms = [arm for arm, weight in weights.items() if weight > 0]
+    if not arms:
         raise ValueError(f"no arm of {endpoint} has a positive weight")
-    return best
+    if len(arms) == 1:
+        return arms[0]
+    return max(arms, key=scores(endpoint, weights, unit).__getitem__)
 
 
 def scores(endpoint: str, weights: Mapping[str, float], unit: str) -> dict[str, float]:

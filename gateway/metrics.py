@@ -36,18 +36,19 @@ class Metrics:
         self._first = self._histogram("time_to_first_token_seconds", "Until the first event")
         self._total = self._histogram("e2e_request_latency_seconds", "Until the last event")
         running = Gauge("gw_requests_running", "Requests being answered", ("worker",), registry=self.registry)
-        self._running = running.labels(self._worker)
+        running.labels(self._worker).set_function(lambda: self._running)
+        self._running = 0
         self._outcome = cache(lambda *names: self._requests.labels(self._worker, *names))
         self._arm_outcome = cache(lambda *names: self._served.labels(self._worker, *names))
         self._arm = cache(self._of_arm)
 
     def began(self) -> None:
         """A request is being answered."""
-        self._running.inc()
+        self._running += 1
 
     def ended(self, protocol: str, route: str, outcome: str) -> None:
         """It is not any more."""
-        self._running.dec()
+        self._running -= 1
         self._outcome(protocol, route, outcome).inc()
 
     def served(self, model: str, arm: str, outcome: str) -> None:
