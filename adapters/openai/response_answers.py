@@ -33,7 +33,7 @@ from schemas.ir import (
     ToolDelta,
     Usage,
 )
-from schemas.openai import TokenLogprob
+from schemas.openai.answers import TokenLogprob
 
 _json = msgspec.json.Encoder().encode
 _CUT = {FinishReason.LENGTH: "max_output_tokens", FinishReason.CONTENT_FILTER: "content_filter"}
