@@ -46,18 +46,22 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=16)
     given = parser.parse_args()
     with server() as (pid, port):
-        asyncio.run(drive(port, "whole", 300, given.connections, stream=False))  # warm up
-        for protocol in BODIES:
-            cpu, done, _ = measure(pid, port, "whole", given.requests, given.connections, protocol, stream=False)
-            print(f"{protocol:12} whole answer         {cpu / done * 1e3:7.3f} ms CPU per request")
-        for protocol in BODIES:
-            for model, what in (("single", "one at a time"), ("bursts", "ten at a time")):
-                requests = max(1, given.requests // 20)
-                cpu, done, chunks = measure(pid, port, model, requests, given.connections, protocol, stream=True)
-                print(
-                    f"{protocol:12} chunks {what:14} {cpu / chunks * 1e6:6.1f} µs CPU per chunk"
-                    f"  ({chunks // done} chunks a stream)"
-                )
+        report(pid, port, given.requests, given.connections)
+
+
+def report(pid: int, port: int, requests: int, connections: int, over: str = "") -> None:
+    """Print what whole answers and chunks cost, by protocol; `over` says what is behind the server."""
+    asyncio.run(drive(port, "whole", 300, connections, stream=False))  # warm up
+    for protocol in BODIES:
+        cpu, done, _ = measure(pid, port, "whole", requests, connections, protocol, stream=False)
+        print(f"{protocol:12}{over} whole answer         {cpu / done * 1e3:7.3f} ms CPU per request")
+    for protocol in BODIES:
+        for model, what in (("single", "one at a time"), ("bursts", "ten at a time")):
+            cpu, done, chunks = measure(pid, port, model, max(1, requests // 20), connections, protocol, stream=True)
+            print(
+                f"{protocol:12}{over} chunks {what:14} {cpu / chunks * 1e6:6.1f} µs CPU per chunk"
+                f"  ({chunks // done} chunks a stream)"
+            )
 
 
 def measure(

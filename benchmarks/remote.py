@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.gateway import BODIES, drive, free_port, measure, server, steady, written
+from benchmarks.gateway import free_port, report, server, steady, written
 
 ROUNDS = 5
 CONFIG = """
@@ -40,18 +40,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=16)
     given = parser.parse_args()
     with upstream() as far, server(CONFIG.format(port=far)) as (pid, port):
-        asyncio.run(drive(port, "whole", 300, given.connections, stream=False))  # warm up
-        for protocol in BODIES:
-            cpu, done, _ = measure(pid, port, "whole", given.requests, given.connections, protocol, stream=False)
-            print(f"{protocol:12} over openai, whole answer         {cpu / done * 1e3:7.3f} ms CPU per request")
-        for protocol in BODIES:
-            for model, what in (("single", "one at a time"), ("bursts", "ten at a time")):
-                requests = max(1, given.requests // 20)
-                cpu, done, chunks = measure(pid, port, model, requests, given.connections, protocol, stream=True)
-                print(
-                    f"{protocol:12} over openai, chunks {what:14} {cpu / chunks * 1e6:6.1f} µs CPU per chunk"
-                    f"  ({chunks // done} chunks a stream)"
-                )
+        report(pid, port, given.requests, given.connections, " over openai,")
         here, there = (asyncio.run(first_bytes(at, given.requests // 10)) for at in (port, far))
         print(f"time to first token, one connection: {here - there:.2f} ms added to {there:.2f} ms (medians)")
         rates: dict[int, list[float]] = {32: [], 512: []}

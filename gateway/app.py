@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from litestar import Litestar, Request, Response
+from litestar import Litestar, Request, Response, route
 from litestar.exceptions import HTTPException
-from litestar.handlers import get
+from litestar.handlers import HTTPRouteHandler
 
 from adapters.base import Adapter
 from backends.base import Backend
@@ -19,10 +19,10 @@ from gateway import feedback, health, page
 from gateway.auth import Keys, keys_from
 from gateway.config import Config, ConfigError
 from gateway.failures import shown
-from gateway.mount import Mounts, not_found
+from gateway.mount import Mounts, not_allowed, not_found
 from gateway.openapi import document
 from gateway.service import Service
-from schemas.errors import GatewayError, MethodNotAllowed
+from schemas.errors import BodyTooLarge, GatewayError, InvalidRequest
 
 
 def adapters() -> dict[str, Adapter]:
@@ -84,11 +84,36 @@ def create_app(
     service = Service(config, make_backends(config) if backends is None else backends, keys, folder, slot)
     protocols = adapters()
     mounts = Mounts(protocols, config)
+    app = Litestar(
+        [
+            mounts.handler(service),
+            *health.handlers(service),
+            feedback.handler(service),
+            *page.handlers(),
+            _description(protocols),
+        ],
+        exception_handlers={HTTPException: _in_protocol(mounts), Exception: _in_protocol(mounts)},
+        lifespan=[_lifespan(service, waits)],
+        openapi_config=None,
+        logging_config=None,
+    )
+    app.state.service = service
+    return app
+
+
+def _description(protocols: Mapping[str, Adapter]) -> HTTPRouteHandler:
+    """`/openapi.json`."""
     openapi = document(protocols)
 
-    @get("/openapi.json", include_in_schema=False)
+    @route("/openapi.json", http_method=health.READ, include_in_schema=False)
     async def describe() -> Response[bytes]:
         return Response(openapi, media_type="application/json")
+
+    return describe
+
+
+def _lifespan(service: Service, waits: bool) -> Callable[[Litestar], AbstractAsyncContextManager[None]]:
+    """Start the service and stop it; one that `waits` starts up only once every endpoint can answer."""
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
@@ -100,38 +125,17 @@ def create_app(
         finally:
             await service.aclose()
 
-    app = Litestar(
-        [
-            mounts.handler(service),
-            *health.handlers(service),
-            feedback.handler(service),
-            *page.handlers(),
-            describe,
-        ],
-        exception_handlers={HTTPException: _in_protocol(mounts), Exception: _in_protocol(mounts)},
-        lifespan=[lifespan],
-        openapi_config=None,
-        logging_config=None,
-    )
-    app.state.service = service
-    return app
+    return lifespan
 
 
 def _in_protocol(mounts: Mounts) -> Any:
-    """Litestar's own errors (no such path, no such method) in the words of the nearest protocol."""
+    """What was raised outside of an exchange, Litestar's own errors above all, in the words of the nearest protocol."""
 
     def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         path, method = request.scope["path"], request.scope["method"]
         server = request.scope.get("server")
         operation = mounts.nearest(path, server[1] if server else None)
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        failure: GatewayError
-        if status == 405:  # of a handler that is not a protocol's
-            failure = MethodNotAllowed(f"Method {method} is not allowed here.", allowed=("GET", "HEAD"))
-        elif status < 500:
-            failure = not_found(path)
-        else:
-            failure = shown(error, "")
+        failure = _failure(error, request.app, path, method)
         reply = operation.face.error(failure)
         service: Service = request.app.state.service
         return Response(
@@ -142,3 +146,16 @@ def _in_protocol(mounts: Mounts) -> Any:
         )
 
     return handle
+
+
+def _failure(error: Exception, app: Litestar, path: str, method: str) -> GatewayError:
+    """What was raised where no exchange was there to answer, as an error of ours."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    if status == 404:
+        return not_found(path)
+    if status == 405:
+        methods = app.route_handler_method_map.get(path.rstrip("/"), {})
+        return not_allowed(method, [name for name in methods if name != "OPTIONS"])
+    if status == 413:
+        return BodyTooLarge("The request body is too large.")
+    return InvalidRequest("The request cannot be read.") if status < 500 else shown(error, "")

@@ -32,7 +32,7 @@ from schemas.errors import GatewayError
 @click.group()
 @click.version_option(gateway.__version__, prog_name="gateway")
 def main() -> None:
-    """One gateway for TGI, OpenAI, Databricks and Triton clients."""
+    """One gateway for TGI, OpenAI, Databricks, Triton and Anthropic clients."""
     _check_siblings()
 
 
@@ -150,7 +150,7 @@ def _remote(url: str, key_env: str | None) -> Config:
     try:
         found = asyncio.run(probe(url, os.environ.get(key_env, "") if key_env else ""))
     except GatewayError as error:
-        raise ConfigError(error.message) from None
+        raise ConfigError(f"--backend {url}: {error.message}") from None
     except ValueError as error:
         raise ConfigError(f"--backend {url}: {error}") from None
     return remote(found.kind, found.url, found.models, key_env)

@@ -7,7 +7,7 @@ here. What no route matches is answered by the protocol whose paths lie nearest,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -150,7 +150,7 @@ async def _otherwise(service: Service, nearest: Operation, path: str, scope: Any
         await refuse(service, nearest, error, scope, send)
 
 
-def not_allowed(method: str, methods: Methods) -> MethodNotAllowed:
+def not_allowed(method: str, methods: Iterable[str]) -> MethodNotAllowed:
     """The refusal of a method, naming those that would do."""
     return MethodNotAllowed(f"Method {method} is not allowed here.", allowed=tuple(sorted(methods)))
 

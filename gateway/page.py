@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from litestar import Response, get
+from litestar import Response, route
 from litestar.handlers import HTTPRouteHandler
+
+from gateway.health import READ
 
 _FOLDER = Path(__file__).parent / "ui"
 _FILES = {
@@ -23,7 +25,7 @@ def handlers() -> list[HTTPRouteHandler]:
 
 
 def _handler(path: str, body: bytes, kind: str) -> HTTPRouteHandler:
-    @get(path, include_in_schema=False)
+    @route(path, http_method=READ, include_in_schema=False)
     async def file() -> Response[bytes]:
         return Response(body, media_type=kind, headers=_HEADERS)
 

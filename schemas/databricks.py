@@ -11,12 +11,12 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from schemas import openai
+from schemas.openai import answers, requests
 
 # --- requests -----------------------------------------------------------------------------------------------------
 
 
-class ChatRequest(openai.ChatRequest, frozen=True, kw_only=True):
+class ChatRequest(requests.ChatRequest, frozen=True, kw_only=True):
     """A chat. The last three are the SDK's `query` arguments."""
 
     client_request_id: str | None = None
@@ -24,7 +24,7 @@ class ChatRequest(openai.ChatRequest, frozen=True, kw_only=True):
     extra_params: dict[str, Any] | None = None
 
 
-class CompletionRequest(openai.CompletionRequest, frozen=True, kw_only=True):
+class CompletionRequest(requests.CompletionRequest, frozen=True, kw_only=True):
     """A completion. `suffix` is appended to the text here, not what the text leads up to."""
 
     error_behavior: Literal["truncate", "error"] | None = None
@@ -34,7 +34,7 @@ class CompletionRequest(openai.CompletionRequest, frozen=True, kw_only=True):
     extra_params: dict[str, Any] | None = None
 
 
-class EmbeddingRequest(openai.EmbeddingRequest, frozen=True, kw_only=True):
+class EmbeddingRequest(requests.EmbeddingRequest, frozen=True, kw_only=True):
     """Vectors. `instruction` is what some embedding models want said before the text."""
 
     instruction: str | None = None
@@ -93,7 +93,7 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 class StreamError(msgspec.Struct, frozen=True):
     """An error in a stream: in the platform's own form alone, OpenAI's clients take it for the end."""
 
-    error: openai.Error
+    error: answers.Error
     error_code: str
     message: str
 

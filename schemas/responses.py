@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from schemas.openai import TokenLogprob
+from schemas.openai.answers import TokenLogprob
 
 
 class Part(msgspec.Struct, frozen=True):

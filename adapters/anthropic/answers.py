@@ -10,6 +10,7 @@ import msgspec
 
 from adapters.anthropic.dialects import Dialect
 from adapters.base import Headers, Reply
+from adapters.blocks import Blocks, Opened, Said
 from adapters.fold import blocks
 from adapters.sse import guard
 from schemas import anthropic as wire
@@ -24,13 +25,10 @@ from schemas.ir import (
     Generate,
     Started,
     ToolCall,
-    ToolDelta,
     Usage,
 )
 
 _json = msgspec.json.Encoder().encode
-_TEXT = ("text_delta", "text")
-_THINKING = ("thinking_delta", "thinking")
 
 Block = wire.TextBlock | wire.ThinkingBlock | wire.ToolUseBlock
 
@@ -89,11 +87,9 @@ class StreamWriter:
     def __init__(self, dialect: Dialect, request: Generate) -> None:
         self._dialect = dialect
         self._request = request
-        self._blocks = 0
-        self._open: str | int | None = None  # what the open block holds: a delta's field, or a tool call's index
-        self._around = (b"", b"")
-        self._calls = 0
-        self._late: list[tuple[tuple[str, str], str]] = []  # what came amid a tool call, whose block cannot be left
+        self._blocks = Blocks()
+        self._index = 0
+        self._around = (b"", b"")  # a piece of the open block
         self._last: Finished | None = None
         self._refused = False
 
@@ -125,61 +121,37 @@ class StreamWriter:
         return _event("message_start", {"message": message})
 
     def _delta(self, delta: Delta, out: list[bytes]) -> None:
-        if delta.reasoning:
-            self._piece(_THINKING, delta.reasoning, out)
-        if delta.text or delta.refusal:
-            self._piece(_TEXT, delta.text + delta.refusal, out)
-            self._refused |= bool(delta.refusal)
-        for call in delta.tool_calls:
-            self._call(call, out)
+        if delta.refusal:  # which is text here
+            self._refused = True
+            delta = msgspec.structs.replace(delta, text=delta.text + delta.refusal, refusal="")
+        for step in self._blocks.feed(delta):
+            if isinstance(step, Said):
+                before, after = self._around
+                out.append(before + guard(_json(step.text)) + after)
+            elif isinstance(step, Opened):
+                out.append(self._open(step))
+            else:
+                out.append(_event("content_block_stop", {"index": self._index}))
+                self._index += 1
         if isinstance(delta, Finished):
-            self._close(out)
-            for kind, text in self._late:
-                self._piece(kind, text, out)
-            self._close(out)
             self._last = delta
 
-    def _piece(self, kind: tuple[str, str], text: str, out: list[bytes]) -> None:
-        if isinstance(self._open, int):
-            self._late.append((kind, text))
-            return
-        if self._open != kind[1]:
-            block: Block = wire.TextBlock("") if kind is _TEXT else wire.ThinkingBlock("")
-            self._begin(kind[1], block, kind, out)
-        before, after = self._around
-        out.append(before + guard(_json(text)) + after)
-
-    def _call(self, call: ToolDelta, out: list[bytes]) -> None:
-        if self._open != call.index:
-            if call.index < self._calls:
-                raise BackendFailed("The model's calls of tools are entangled.", code="bad_tool_call")
-            self._calls = call.index + 1
-            id = call.id or f"toolu_{self._request.id}_{call.index}"
-            block = wire.ToolUseBlock(id, call.name or "", msgspec.Raw(b"{}"))
-            self._begin(call.index, block, ("input_json_delta", "partial_json"), out)
-        if call.arguments:
-            before, after = self._around
-            out.append(before + guard(_json(call.arguments)) + after)
-
-    def _begin(
-        self,
-        what: str | int,
-        block: Block,
-        delta: tuple[str, str],
-        out: list[bytes],
-    ) -> None:
-        self._close(out)
-        out.append(_event("content_block_start", {"index": self._blocks, "content_block": block}))
-        self._open = what
-        frame = _event("content_block_delta", {"index": self._blocks, "delta": {"type": delta[0], delta[1]: ""}})
+    def _open(self, opened: Opened) -> bytes:
+        block, piece = self._block(opened)
+        frame = _event("content_block_delta", {"index": self._index, "delta": piece})
         before, after = frame.rsplit(b'""', 1)
         self._around = (before, after)
+        return _event("content_block_start", {"index": self._index, "content_block": block})
 
-    def _close(self, out: list[bytes]) -> None:
-        if self._open is not None:
-            out.append(_event("content_block_stop", {"index": self._blocks}))
-            self._open = None
-            self._blocks += 1
+    def _block(self, opened: Opened) -> tuple[Block, dict[str, str]]:
+        """An empty block, and an empty piece of it."""
+        if (call := opened.call) is not None:
+            id = call.id or f"toolu_{self._request.id}_{call.index}"
+            block = wire.ToolUseBlock(id, call.name or "", msgspec.Raw(b"{}"))
+            return block, {"type": "input_json_delta", "partial_json": ""}
+        if opened.kind == "reasoning":
+            return wire.ThinkingBlock(""), {"type": "thinking_delta", "thinking": ""}
+        return wire.TextBlock(""), {"type": "text_delta", "text": ""}
 
     def _end(self, usage: Usage) -> bytes:
         last = self._last

@@ -17,9 +17,9 @@ from adapters.openai.response_answers import ResponseWriter, counted
 from adapters.openai.server import STORED, response_routes, stream_writer, whole_answer
 from adapters.openai.stream import StreamWriter
 from schemas import databricks as wire
-from schemas import openai
 from schemas.errors import GatewayError
 from schemas.ir import Change, Completion, Embed, Embeddings, Generate, Tokenize, Tokens
+from schemas.openai import answers
 
 
 class DatabricksServer:
@@ -38,7 +38,7 @@ class DatabricksServer:
             "generate",
             "Query an endpoint: a chat, a completion or embeddings",
             body=wire.ChatRequest,
-            answer=openai.ChatCompletion,
+            answer=answers.ChatCompletion,
             streams=True,
             example={"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64},
         ),
@@ -49,7 +49,7 @@ class DatabricksServer:
             "generate",
             "Query one served entity of an endpoint",
             body=wire.ChatRequest,
-            answer=openai.ChatCompletion,
+            answer=answers.ChatCompletion,
             streams=True,
         ),
         Route(
@@ -59,7 +59,7 @@ class DatabricksServer:
             "generate",
             "Answer a conversation",
             body=wire.ChatRequest,
-            answer=openai.ChatCompletion,
+            answer=answers.ChatCompletion,
             streams=True,
         ),
         Route(
@@ -69,7 +69,7 @@ class DatabricksServer:
             "generate",
             "Continue a prompt",
             body=wire.CompletionRequest,
-            answer=openai.Completion,
+            answer=answers.Completion,
             streams=True,
         ),
         Route(
@@ -79,7 +79,7 @@ class DatabricksServer:
             "embed",
             "Turn texts into vectors",
             body=wire.EmbeddingRequest,
-            answer=openai.EmbeddingList,
+            answer=answers.EmbeddingList,
         ),
         *response_routes("/serving-endpoints"),
         Route(
@@ -89,7 +89,7 @@ class DatabricksServer:
             "generate",
             "Answer a conversation, where newer clients ask",
             body=wire.ChatRequest,
-            answer=openai.ChatCompletion,
+            answer=answers.ChatCompletion,
             streams=True,
         ),
         Route(
@@ -99,7 +99,7 @@ class DatabricksServer:
             "embed",
             "Turn texts into vectors, where newer clients ask",
             body=wire.EmbeddingRequest,
-            answer=openai.EmbeddingList,
+            answer=answers.EmbeddingList,
         ),
         Route(
             "GET", "/api/2.0/serving-endpoints", "endpoints", "describe", "List the endpoints", answer=wire.EndpointList

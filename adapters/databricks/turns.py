@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from adapters.openai.checks import refused
-from schemas.openai import ChatMessage
+from schemas.openai.requests import ChatMessage
 
 _BEFORE = {
     "user": ("", "system", "assistant", "tool"),

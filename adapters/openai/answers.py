@@ -12,7 +12,6 @@ from msgspec import UNSET, UnsetType
 from adapters.base import Reply
 from adapters.openai.dialects import Dialect
 from adapters.openai.logprobs import chat_logprobs, completion_logprobs
-from schemas import openai as wire
 from schemas.ir import (
     ChatPrompt,
     Choice,
@@ -26,6 +25,8 @@ from schemas.ir import (
     ToolCall,
     Usage,
 )
+from schemas.openai import answers as wire
+from schemas.openai import requests
 
 _json = msgspec.json.Encoder().encode
 Prompts = tuple[tuple[Token, ...], ...]
@@ -122,8 +123,8 @@ def _chat_choice(dialect: Dialect, request: Generate, choice: Choice) -> wire.Ch
     )
 
 
-def _tool_call(call: ToolCall) -> wire.ToolCall:
-    return wire.ToolCall(id=call.id, function=wire.FunctionCall(call.name, call.arguments))
+def _tool_call(call: ToolCall) -> requests.ToolCall:
+    return requests.ToolCall(id=call.id, function=requests.FunctionCall(call.name, call.arguments))
 
 
 def _completion(dialect: Dialect, request: Generate, answer: Completion, created: int) -> wire.Completion:

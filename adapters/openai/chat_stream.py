@@ -10,7 +10,7 @@ from adapters.openai.dialects import Dialect
 from adapters.openai.logprobs import chat_logprobs
 from adapters.openai.stream import Frame, StreamWriter, encode
 from schemas.ir import Delta, Finished, Generate, ToolDelta
-from schemas.openai import ChatLogprobs, ChunkChoice, FunctionDelta, MessageDelta, ToolCallDelta
+from schemas.openai.answers import ChatLogprobs, ChunkChoice, FunctionDelta, MessageDelta, ToolCallDelta
 
 
 class ChatStreamWriter(StreamWriter):

@@ -6,7 +6,7 @@ import re
 
 from adapters.openai.dialects import Bound, Dialect
 from schemas.errors import InvalidRequest
-from schemas.openai import ChatRequest, CompletionRequest, GenerationRequest
+from schemas.openai.requests import ChatRequest, CompletionRequest, GenerationRequest
 
 
 def missing(param: str) -> InvalidRequest:

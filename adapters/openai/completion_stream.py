@@ -11,7 +11,7 @@ from adapters.openai.dialects import Dialect
 from adapters.openai.logprobs import completion_logprobs
 from adapters.openai.stream import Frame, StreamWriter, encode
 from schemas.ir import Delta, Finished, Generate
-from schemas.openai import CompletionChoice, CompletionLogprobs
+from schemas.openai.answers import CompletionChoice, CompletionLogprobs
 
 
 class CompletionStreamWriter(StreamWriter):

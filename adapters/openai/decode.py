@@ -13,9 +13,9 @@ from adapters.openai.checks import check, check_chat, check_completion, empty, m
 from adapters.openai.dialects import HINTS, Dialect
 from adapters.openai.messages import read_messages
 from adapters.openai.tools import read_response_format, read_tool_choice, read_tools
-from schemas import openai as wire
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import Generate, Origin, Sampling, Stopping, TextPrompt, TokensPrompt
+from schemas.openai import requests as wire
 
 T = TypeVar("T")
 

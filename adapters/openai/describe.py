@@ -9,7 +9,7 @@ from adapters.base import Call, Reply
 from adapters.openai.dialects import Dialect
 from schemas.errors import ModelNotFound
 from schemas.ir import ModelCard
-from schemas.openai import Model, ModelList
+from schemas.openai.answers import Model, ModelList
 
 
 def list_models(dialect: Dialect, call: Call) -> Reply:

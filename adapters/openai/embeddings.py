@@ -9,7 +9,7 @@ from adapters.openai.checks import missing, out_of_bounds, refused, too_long
 from adapters.openai.decode import read_prompts
 from adapters.openai.dialects import Bound
 from schemas.ir import Embed, Origin, TextPrompt
-from schemas.openai import EmbeddingRequest
+from schemas.openai.requests import EmbeddingRequest
 
 MAX_INPUTS = 2048
 """Of one request."""

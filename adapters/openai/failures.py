@@ -11,7 +11,7 @@ from adapters.openai.answers import is_chat
 from adapters.openai.dialects import Dialect
 from schemas.errors import GatewayError, MethodNotAllowed, UnsupportedFeature
 from schemas.ir import Generate
-from schemas.openai import Error, ErrorResponse, MindieErrorResponse
+from schemas.openai.answers import Error, ErrorResponse, MindieErrorResponse
 
 _FIELDS = {
     "chat": "messages",

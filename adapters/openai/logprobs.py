@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from schemas.ir import Token, TopToken
-from schemas.openai import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from schemas.openai.answers import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 
 _UNLIKELY = -9999.0
 """OpenAI: "-9999.0 is used to signify that the token is very unlikely". JSON has no infinity."""

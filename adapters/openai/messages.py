@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from adapters.openai.checks import empty, missing, not_one_of, refused
 from adapters.openai.dialects import Dialect
-from schemas import openai as wire
 from schemas.errors import UnsupportedFeature
 from schemas.ir import ChatPrompt, ImagePart, Message, Part, TextPart, ToolCall
+from schemas.openai import requests as wire
 
 _REMOTE = ("http://", "https://")
 

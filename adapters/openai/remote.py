@@ -19,7 +19,7 @@ from adapters.remote_failures import malformed
 from adapters.sse import EventReader
 from schemas.errors import Incomplete
 from schemas.ir import Delta, Event, Events, Finished, FinishReason, Generate, Relayed, Started, Token, ToolDelta, Usage
-from schemas.openai import (
+from schemas.openai.remote import (
     RemoteAnswer,
     RemoteChoice,
     RemoteCompletionDetails,

@@ -8,7 +8,7 @@ from adapters.openai.outbound import asks_echo
 from adapters.openai.remote_tokens import Aligner, told_tokens
 from adapters.remote_failures import malformed
 from schemas.ir import Generate, TextPrompt, Token, TokensPrompt
-from schemas.openai import RemoteChoice, RemoteLogprobs, RemoteToken, RemoteUsage
+from schemas.openai.remote import RemoteChoice, RemoteLogprobs, RemoteToken, RemoteUsage
 
 
 def without_echo(

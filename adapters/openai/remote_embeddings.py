@@ -20,7 +20,7 @@ from adapters.openai.remote_failures import event_failure
 from adapters.remote_failures import malformed
 from schemas.errors import UnsupportedFeature
 from schemas.ir import Embed, Embeddings, TextPrompt, Usage
-from schemas.openai import RemoteAnswer, RemoteEmbedding, RemoteEmbeddings
+from schemas.openai.remote import RemoteAnswer, RemoteEmbedding, RemoteEmbeddings
 
 
 def write_embed(dialect: Dialect, request: Embed, named: dict[str, Any], *, instruction: bool = False) -> bytes:

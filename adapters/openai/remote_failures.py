@@ -13,7 +13,7 @@ import msgspec
 from adapters.base import Reply
 from adapters.remote_failures import REFUSED, failure_of, retry_after
 from schemas.errors import ContextLengthExceeded, GatewayError, InvalidRequest
-from schemas.openai import RemoteAnswer
+from schemas.openai.remote import RemoteAnswer
 
 _TOO_LONG = ("context_length_exceeded", "maximum context length", "max_model_len", "longer than the model's context")
 _STATUS_OF_CODE = {

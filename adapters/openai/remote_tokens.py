@@ -13,7 +13,7 @@ from itertools import zip_longest
 import msgspec
 
 from schemas.ir import Token, TopToken
-from schemas.openai import RemoteLogprobs, RemoteToken, RemoteTop
+from schemas.openai.remote import RemoteLogprobs, RemoteToken, RemoteTop
 
 _HALF = "\ufffd"
 _UNLIKELY = -9999.0

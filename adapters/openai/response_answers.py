@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 
 from adapters.base import Headers, Record, Reply
+from adapters.blocks import Blocks, Opened, Said
 from adapters.fold import Kind, blocks
 from adapters.openai.logprobs import chat_logprobs
 from adapters.openai.stored import STORED, record
 from adapters.sse import guard
 from schemas import responses as wire
-from schemas.errors import BackendFailed, GatewayError, RateLimited, RequestError
+from schemas.errors import GatewayError, RateLimited, RequestError
 from schemas.ir import (
     Choice,
     Completion,
@@ -30,10 +31,9 @@ from schemas.ir import (
     Token,
     Tokens,
     ToolCall,
-    ToolDelta,
     Usage,
 )
-from schemas.openai import TokenLogprob
+from schemas.openai.answers import TokenLogprob
 
 _json = msgspec.json.Encoder().encode
 _CUT = {FinishReason.LENGTH: "max_output_tokens", FinishReason.CONTENT_FILTER: "content_filter"}
@@ -71,11 +71,9 @@ class ResponseWriter:
         self._model = request.model
         self._number = 0
         self._output: list[wire.Output] = []
-        self._open: str | int | None = None  # the open item: "text", "refusal", "reasoning", or a call's index
+        self._blocks = Blocks()
+        self._open = Opened(None)  # the open item, and what was said in it
         self._said: list[str] = []
-        self._call = ToolDelta(0)
-        self._calls = 0
-        self._late: list[tuple[Kind, str]] = []  # what came after a call, whose item cannot be left before it ends
         self._place: dict[str, Any] = {}
         self._reason = FinishReason.EOS
         self._unscored: list[Token] = []  # those that no event has told yet
@@ -108,36 +106,18 @@ class ResponseWriter:
     def _delta(self, delta: Delta, out: list[bytes]) -> None:
         if self._request.logprobs:
             self._unscored += delta.tokens
-        pieces: tuple[tuple[Kind, str], ...] = (
-            ("reasoning", delta.reasoning),
-            ("text", delta.text),
-            ("refusal", delta.refusal),
-        )
-        for kind, text in pieces:
-            if text:
-                self._text(kind, text, out)
-        for call in delta.tool_calls:
-            self._called(call, out)
+        for step in self._blocks.feed(delta):
+            if isinstance(step, Said):
+                self._say(step.text, out)
+            elif isinstance(step, Opened):
+                self._begin(step, out)
+            else:
+                self._close(out, last=step.last)
         if isinstance(delta, Finished):
-            self._end(out)
             self._reason = delta.reason
 
-    def _end(self, out: list[bytes]) -> None:
-        if self._late:
-            self._close(out)
-        for kind, text in self._late:
-            self._text(kind, text, out)
-        if self._open == "text" and (rest := self._score(len(self._unscored))):  # of half a character, or of no text
-            out.append(self._event(f"{_TOLD['text']}.delta", **self._place, delta="", logprobs=rest))
-        self._close(out)
-
-    def _text(self, kind: Kind, text: str, out: list[bytes]) -> None:
-        if isinstance(self._open, int):
-            self._late.append((kind, text))
-            return
-        if self._open != kind:
-            self._begin(kind, out)
-            out.append(self._event(_BEGAN[kind], **self._place, part=_part(kind, "")))
+    def _say(self, text: str, out: list[bytes]) -> None:
+        kind = self._open.kind
         self._said.append(text)
         more = {"logprobs": self._score(_covering(self._unscored, text))} if kind == "text" else {}
         out.append(self._event(f"{_TOLD[kind]}.delta", **self._place, delta=text, **more))
@@ -149,50 +129,37 @@ class ResponseWriter:
         self._scores += new
         return new
 
-    def _called(self, call: ToolDelta, out: list[bytes]) -> None:
-        if self._open != call.index:
-            if call.index < self._calls:
-                raise BackendFailed("The model's calls of tools are entangled.", code="bad_tool_call")
-            self._close(out)
-            self._call, self._calls = call, call.index + 1
-            self._begin(call.index, out)
-        if call.arguments:
-            self._said.append(call.arguments)
-            out.append(self._event(f"{_CALLED}.delta", **self._place, delta=call.arguments))
-
-    def _begin(self, what: str | int, out: list[bytes]) -> None:
-        self._close(out)
-        self._open, self._said, self._scores = what, [], ()
+    def _begin(self, opened: Opened, out: list[bytes]) -> None:
+        self._open, self._said, self._scores = opened, [], ()
         place, item = len(self._output), self._item("in_progress")
         self._place = {"item_id": item.id, "output_index": place}
-        if not isinstance(what, int):
-            self._place["content_index"] = 0
         out.append(self._event("response.output_item.added", output_index=place, item=item))
+        if opened.kind is not None:
+            self._place["content_index"] = 0
+            out.append(self._event("response.content_part.added", **self._place, part=_part(opened.kind, "")))
 
-    def _close(self, out: list[bytes]) -> None:
-        kind = self._open
-        if kind is None:
-            return
+    def _close(self, out: list[bytes], *, last: bool) -> None:
+        kind, call = self._open
+        if last and kind == "text" and (rest := self._score(len(self._unscored))):  # of half a character, or of no text
+            out.append(self._event(f"{_TOLD[kind]}.delta", **self._place, delta="", logprobs=rest))
         text = "".join(self._said)
-        if isinstance(kind, int):
-            out.append(self._event(f"{_CALLED}.done", **self._place, arguments=text, name=self._call.name or ""))
-        else:
+        if call is not None:
+            out.append(self._event(f"{_TOLD[kind]}.done", **self._place, arguments=text, name=call.name or ""))
+        elif kind is not None:
             said = {"refusal": text} if kind == "refusal" else {"text": text}
             more = {"logprobs": self._scores} if kind == "text" else {}
             out.append(self._event(f"{_TOLD[kind]}.done", **self._place, **said, **more))
             part = _part(kind, text, self._scores)
-            out.append(self._event(_BEGAN[kind].replace("added", "done"), **self._place, part=part))
+            out.append(self._event("response.content_part.done", **self._place, part=part))
         item = self._item("completed")
         out.append(self._event("response.output_item.done", output_index=len(self._output), item=item))
         self._output.append(item)
-        self._open = None
 
     def _item(self, status: str) -> wire.Output:
         text = "".join(self._said)
-        kind, place = self._open, len(self._output)
-        if isinstance(kind, int):
-            call = self._call
-            id, call_id = _item_id("fc", self._request, place), call.id or _item_id("call", self._request, kind)
+        (kind, call), place = self._open, len(self._output)
+        if call is not None:
+            id, call_id = _item_id("fc", self._request, place), call.id or _item_id("call", self._request, call.index)
             return wire.FunctionCall(id=id, status=status, arguments=text, call_id=call_id, name=call.name or "")
         done = status == "completed"
         if kind == "reasoning":
@@ -220,9 +187,12 @@ def _failure_code(error: GatewayError) -> str:
     return "invalid_prompt" if isinstance(error, RequestError) else "server_error"
 
 
-_CALLED = "response.function_call_arguments"
-_TOLD = {"text": "response.output_text", "refusal": "response.refusal", "reasoning": "response.reasoning_text"}
-_BEGAN = dict.fromkeys(_TOLD, "response.content_part.added")
+_TOLD: dict[Kind | None, str] = {
+    "text": "response.output_text",
+    "refusal": "response.refusal",
+    "reasoning": "response.reasoning_text",
+    None: "response.function_call_arguments",
+}
 
 
 def _part(

@@ -19,9 +19,9 @@ from adapters.openai.response_answers import ResponseWriter, counted, whole
 from adapters.openai.responses import COUNT, OPERATION, count, response
 from adapters.openai.stored import cancel, delete, list_items, retrieve
 from adapters.openai.stream import Frame, StreamWriter
-from schemas import openai as wire
 from schemas.errors import GatewayError
 from schemas.ir import Completion, Embed, Embeddings, Generate, Origin, Tokenize, Tokens
+from schemas.openai import answers, requests
 from schemas.responses import Deleted, InputTokens, ItemList, Response, ResponseRequest
 
 
@@ -101,8 +101,8 @@ class OpenAIServer:
             "chat",
             "generate",
             "Answer a conversation",
-            body=wire.ChatRequest,
-            answer=wire.ChatCompletion,
+            body=requests.ChatRequest,
+            answer=answers.ChatCompletion,
             streams=True,
             example={"model": "{model}", "messages": [{"role": "user", "content": "What is the capital of France?"}]},
         ),
@@ -112,8 +112,8 @@ class OpenAIServer:
             "completions",
             "generate",
             "Continue a prompt",
-            body=wire.CompletionRequest,
-            answer=wire.Completion,
+            body=requests.CompletionRequest,
+            answer=answers.Completion,
             streams=True,
             example={"model": "{model}", "prompt": "One, two, three,", "max_tokens": 12},
         ),
@@ -124,12 +124,12 @@ class OpenAIServer:
             "embeddings",
             "embed",
             "Turn texts into vectors",
-            body=wire.EmbeddingRequest,
-            answer=wire.EmbeddingList,
+            body=requests.EmbeddingRequest,
+            answer=answers.EmbeddingList,
             example={"model": "{model}", "input": "One, two, three."},
         ),
-        Route("GET", "/v1/models", "models", "describe", "List the models", answer=wire.ModelList),
-        Route("GET", "/v1/models/{id:path}", "model", "describe", "Describe a model", answer=wire.Model),
+        Route("GET", "/v1/models", "models", "describe", "List the models", answer=answers.ModelList),
+        Route("GET", "/v1/models/{id:path}", "model", "describe", "Describe a model", answer=answers.Model),
     )
 
     def __init__(self, dialect: Dialect, now: Callable[[], float] = time.time) -> None:
@@ -144,12 +144,12 @@ class OpenAIServer:
             question, extra = read(dialect, body, ResponseRequest)
             return (count if route.name == COUNT else response)(dialect, question, origin, call, extra)
         if route.name == "chat":
-            asked, extra = read(dialect, body, wire.ChatRequest)
+            asked, extra = read(dialect, body, requests.ChatRequest)
             return chat(dialect, asked, origin, call, extra)
         if route.name == "completions":
-            prompted, extra = read(dialect, body, wire.CompletionRequest)
+            prompted, extra = read(dialect, body, requests.CompletionRequest)
             return completion(dialect, prompted, origin, call, extra)
-        embedded, extra = read(dialect, body, wire.EmbeddingRequest)
+        embedded, extra = read(dialect, body, requests.EmbeddingRequest)
         return embedding(embedded, origin, call, extra)
 
     def encoder(self, request: Generate) -> StreamWriter | ResponseWriter:

@@ -6,9 +6,9 @@ from typing import Any
 
 from adapters.openai.checks import missing, not_one_of, refused, too_long
 from adapters.openai.dialects import Dialect
-from schemas import openai as wire
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import Grammar, Tool, ToolChoice
+from schemas.openai import requests as wire
 
 
 def read_tools(dialect: Dialect, tools: tuple[wire.Tool, ...]) -> tuple[Tool, ...]:

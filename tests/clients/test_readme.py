@@ -1,4 +1,4 @@
-"""The README's examples, run as they stand: only the address is the test server's."""
+"""The examples of the README and of the page on pictures, run as they stand: only the address is the test server's."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from .conftest import Server
 
 pytestmark = pytest.mark.clients
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
 BLOCKS = {
     match["name"]: match["code"]
     for match in re.finditer(
-        r"\*\*(?P<name>\w+)\*\*[^\n]*\n\n```python\n(?P<code>.*?)```", README.read_text(), re.DOTALL
+        r"\*\*(?P<name>\w+)\*\*[^\n]*\n\n```python\n(?P<code>.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
     )
 }
+PICTURES = re.findall(r"```python\n(.*?)```", (ROOT / "docs/images.md").read_text(), re.DOTALL)
 
 
 def test_there_is_an_example_for_each_protocol() -> None:
-    assert set(BLOCKS) == {"OpenAI", "TGI", "Databricks", "Triton"}
+    assert set(BLOCKS) == {"OpenAI", "TGI", "Databricks", "Triton", "Anthropic"}
 
 
-@pytest.mark.parametrize("name", BLOCKS)
-def test_example_runs(server: Server, name: str) -> None:
-    code = BLOCKS[name].replace("127.0.0.1:8000", server.address)
+@pytest.mark.parametrize("code", [*BLOCKS.values(), *PICTURES], ids=[*BLOCKS, *(["pictures"] * len(PICTURES))])
+def test_example_runs(server: Server, code: str) -> None:
+    code = code.replace("127.0.0.1:8000", server.address)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()

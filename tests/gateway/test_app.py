@@ -57,11 +57,31 @@ async def test_the_openapi_document_names_every_route() -> None:
 async def test_head_is_get_without_a_body() -> None:
     app, _ = scripted("echo")
     async with running(app) as client:
-        for path in ("/v1/models", "/info", "/v2/health/ready", "/nowhere"):
+        ours = ("/health", "/health/ready", "/metrics", "/ui", "/openapi.json")
+        for path in ("/v1/models", "/info", "/v2/health/ready", "/nowhere", *ours):
             whole, head = await client.get(path), await client.head(path)
             assert head.status_code == whole.status_code
             assert head.content == b""
             assert head.headers["content-length"] == str(len(whole.content))
+
+
+ANOTHER_METHOD = {("/v1/feedback", "GET"): "POST", ("/health", "POST"): "GET, HEAD", ("/ui/", "PUT"): "GET, HEAD"}
+
+
+@pytest.mark.parametrize(("path", "method"), ANOTHER_METHOD)
+async def test_a_refused_method_is_told_those_that_would_do(path: str, method: str) -> None:
+    app, _ = scripted("echo")
+    async with running(app) as client:
+        answer = await client.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, ANOTHER_METHOD[path, method])
+
+
+async def test_feedback_that_is_too_large_is_told_so() -> None:
+    app, _ = scripted("echo")
+    async with running(app) as client:
+        answer = await client.post("/v1/feedback", content=b" " * 10_000_001)
+    assert answer.status_code == 413
+    assert "too large" in answer.json()["error"]["message"]
 
 
 async def test_a_mount_speaks_another_dialect() -> None:

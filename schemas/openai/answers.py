@@ -1,0 +1,226 @@
+"""What clients get: whole answers, chunks, vectors, listings and errors. UNSET fields are left out."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from schemas.openai.requests import ToolCall
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """Of the prompt's tokens, those that were cached."""
+
+    cached_tokens: int
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """Of the answer's tokens, those that were reasoning."""
+
+    reasoning_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts; the details are left out where they are not known."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """One of the likeliest tokens at a position. `bytes` because a token may be half a character."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] | None
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """One token of an answer."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] | None
+    top_logprobs: tuple[TopLogprob, ...]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """The tokens of a message, or of one chunk of it."""
+
+    content: tuple[TokenLogprob, ...] | None
+    refusal: tuple[TokenLogprob, ...] | None = None
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """Parallel lists, one item a token. `text_offset` counts characters of the choice's text."""
+
+    text_offset: tuple[int, ...]
+    token_logprobs: tuple[float | None, ...]
+    tokens: tuple[str, ...]
+    top_logprobs: tuple[dict[str, float] | None, ...]
+
+
+class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model said. `content` is null beside tool calls."""
+
+    role: str = "assistant"
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: tuple[ToolCall, ...] | UnsetType = UNSET
+    refusal: str | UnsetType | None = UNSET
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    """One answer of a chat."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | UnsetType | None
+    finish_reason: str
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole answer of a chat."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: tuple[ChatChoice, ...]
+    usage: Usage
+    system_fingerprint: str | UnsetType = UNSET
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    """One completion, or a chunk of it."""
+
+    text: str
+    index: int
+    logprobs: CompletionLogprobs | UnsetType | None
+    finish_reason: str | None
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole answer of `/v1/completions`."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: tuple[CompletionChoice, ...]
+    usage: Usage
+    system_fingerprint: str | UnsetType = UNSET
+
+
+class FunctionDelta(msgspec.Struct, frozen=True):
+    """The name comes once, then pieces of the arguments."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """`id` and `type` come with the first piece of a call and never again."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta
+
+
+class MessageDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chunk adds. The service's own first chunks: content "" and refusal null, or null and "" (a refusal)."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: tuple[ToolCallDelta, ...] | UnsetType = UNSET
+    refusal: str | UnsetType | None = UNSET
+
+
+class ChunkChoice(msgspec.Struct, frozen=True):
+    """A piece of one answer of a chat."""
+
+    index: int
+    delta: MessageDelta
+    logprobs: ChatLogprobs | UnsetType | None
+    finish_reason: str | None
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a streamed chat; `choices` is empty in the one that tells the usage."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str | UnsetType = UNSET
+    choices: tuple[ChunkChoice, ...]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class EmbeddingUsage(msgspec.Struct, frozen=True):
+    """Vectors have no completion tokens."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(msgspec.Struct, frozen=True):
+    """One vector: numbers, or base64 of little-endian 32-bit floats."""
+
+    object: str
+    index: int
+    embedding: tuple[float, ...] | str
+
+
+class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of `/v1/embeddings`. Databricks' has an `id`."""
+
+    id: str | UnsetType = UNSET
+    object: str = "list"
+    data: tuple[Embedding, ...]
+    model: str
+    usage: EmbeddingUsage
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """One served model."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str
+    parent: str | UnsetType = UNSET
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of `/v1/models`."""
+
+    object: str = "list"
+    data: tuple[Model, ...]
+
+
+class Error(msgspec.Struct, frozen=True):
+    """All four keys are required."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(msgspec.Struct, frozen=True):
+    """Any error, as a body or as an event."""
+
+    error: Error
+
+
+class MindieErrorResponse(msgspec.Struct, frozen=True):
+    """Any error of MindIE, the same on all its URLs."""
+
+    error: str
+    error_type: str

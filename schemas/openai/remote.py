@@ -1,0 +1,129 @@
+"""What remotes send: nothing is insisted on that one of them leaves out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class RemoteTop(msgspec.Struct, frozen=True):
+    """One of the likeliest tokens."""
+
+    token: str
+    logprob: float | None = None
+    bytes: tuple[Annotated[int, msgspec.Meta(ge=0, le=255)], ...] | None = None
+
+
+class RemoteToken(RemoteTop, frozen=True):
+    """One token of a chat."""
+
+    top_logprobs: tuple[RemoteTop, ...] | None = None
+
+
+class RemoteLogprobs(msgspec.Struct, frozen=True):
+    """Either form: a chat's `content`, or the parallel lists of completions."""
+
+    content: tuple[RemoteToken, ...] | None = None
+    refusal: tuple[RemoteToken, ...] | None = None
+    tokens: tuple[str, ...] | None = None
+    token_logprobs: tuple[float | None, ...] | None = None
+    top_logprobs: tuple[dict[str, float | None] | None, ...] | None = None
+    text_offset: tuple[int, ...] | None = None
+
+
+class RemotePart(msgspec.Struct, frozen=True):
+    """A piece of content where it is a list: Databricks' reasoning models."""
+
+    type: str = "text"
+    text: str | None = None
+    summary: tuple[RemotePart, ...] | None = None
+
+
+class RemoteFunction(msgspec.Struct, frozen=True):
+    """A function call, or a piece of one."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class RemoteToolCall(msgspec.Struct, frozen=True):
+    """A tool call, or a piece of one."""
+
+    index: Annotated[int, msgspec.Meta(ge=0, lt=1024)] | None = None
+    id: str | None = None
+    function: RemoteFunction | None = None
+
+
+class RemoteMessage(msgspec.Struct, frozen=True):
+    """A message, or what a chunk adds to it."""
+
+    content: str | tuple[RemotePart, ...] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: tuple[RemoteToolCall, ...] | None = None
+
+
+class RemoteChoice(msgspec.Struct, frozen=True):
+    """A choice of any kind of answer. `stop_reason` is vLLM's: the stop string or the stop token that matched."""
+
+    index: int = 0
+    message: RemoteMessage | None = None
+    delta: RemoteMessage | None = None
+    text: str | None = None
+    logprobs: RemoteLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: Any = None
+
+
+class RemotePromptDetails(msgspec.Struct, frozen=True):
+    """Details of a prompt's count."""
+
+    cached_tokens: Count | None = None
+
+
+class RemoteCompletionDetails(msgspec.Struct, frozen=True):
+    """Details of an answer's count."""
+
+    reasoning_tokens: Count | None = None
+
+
+class RemoteUsage(msgspec.Struct, frozen=True):
+    """Token counts."""
+
+    prompt_tokens: Count = 0
+    completion_tokens: Count | None = None
+    prompt_tokens_details: RemotePromptDetails | None = None
+    completion_tokens_details: RemoteCompletionDetails | None = None
+
+
+class RemoteEmbedding(msgspec.Struct, frozen=True):
+    """One vector: numbers, or base64."""
+
+    embedding: tuple[float, ...] | str
+    index: int | None = None
+
+
+class RemoteEmbeddings(msgspec.Struct, frozen=True):
+    """Vectors. An error has no `data`."""
+
+    data: tuple[RemoteEmbedding, ...] | None = None
+    model: str | None = None
+    usage: RemoteUsage | None = None
+
+
+class RemoteAnswer(msgspec.Struct, frozen=True):
+    """A whole answer, one event, or an error of either, in OpenAI's, TGI's, vLLM's or Databricks' form."""
+
+    model: str | None = None
+    choices: tuple[RemoteChoice, ...] | None = None
+    usage: RemoteUsage | None = None
+    object: str | None = None
+    error: Any = None
+    error_type: str | None = None
+    error_code: str | None = None
+    message: str | None = None
+    code: Any = None

@@ -1,0 +1,202 @@
+"""What clients send to be answered in OpenAI's protocol. None is "not given", as is an explicit null."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class ImageUrl(msgspec.Struct, frozen=True):
+    """Where a picture is: http(s), or a `data:` URL."""
+
+    url: str
+    detail: str | None = None
+
+
+class ContentPart(msgspec.Struct, frozen=True):
+    """A piece of a message, by `type`. MindIE gives `image_url` as a plain string."""
+
+    type: str
+    text: str | None = None
+    image_url: ImageUrl | str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    """`arguments` is JSON as a string, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a tool, in a conversation and in an answer."""
+
+    id: str
+    type: str = "function"
+    function: FunctionCall
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """One turn. `reasoning_content` (or `reasoning`) is what vLLM and others take back."""
+
+    role: str
+    content: str | tuple[ContentPart, ...] | None = None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    function_call: Any = None
+    audio: Any = None
+
+
+class Function(msgspec.Struct, frozen=True):
+    """`parameters` is a JSON schema; without it the function takes none."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """What the model may call. Only type "function" is served."""
+
+    type: str
+    function: Function | None = None
+
+
+class FunctionName(msgspec.Struct, frozen=True):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct, frozen=True):
+    """A tool by its name."""
+
+    type: str
+    function: FunctionName | None = None
+
+
+class AllowedTools(msgspec.Struct, frozen=True):
+    """The tools of which the model may (`auto`) or must (`required`) call one."""
+
+    mode: Literal["auto", "required"]
+    tools: tuple[NamedTool, ...]
+
+
+class ToolChoice(msgspec.Struct, frozen=True):
+    """`{"type": "function", "function": {"name"}}` or `{"type": "allowed_tools", "allowed_tools": {…}}`."""
+
+    type: str
+    function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+class JsonSchema(msgspec.Struct, frozen=True):
+    """A schema that an answer must match, by `name`."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    """What form an answer must have. `value` is TGI's: a schema beside type "json_object", a pattern beside "regex"."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+    value: Any = None
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """`continuous_usage_stats` is vLLM's: usage so far in every chunk. Obfuscation is not done, whatever is said."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What chat and completions have in common. The second half are vLLM's, SGLang's and TGI's extensions."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    stop: str | tuple[str, ...] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    echo: bool | None = None
+    response_format: ResponseFormat | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    include_stop_str_in_output: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+
+
+class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
+    """Body of `/v1/chat/completions`."""
+
+    messages: tuple[ChatMessage, ...]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: tuple[Tool, ...] | None = None
+    tool_choice: str | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    service_tier: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    prediction: Any = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    modalities: tuple[str, ...] | None = None
+    audio: Any = None
+    web_search_options: Any = None
+    moderation: Any = None
+    functions: Any = None
+    function_call: Any = None
+    chat_template: Any = None
+
+
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
+    """Body of `/v1/completions`. `prompt` is a text, texts, token ids, or lists of token ids; never a mixture."""
+
+    prompt: str | tuple[str | int | tuple[int, ...], ...]
+    best_of: int | None = None
+    suffix: str | None = None
+    logprobs: int | None = None
+
+
+class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `/v1/embeddings`. The official SDKs ask for base64 unless told otherwise."""
+
+    input: str | tuple[str | int | tuple[int, ...], ...]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None

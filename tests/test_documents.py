@@ -1,0 +1,111 @@
+"""The documents say what the code does: keys and their defaults, metrics, configurations, links."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from backends.images import ImageOptions
+from backends.native.demo import WEIGHTS
+from backends.native.options import NativeOptions
+from backends.remote.options import RemoteOptions
+from gateway import config
+from gateway.metrics import Metrics
+
+ROOT = Path(__file__).parent.parent
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))}
+CONFIGURATION = PAGES["docs/configuration.md"]
+
+TABLES: dict[str, type[msgspec.Struct]] = {
+    "## `[server]`": config.ServerSection,
+    "## `[server.limits]`": config.Limits,
+    "## `[endpoints.NAME]`": config.Endpoint,
+    "Of `served_entities`:": config.ServedEntity,
+    "Of `experiment`:": config.Experiment,
+    '### `kind = "native"`': NativeOptions,
+    "### Remote kinds": RemoteOptions,
+}
+ELSEWHERE = {("## `[server]`", "limits")}
+WORDS = {"the bundled one": str(WEIGHTS)}
+
+
+@pytest.mark.parametrize("heading", TABLES)
+def test_every_key_is_listed_with_its_default(heading: str) -> None:
+    listed = {name: value for names, value in rows(heading) for name in re.findall(r"`(\w+)`", names)}
+    wanted = dict(defaults(TABLES[heading]))
+    assert set(listed) == {name for name in wanted if (heading, name) not in ELSEWHERE}
+    assert {name: plain(value) for name, value in listed.items() if value} == {
+        name: wanted[name] for name, value in listed.items() if value
+    }
+    assert [name for name, value in listed.items() if not value and isinstance(wanted[name], int | float | str)] == []
+
+
+def test_the_limits_of_pictures_are_listed_with_their_defaults() -> None:
+    block = re.search(r"```toml\n\[backends.local.images\]\n(.*?)```", PAGES["docs/images.md"], re.DOTALL)
+    assert block is not None
+    listed = tomllib.loads(block[1])
+    assert listed == {name: value for name, value in defaults(ImageOptions) if value is not None}
+    assert "# folder = " in block[1]
+
+
+def test_every_metric_is_listed() -> None:
+    told = set(re.findall(r"^# TYPE (\w+)", Metrics({}).render().decode(), re.MULTILINE))
+    told = {name for name in told if not name.endswith("_created")}
+    listed = {name for names, _ in rows("## Metrics") for name in re.findall(r"`(\w+)`", names)}
+    assert listed == told
+
+
+BLOCKS = [
+    pytest.param(block, id=f"{name}-{number}")
+    for name, text in PAGES.items()
+    for number, block in enumerate(re.findall(r"```toml\n(.*?)```", text, re.DOTALL))
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_configuration_can_be_read(block: str) -> None:
+    read = msgspec.convert(tomllib.loads(block), config.Config)
+    for backend in read.backends.values():
+        options = {key: value for key, value in backend.items() if key != "kind"}
+        kind = NativeOptions if backend.get("kind", "native") == "native" else RemoteOptions
+        msgspec.convert(options, kind)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\((?!https?:|data:)([^)#]+)", PAGES[page]):
+        assert (ROOT / page).parent.joinpath(target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_name_modules_that_there_are(page: str) -> None:
+    for name in re.findall(r"python -m ((?:backends|benchmarks|tests|gateway)[\w.]*)", PAGES[page]):
+        assert (ROOT / name.replace(".", "/")).with_suffix(".py").exists(), name
+
+
+def rows(heading: str) -> Iterator[tuple[str, str]]:
+    """First and second cell of each row of the table that comes after `heading`."""
+    _, _, after = CONFIGURATION.partition(f"\n{heading}\n")
+    table = re.search(r"(?:^\|.*\n)+", after, re.MULTILINE)
+    assert table is not None, heading
+    for line in table[0].splitlines()[2:]:
+        first, second, *_ = (cell.strip() for cell in line.strip("|").split(" |"))
+        yield first, second
+
+
+def plain(cell: str) -> Any:
+    return WORDS[cell] if cell in WORDS else tomllib.loads(f"value = {cell.strip('`')}")["value"]
+
+
+def defaults(struct: type[msgspec.Struct]) -> Iterator[tuple[str, Any]]:
+    """Each field's default as TOML would hold it; None where there is none."""
+    for field in msgspec.structs.fields(struct):
+        value = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
+        value = None if value is msgspec.NODEFAULT else msgspec.to_builtins(value)
+        yield field.name, list(value) if isinstance(value, tuple) else value
