@@ -34,7 +34,7 @@ class Decoder:
         self._waiting = 0
 
     @asynccontextmanager
-    async def decoded(self, data: bytes, format: Format) -> AsyncIterator[tuple[int, int, bytes]]:
+    async def decoded(self, data: bytes, format: Format) -> AsyncIterator[tuple[int, int, bytearray]]:
         """Width, height and RGB bytes, row by row. The turn lasts as long as the block, so that only so many pictures
         are held at once.
 
@@ -68,7 +68,7 @@ class _Child:
         self._options = options
         self._child: Process | None = None
 
-    async def decode(self, data: bytes, format: Format) -> tuple[int, int, bytes]:
+    async def decode(self, data: bytes, format: Format) -> tuple[int, int, bytearray]:
         """See `Decoder`."""
         try:
             child = await self._started()
@@ -104,7 +104,7 @@ class _Child:
         return self._child
 
 
-async def _ask(child: Process, data: bytes, format: Format) -> tuple[int, int, bytes] | None:
+async def _ask(child: Process, data: bytes, format: Format) -> tuple[int, int, bytearray] | None:
     assert child.stdin is not None
     assert child.stdout is not None
     child.stdin.write(REQUEST.pack(format.encode().ljust(4), len(data)) + data)
@@ -112,4 +112,17 @@ async def _ask(child: Process, data: bytes, format: Format) -> tuple[int, int, b
     width, height = REPLY.unpack(await child.stdout.readexactly(REPLY.size))
     if width == 0:
         return None
-    return width, height, await child.stdout.readexactly(width * height * 3)
+    return width, height, await _read(child.stdout, width * height * 3)
+
+
+async def _read(stream: asyncio.StreamReader, length: int) -> bytearray:
+    """So many bytes, held once. (`readexactly` gathers all of them before it copies them.)"""
+    found = bytearray(length)
+    read = 0
+    while read < length:
+        piece = await stream.read(min(_PIECE, length - read))
+        if not piece:
+            raise asyncio.IncompleteReadError(b"", length)
+        found[read : read + len(piece)] = piece
+        read += len(piece)
+    return found

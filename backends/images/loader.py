@@ -36,7 +36,7 @@ class Picture(msgspec.Struct, frozen=True):
 
     width: int
     height: int
-    rgb: bytes
+    rgb: bytearray
     digest: bytes
 
 

@@ -22,6 +22,7 @@ from backends.native.multimodal.inputs import (
     MultiModalInputs,
     make_feature,
 )
+from backends.native.multimodal.resizing import by_color
 from backends.native.multimodal.updates import NoPlace, PromptUpdate, apply_update
 from schemas.errors import InvalidRequest
 
@@ -56,8 +57,12 @@ class BaseProcessingInfo(ABC):
     def image_processor(self) -> Any:
         """The checkpoint's image processor, over Pillow and numpy."""
         from transformers import AutoImageProcessor
+        from transformers.image_processing_backends import PilBackend
 
-        return AutoImageProcessor.from_pretrained(self.folder, backend="pil", local_files_only=True)
+        made = AutoImageProcessor.from_pretrained(self.folder, backend="pil", local_files_only=True)
+        if not isinstance(made, PilBackend):
+            return made
+        return by_color(type(made)).from_pretrained(self.folder, local_files_only=True)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -91,7 +96,9 @@ class BaseDummyInputsBuilder(ABC, Generic[Info]):
     def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> list[Picture]:
         """The pictures of such a request."""
         width, height = self.info.get_image_size_with_most_features()
-        return [Picture(width, height, bytes(width * height * 3), b"dummy")] * mm_counts.get("image", 0)
+        return [
+            Picture(width, height, bytearray(width * height * 3), b"dummy") for _ in range(mm_counts.get("image", 0))
+        ]
 
     @abstractmethod
     def get_dummy_tokens(self, mm_counts: Mapping[str, int]) -> list[int]:

@@ -76,7 +76,7 @@ def why_not_served(model: Any, known: Registered, processor: BaseMultiModalProce
 def _noise(seed: int) -> Picture:
     width, height = _SIZE
     pixels = torch.randint(0, 256, (height * width * 3,), generator=torch.Generator().manual_seed(seed))
-    return Picture(width, height, bytes(pixels.tolist()), bytes([seed]))
+    return Picture(width, height, bytearray(pixels.tolist()), bytes([seed]))
 
 
 def _renamed(inputs: MultiModalInputs) -> MultiModalInputs:

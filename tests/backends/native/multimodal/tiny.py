@@ -107,7 +107,7 @@ class Checkpoint:
     def item(self, seed: int, width: int = 30, height: int = 20) -> ImageItem:
         """A random picture, processed."""
         pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
-        return self.processor.process(Picture(width, height, pixels.tobytes(), f"picture {seed}".encode()))
+        return self.processor.process(Picture(width, height, bytearray(pixels), f"picture {seed}".encode()))
 
     def plain(self, inputs: MultiModalInputs, items: Sequence[ImageItem]) -> Tensor:
         """[tokens, vocabulary]: every position's logits by transformers' own forward."""
