@@ -155,6 +155,13 @@ def blocks(choice: Choice) -> Iterator[tuple[Kind, str] | ToolCall]:
             texts[kind] = texts[kind][size:]
 
 
+def visible_text(choice: Choice) -> str:
+    """What was said, in its order. A refusal is text, for a protocol with no word for refusals; thoughts are not."""
+    if not choice.refusal:
+        return choice.text
+    return "".join(block[1] for block in blocks(choice) if not isinstance(block, ToolCall) and block[0] != "reasoning")
+
+
 def fold(events: Events) -> Completion:
     """The whole answer that a complete stream of events says.
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from adapters.base import Headers, Reply
+from adapters.fold import visible_text
 from adapters.tgi.dialects import Dialect
 from schemas.ir import ChatPrompt, Choice, Completion, Generate, TextPart, TextPrompt, Timings, Tokens, TopToken
 from schemas.ir import Token as IRToken
@@ -81,11 +82,6 @@ def prompt_text(request: Generate) -> str:
         else "".join(part.text for part in content or () if isinstance(part, TextPart))
         for content in texts
     )
-
-
-def visible_text(choice: Choice) -> str:
-    """The answer's text; a refusal is one, for a protocol with no word for refusals. Thoughts are not."""
-    return choice.text + choice.refusal
 
 
 def _best_first(choices: tuple[Choice, ...]) -> list[Choice]:

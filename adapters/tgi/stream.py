@@ -101,8 +101,6 @@ class StreamWriter:
 
 
 def _tokens(delta: Delta) -> Sequence[Token]:
-    """The delta's tokens; where a backend tells none, its text as one."""
-    if delta.tokens:
-        return delta.tokens
-    text = delta.text + delta.refusal
-    return (Token(None, text),) if text else ()
+    """The delta's tokens; where a backend tells none, as of a refusal it never does, its text as one."""
+    text = delta.refusal if delta.tokens else delta.text + delta.refusal
+    return (*delta.tokens, Token(None, text)) if text else delta.tokens

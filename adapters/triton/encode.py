@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from adapters.fold import visible_text
 from adapters.sse import guard
 from adapters.triton.dialects import Dialect
 from adapters.triton.errors import body as error_body
@@ -74,7 +75,7 @@ class Values:
     def piece(self, piece: Delta, usage: Usage | None = None) -> dict[str, Any]:
         """The values after one more piece; `usage` comes with the last."""
         if self._plain:
-            return {"text_output": piece.text}
+            return {"text_output": _said(piece)}
         choices = [piece if index == piece.choice else _NOTHING for index in range(len(self._choices))]
         return self._all(choices, usage)
 
@@ -128,10 +129,15 @@ class Values:
 
     def _shown(self, index: int, piece: Piece) -> str:
         if not self._dialect.full_text:
-            return self._prompts[index] + piece.text
+            return self._prompts[index] + _said(piece)
         choice = self._choices[index]
-        choice.text += piece.text
+        choice.text += _said(piece)
         return choice.text
+
+
+def _said(piece: Piece) -> str:
+    """A refusal is text: the protocol has no word for refusals."""
+    return visible_text(piece) if isinstance(piece, Choice) else piece.text + piece.refusal
 
 
 def _text(request: Generate, index: int) -> str:
@@ -234,7 +240,7 @@ class FrameEncoder:
                 return self._frame(event)
             self._last = event  # waits for `Usage`, which follows at once and may be all that counts tokens
         elif isinstance(event, Delta):
-            return self._frame(event) if event.text or event.tokens else b""
+            return self._frame(event) if event.text or event.tokens or event.refusal else b""
         elif isinstance(event, Usage):
             return self._frame(self._last, event) if self._last else b""
         elif isinstance(event, Started):

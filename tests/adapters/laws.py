@@ -73,6 +73,7 @@ def streams(
     tops: int = 0,
     tools: bool = False,
     reasoning: bool = False,
+    refusals: bool = False,
     reasons: Sequence[FinishReason] = (FinishReason.EOS, FinishReason.LENGTH, FinishReason.STOP_STRING),
     model: str = "model",
     end_token: bool = False,
@@ -88,6 +89,7 @@ def streams(
         tops: likeliest tokens per position.
         tools: whether choices call tools.
         reasoning: whether choices think aloud.
+        refusals: whether choices refuse, of which no tokens are told.
         reasons: finish reasons to draw from.
         model: the served model's name.
         end_token: whether an EOS finish carries the special end token.
@@ -103,6 +105,8 @@ def streams(
             events.append(Delta(choice=index, tool_calls=(_tool_delta(draw, calls, index),)))
         elif reasoning and not generated[index] and draw(st.booleans()):
             events.append(Delta(choice=index, reasoning=draw(texts.filter(bool))))
+        elif refusals and draw(st.booleans()):
+            events.append(Delta(choice=index, refusal=draw(texts.filter(bool))))
         else:
             piece = draw(tokens(ids=ids, with_logprobs=with_logprobs, tops=tops))
             events.append(Delta(choice=index, text=piece.text, tokens=(piece,) if told else ()))
