@@ -92,8 +92,10 @@ class Fold:
         if self._started is None or self._usage is None:
             raise Incomplete("The backend's answer stopped before it was finished.")
         choices = tuple(_whole(index, self._choices[index]) for index in sorted(self._choices))
-        prompts = self._started.prompts
-        return Completion(self._started.model, choices, self._usage, prompts, relayed=self._relayed)
+        begun = self._started
+        return Completion(
+            begun.model, choices, self._usage, begun.prompts, relayed=self._relayed, token_ids=begun.token_ids
+        )
 
     def _delta(self, delta: Delta) -> None:
         choice = self._choices.get(delta.choice)
@@ -192,4 +194,5 @@ def unfold(answer: Completion) -> Events:
         )
         for choice in answer.choices
     )
-    return (Started(answer.model, answer.usage.prompt_tokens, answer.prompts), *finishes, answer.usage)
+    started = Started(answer.model, answer.usage.prompt_tokens, answer.prompts, answer.token_ids)
+    return (started, *finishes, answer.usage)

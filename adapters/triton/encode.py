@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from adapters.base import Headers, token_id_headers
 from adapters.fold import visible_text
 from adapters.sse import guard
 from adapters.triton.dialects import Dialect
@@ -30,6 +31,7 @@ from schemas.ir import (
     Started,
     TextPrompt,
     Token,
+    TokenIds,
     Usage,
 )
 from schemas.triton import Details
@@ -209,9 +211,10 @@ class FrameEncoder:
     """Writes one stream of `generate_stream`. There is no terminator: the connection's end is the end."""
 
     media_type = EVENT_STREAM
-    headers: tuple[tuple[str, str], ...] = ()
 
     def __init__(self, request: Generate, dialect: Dialect) -> None:
+        self.headers: Headers = ()
+        self._request = request
         self._dialect = dialect
         self._values = Values(request, dialect)
         self._writer = Writer(request, dialect)
@@ -245,10 +248,16 @@ class FrameEncoder:
             return self._frame(self._last, event) if self._last else b""
         elif isinstance(event, Started):
             self._values.prompt_tokens = event.prompt_tokens
+            self.headers = id_headers(self._request, event.token_ids)
         return b""
 
     def _frame(self, piece: Delta, usage: Usage | None = None) -> bytes:
         return frame(self._writer.object(self._values.piece(piece, usage)), self._dialect)
+
+
+def id_headers(request: Generate, ids: TokenIds) -> Headers:
+    """What marks ids that are not the model's: of the outputs, only the log-probabilities have any."""
+    return token_id_headers(ids) if any(output.tensor == "logprobs" for output in outputs_of(request)) else ()
 
 
 def frame(body: bytes, dialect: Dialect) -> bytes:

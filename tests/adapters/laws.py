@@ -21,6 +21,7 @@ from schemas.ir import (
     Finished,
     FinishReason,
     Started,
+    Stopping,
     Token,
     ToolDelta,
     TopToken,
@@ -41,6 +42,11 @@ def canonical(events: Events) -> Completion:
     answer = fold(events)
     choices = tuple(msgspec.structs.replace(choice, order=()) for choice in answer.choices)
     return msgspec.structs.replace(answer, choices=choices, relayed=None)
+
+
+def effective(stopping: Stopping) -> Stopping:
+    """Without the wish to see a stop where there is none, which nobody need say."""
+    return msgspec.structs.replace(stopping, include_stop=stopping.shows_stop)
 
 
 @st.composite
