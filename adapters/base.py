@@ -23,12 +23,18 @@ from schemas.ir import (
     Events,
     Generate,
     Request,
+    TokenIds,
     Tokenize,
     Tokens,
 )
 
 JSON = "application/json"
 Headers = tuple[tuple[str, str], ...]
+
+
+def token_id_headers(ids: TokenIds) -> Headers:
+    """What marks an answer that has token ids which may not be the model's own."""
+    return () if ids == "told" else (("x-interlingua-token-ids", ids),)
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -95,6 +101,7 @@ class Reply(msgspec.Struct, frozen=True):
 class StreamEncoder(Protocol):
     """One stream being written. `Usage`, the last event, makes it write the protocol's terminator.
 
+    `headers` are sent once the first batch was fed, and may depend on it.
     `abort_after_error`: after `fail` the connection is cut, for clients that would take any other end for a good one.
     """
 
@@ -215,6 +222,10 @@ class ClientAdapter(Protocol):
         Raises:
             schemas.errors.BackendError: it is an error, or makes no sense.
         """
+        ...
+
+    def tells_ids(self, request: Generate) -> bool:
+        """Whether the answer to `request` tells the ids of its tokens."""
         ...
 
     def error(self, reply: Reply) -> GatewayError:

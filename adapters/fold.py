@@ -92,8 +92,10 @@ class Fold:
         if self._started is None or self._usage is None:
             raise Incomplete("The backend's answer stopped before it was finished.")
         choices = tuple(_whole(index, self._choices[index]) for index in sorted(self._choices))
-        prompts = self._started.prompts
-        return Completion(self._started.model, choices, self._usage, prompts, relayed=self._relayed)
+        begun = self._started
+        return Completion(
+            begun.model, choices, self._usage, begun.prompts, relayed=self._relayed, token_ids=begun.token_ids
+        )
 
     def _delta(self, delta: Delta) -> None:
         choice = self._choices.get(delta.choice)
@@ -155,6 +157,13 @@ def blocks(choice: Choice) -> Iterator[tuple[Kind, str] | ToolCall]:
             texts[kind] = texts[kind][size:]
 
 
+def visible_text(choice: Choice) -> str:
+    """What was said, in its order. A refusal is text, for a protocol with no word for refusals; thoughts are not."""
+    if not choice.refusal:
+        return choice.text
+    return "".join(block[1] for block in blocks(choice) if not isinstance(block, ToolCall) and block[0] != "reasoning")
+
+
 def fold(events: Events) -> Completion:
     """The whole answer that a complete stream of events says.
 
@@ -185,4 +194,5 @@ def unfold(answer: Completion) -> Events:
         )
         for choice in answer.choices
     )
-    return (Started(answer.model, answer.usage.prompt_tokens, answer.prompts), *finishes, answer.usage)
+    started = Started(answer.model, answer.usage.prompt_tokens, answer.prompts, answer.token_ids)
+    return (started, *finishes, answer.usage)

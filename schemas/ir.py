@@ -132,6 +132,11 @@ class Stopping(msgspec.Struct, frozen=True):
     ignore_eos: bool = False
     include_stop: bool = False
 
+    @property
+    def shows_stop(self) -> bool:
+        """Whether `include_stop` makes a difference."""
+        return self.include_stop and bool(self.stop or self.stop_token_ids)
+
 
 class Tool(msgspec.Struct, frozen=True):
     """A function the model may call; `parameters` is a JSON schema as decoded."""
@@ -285,16 +290,21 @@ class FinishReason(StrEnum):
     CONTENT_FILTER = "content_filter"
 
 
+TokenIds = Literal["told", "retokenised", "synthetic"]
+"""Whose the ids are: the model's own, a tokenizer's of ours for the same text, or nobody's where there must be one."""
+
+
 class Started(msgspec.Struct, frozen=True, tag="started"):
     """The hinge: before it an HTTP status can still be chosen and another backend tried; after it neither.
 
     `model` is the served model's own name. `prompts` holds each prompt's tokens if `echo` or `prompt_logprobs`
-    asked for them (the first token's logprob is None).
+    asked for them (the first token's logprob is None). `token_ids` is not "told" where some may not be.
     """
 
     model: str
     prompt_tokens: int | None = None
     prompts: tuple[tuple[Token, ...], ...] = ()
+    token_ids: TokenIds = "told"
 
 
 class Delta(msgspec.Struct, frozen=True, tag="delta"):
@@ -384,6 +394,7 @@ class Completion(msgspec.Struct, frozen=True):
     prompts: tuple[tuple[Token, ...], ...] = ()
     timings: Timings | None = None
     relayed: bytes | None = None
+    token_ids: TokenIds = "told"
 
 
 class Embeddings(msgspec.Struct, frozen=True):

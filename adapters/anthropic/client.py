@@ -32,6 +32,10 @@ class AnthropicClient:
         """The whole answer to `request`, as its events."""
         return read_answer(self._dialect, request, reply)
 
+    def tells_ids(self, request: Generate) -> bool:  # noqa: ARG002
+        """The protocol has no token ids."""
+        return False
+
     def error(self, reply: Reply) -> GatewayError:
         """What a reply with an error status means."""
         return read_failure(reply)

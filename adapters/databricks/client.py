@@ -41,6 +41,10 @@ class DatabricksClient:
         """The answer to a request for vectors."""
         return read_embeddings(self._dialect, request, reply)
 
+    def tells_ids(self, request: Generate) -> bool:  # noqa: ARG002
+        """The protocol has no token ids."""
+        return False
+
     def error(self, reply: Reply) -> GatewayError:
         """What a reply with an error status means."""
         return remote_failure(reply)

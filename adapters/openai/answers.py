@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from adapters.base import Reply
+from adapters.fold import visible_text
 from adapters.openai.dialects import Dialect
 from adapters.openai.logprobs import chat_logprobs, completion_logprobs
 from schemas.ir import (
@@ -147,7 +148,7 @@ def _completion_choice(
         tokens, offset = prompt + tokens, 0
     logprobs = completion_logprobs(tokens, request.top_logprobs, offset) if request.logprobs else None
     return wire.CompletionChoice(
-        echo + choice.text + choice.refusal + appended(request),
+        echo + visible_text(choice) + appended(request),
         choice.index,
         logprobs if dialect.logprobs else UNSET,
         completion_finish(dialect, choice.reason),

@@ -71,13 +71,13 @@ class ChatStreamWriter(StreamWriter):
             yield self._chunk(self._choice(index, MessageDelta(role=self._role, tool_calls=(_tool_call(call),))))
 
     def _opens(self, delta: Delta, speaks: bool) -> bool:
-        """Whether the choice's first chunk is due."""
-        if delta.choice in self._opened or self._dialect.role_in_every_delta:
+        """Whether the choice's first chunk is due. Where every delta tells the role, text needs no other."""
+        if delta.choice in self._opened:
             return False
         if not (speaks or delta.reasoning or delta.tool_calls or delta.refusal or isinstance(delta, Finished)):
             return False
         self._opened.add(delta.choice)
-        return True
+        return not (speaks and self._dialect.role_in_every_delta)
 
     def _first(self, delta: Delta, speaks: bool) -> MessageDelta:
         """As the service begins a message: with no text yet, with a call, or with no refusal yet."""

@@ -204,7 +204,7 @@ def _stopping(dialect: Dialect, request: Generate) -> dict[str, Any]:
         "stop": stopping.stop or None,
         "stop_token_ids": stopping.stop_token_ids or None,
         "ignore_eos": stopping.ignore_eos or None,
-        "include_stop_str_in_output": stopping.include_stop or None,
+        "include_stop_str_in_output": stopping.shows_stop or None,
     }
 
 

@@ -29,6 +29,10 @@ class TgiClient:
         """The whole answer to `request`."""
         return read_answer(self._dialect, request, reply)
 
+    def tells_ids(self, request: Generate) -> bool:  # noqa: ARG002
+        """Every token has one."""
+        return True
+
     def error(self, reply: Reply) -> GatewayError:
         """What a reply with an error status means."""
         return remote_failure(reply)

@@ -7,7 +7,8 @@ import math
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from adapters.base import Headers, Reply
+from adapters.base import Headers, Reply, token_id_headers
+from adapters.fold import visible_text
 from adapters.tgi.dialects import Dialect
 from schemas.ir import ChatPrompt, Choice, Completion, Generate, TextPart, TextPrompt, Timings, Tokens, TopToken
 from schemas.ir import Token as IRToken
@@ -81,11 +82,6 @@ def prompt_text(request: Generate) -> str:
         else "".join(part.text for part in content or () if isinstance(part, TextPart))
         for content in texts
     )
-
-
-def visible_text(choice: Choice) -> str:
-    """The answer's text; a refusal is one, for a protocol with no word for refusals. Thoughts are not."""
-    return choice.text + choice.refusal
 
 
 def _best_first(choices: tuple[Choice, ...]) -> list[Choice]:
@@ -176,6 +172,8 @@ def compute_headers(dialect: Dialect, request: Generate) -> Headers:
 def _headers(dialect: Dialect, request: Generate, answer: Completion, best: Choice) -> Headers:
     generated = _generated_tokens(answer, best)
     headers = compute_headers(dialect, request)
+    if request.stream_usage and (best.tokens or answer.prompts):
+        headers += token_id_headers(answer.token_ids)
     if dialect.timing_headers and answer.timings is not None:
         headers += _timing_headers(dialect, answer.timings, generated)
     if dialect.token_headers:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
-from adapters.base import Headers
+from adapters.base import Headers, token_id_headers
 from adapters.sse import guard
 from adapters.tgi.dialects import Dialect
 from adapters.tgi.encode import compute_headers, effective_seed, prompt_text, wire_token, wire_top
 from adapters.tgi.failures import STREAM_HEADERS, STREAM_TYPE, failure_frame
 from schemas.errors import GatewayError
-from schemas.ir import Delta, Events, Finished, Generate, Relayed, Token, Usage
+from schemas.ir import Delta, Events, Finished, Generate, Relayed, Started, Token, Usage
 from schemas.tgi import StreamDetails, StreamResponse
 
 _json = msgspec.json.Encoder().encode
@@ -55,6 +55,8 @@ class StreamWriter:
                     *tokens, self._last = tokens or (_NO_TOKEN,)
                     self._finished = event
                 out.extend([self._frame(token) for token in tokens])
+            elif isinstance(event, Started):
+                self.headers += token_id_headers(event.token_ids)
             elif isinstance(event, Usage) and self._finished is not None:
                 out.append(self._last_frame(self._finished, event))
         return b"".join(out)
@@ -101,8 +103,6 @@ class StreamWriter:
 
 
 def _tokens(delta: Delta) -> Sequence[Token]:
-    """The delta's tokens; where a backend tells none, its text as one."""
-    if delta.tokens:
-        return delta.tokens
-    text = delta.text + delta.refusal
-    return (Token(None, text),) if text else ()
+    """The delta's tokens; where a backend tells none, as of a refusal it never does, its text as one."""
+    text = delta.refusal if delta.tokens else delta.text + delta.refusal
+    return (*delta.tokens, Token(None, text)) if text else delta.tokens

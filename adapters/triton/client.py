@@ -69,6 +69,10 @@ class TritonClient:
         reader = AnswerReader(request, self._dialect)
         return reader.response(reply.body) + reader.close()
 
+    def tells_ids(self, request: Generate) -> bool:
+        """With the log-probabilities, and only then are there tokens."""
+        return request.logprobs
+
     def error(self, reply: Reply) -> GatewayError:
         """What a reply with an error status means."""
         return remote_failure(reply)

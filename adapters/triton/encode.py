@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from adapters.base import Headers, token_id_headers
+from adapters.fold import visible_text
 from adapters.sse import guard
 from adapters.triton.dialects import Dialect
 from adapters.triton.errors import body as error_body
@@ -29,6 +31,7 @@ from schemas.ir import (
     Started,
     TextPrompt,
     Token,
+    TokenIds,
     Usage,
 )
 from schemas.triton import Details
@@ -74,7 +77,7 @@ class Values:
     def piece(self, piece: Delta, usage: Usage | None = None) -> dict[str, Any]:
         """The values after one more piece; `usage` comes with the last."""
         if self._plain:
-            return {"text_output": piece.text}
+            return {"text_output": _said(piece)}
         choices = [piece if index == piece.choice else _NOTHING for index in range(len(self._choices))]
         return self._all(choices, usage)
 
@@ -128,10 +131,15 @@ class Values:
 
     def _shown(self, index: int, piece: Piece) -> str:
         if not self._dialect.full_text:
-            return self._prompts[index] + piece.text
+            return self._prompts[index] + _said(piece)
         choice = self._choices[index]
-        choice.text += piece.text
+        choice.text += _said(piece)
         return choice.text
+
+
+def _said(piece: Piece) -> str:
+    """A refusal is text: the protocol has no word for refusals."""
+    return visible_text(piece) if isinstance(piece, Choice) else piece.text + piece.refusal
 
 
 def _text(request: Generate, index: int) -> str:
@@ -203,9 +211,10 @@ class FrameEncoder:
     """Writes one stream of `generate_stream`. There is no terminator: the connection's end is the end."""
 
     media_type = EVENT_STREAM
-    headers: tuple[tuple[str, str], ...] = ()
 
     def __init__(self, request: Generate, dialect: Dialect) -> None:
+        self.headers: Headers = ()
+        self._request = request
         self._dialect = dialect
         self._values = Values(request, dialect)
         self._writer = Writer(request, dialect)
@@ -234,15 +243,21 @@ class FrameEncoder:
                 return self._frame(event)
             self._last = event  # waits for `Usage`, which follows at once and may be all that counts tokens
         elif isinstance(event, Delta):
-            return self._frame(event) if event.text or event.tokens else b""
+            return self._frame(event) if event.text or event.tokens or event.refusal else b""
         elif isinstance(event, Usage):
             return self._frame(self._last, event) if self._last else b""
         elif isinstance(event, Started):
             self._values.prompt_tokens = event.prompt_tokens
+            self.headers = id_headers(self._request, event.token_ids)
         return b""
 
     def _frame(self, piece: Delta, usage: Usage | None = None) -> bytes:
         return frame(self._writer.object(self._values.piece(piece, usage)), self._dialect)
+
+
+def id_headers(request: Generate, ids: TokenIds) -> Headers:
+    """What marks ids that are not the model's: of the outputs, only the log-probabilities have any."""
+    return token_id_headers(ids) if any(output.tensor == "logprobs" for output in outputs_of(request)) else ()
 
 
 def frame(body: bytes, dialect: Dialect) -> bytes:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
+import msgspec
+
 from adapters.base import Call, Reply, Route
 from adapters.triton import describe, errors, generate, infer
 from adapters.triton.dialects import Dialect
-from adapters.triton.encode import EVENT_STREAM, FrameEncoder, Values, Writer, frame
+from adapters.triton.encode import EVENT_STREAM, FrameEncoder, Values, Writer, frame, id_headers
 from adapters.triton.request import outputs_of, to_generate
 from schemas.errors import BackendError, GatewayError, InternalError, MalformedBody
 from schemas.ir import Completion, Embed, Embeddings, Generate, Tokenize, Tokens
@@ -107,6 +109,10 @@ class TritonServer:
         """The whole answer. A stream that was asked to be one response (`stream: false`) is one frame."""
         if answer.relayed is not None:
             return Reply(answer.relayed)
+        reply = self._whole(request, answer)
+        return msgspec.structs.replace(reply, headers=reply.headers + id_headers(request, answer.token_ids))
+
+    def _whole(self, request: Generate, answer: Completion) -> Reply:
         values = Values(request, self.dialect).whole(answer)
         operation = request.origin.operation if request.origin else "generate"
         if operation.startswith("infer"):

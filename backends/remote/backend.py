@@ -31,7 +31,7 @@ from schemas.errors import (
     Incomplete,
     UnsupportedFeature,
 )
-from schemas.ir import Embed, Embeddings, Events, Generate, Tokenize, Tokens, Usage
+from schemas.ir import Embed, Embeddings, Events, Generate, Started, TokenIds, Tokenize, Tokens, Usage
 
 T = TypeVar("T")
 R = TypeVar("R", Generate, Embed)
@@ -147,7 +147,8 @@ class RemoteBackend:
         except GatewayError as error:
             raise self._clean(error) from None
         try:
-            yield self._with_ids(events)
+            filled = self._with_ids(events)
+            yield self._marked(filled, told=face.tells_ids(request) and filled == events)
             while not isinstance(events[-1], Usage):
                 events = await self._more(response, decoder)
                 yield self._with_ids(events)
@@ -161,6 +162,15 @@ class RemoteBackend:
 
     def _with_ids(self, events: Events) -> Events:
         return events if self._retokeniser is None else self._retokeniser.fill(events)
+
+    def _marked(self, events: Events, *, told: bool) -> Events:
+        """The first events, `Started` among them, which tells whose the ids are of this and all others."""
+        if told:
+            return events
+        ids: TokenIds = "synthetic" if self._retokeniser is None else "retokenised"
+        return tuple(
+            msgspec.structs.replace(event, token_ids=ids) if isinstance(event, Started) else event for event in events
+        )
 
     def _named(self, request: R) -> R:
         model = self._options.models.get(request.model)

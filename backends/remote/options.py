@@ -58,7 +58,7 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         features: what its models can do, if less than its protocol can say.
         context_length: tokens of prompt and answer together, for listings.
         tokenizer: its `tokenizer.json`, or the folder of it; for token ids where the server tells none, and to
-            tokenize texts. Without it, protocols whose tokens must have an id say 0.
+            tokenize texts. Without it, protocols whose tokens must have an id say 0, and a header marks it.
     """
 
     url: str

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 from tokenizers import Encoding, Tokenizer
 
-from schemas.ir import Delta, Event, Events, TextPrompt, Token, Tokenize, Tokens, TokenSpan
+from schemas.ir import Delta, Event, Events, Started, TextPrompt, Token, Tokenize, Tokens, TokenSpan, TopToken
 
 
 class Retokeniser:
@@ -33,7 +33,7 @@ class Retokeniser:
 
     def fill(self, events: Events) -> Events:
         """The same events, with ids wherever there were none."""
-        return tuple(self._filled(event) if isinstance(event, Delta) else event for event in events)
+        return tuple(map(self._filled, events))
 
     def tokenize(self, request: Tokenize) -> Tokens | None:
         """The tokens of a text; None for a conversation, whose template is the remote's."""
@@ -49,10 +49,14 @@ class Retokeniser:
             text,
         )
 
-    def _filled(self, delta: Delta) -> Event:
-        if not delta.tokens:
-            return replace(delta, tokens=self._tokens(delta.text)) if delta.text else delta
-        return replace(delta, tokens=tuple(map(self._known, delta.tokens)))
+    def _filled(self, event: Event) -> Event:
+        if isinstance(event, Started) and event.prompts:
+            return replace(event, prompts=tuple(tuple(map(self._known, prompt)) for prompt in event.prompts))
+        if not isinstance(event, Delta):
+            return event
+        if not event.tokens:
+            return replace(event, tokens=self._tokens(event.text)) if event.text else event
+        return replace(event, tokens=tuple(map(self._known, event.tokens)))
 
     def _tokens(self, text: str) -> tuple[Token, ...]:
         """Tokens that say `text`; of several for one character, the first has it."""
@@ -65,8 +69,12 @@ class Retokeniser:
         return tuple(tokens)
 
     def _known(self, token: Token) -> Token:
-        """A token that has a text: with its id, if that is one token's."""
+        """A token that has a text, and the likeliest in its place: each with its id, if that is one token's."""
+        top = tuple(replace(other, id=self._id(other)) for other in token.top)
+        return replace(token, id=self._id(token), top=top)
+
+    def _id(self, token: Token | TopToken) -> int | None:
         if token.id is not None:
-            return token
+            return token.id
         ids = self._tokenizer.encode(token.text, add_special_tokens=False).ids
-        return replace(token, id=ids[0]) if len(ids) == 1 else token
+        return ids[0] if len(ids) == 1 else None

@@ -21,6 +21,7 @@ from schemas.ir import (
     Finished,
     FinishReason,
     Started,
+    Stopping,
     Token,
     ToolDelta,
     TopToken,
@@ -41,6 +42,11 @@ def canonical(events: Events) -> Completion:
     answer = fold(events)
     choices = tuple(msgspec.structs.replace(choice, order=()) for choice in answer.choices)
     return msgspec.structs.replace(answer, choices=choices, relayed=None)
+
+
+def effective(stopping: Stopping) -> Stopping:
+    """Without the wish to see a stop where there is none, which nobody need say."""
+    return msgspec.structs.replace(stopping, include_stop=stopping.shows_stop)
 
 
 @st.composite
@@ -73,6 +79,7 @@ def streams(
     tops: int = 0,
     tools: bool = False,
     reasoning: bool = False,
+    refusals: bool = False,
     reasons: Sequence[FinishReason] = (FinishReason.EOS, FinishReason.LENGTH, FinishReason.STOP_STRING),
     model: str = "model",
     end_token: bool = False,
@@ -88,6 +95,7 @@ def streams(
         tops: likeliest tokens per position.
         tools: whether choices call tools.
         reasoning: whether choices think aloud.
+        refusals: whether choices refuse, of which no tokens are told.
         reasons: finish reasons to draw from.
         model: the served model's name.
         end_token: whether an EOS finish carries the special end token.
@@ -103,6 +111,8 @@ def streams(
             events.append(Delta(choice=index, tool_calls=(_tool_delta(draw, calls, index),)))
         elif reasoning and not generated[index] and draw(st.booleans()):
             events.append(Delta(choice=index, reasoning=draw(texts.filter(bool))))
+        elif refusals and draw(st.booleans()):
+            events.append(Delta(choice=index, refusal=draw(texts.filter(bool))))
         else:
             piece = draw(tokens(ids=ids, with_logprobs=with_logprobs, tops=tops))
             events.append(Delta(choice=index, text=piece.text, tokens=(piece,) if told else ()))

@@ -24,7 +24,9 @@ def assert_same(request: Generate, events: Events, data: st.DataObject) -> None:
     assert folded(stream) == json.loads(server().encode(request, fold(events)).body)
 
 
-@given(data=st.data(), events=streams(choices=3, tools=True, reasoning=True, reasons=tuple(FinishReason)))
+@given(
+    data=st.data(), events=streams(choices=3, tools=True, reasoning=True, refusals=True, reasons=tuple(FinishReason))
+)
 def test_chats(data: st.DataObject, events: Events) -> None:
     assert_same(chat(stream=True, tools=TOOLS, n=3), events, data)
 
@@ -42,7 +44,7 @@ def test_chats_with_log_probabilities(data: st.DataObject, events: Events) -> No
     assert_same(chat(stream=True, logprobs=True, top_logprobs=2, n=3), events, data)
 
 
-@given(data=st.data(), events=streams(choices=4), echo=st.booleans())
+@given(data=st.data(), events=streams(choices=4, refusals=True), echo=st.booleans())
 def test_completions(data: st.DataObject, events: Events, echo: bool) -> None:
     request = completion(stream=True, prompt=["Once", "Twice"], n=2, echo=echo, suffix="!", use_raw_prompt=True)
     assert_same(request, events, data)

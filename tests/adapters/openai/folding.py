@@ -18,7 +18,7 @@ def chunks(stream: bytes) -> list[Json]:
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-def folded(stream: bytes) -> Json:
+def folded(stream: bytes, *, role_in_every_delta: bool = False) -> Json:
     """The whole answer that the chunks of a stream are."""
     head: Json = {}
     usage: Json | None = None
@@ -28,10 +28,11 @@ def folded(stream: bytes) -> Json:
             choice = choices.setdefault(piece["index"], {"index": piece["index"]})
             assert "finish_reason" not in choice or choice["finish_reason"] is None, "it had ended"
             if "delta" in piece:
-                _message(choice.setdefault("message", {}), piece["delta"])
+                _message(choice.setdefault("message", {}), piece["delta"], again=role_in_every_delta)
             else:
                 choice["text"] = choice.get("text", "") + piece["text"]
-            choice["logprobs"] = _logprobs(choice.get("logprobs"), piece["logprobs"])
+            if "logprobs" in piece:
+                choice["logprobs"] = _logprobs(choice.get("logprobs"), piece["logprobs"])
             choice["finish_reason"] = piece["finish_reason"]
         usage = chunk.pop("usage", None)
         assert head in ({}, chunk), "every chunk has the same head"
@@ -40,14 +41,14 @@ def folded(stream: bytes) -> Json:
     return head | {"usage": usage, "choices": [choices[index] for index in sorted(choices)]}
 
 
-def _message(message: Json, delta: Json) -> None:
+def _message(message: Json, delta: Json, *, again: bool) -> None:
     for name in ("content", "refusal", "reasoning_content"):
         if delta.get(name) is not None:
             message[name] = (message.get(name) or "") + delta[name]
         elif name in delta:
             message.setdefault(name, None)
     if "role" in delta:
-        assert "role" not in message, "the role is told once"
+        assert again or "role" not in message, "the role is told once"
         message["role"] = delta["role"]
     for piece in delta.get("tool_calls", ()):
         calls = message.setdefault("tool_calls", [])

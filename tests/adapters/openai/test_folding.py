@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +13,7 @@ from adapters.fold import fold
 from schemas.ir import Events, FinishReason, Generate, Started, Token
 
 from ..laws import batches, streams
-from .folding import folded
+from .folding import chunks, folded
 from .scenes import chat, completion, server
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -20,13 +21,13 @@ STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 REASONS = tuple(FinishReason)
 
 
-def assert_same(request: Generate, events: Events, data: st.DataObject) -> None:
-    writer = server().encoder(request)
+def assert_same(request: Generate, events: Events, data: st.DataObject, name: str = "openai") -> None:
+    writer = server(name).encoder(request)
     stream = b"".join(writer.feed(batch) for batch in data.draw(batches(events)))
-    assert folded(stream) == json.loads(server().encode(request, fold(events)).body)
+    assert folded(stream) == json.loads(server(name).encode(request, fold(events)).body)
 
 
-@given(data=st.data(), events=streams(choices=3, tools=True, reasoning=True, reasons=REASONS))
+@given(data=st.data(), events=streams(choices=3, tools=True, reasoning=True, refusals=True, reasons=REASONS))
 def test_chats(data: st.DataObject, events: Events) -> None:
     assert_same(chat(**STREAMED, tools=TOOLS, n=3), events, data)
 
@@ -41,9 +42,22 @@ def test_calls_beside_log_probabilities(data: st.DataObject, events: Events) -> 
     assert_same(chat(**STREAMED, logprobs=True, tools=TOOLS, n=3), events, data)
 
 
-@given(data=st.data(), events=streams(choices=4, reasons=REASONS), echo=st.booleans())
-def test_completions(data: st.DataObject, events: Events, echo: bool) -> None:
-    assert_same(completion(**STREAMED, prompt=["Once", "Twice"], n=2, echo=echo), events, data)
+@pytest.mark.parametrize(("name", "n"), [("openai", 2), ("mindie-openai", 1)])
+@given(data=st.data(), echo=st.booleans())
+def test_completions(name: str, n: int, data: st.DataObject, echo: bool) -> None:
+    events = data.draw(streams(choices=2 * n, refusals=True, reasons=REASONS))
+    assert_same(completion(name, **STREAMED, prompt=["Once", "Twice"], n=n, echo=echo), events, data, name)
+
+
+@given(data=st.data(), events=streams(tools=True, reasoning=True, refusals=True, reasons=REASONS))
+def test_mindie_chats(data: st.DataObject, events: Events) -> None:
+    """MindIE tells no usage in a stream, whose id is the bare request's, and the role in every delta."""
+    writer = server("mindie-openai").encoder(chat("mindie-openai", stream=True))
+    stream = b"".join(writer.feed(batch) for batch in data.draw(batches(events)))
+    whole = json.loads(server("mindie-openai").encode(chat("mindie-openai"), fold(events)).body)
+    assert folded(stream, role_in_every_delta=True) == whole | {"id": "r1", "usage": None}
+    deltas = [choice["delta"] for chunk in chunks(stream) for choice in chunk["choices"]]
+    assert all(delta == {} or delta["role"] == "assistant" for delta in deltas)
 
 
 PROMPT = (Token(1, "<s>", None, special=True), Token(5, "Once", -2.5), Token(6, " upon", -0.5))

@@ -33,7 +33,7 @@ from schemas.ir import (
     Usage,
 )
 
-from ..laws import batches, canonical, splits, streams, texts
+from ..laws import batches, canonical, effective, splits, streams, texts
 from .scenes import CALLS, DIALECTS, ROUTES, THOUGHT, call, client, server
 
 NAMES = tuple(DIALECTS)
@@ -202,7 +202,7 @@ stoppings = st.builds(
     stop_token_ids=st.lists(st.integers(0, 1000), max_size=3).map(tuple),
     ignore_eos=st.booleans(),
     include_stop=st.booleans(),
-)
+).map(effective)
 pictures = st.builds(
     ImagePart,
     st.just("https://example.org/a.png"),

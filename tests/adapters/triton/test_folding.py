@@ -5,19 +5,26 @@ from __future__ import annotations
 import functools
 import json
 import operator
+from itertools import pairwise
 from typing import Any
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.fold import fold
-from schemas.ir import Generate
+from adapters.fold import fold, visible_text
+from adapters.triton import ADAPTER
+from adapters.triton.server import TritonServer
+from schemas.ir import Events, FinishReason, Generate
 
 from ..laws import batches, streams
 from .cases import SERVERS, decode
 
 PIECES = ("text_output", "num_output_tokens", "logprobs")
 RETURNED = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
+SAID = {"tools": True, "reasoning": True, "refusals": True, "reasons": tuple(FinishReason), "model": "mymodel"}
+CUMULATIVE = TritonServer(msgspec.structs.replace(ADAPTER.dialects["mindie-triton"], full_text=True))
 
 
 def asked(*, stream: bool, **fields: Any) -> Generate:
@@ -28,29 +35,54 @@ def asked(*, stream: bool, **fields: Any) -> Generate:
     return decode(json.dumps(fields), "generate_stream")
 
 
-def values(frame: str) -> dict[str, Any]:
+def frames(stream: bytes) -> list[dict[str, Any]]:
+    """The JSON of a stream's events."""
+    return [json.loads(frame.removeprefix("data:")) for frame in stream.decode().split("\n\n") if frame]
+
+
+def values(frame: dict[str, Any]) -> dict[str, Any]:
     """A frame's members, of which there is one for every choice, as lists."""
-    told = {
-        name: value if isinstance(value, list) else [value] for name, value in json.loads(frame[len("data:") :]).items()
-    }
+    told = {name: value if isinstance(value, list) else [value] for name, value in frame.items()}
     return told | {"logprobs": [json.loads(text) for text in told["logprobs"]]}
 
 
 def folded(stream: bytes) -> dict[str, Any]:
     """What all frames say together: some members are pieces, the others are as the last frame has them."""
-    frames = [values(frame) for frame in stream.decode().split("\n\n") if frame]
-    answer = dict(frames[-1])
+    told = [values(frame) for frame in frames(stream)]
+    answer = dict(told[-1])
     for name in PIECES:
-        told = zip(*(frame[name] for frame in frames), strict=True)
-        answer[name] = [functools.reduce(operator.add, pieces) for pieces in told]
+        pieces = zip(*(frame[name] for frame in told), strict=True)
+        answer[name] = [functools.reduce(operator.add, of_one) for of_one in pieces]
     return answer
 
 
 @given(data=st.data(), tops=st.integers(0, 2))
 def test_streams(data: st.DataObject, tops: int) -> None:
-    told = data.draw(streams(choices=3, with_logprobs=True, tops=tops, end_token=True, model="mymodel"))
+    told = data.draw(streams(choices=3, with_logprobs=True, tops=tops, end_token=True, **SAID))
     n = len(fold(told).choices)
     writer = SERVERS["triton"].encoder(asked(stream=True, n=n, logprobs=tops))
     stream = b"".join(writer.feed(batch) for batch in data.draw(batches(told)))
-    whole = SERVERS["triton"].encode(asked(stream=False, n=n, logprobs=tops), fold(told)).body.decode()
-    assert folded(stream) == values(whole.strip())
+    (whole,) = frames(SERVERS["triton"].encode(asked(stream=False, n=n, logprobs=tops), fold(told)).body)
+    assert folded(stream) == values(whole)
+    assert values(whole)["text_output"] == [visible_text(choice) for choice in fold(told).choices]
+
+
+@pytest.mark.parametrize("details", [False, True])
+@pytest.mark.parametrize("cumulative", [False, True])
+@given(data=st.data(), events=streams(end_token=True, **SAID))
+def test_mindie_streams(details: bool, cumulative: bool, data: st.DataObject, events: Events) -> None:
+    """Texts concatenate, unless each frame tells all of it ("fullTextEnabled"); the last details tell of the whole."""
+    server = CUMULATIVE if cumulative else SERVERS["mindie-triton"]
+    body = json.dumps({"id": "7", "text_input": "Once", "parameters": {"details": details}})
+    writer = server.encoder(decode(body, "generate_stream", dialect="mindie-triton"))
+    stream = frames(b"".join(writer.feed(batch) for batch in data.draw(batches(events))))
+    whole = json.loads(server.encode(decode(body, dialect="mindie-triton"), fold(events)).body)
+    texts = [frame["text_output"] for frame in stream]
+    if cumulative:
+        assert all(after.startswith(before) for before, after in pairwise(texts))
+    assert stream[-1] | {"text_output": texts[-1] if cumulative else "".join(texts)} == whole
+    assert whole["text_output"] == visible_text(fold(events).choices[0])
+    if details:
+        assert not any("finish_reason" in frame["details"] for frame in stream[:-1])
+        counts = [frame["details"]["generated_tokens"] for frame in stream]
+        assert counts == sorted(counts)

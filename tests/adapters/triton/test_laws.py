@@ -22,7 +22,7 @@ from schemas.ir import (
     TextPrompt,
 )
 
-from ..laws import batches, canonical, splits, streams, texts
+from ..laws import batches, canonical, effective, splits, streams, texts
 from .cases import CLIENTS, DIALECTS, ROUTES, SERVERS, call
 
 SAYABLE = (FinishReason.EOS, FinishReason.LENGTH)
@@ -135,7 +135,7 @@ triton_stoppings = st.builds(
     stop_token_ids=st.lists(st.integers(0, 1000), max_size=3).map(tuple),
     ignore_eos=st.booleans(),
     include_stop=st.booleans(),
-)
+).map(effective)
 grammars = st.none() | st.sampled_from(
     [Grammar("json_object"), Grammar("regex", "[0-9]+"), Grammar("json_schema", {"type": "object"})]
 )

@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 from backends.remote.retokeniser import Retokeniser
 from gateway.app import create_app
 from gateway.config import Config, Endpoint, ServedEntity
-from schemas.ir import ChatPrompt, Delta, Finished, FinishReason, Message, TextPrompt, Token, Tokenize, Usage
+from schemas.ir import (
+    ChatPrompt,
+    Delta,
+    Finished,
+    FinishReason,
+    Message,
+    Started,
+    TextPrompt,
+    Token,
+    Tokenize,
+    TopToken,
+    Usage,
+)
 from tests.faults.upstream import END, STREAM, Asked, Step, chunk, response, upstream
 from tests.gateway.serving import running
 
@@ -44,6 +56,17 @@ def test_what_is_told_is_kept() -> None:
     [found] = ids("Hello")
     assert finished.tokens == (known, Token(found, "Hello", -0.25), several)
     assert usage == told[1]
+
+
+def test_the_likeliest_and_the_prompts_get_ids_too() -> None:
+    top = (TopToken(None, "Hello", -0.25), TopToken(None, "What is the capital of", -2.0), TopToken(3, "x", -4.0))
+    told = (Started("m", 1, ((Token(None, "Hello"),),)), Delta(text="Hello", tokens=(Token(None, "Hello", top=top),)))
+    started, delta = RETOKENISER.fill(told)
+    assert isinstance(started, Started)
+    assert isinstance(delta, Delta)
+    [found] = ids("Hello")
+    assert started.prompts == ((Token(found, "Hello"),),)
+    assert [other.id for other in delta.tokens[0].top] == [found, None, 3]
 
 
 def test_texts_are_tokenized_and_conversations_are_not() -> None:

@@ -1,0 +1,115 @@
+"""Answers whose token ids may not be the model's own say so in a header: over the network, with kinds of upstreams.
+
+The upstream is another gateway, whose ids are known.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.app import create_app
+from gateway.config import Config, Endpoint, ServedEntity
+from tests.faults.recorded import MOUNTED, SERVER
+from tests.gateway.serving import listening, running, scripted
+
+MARK = "x-interlingua-token-ids"
+TOKENIZER = {"tokenizer": "backends/native/demo/weights"}
+LIMIT = {"max_new_tokens": 9}
+PLAIN = {"inputs": "Hello you", "parameters": LIMIT}
+DETAILS = {"inputs": "Hello you", "parameters": {"details": True} | LIMIT}
+SCORED = {"text_input": "Hello you", "parameters": {"logprobs": 0}, "return_logprobs": True}
+TENSORS = {
+    "inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["Hello you"]}],
+    "outputs": [{"name": "text_output"}, {"name": "logprobs"}],
+}
+CHAT = {"messages": [{"role": "user", "content": "Hello you"}], "logprobs": True}
+MODEL = "/v2/models/echo"
+
+Ask = tuple[str, dict[str, Any]]
+WITH_IDS: dict[str, Ask] = {
+    "tgi": ("/generate", DETAILS),
+    "tgi streamed": ("/generate_stream", DETAILS),
+    "tgi streamed without details": ("/generate_stream", PLAIN),
+    "mindie streamed": ("/mindie/generate_stream", DETAILS),
+    "triton": (f"{MODEL}/generate", SCORED),
+    "triton streamed": (f"{MODEL}/generate_stream", SCORED | {"stream": True}),
+    "triton tensors": (f"{MODEL}/infer", TENSORS),
+}
+UNSCORED = [WITH_IDS["tgi streamed without details"], WITH_IDS["mindie streamed"]]
+"""What needs ids and asks for no log-probabilities."""
+WITHOUT: dict[str, Ask] = {
+    "tgi without details": ("/generate", PLAIN),
+    "triton": (f"{MODEL}/generate", {"text_input": "Hello you"}),
+    "triton streamed": (f"{MODEL}/generate_stream", {"text_input": "Hello you"}),
+    "openai": ("/v1/chat/completions", CHAT | {"model": "echo"}),
+    "openai streamed": ("/v1/chat/completions", CHAT | {"model": "echo", "stream": True}),
+    "databricks": ("/serving-endpoints/echo/invocations", CHAT),
+}
+
+
+@asynccontextmanager
+async def over(kind: str, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A gateway over a gateway that speaks as that kind."""
+    inner, _ = scripted("echo", server=SERVER)
+    async with listening(inner) as port:
+        far = {"kind": kind, "url": f"http://127.0.0.1:{port}{MOUNTED.get(kind, '')}"} | options
+        endpoint = Endpoint(served_entities=(ServedEntity(name="far", backend="far"),))
+        served = Config(server=SERVER, backends={"far": far}, endpoints={"echo": endpoint})
+        async with running(create_app(served)) as client:
+            yield client
+
+
+async def asked(client: httpx.AsyncClient, ask: Ask) -> httpx.Response:
+    path, body = ask
+    reply = await client.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    return reply
+
+
+def ids_of(reply: httpx.Response) -> set[int]:
+    """All token ids of an answer: TGI's members, and what members of Triton's log-probabilities are called."""
+    return {int(id) for id in re.findall(r'"id": ?(\d+)|\\"(-?\d+)\\": ?{', reply.text) for id in id if id}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "mark"),
+    [
+        ("openai", {}, "synthetic"),
+        ("databricks", {}, "synthetic"),
+        ("openai", TOKENIZER, "retokenised"),
+        ("tgi", {}, None),
+        ("triton", {}, None),
+    ],
+)
+async def test_ids_that_are_not_the_models_are_marked(kind: str, options: dict[str, Any], mark: str | None) -> None:
+    async with over(kind, **options) as client:
+        for name, ask in WITH_IDS.items():
+            if (kind == "triton" and ask in UNSCORED) or (kind, name) == ("databricks", "mindie streamed"):
+                continue  # see below; Databricks takes no seed, and MindIE always has one
+            reply = await asked(client, ask)
+            assert (name, reply.headers.get(MARK)) == (name, mark)
+            found = ids_of(reply)
+            assert found, name
+            if mark == "synthetic":
+                assert max(found) <= 0, name
+            else:
+                assert max(found) > 0, name
+        for name, ask in WITHOUT.items():
+            if not (kind == "triton" and "messages" in ask[1]):
+                assert (name, MARK in (await asked(client, ask)).headers) == (name, False)
+
+
+@pytest.mark.parametrize("ask", UNSCORED)
+async def test_triton_tells_ids_with_log_probabilities_only(ask: Ask) -> None:
+    async with over("triton") as client:
+        reply = await asked(client, ask)
+    assert reply.headers[MARK] == "synthetic"
+    frames = [json.loads(line.removeprefix("data:")) for line in reply.text.split("\n\n") if line]
+    assert {frame["token"]["id"] for frame in frames} == {0}
