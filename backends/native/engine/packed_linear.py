@@ -1,8 +1,9 @@
 """Linear layers on CPUs, with their weights in the blocked order that oneDNN multiplies in.
 
 A plain `nn.Linear` has its weight laid out anew at every call, or is multiplied by a slower routine: for the few rows
-of a decode step the packed layer is up to three times as fast. What it computes is the same. A packed weight can only
-be multiplied with, so a model whose code looks at `weight` itself cannot have it: the self-check tells.
+of a decode step the packed layer is up to three times as fast, and with `few_rows`, where it can be had, half as fast
+again. What is computed is the same. A packed weight can only be multiplied with, so a model whose code looks at
+`weight` itself cannot have it: the self-check tells.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from backends.native.engine.few_rows import FewRows
 
 # For how many rows the order is chosen; other numbers work with it, too.
 _ROWS = 32
@@ -29,11 +32,14 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS)  # noqa: SLF001
+        self._few_rows = FewRows.of(linear.weight.detach(), self._packed, self.bias)
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
         if not rows.numel():
             return rows.new_empty(*rows.shape[:-1], self.out_features)
+        if self._few_rows is not None and self._few_rows.takes(rows):
+            return self._few_rows.multiply(rows)
         count = rows.numel() // self.in_features
         if count >= _FEWEST_ROWS:
             return self._multiply(rows)

@@ -1,0 +1,204 @@
+"""The product of a few rows with a weight in oneDNN's blocked order: what a step of decode mostly is.
+
+oneDNN reads such a weight at two thirds of the rate at which memory can be read, and the rows of a decode step cost
+little beside the reading. The C++ here streams through the same bytes, so nothing is kept twice. It is compiled at
+start (`compiled`); without it, or where oneDNN chose another order, `packed_linear` goes on with oneDNN alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from backends.native.engine.compiled import load
+
+_MOST_ROWS = 24  # for more, oneDNN is as fast (measured)
+_BLOCK = 64  # outputs that lie together
+_INPUTS = {torch.float32: 1, torch.bfloat16: 2}  # of these, what lies together for one output
+_FUNCTIONS = {torch.float32: "product_float32", torch.bfloat16: "product_bfloat16"}
+
+
+class FewRows:
+    """The product with a weight.
+
+    Args:
+        function: the compiled one.
+        packed: the weight, in the blocked order.
+        shape: its outputs and inputs.
+        bias: what is added, if anything is.
+    """
+
+    def __init__(
+        self, function: Callable[..., None], packed: Tensor, shape: tuple[int, int], bias: Tensor | None
+    ) -> None:
+        self._function = function
+        self._packed = packed
+        self._address = torch.ops.mkldnn.data_ptr(packed)
+        self._outputs, self._inputs = shape
+        self._bias = bias
+
+    @classmethod
+    def of(cls, weight: Tensor, packed: Tensor, bias: Tensor | None) -> FewRows | None:
+        """Of `weight` [out_features, in_features], which oneDNN made `packed` of; None if it cannot be had."""
+        function = _function(weight.dtype)
+        if function is None or not _is_blocked(weight, packed):
+            return None
+        return cls(function, packed, (weight.shape[0], weight.shape[1]), bias)
+
+    def takes(self, rows: Tensor) -> bool:
+        """Whether these may be multiplied so. What the compiled code is given it does not check."""
+        few = 0 < rows.numel() <= _MOST_ROWS * self._inputs
+        return few and rows.shape[-1] == self._inputs and rows.dtype == self._packed.dtype
+
+    def multiply(self, rows: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features]."""
+        rows = rows.contiguous()
+        product = rows.new_empty(*rows.shape[:-1], self._outputs)
+        self._function(
+            rows.data_ptr(),
+            self._address,
+            None if self._bias is None else self._bias.data_ptr(),
+            product.data_ptr(),
+            rows.numel() // self._inputs,
+            self._outputs,
+            self._inputs,
+            torch.get_num_threads(),
+        )
+        return product
+
+
+def _is_blocked(weight: Tensor, packed: Tensor) -> bool:
+    """Whether `packed` has the order that the code below reads: [blocks, in_features / n, 64, n], nothing added.
+
+    Compared are the first block, the one in the middle and the last.
+    """
+    outputs, inputs = weight.shape
+    together = _INPUTS[weight.dtype]
+    address = torch.ops.mkldnn.data_ptr(packed)
+    fits = torch.ops.mkldnn._nbytes(packed) == weight.nbytes and not address % _BLOCK  # noqa: SLF001
+    if outputs % _BLOCK or inputs % together or not fits:
+        return False
+    memory = (ctypes.c_char * weight.nbytes).from_address(address)
+    found = torch.frombuffer(memory, dtype=weight.dtype).view(outputs // _BLOCK, -1, _BLOCK, together)
+    expected = weight.view(outputs // _BLOCK, _BLOCK, -1, together).transpose(1, 2)
+    return all(torch.equal(found[block], expected[block]) for block in (0, len(found) // 2, -1))
+
+
+@cache
+def _function(dtype: torch.dtype) -> ctypes._FuncPointer | None:
+    library = load("few_rows", _SOURCE)
+    if library is None:
+        return None
+    function = library[_FUNCTIONS[dtype]]
+    function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long] * 3 + [ctypes.c_int]
+    function.restype = None
+    return function
+
+
+# Weights are read once, in order, 64 outputs at a time. Up to six rows' sums for 64 outputs fit into the 32 registers
+# of AVX-512; more rows take turns at pieces of the weight that stay in the first cache. A word is what one output has
+# together: a float32, or two bfloat16. Vectors are GCC's own, which other CPUs than x86's can have, too.
+_SOURCE = r"""
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+typedef float floats __attribute__((vector_size(64)));
+typedef uint32_t words __attribute__((vector_size(64)));
+constexpr long BLOCK = 64, VECTORS = 4, TILE = 6, PIECE = 256, MOST_ROWS = 24;
+
+inline float as_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+struct Float32 {
+  using number = float;
+  static constexpr long together = 1;
+  static floats add(floats sum, words weight, uint32_t input) { return sum + (floats)weight * as_float(input); }
+  static float widen(number value) { return value; }
+  static number narrow(float value) { return value; }
+};
+
+struct BFloat16 {
+  using number = uint16_t;
+  static constexpr long together = 2;
+  static floats add(floats sum, words weight, uint32_t input) {
+#ifdef __AVX512BF16__
+    return (floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weight, (__m512bh)_mm512_set1_epi32((int)input));
+#else
+    sum += (floats)(weight << 16) * as_float(input << 16);
+    return sum + (floats)(weight & 0xffff0000u) * as_float(input & 0xffff0000u);
+#endif
+  }
+  static float widen(number value) { return as_float((uint32_t)value << 16); }
+  static number narrow(float value) {  // to the nearest, of two the even; what is no number stays none
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return value != value ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  }
+};
+
+template <class Kind, int ROWS>
+void add_tile(const uint32_t* inputs, long stride, const words* weight, long count, floats* sums) {
+  floats sum[ROWS][VECTORS];
+  for (int row = 0; row < ROWS; row++)
+    for (int v = 0; v < VECTORS; v++) sum[row][v] = sums[row * VECTORS + v];
+  for (long k = 0; k < count; k++, weight += VECTORS)
+    for (int row = 0; row < ROWS; row++)
+      for (int v = 0; v < VECTORS; v++) sum[row][v] = Kind::add(sum[row][v], weight[v], inputs[row * stride + k]);
+  for (int row = 0; row < ROWS; row++)
+    for (int v = 0; v < VECTORS; v++) sums[row * VECTORS + v] = sum[row][v];
+}
+
+template <class Kind>
+void add_rows(const uint32_t* inputs, long stride, const words* weight, long count, floats* sums, long rows) {
+  for (long row = 0; row < rows; row += TILE, inputs += TILE * stride, sums += TILE * VECTORS)
+    switch (std::min(TILE, rows - row)) {
+      case 1: add_tile<Kind, 1>(inputs, stride, weight, count, sums); break;
+      case 2: add_tile<Kind, 2>(inputs, stride, weight, count, sums); break;
+      case 3: add_tile<Kind, 3>(inputs, stride, weight, count, sums); break;
+      case 4: add_tile<Kind, 4>(inputs, stride, weight, count, sums); break;
+      case 5: add_tile<Kind, 5>(inputs, stride, weight, count, sums); break;
+      case 6: add_tile<Kind, 6>(inputs, stride, weight, count, sums); break;
+    }
+}
+
+template <class Kind>
+void multiply(const void* input, const void* packed, const void* added, void* output, long rows, long outputs,
+              long inputs, int threads) {
+  using number = typename Kind::number;
+  const long length = inputs / Kind::together, piece = rows > TILE ? PIECE : length;
+  const auto* bias = static_cast<const number*>(added);
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (long block = 0; block < outputs / BLOCK; block++) {
+    floats sums[MOST_ROWS * VECTORS] = {};
+    const words* weight = static_cast<const words*>(packed) + block * length * VECTORS;
+    for (long at = 0; at < length; at += piece)
+      add_rows<Kind>(static_cast<const uint32_t*>(input) + at, length, weight + at * VECTORS,
+                     std::min(piece, length - at), sums, rows);
+    number* target = static_cast<number*>(output) + block * BLOCK;
+    for (long row = 0; row < rows; row++, target += outputs)
+      for (long j = 0; j < BLOCK; j++) {
+        const float sum = sums[row * VECTORS + j / 16][j % 16];
+        target[j] = Kind::narrow(bias ? sum + Kind::widen(bias[block * BLOCK + j]) : sum);
+      }
+  }
+}
+
+#define PRODUCT(name, kind)                                                                                     \
+  extern "C" void name(const void* input, const void* packed, const void* bias, void* output, long rows,        \
+                       long outputs, long inputs, int threads) {                                                \
+    multiply<kind>(input, packed, bias, output, rows, outputs, inputs, threads);                                \
+  }
+PRODUCT(product_float32, Float32)
+PRODUCT(product_bfloat16, BFloat16)
+"""
