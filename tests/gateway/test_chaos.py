@@ -1,4 +1,4 @@
-"""An engine killed or stopped at random moments under load: each request is answered whole, or told why not; none twice.
+"""An engine killed or stopped at random moments under load: each is answered whole, or told why not; none twice.
 
 Five kills and two stops by default; `KILLS=50 STOPS=20 pytest -s tests/gateway/test_chaos.py` prints figures of more.
 """
