@@ -74,6 +74,7 @@ class Service:
         self._counts: dict[str, RequestCounts] = {}
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
         self._failed: dict[str, Health] = {}
+        self._started: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._shadows = Shadows(self.metrics, self._can_answer)
         self._pairing = Pairing(self.metrics, self._can_answer)
@@ -105,11 +106,14 @@ class Service:
 
     async def ready(self, backend: str, *, patient: bool) -> None:
         """Let a request pass whose backend can answer, now or, if `patient`, in a moment: a worker that has just been
-        started again should not refuse what its siblings would have answered.
+        started again should not refuse what its siblings would have answered. A backend that was ready before waits
+        itself for what it has lost, as long as it is told to.
 
         Raises:
             schemas.errors.BackendUnavailable: it cannot, yet or any more.
         """
+        if patient and backend in self._started and self._health[backend].status == "loading":
+            return
         patience = _PATIENCE if patient else 0.0
         while self._health[backend].status == "loading" and patience > 0:
             await asyncio.sleep(_STEP)
@@ -260,6 +264,7 @@ class Service:
                 delay = min(2 * delay, _LONGEST_DELAY)
             else:
                 self._failed.pop(name, None)
+                self._started.add(name)
                 await self._look()
                 return
 

@@ -4,7 +4,8 @@ Knows nothing of connections: `link` sends what it hands out and puts in what ar
 
 If the engine dies, the next one is asked again for what is unfinished. A sequence's tokens follow from what was asked,
 its seed included, so the next engine begins with those that have arrived already: they are compared, and only what
-comes after them is news.
+comes after them is news. For the same reason a sequence that kills engines kills each at the same place: one that was
+behind the place it had come to before, or got beyond it, did not do it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import msgspec
 
 from backends.native.messages import Cancel, Output, Submit
 from schemas.errors import BackendFailed, GatewayError
+
+_MOST_ENGINES = 5
+"""That may die under a request, wherever it was: what uses up memory may do so somewhere else each time."""
 
 
 class Exchange:
@@ -34,7 +38,14 @@ class Exchange:
         self._error: GatewayError | None = None
         self._arrived: dict[int, list[int]] = {submit.seq: [] for submit in submits}
         self._repeated: dict[int, int] = {}  # how many of a sequence's arrived tokens the next engine has repeated
-        self.replayed = False
+        self._deaths: dict[int, int] = {}  # how many engines died while a sequence was at the place where it is
+        self._engines = 0
+        self.asked = False
+
+    @property
+    def suspect(self) -> bool:
+        """Whether two engines died while one of its sequences was where it is now."""
+        return any(self._deaths.get(seq, 0) > 1 for seq in self._open)
 
     @property
     def unfinished(self) -> bool:
@@ -73,7 +84,7 @@ class Exchange:
         repeated = arrived[begin : begin + len(output.ids)]
         if tuple(repeated) != output.ids[: len(repeated)]:
             self.close()
-            self.fail(BackendFailed("The engine stopped while it was answering.", code="engine_dead"))
+            self.fail_dead()
             return None
         self._repeated[output.seq] = end = begin + len(repeated)
         if end < len(arrived) and output.reason is None and output.error is None:
@@ -82,13 +93,16 @@ class Exchange:
         fresh = output.ids[len(repeated) :]
         if not fresh and output.reason is None and output.error is None:
             return None
-        return msgspec.structs.replace(output, ids=fresh, logprobs=output.logprobs[len(repeated) :], prompt=())
+        return msgspec.structs.replace(
+            output, ids=fresh, logprobs=output.logprobs[len(repeated) :], prompt=(), cached_tokens=0
+        )
 
     def put(self, output: Output) -> None:
         """Something arrived."""
         news = self._news_of(output) if output.seq in self._repeated else output
         if news is None or news.seq not in self._open:
             return
+        self._deaths.pop(news.seq, None)
         self._arrived[news.seq] += news.ids
         if news.reason is not None or news.error is not None:
             self._open.discard(news.seq)
@@ -97,14 +111,32 @@ class Exchange:
 
     def submit(self) -> None:
         """Ask for what has not ended."""
+        self.asked = True
         for submit in self.submits:
             if submit.seq in self._open:
                 self._send(submit)
 
-    def rewind(self) -> None:
-        """What is unfinished will be asked again, and begin with what has arrived."""
-        self.replayed = True
+    def rewind(self) -> bool:
+        """The engine is gone. The next will be asked for what is unfinished, and begin with what has arrived.
+
+        Returns:
+            Whether this request may be what killed it and one before.
+        """
+        if not self.asked:
+            return False
+        self.asked = False
+        self._engines += 1
+        if self._engines == _MOST_ENGINES:
+            self.fail_dead()
+        there = [seq for seq in self._open if seq not in self._repeated]
+        for seq in there:
+            self._deaths[seq] = self._deaths.get(seq, 0) + 1
         self._repeated = {seq: 0 for seq in self._open if self._arrived[seq]}
+        return any(self._deaths[seq] > 1 for seq in there)
+
+    def fail_dead(self) -> None:
+        """No engine will be asked any more."""
+        self.fail(BackendFailed("The engine stopped while it was answering.", code="engine_dead"))
 
     def fail(self, error: GatewayError) -> None:
         """Nothing more will come."""

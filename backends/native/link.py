@@ -1,8 +1,9 @@
 """The worker's end of an engine: sequences go out, their outputs come back to whoever asked.
 
-One `EngineLink` for each engine and worker. It survives the engine: if that dies, it connects to the next one.
-What is unfinished is asked again there, once. Nothing is generated for nobody: closing an `Exchange` cancels what it
-still waits for.
+One `EngineLink` for each engine and worker. It survives the engine: if that dies, it connects to the next one, and asks
+again for what is unfinished. What may have killed two engines is asked for last: alone it is refused; of several only
+one at a time is tried, until it gets beyond the place where they died, and refused if it is there that this one dies.
+Nothing is generated for nobody: closing an `Exchange` cancels what it still waits for.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from backends.base import Health
 from backends.native.channels import Channel, Connect
 from backends.native.exchange import Exchange
 from backends.native.messages import Failed, FromEngine, Loading, Ping, Pong, Ready, Step, Submit, ToEngine
-from schemas.errors import BackendFailed, BackendUnavailable, GatewayError
+from schemas.errors import BackendUnavailable, GatewayError
 
 log = structlog.get_logger()
 
@@ -57,6 +58,7 @@ class EngineLink:
         self._channel: Channel | None = None
         self._unheard = 0
         self._health = Health("loading")
+        self._held = False  # whether an exchange waits for another to prove harmless
         self._decided = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._impatience: asyncio.TimerHandle | None = None
@@ -124,6 +126,8 @@ class EngineLink:
         exchange.close()
         for submit in exchange.submits:
             self._exchanges.pop(submit.seq, None)
+        if self._held:
+            self._ask()
 
     def abandon(self, why: str) -> None:
         """The engine that `start` waits for will not come up; later it is waited for."""
@@ -191,6 +195,8 @@ class EngineLink:
                 for output in message.outputs:
                     if (exchange := self._exchanges.get(output.seq)) is not None:
                         exchange.put(output)
+                if self._held:
+                    self._ask()
             case Pong():
                 self.pong = message
             case Loading():
@@ -206,16 +212,26 @@ class EngineLink:
         self.ready = self.known = ready
         self._health = Health("ready")
         self._decided.set()
-        for exchange in self._waiting():
-            exchange.submit()
+        self._ask()
+
+    def _ask(self) -> None:
+        """Ask for what was not asked for yet, but of suspects for one at a time."""
+        waiting = self._waiting()
+        tried = any(exchange.asked and exchange.suspect for exchange in waiting)
+        self._held = False
+        for exchange in waiting:
+            if not exchange.asked and self.ready is not None:
+                if exchange.suspect and tried:
+                    self._held = True
+                else:
+                    exchange.submit()
+                    tried = tried or exchange.suspect
 
     def _sort_out(self) -> None:
-        """The engine is gone: what is unfinished may be asked again, once."""
-        for exchange in self._waiting():
-            if exchange.replayed:
-                exchange.fail(BackendFailed("The engine stopped while it was answering.", code="engine_dead"))
-            else:
-                exchange.rewind()
+        """The engine is gone: what is unfinished is asked again, unless it must be what killed it."""
+        suspects = [exchange for exchange in self._waiting() if exchange.rewind()]
+        if len(suspects) == 1:
+            suspects[0].fail_dead()
 
     def _be_patient(self) -> None:
         if self._impatience is not None:

@@ -81,6 +81,26 @@ def test_a_prefix_hit_starts_behind_the_cached_blocks() -> None:
     assert again.cached_tokens == 8
 
 
+def test_what_is_being_computed_is_waited_for() -> None:
+    s = scheduler()
+    shared = tuple(range(30))
+    for arrival in range(3):
+        s.add(sequence(arrival, (*shared, 100 + arrival)))
+    assert step(s) == [(0, 0, 16)]
+    assert step(s) == [(0, 16, 15)]
+    assert step(s) == [(0, 31, 1), (1, 28, 3), (2, 28, 3)]
+
+
+def test_what_is_in_the_making_and_is_not_made_is_not_waited_for() -> None:
+    s = scheduler()
+    leader, other = sequence(0, 40), sequence(1, tuple(range(40)))
+    s.add(leader)
+    s.add(other)
+    assert step(s) == [(0, 0, 16)]
+    s.remove(leader)
+    assert step(s) == [(1, 16, 16)]
+
+
 def test_the_last_token_is_run_even_if_all_is_cached() -> None:
     s = scheduler()
     s.add(sequence(0, (1, 2, 3, 4, 5, 6, 7, 8)))
@@ -217,6 +237,8 @@ class Interleavings(RuleBasedStateMachine):
         assert bool(works) == bool(self.live), "whoever is there gets on, at least the first in order"
         assert sum(work.count for work in works) <= self.step_tokens
         assert len({work.sequence for work in works}) == len(works)
+        completed = [block for work in works for block in self.prompt_blocks(work)]
+        assert len(completed) == len(set(completed)), "nothing is computed twice in a step"
         for work in works:
             self.write(work)
         for work in works:
@@ -226,6 +248,14 @@ class Interleavings(RuleBasedStateMachine):
                 work.sequence.tokens.append(sum(work.sequence.tokens) % 2)
                 if work.sequence.generated == work.sequence.request.max_new_tokens:
                     self.end(work.sequence)
+
+    def prompt_blocks(self, work: Work) -> list[tuple[int, ...]]:
+        """Those of a prompt that others could use, and that are full after the work, by their content."""
+        prompt, size = work.sequence.request.prompt, self.pool.size
+        if work.sequence.scores_prompt or not self.pool.caching:
+            return []
+        ends = range(work.start // size * size + size, work.start + work.count + 1, size)
+        return [prompt[:end] for end in ends if end < len(prompt)]
 
     def write(self, work: Work) -> None:
         """Check that all before the work is in the cache, then put the work there."""

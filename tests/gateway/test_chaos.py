@@ -1,6 +1,6 @@
-"""An engine killed at random moments under load: every request is answered whole, or told why not; none twice.
+"""An engine killed or stopped at random moments under load: each is answered whole, or told why not; none twice.
 
-Five kills by default; `KILLS=50 pytest tests/gateway/test_chaos.py -s` prints the figures of more.
+Five kills and two stops by default; `KILLS=50 STOPS=20 pytest -s tests/gateway/test_chaos.py` prints figures of more.
 """
 
 from __future__ import annotations
@@ -22,6 +22,17 @@ from .processes import Gateway, serving, until
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 KILLS = int(os.environ.get("KILLS", "5"))
+STOPS = int(os.environ.get("STOPS", "2"))
+HASTY = """
+[server]
+workers = 2
+[backends.local]
+kind = "native"
+heartbeat = 0.1
+hung_after = 2.0
+[endpoints.interlingua]
+served_entities = [{ name = "demo", backend = "local" }]
+"""
 QUESTIONS = ("Tell me a story.", "Count to ten.", "What is the capital of France?", "Hello!")
 
 
@@ -93,29 +104,40 @@ class _Told(Exception):
 
 
 def test_kills_under_load(tmp_path: Path) -> None:
-    log = tmp_path / "log"
+    endure(signal.SIGKILL, KILLS, tmp_path / "log", "--workers", "2")
+
+
+def test_stops_under_load(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    config.write_text(HASTY)
+    endure(signal.SIGSTOP, STOPS, tmp_path / "log", "--config", str(config))
+
+
+def endure(number: signal.Signals, times: int, log: Path, *arguments: str) -> None:
+    """Send the engine a signal that many times, and hold all answers against those of a quiet one."""
     chance = random.Random(3)
     back: list[float] = []
-    with serving("--workers", "2", log=log) as gateway:
+    with serving(*arguments, log=log) as gateway:
         expected = {question: Load._whole(_quiet(gateway), question) for question in QUESTIONS}
         load = Load(gateway, threads=8)
         try:
-            for _ in range(KILLS):
+            for _ in range(times):
                 time.sleep(chance.random() * 2)
-                back.append(_kill(gateway, log))
+                back.append(_replaced(gateway, number, log))
         finally:
             assert load.stop(), "somebody hangs"
-    print(f"{KILLS} kills, {load.ended.total()} requests: {dict(load.ended)}; back after {max(back):.1f} s at most")
+    what = f"{times} {number.name}, {load.ended.total()} requests: {dict(load.ended)}"
+    print(f"{what}; back after {sorted(back)[times // 2]:.1f} s, {max(back):.1f} s at most")
     assert load.ended["whole"] > 0
     assert not [how for how in load.ended if how.startswith("broken")], load.ended
     assert all(load.answers[question] <= {text} for question, text in expected.items())
 
 
-def _kill(gateway: Gateway, log: Path) -> float:
-    """Kill the engine; seconds until a new one answers."""
+def _replaced(gateway: Gateway, number: signal.Signals, log: Path) -> float:
+    """Send the engine a signal; seconds until a new one answers."""
     (engine,) = gateway.engines()
     began = time.monotonic()
-    os.kill(engine, signal.SIGKILL)
+    os.kill(engine, number)
     until(lambda: gateway.engines() not in ([], [engine]), log)
     until(lambda: _answers(gateway), log)
     return time.monotonic() - began

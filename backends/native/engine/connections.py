@@ -1,4 +1,4 @@
-"""The engine's end of its Unix socket: one thread that reads and writes all workers' frames.
+"""The engine's end of its Unix socket: a thread reads all workers' frames, and writes what cannot be written at once.
 
 `send` never waits. What a worker does not read in time is kept up to a limit; beyond it the worker is taken for dead,
 its connection closed and reported lost. A new connection is greeted with the latest announcement (`Loading`,
@@ -76,13 +76,18 @@ class Connections:
         self._ring()
 
     def send(self, connection: int, message: FromEngine) -> None:
-        """Tell one worker. A connection that is gone is ignored: the inbox says or will say so."""
+        """Tell one worker. A connection that is gone is ignored: the inbox says or will say so.
+
+        What the socket takes is written before this returns: the worker will hear it even if we are killed now.
+        """
         with self._lock:
             found = self._connections.get(connection)
             if found is None:
                 return
             self._queue(found, message)
-        self._ring()
+            told = not found.doomed and _write(found) and not found.unsent
+        if not told:
+            self._ring()
 
     def close(self) -> None:
         """Send what can be sent at once, then close everything."""

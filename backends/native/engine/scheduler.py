@@ -135,7 +135,8 @@ class Scheduler:
             sequence = self.waiting[0]
             if not self._chunked and len(sequence.tokens) > budget:
                 break
-            if not self._admit(sequence):
+            hits = self._cached_blocks(sequence)
+            if self._is_in_the_making(sequence, len(hits)) or not self._admit(sequence, hits):
                 break
             del self.waiting[0]
             insort(self.running, sequence, key=_order)
@@ -151,14 +152,22 @@ class Scheduler:
         assert count > 0, "a running sequence always has a token to run, and the budget one for it"
         return Work(sequence, sequence.computed, count, count == pending)
 
-    def _admit(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence blocks for all its tokens, if there are enough.
+    def _is_in_the_making(self, sequence: Sequence, block: int) -> bool:
+        """Whether a running sequence is about to compute this block of `sequence`, which can use it a step later. Those
+        behind wait as well: they lose only what the other's last chunk leaves of a step.
+        """
+        if sequence.scores_prompt or block >= len(sequence.block_keys):
+            return False
+        key, first = sequence.block_keys[block], block * self.pool.size
+        return any(one.computed <= first and one.block_keys[block : block + 1] == [key] for one in self.running)
+
+    def _admit(self, sequence: Sequence, hits: list[int]) -> bool:
+        """Give a waiting sequence blocks for all its tokens, if there are enough beside those in the cache.
 
         One more block is left free for every running sequence, whose next token may need it: without that, a full pool
         would admit a sequence and preempt it in the same breath.
         """
         pool = self.pool
-        hits = self._cached_blocks(sequence)
         needed = pool.blocks_for(len(sequence.tokens)) - len(hits)
         if needed + len(self.running) > pool.free - pool.idle(hits):
             return False

@@ -152,6 +152,85 @@ async def test_nothing_is_asked_a_third_time(engine: FakeEngine, link: EngineLin
     link.release(exchange)
 
 
+async def die_and_return(engine: FakeEngine, link: EngineLink) -> None:
+    asked = len(engine.submitted)
+    engine.die()
+    await until(lambda: link.ready is None)
+    await until(lambda: link.ready is not None and len(engine.submitted) > asked)
+
+
+async def test_what_gets_on_survives_any_two_engines(engine: FakeEngine, link: EngineLink) -> None:
+    exchange = ask(link, 6)
+    for further in (1, 2, 3):
+        for _ in range(further):
+            engine.step()
+        await die_and_return(engine, link)
+    for _ in range(6):
+        engine.step()
+    ids = [id for output in await exchange.outputs() for id in output.ids]
+    assert ids == list(range(11, 17))
+    assert not exchange.unfinished
+    link.release(exchange)
+
+
+async def test_what_was_behind_its_place_did_not_kill_the_engine(engine: FakeEngine, link: EngineLink) -> None:
+    exchange = ask(link, 6)
+    for steps in (3, 2, 2):
+        for _ in range(steps):
+            engine.step()
+        await die_and_return(engine, link)
+    assert not exchange.suspect
+    link.release(exchange)
+
+
+async def test_of_suspects_one_at_a_time_is_tried(engine: FakeEngine, link: EngineLink) -> None:
+    exchanges = [ask(link, 2) for _ in range(3)]
+    for _ in range(2):
+        await die_and_return(engine, link)
+    assert [submit.seq for submit in engine.submitted[6:]] == [0]
+    later = ask(link, 1)
+    assert len(engine.running) == 2, "nobody else waits for the trial"
+    engine.step()
+    assert [submit.seq for submit in engine.submitted[8:]] == [1], "the first is harmless"
+    await die_and_return(engine, link)
+    assert [submit.seq for submit in engine.submitted[9:]] == [0, 2]
+    with pytest.raises(BackendFailed) as raised:
+        await exchanges[1].outputs()
+    assert raised.value.code == "engine_dead"
+    link.release(exchanges[1])
+    for _ in range(2):
+        engine.step()
+    for exchange in (exchanges[0], exchanges[2], later):
+        await exchange.outputs()
+        assert not exchange.unfinished
+        link.release(exchange)
+
+
+async def test_leaving_a_trial_makes_room_for_the_next(engine: FakeEngine, link: EngineLink) -> None:
+    first, second = ask(link, 2), ask(link, 2)
+    for _ in range(2):
+        await die_and_return(engine, link)
+    assert [submit.seq for submit in engine.submitted[4:]] == [0]
+    link.release(first)
+    assert [submit.seq for submit in engine.submitted[4:]] == [0, 1]
+    link.release(second)
+
+
+async def test_no_request_sees_five_engines_die(engine: FakeEngine, link: EngineLink) -> None:
+    exchange = ask(link, 50)
+    for further in (1, 2, 3, 4):
+        for _ in range(further):
+            engine.step()
+        await die_and_return(engine, link)
+    for _ in range(5):
+        engine.step()
+    engine.die()
+    await until(lambda: link.ready is not None and not engine.running)
+    with pytest.raises(BackendFailed):
+        await drain(exchange)
+    link.release(exchange)
+
+
 async def test_between_engines_requests_wait(engine: FakeEngine, link: EngineLink) -> None:
     engine.up = False
     engine.die()
