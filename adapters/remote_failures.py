@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from adapters.base import Headers
+from adapters.body import UNREADABLE
 from schemas.errors import (
     BackendError,
     BackendFailed,
@@ -59,7 +60,7 @@ def read_error(body: bytes, type: type[T]) -> T:
     """What an error says; nothing if it is not in the protocol's form. All fields of `type` have defaults."""
     try:
         return msgspec.json.decode(body, type=type)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return type()
 
 
