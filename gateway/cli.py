@@ -192,8 +192,9 @@ class _Greeting:
 
     @property
     def _url(self) -> str:
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self._config.server.host, self._config.server.host)
-        return f"http://{host}:{self._config.server.port}"
+        server = self._config.server
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)
+        return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
 
     def _wait(self, health: dict[str, str]) -> bool:
         if health["status"] == "failed" and len(self._config.backends) == 1:
@@ -244,7 +245,7 @@ def _check_address(config: Config, insecure: bool) -> None:
     except ValueError:
         private = False
     if not private and config.server.keys_env is None and not insecure:
-        raise click.UsageError(f"{host} can be reached by others: set keys_env, or say --insecure")
+        raise ConfigError(f"{host} can be reached by others: set keys_env, or say --insecure")
 
 
 def _check_siblings() -> None:
