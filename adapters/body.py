@@ -28,6 +28,9 @@ MAX_KEYS = 100_000
 MAX_ITEMS = 1_000_000
 """Commas that a body may have, those within strings among them: a token-id prompt has one a token."""
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not the JSON that it was told to expect."""
+
 _LONG_NUMBER = re.compile(rb"[0-9]{19}")
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`$")

@@ -5,7 +5,12 @@ The remote's own words are passed on only where the client can mend the request.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+import msgspec
+
 from adapters.base import Headers
+from adapters.body import UNREADABLE
 from schemas.errors import (
     BackendError,
     BackendFailed,
@@ -17,6 +22,8 @@ from schemas.errors import (
     ModelNotFound,
     Overloaded,
 )
+
+T = TypeVar("T")
 
 REFUSED = "The backend refused the request."
 """Where it does not say why."""
@@ -47,6 +54,14 @@ def failure_of(status: int, words: str, retry_after: float | None) -> GatewayErr
     if status in (408, 504):
         return BackendTimeout("The backend timed out.")
     return failed()
+
+
+def read_error(body: bytes, type: type[T]) -> T:
+    """What an error says; nothing if it is not in the protocol's form. All fields of `type` have defaults."""
+    try:
+        return msgspec.json.decode(body, type=type)
+    except UNREADABLE:
+        return type()
 
 
 def retry_after(headers: Headers) -> float | None:

@@ -22,6 +22,7 @@ from gateway.failures import shown
 from gateway.mount import Mounts, not_allowed, not_found
 from gateway.openapi import document
 from gateway.service import Service
+from gateway.state import Live
 from schemas.errors import BodyTooLarge, GatewayError, InvalidRequest
 
 
@@ -58,6 +59,17 @@ def make_backends(config: Config) -> dict[str, Backend]:
         except msgspec.ValidationError as error:
             raise ConfigError(f"backends.{name}: {error}") from None
     return made
+
+
+def validate(config: Config) -> None:
+    """Build what a worker would build, and start none of it.
+
+    Raises:
+        ConfigError: the configuration names what does not exist, or says what cannot be.
+    """
+    make_backends(config)
+    Mounts(adapters(), config)
+    Live(config)
 
 
 def create_app(

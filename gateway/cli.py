@@ -64,6 +64,8 @@ def serve(
         raise click.UsageError("--model, --config and --backend exclude each other")
     if backend_key_env is not None and backend is None:
         raise click.UsageError("--backend-key-env goes with --backend")
+    from gateway.app import validate
+
     logging.configure(log_level)
     given = {name: value for name, value in server.items() if value is not None}
 
@@ -73,7 +75,7 @@ def serve(
         _check_address(config, insecure)
         keys_from(config.server.keys_env)
         keys_from(config.server.admin_keys_env)
-        Live(config)
+        validate(config)
         return config
 
     try:
@@ -86,13 +88,11 @@ def serve(
 @click.argument("file", type=click.Path(path_type=Path))
 def check(file: Path) -> None:
     """Say what is wrong with a configuration FILE, or what it would serve."""
-    from gateway.app import adapters, make_backends
-    from gateway.mount import Mounts
+    from gateway.app import validate
 
     try:
         config = load(file)
-        make_backends(config)
-        Mounts(adapters(), config)
+        validate(config)
         deployments = Live(config).deployments
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
@@ -192,8 +192,9 @@ class _Greeting:
 
     @property
     def _url(self) -> str:
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self._config.server.host, self._config.server.host)
-        return f"http://{host}:{self._config.server.port}"
+        server = self._config.server
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)
+        return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
 
     def _wait(self, health: dict[str, str]) -> bool:
         if health["status"] == "failed" and len(self._config.backends) == 1:
@@ -244,7 +245,7 @@ def _check_address(config: Config, insecure: bool) -> None:
     except ValueError:
         private = False
     if not private and config.server.keys_env is None and not insecure:
-        raise click.UsageError(f"{host} can be reached by others: set keys_env, or say --insecure")
+        raise ConfigError(f"{host} can be reached by others: set keys_env, or say --insecure")
 
 
 def _check_siblings() -> None:

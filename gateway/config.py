@@ -22,6 +22,12 @@ BUNDLED = "interlingua"
 """The endpoint that answers when nothing was configured."""
 
 
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Delay = Annotated[float, msgspec.Meta(ge=0)]
+
+
 class ConfigError(Exception):
     """The configuration is wrong; the text says where and how."""
 
@@ -33,14 +39,14 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class Mount(Section, frozen=True):
     """A path prefix under which every route exists once more, with other dialects (protocol -> dialect)."""
 
-    prefix: str
+    prefix: Annotated[str, msgspec.Meta(pattern=r"^(/[^/?#{}\s]+)+/?$")]
     dialects: dict[str, str]
 
 
 class Listener(Section, frozen=True):
     """One more port, with other dialects."""
 
-    port: int
+    port: Port
     dialects: dict[str, str] = {}
 
 
@@ -51,11 +57,11 @@ class Limits(Section, frozen=True):
     `stored_responses` bounds all that is kept for `/v1/responses/{id}`; 0 keeps nothing.
     """
 
-    max_body: int = 16 * 1024 * 1024
-    max_image_body: int = 32 * 1024 * 1024
-    body_idle: float = 10.0
-    body_total: float = 60.0
-    max_concurrent_requests: int = 1024
+    max_body: Count = 16 * 1024 * 1024
+    max_image_body: Count = 32 * 1024 * 1024
+    body_idle: Seconds = 10.0
+    body_total: Seconds = 60.0
+    max_concurrent_requests: Count = 1024
     stored_responses: Annotated[int, msgspec.Meta(ge=0)] = 64 * 1024 * 1024
 
 
@@ -67,8 +73,8 @@ class ServerSection(Section, frozen=True):
     """
 
     host: str = "127.0.0.1"
-    port: int = 8000
-    workers: int = 1
+    port: Port = 8000
+    workers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     dialects: dict[str, str] = {}
     dialect_options: dict[str, dict[str, Any]] = {}
     mounts: tuple[Mount, ...] = ()
@@ -77,8 +83,8 @@ class ServerSection(Section, frozen=True):
     keys_env: str | None = None
     admin_keys_env: str | None = None
     state_file: str | None = None
-    drain_delay: float = 0.0
-    drain_timeout: float = 600.0
+    drain_delay: Delay = 0.0
+    drain_timeout: Delay = 600.0
     metrics: bool = True
 
 
@@ -88,8 +94,8 @@ Task = Literal["chat", "completions", "embeddings"]
 class Shadow(Section, frozen=True):
     """How much a shadow may cost, in each worker: copies at a time, and seconds for one. More are not sent."""
 
-    max_concurrent_requests: Annotated[int, msgspec.Meta(ge=1)] = 4
-    timeout: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    max_concurrent_requests: Count = 4
+    timeout: Seconds = 60.0
 
 
 class Paired(Section, frozen=True):
@@ -98,9 +104,9 @@ class Paired(Section, frozen=True):
     """
 
     share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
-    max_concurrent_requests: Annotated[int, msgspec.Meta(ge=1)] = 1
-    timeout: Annotated[float, msgspec.Meta(gt=0)] = 60.0
-    max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 2048
+    max_concurrent_requests: Count = 1
+    timeout: Seconds = 60.0
+    max_tokens: Count = 2048
 
 
 class ServedEntity(Section, frozen=True):
@@ -226,11 +232,21 @@ def _check(text: str, config: Config) -> None:
     for name, backend in config.backends.items():
         if not isinstance(backend.get("kind"), str):
             raise ConfigError(f"{_line(text, name)}: backends.{name}: `kind` is missing")
+    prefixes = [mount.prefix.rstrip("/") for mount in config.server.mounts]
+    if twice := _twice(prefixes):
+        raise ConfigError(f"{_line(text, 'mounts')}: server.mounts: two of them have the prefix '{twice}'")
+    if twice := _twice([config.server.port, *(listener.port for listener in config.server.listeners)]):
+        raise ConfigError(f"{_line(text, 'listeners')}: server.listeners: the port {twice} is taken twice")
     if config.server.admin_keys_env is not None and config.server.state_file is None:
         raise ConfigError(f"{_line(text, 'admin_keys_env')}: server: `admin_keys_env` needs a `state_file`")
     for name, endpoint in config.endpoints.items():
         if wrong := wrong_endpoint(endpoint, config.backends):
             raise ConfigError(f"{_line(text, name)}: endpoints.{name}{wrong}")
+
+
+def _twice(values: list[Any]) -> Any:
+    """The first value that stands there twice; None if none does."""
+    return next((value for place, value in enumerate(values) if value in values[:place]), None)
 
 
 def wrong_endpoint(endpoint: Endpoint, backends: Collection[str]) -> str | None:
@@ -240,7 +256,7 @@ def wrong_endpoint(endpoint: Endpoint, backends: Collection[str]) -> str | None:
         return ": `served_entities` is empty"
     for arm in arms:
         if arm.backend not in backends:
-            return f".{arm.name}: no backend is called '{arm.backend}'{_nearest(arm.backend, backends)}"
+            return f".{arm.name}: no backend is called '{arm.backend}'{nearest(arm.backend, backends)}"
         if arm.shadow is not None and arm.traffic_percentage:
             return f".{arm.name}: a shadow answers nobody, so that its `traffic_percentage` must be 0"
     if arms[0].paired is not None:
@@ -278,14 +294,15 @@ def _explain(text: str, message: str) -> str:
     if unknown := _UNKNOWN.match(message):
         field, path = unknown["field"], unknown["path"] or ""
         where = f"{path}.{field}".removeprefix(".")
-        return f"{_line(text, field)}: {where}: unknown field{_nearest(field, _all_fields())}"
+        return f"{_line(text, field)}: {where}: unknown field{nearest(field, _all_fields())}"
     wrong = _WRONG.match(message)
     assert wrong is not None, message
     path = wrong["path"] or ""
     return f"{_line(text, path.rpartition('.')[2])}: {path}: {wrong['what']}"
 
 
-def _nearest(name: str, known: Any) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that may have been meant, as the end of a sentence; "" if none is near."""
     near = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean '{near[0]}'?" if near else ""
 

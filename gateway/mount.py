@@ -15,7 +15,7 @@ from litestar.handlers import ASGIRouteHandler, asgi
 
 from adapters.base import Adapter, Reply, Route
 from gateway import figures
-from gateway.config import Config, ConfigError
+from gateway.config import Config, ConfigError, nearest
 from gateway.exchange import Exchange, Operation
 from gateway.paths import Paths
 from gateway.service import Service
@@ -39,7 +39,7 @@ class Mounts:
 
     def __init__(self, adapters: Mapping[str, Adapter], config: Config) -> None:
         self._adapters = adapters
-        self._options = config.server.dialect_options
+        self._dialects = _dialects(adapters, config.server.dialect_options)
         base = config.server.dialects
         prefixes = {"": base} | {mount.prefix.rstrip("/"): base | mount.dialects for mount in config.server.mounts}
         self._default = self._table(prefixes)
@@ -90,7 +90,7 @@ class Mounts:
             if unknown := set(dialects) - set(self._adapters):
                 raise ConfigError(f"dialects: there is no protocol '{min(unknown)}'")
             for name, adapter in self._adapters.items():
-                face = adapter.server(self._dialect(adapter, dialects.get(name)))
+                face = adapter.server(self._dialect(name, dialects.get(name)))
                 for route in face.routes:
                     methods = table[prefix if prefix and route.path == "/" else prefix + route.path]
                     if route.method in methods:
@@ -98,19 +98,37 @@ class Mounts:
                     methods[route.method] = Operation(name, route, face)
         return dict(table)
 
-    def _dialect(self, adapter: Adapter, name: str | None) -> Any:
-        name = name or next(iter(adapter.dialects))
-        if name not in adapter.dialects:
-            known = ", ".join(adapter.dialects)
-            raise ConfigError(f"dialects.{adapter.name}: there is no dialect '{name}'; there are {known}")
-        options = self._options.get(name, {})
-        if not options:
-            return adapter.dialects[name]
-        fields = msgspec.to_builtins(adapter.dialects[name]) | options
-        try:
-            return msgspec.convert(fields, type(adapter.dialects[name]))
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"dialect_options.{name}: {error}") from None
+    def _dialect(self, protocol: str, name: str | None) -> Any:
+        known = self._dialects[protocol]
+        name = name or next(iter(known))
+        if name not in known:
+            raise ConfigError(f"dialects.{protocol}: there is no dialect '{name}'; there are {', '.join(known)}")
+        return known[name]
+
+
+def _dialects(adapters: Mapping[str, Adapter], options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Each protocol's dialects by name, with the fields that the configuration sets."""
+    known = {name for adapter in adapters.values() for name in adapter.dialects}
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"dialect_options: there is no dialect '{name}'{nearest(name, known)}")
+    return {
+        protocol: {name: _with(name, dialect, options.get(name, {})) for name, dialect in adapter.dialects.items()}
+        for protocol, adapter in adapters.items()
+    }
+
+
+def _with(name: str, dialect: Any, options: Mapping[str, Any]) -> Any:
+    if not options:
+        return dialect
+    fields = msgspec.to_builtins(dialect)
+    for field in options:
+        if field not in fields:
+            raise ConfigError(f"dialect_options.{name}: there is no field '{field}'{nearest(field, fields)}")
+    try:
+        return msgspec.convert(fields | dict(options), type(dialect))
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"dialect_options.{name}: {error}") from None
 
 
 def _paths(table: Table) -> Paths[Methods]:

@@ -11,6 +11,7 @@ import msgspec
 from adapters.anthropic.dialects import Dialect
 from adapters.base import Headers, Reply
 from adapters.blocks import Blocks, Opened, Said
+from adapters.body import UNREADABLE
 from adapters.fold import blocks
 from adapters.sse import guard
 from schemas import anthropic as wire
@@ -189,7 +190,7 @@ def _tool_use(call: ToolCall, *, cut: bool) -> wire.ToolUseBlock:
     arguments = (call.arguments or "{}").encode()
     try:
         msgspec.json.decode(arguments, type=dict)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         if not cut:
             raise BackendFailed("The model's call of a tool is not a JSON object.", code="bad_tool_call") from None
         arguments = b"{}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from adapters.body import UNREADABLE
 from schemas import anthropic as wire
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import ChatPrompt, ImagePart, Message, Part, TextPart, ToolCall
@@ -167,7 +168,7 @@ def _block(part: Part) -> dict[str, Any]:
 def _object(arguments: str) -> Any:
     try:
         found = msgspec.json.decode(arguments or "{}")
-    except msgspec.DecodeError:
+    except UNREADABLE:
         found = None
     if not isinstance(found, dict):
         raise InvalidRequest("A tool call's arguments must be a JSON object.", param="messages")

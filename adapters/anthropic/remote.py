@@ -8,6 +8,7 @@ import msgspec
 
 from adapters.anthropic.dialects import Dialect
 from adapters.base import Reply
+from adapters.body import UNREADABLE
 from adapters.remote_failures import REFUSED, failure_of, malformed, retry_after
 from adapters.sse import EventReader
 from schemas import anthropic as wire
@@ -139,7 +140,7 @@ def read_failure(reply: Reply) -> GatewayError:
     """What a reply with an error status means. Its own words are told where the client can do something about them."""
     try:
         words = msgspec.json.decode(reply.body, type=wire.ErrorAnswer).error.message
-    except msgspec.DecodeError:
+    except UNREADABLE:
         words = REFUSED
     return failure_of(reply.status, words, retry_after(reply.headers))
 
@@ -167,5 +168,5 @@ def _told(error: wire.Error | None) -> BackendError:
 def _decode(data: bytes, type: type[_T]) -> _T:
     try:
         return msgspec.json.decode(data, type=type)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    except UNREADABLE:
         raise malformed("not the protocol's JSON") from None

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from adapters.base import Reply
+from adapters.body import UNREADABLE
 from adapters.openai.dialects import Dialect
 from adapters.openai.outbound import passes_back
 from adapters.openai.remote_echo import without_echo
@@ -190,7 +191,7 @@ def decode_answer(data: bytes) -> RemoteAnswer:
     """
     try:
         answer = msgspec.json.decode(data, type=RemoteAnswer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         raise malformed("not the protocol's JSON") from None
     if is_error(answer):
         raise event_failure(answer)

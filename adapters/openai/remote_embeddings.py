@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from adapters.base import Reply
+from adapters.body import UNREADABLE
 from adapters.openai.dialects import Dialect
 from adapters.openai.outbound import is_of
 from adapters.openai.remote_failures import event_failure
@@ -54,7 +55,7 @@ def read_embeddings(dialect: Dialect, request: Embed, reply: Reply) -> Embedding
     """
     try:
         answer = msgspec.json.decode(reply.body, type=RemoteEmbeddings)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         raise malformed("not the protocol's JSON") from None
     if answer.data is None:
         raise event_failure(_as_error(reply.body))

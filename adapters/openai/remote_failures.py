@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from adapters.base import Reply
-from adapters.remote_failures import REFUSED, failure_of, retry_after
+from adapters.remote_failures import REFUSED, failure_of, read_error, retry_after
 from schemas.errors import ContextLengthExceeded, GatewayError, InvalidRequest
 from schemas.openai.remote import RemoteAnswer
 
@@ -52,11 +50,7 @@ def event_failure(answer: RemoteAnswer) -> GatewayError:
 
 def remote_failure(reply: Reply) -> GatewayError:
     """What a reply with an error status means."""
-    try:
-        answer = msgspec.json.decode(reply.body, type=RemoteAnswer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        answer = RemoteAnswer()
-    return _failure(reply.status, answer, retry_after(reply.headers))
+    return _failure(reply.status, read_error(reply.body, RemoteAnswer), retry_after(reply.headers))
 
 
 def _failure(status: int, answer: RemoteAnswer, retry_after: float | None) -> GatewayError:

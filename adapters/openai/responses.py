@@ -62,15 +62,8 @@ def response(
     tools = tuple(_tool(dialect, tool, f"tools[{place}]") for place, tool in enumerate(given.tools or ()))
     if len(tools) > dialect.max_tools:
         raise too_long("tools", dialect.max_tools, len(tools))
-    reasoning = given.reasoning or wire.Reasoning()
     scored = _LOGPROBS in (given.include or ())
     before = conversation(call, given.previous_response_id)
-    hints = {
-        "reasoning_effort": reasoning.effort,
-        "metadata": given.metadata,
-        "service_tier": given.service_tier,
-        STORED: _items(before, origin, call) if given.store is not False and call.records is not None else None,
-    }
     return Generate(
         id=call.id,
         model=given.model or "",
@@ -91,7 +84,7 @@ def response(
         parallel_tool_calls=given.parallel_tool_calls,
         grammar=_grammar(given.text),
         user=given.safety_identifier or given.user,
-        hints={name: value for name, value in hints.items() if value is not None},
+        hints=_hints(given, before, origin, call),
         extra=extra,
         origin=origin,
     )
@@ -107,6 +100,17 @@ def count(dialect: Dialect, given: wire.ResponseRequest, origin: Origin, call: C
     none = asked.tool_choice is not None and asked.tool_choice.mode == "none"
     tools = () if none else asked.tools
     return Tokenize(id=asked.id, model=asked.model, prompt=asked.prompts[0], tools=tools, origin=origin)
+
+
+def _hints(given: wire.ResponseRequest, before: list[dict[str, Any]], origin: Origin, call: Call) -> dict[str, Any]:
+    kept = given.store is not False and call.records is not None
+    hints = {
+        "reasoning_effort": given.reasoning.effort if given.reasoning is not None else None,
+        "metadata": given.metadata,
+        "service_tier": given.service_tier,
+        STORED: _items(before, origin, call) if kept else None,
+    }
+    return {name: value for name, value in hints.items() if value is not None}
 
 
 def _check(given: wire.ResponseRequest) -> None:

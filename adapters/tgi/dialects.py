@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from adapters import mindie
+
 
 class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A parameter's interval, the ends out of it where they are `open`, and the words that refuse a `{value}`."""
@@ -227,34 +229,7 @@ _TGI_FAILURES = {
     "internal": Failure(500, "internal"),
 }
 
-_MINDIE_INVALID = Failure(422, "Input Validation Error")
-_MINDIE_NOT_FOUND = Failure(404, "NotFoundError")
-_MINDIE_UNAVAILABLE = Failure(503, "Service Unavailable")
-_MINDIE_INCOMPLETE = Failure(500, "Incomplete Generation")
-
-_MINDIE_FAILURES = {
-    "invalid_request": _MINDIE_INVALID,
-    "malformed_body": Failure(422, "Input Validation Error", "Failed to parse request context to json. {message}"),
-    "unsupported": _MINDIE_INVALID,
-    "context_length": _MINDIE_INVALID,
-    "unauthorized": Failure(401, "Unauthorized"),
-    "forbidden": Failure(403, "Forbidden"),
-    "model_not_found": _MINDIE_NOT_FOUND,
-    "route_not_found": _MINDIE_NOT_FOUND,
-    "method_not_allowed": Failure(405, "Method Not Allowed"),
-    "conflict": Failure(409, "Input Validation Error"),
-    "body_too_large": Failure(413, "Input Validation Error"),
-    "unsupported_media_type": Failure(415, "Input Validation Error"),
-    "request_timeout": Failure(408, "Request Timeout"),
-    "rate_limited": Failure(429, "Too Many Requests"),
-    "overloaded": _MINDIE_UNAVAILABLE,
-    "shutting_down": _MINDIE_UNAVAILABLE,
-    "backend_failed": Failure(424, "Generation Error"),
-    "backend_unavailable": _MINDIE_UNAVAILABLE,
-    "timeout": Failure(500, "Incomplete Generation", "Engine callback timeout."),
-    "incomplete": _MINDIE_INCOMPLETE,
-    "internal": _MINDIE_INCOMPLETE,
-}
+_MINDIE_FAILURES = {kind: Failure(*told) for kind, told in mindie.FAILURES.items()}
 
 # "stop_sequence" is a stop string that matched. A filter comes nearest to that: the model itself would have gone on.
 _TGI_FINISH = {

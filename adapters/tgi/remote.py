@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from adapters.base import Reply
+from adapters.body import UNREADABLE
 from adapters.remote_failures import malformed
 from adapters.sse import EventReader
 from adapters.tgi.dialects import Dialect
@@ -213,5 +214,5 @@ def _prompt_tokens(details: RemoteSequence) -> int:
 def _decode(data: bytes, type: Any) -> Any:
     try:
         return msgspec.json.decode(data, type=type)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         raise malformed("not the protocol's JSON") from None

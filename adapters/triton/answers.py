@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from adapters.body import UNREADABLE
 from adapters.remote_failures import failed, malformed
 from adapters.sse import EventReader
 from adapters.triton.dialects import Dialect
@@ -62,7 +63,7 @@ class AnswerReader:
         """
         try:
             response = _responses.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             raise malformed("it is not JSON of the expected form") from None
         if response.error is not None:
             raise failed()
@@ -167,7 +168,7 @@ def read_tokens(text: str, shown: str, tops: int) -> tuple[Token, ...]:
     """
     try:
         positions = _logprobs.decode(text) or []
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         raise malformed("its logprobs are not JSON of the expected form") from None
     tokens = []
     for position in positions:

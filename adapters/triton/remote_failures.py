@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from adapters.base import Reply
-from adapters.remote_failures import REFUSED, failure_of, retry_after
+from adapters.remote_failures import REFUSED, failure_of, read_error, retry_after
 from schemas.errors import GatewayError
 from schemas.triton import RemoteResponse
 
@@ -17,8 +15,5 @@ def remote_failure(reply: Reply) -> GatewayError:
 
 def _words(body: bytes) -> str:
     """The remote's own sentence, be it a JSON object or (as Triton writes the first error of a stream) an event."""
-    try:
-        error = msgspec.json.decode(body.strip().removeprefix(b"data:"), type=RemoteResponse).error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        error = None
+    error = read_error(body.strip().removeprefix(b"data:"), RemoteResponse).error
     return error if isinstance(error, str) and error else REFUSED

@@ -150,18 +150,6 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     finish_reason: str | None
 
 
-class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a streamed chat; `choices` is empty in the one that tells the usage."""
-
-    id: str
-    object: str = "chat.completion.chunk"
-    created: int
-    model: str
-    system_fingerprint: str | UnsetType = UNSET
-    choices: tuple[ChunkChoice, ...]
-    usage: Usage | UnsetType | None = UNSET
-
-
 class EmbeddingUsage(msgspec.Struct, frozen=True):
     """Vectors have no completion tokens."""
 

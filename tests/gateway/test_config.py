@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.app import validate
 from gateway.config import BUNDLED, ConfigError, default, load, parse
 
 GOOD = """\
@@ -51,6 +52,15 @@ WRONG = {
     GOOD
     + 'experiment = { unit = ["users"] }\n': "7: endpoints.chat: there is no unit 'users'; there are header:<name>",
     GOOD + '[server]\nport = "80"\n': "14: server.port: Expected `int`, got `str`",
+    GOOD + "[server]\nworkers = 0\n": "14: server.workers: Expected `int` >= 1",
+    GOOD + "[server]\nport = 99999\n": "14: server.port: Expected `int` <= 65535",
+    GOOD + "[server]\ndrain_timeout = -1.0\n": "14: server.drain_timeout: Expected `float` >= 0",
+    GOOD + "[server.limits]\nbody_idle = 0.0\n": "14: server.limits.body_idle: Expected `float` > 0",
+    GOOD + "[server.limits]\nmax_concurrent_requests = 0\n": "14: server.limits.max_concurrent_requests: Expected",
+    GOOD + "[[server.mounts]]\nprefix = 'x'\ndialects = {}\n": "14: server.mounts[0].prefix: Expected `str` matching",
+    GOOD
+    + "[[server.mounts]]\nprefix = '/x'\ndialects = {}\n" * 2: "13: server.mounts: two of them have the prefix '/x'",
+    GOOD + "[[server.listeners]]\nport = 8000\n": "13: server.listeners: the port 8000 is taken twice",
     GOOD + "[server.limits]\nmax_bodyy = 1\n": "14: server.limits.max_bodyy: unknown field; did you mean 'max_body'?",
 }
 
@@ -59,6 +69,26 @@ WRONG = {
 def test_what_is_wrong_is_said_with_its_line(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse(text)
+    assert str(error.value).startswith(message)
+
+
+UNSERVABLE = {
+    "[server.dialects]\ntgi = 'mindi'": "dialects.tgi: there is no dialect 'mindi'; there are tgi, tgi-0.9, mindie",
+    "[server.dialects]\ntgii = 'mindie'": "dialects: there is no protocol 'tgii'",
+    "[server.dialect_options.mindy]": "dialect_options: there is no dialect 'mindy'; did you mean 'mindie'?",
+    "[server.dialect_options.mindie]\nfulltext = true": (
+        "dialect_options.mindie: there is no field 'fulltext'; did you mean 'full_text'?"
+    ),
+    "[server.dialect_options.mindie]\nfull_text = 1": "dialect_options.mindie: Expected `bool`, got `int`",
+    "[backends.far]\nkind = 'opena'": "backends.far: there is no backend of kind 'opena'; there are anthropic, ",
+    "[backends.far]\nkind = 'openai'\nurll = ''": "backends.far: Object contains unknown field `urll`",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), UNSERVABLE.items(), ids=range(len(UNSERVABLE)))
+def test_what_cannot_be_served_is_said_before_anything_starts(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        validate(parse(GOOD + text))
     assert str(error.value).startswith(message)
 
 

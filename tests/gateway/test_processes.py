@@ -166,6 +166,15 @@ def test_refused_before_it_starts(arguments: list[str], message: str) -> None:
     assert "Traceback" not in ended.stderr
 
 
+def test_a_wrong_configuration_is_refused_before_it_starts(scripted: Callable[[int], str]) -> None:
+    file = scripted(1)
+    with Path(file).open("a") as written:
+        written.write("\n[server.dialects]\ntgi = 'mindi'\n")
+    ended = gateway("serve", "--config", file)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("Error: dialects.tgi: there is no dialect 'mindi'")
+
+
 def test_keys_are_asked_for(scripted: Callable[[int], str], log: Path) -> None:
     arguments = ("--config", scripted(1), "--keys-env", "TEST_GATEWAY_KEYS")
     with serving(*arguments, env={"TEST_GATEWAY_KEYS": "canary-1,canary-2"}, log=log) as served:

@@ -80,10 +80,11 @@ def test_streams_end_with_the_old_and_requests_begin_with_the_new(file: Path, tm
     [
         ("[endpoints.echo", "declaration"),
         (HEAD.format(workers=1).replace("workers", "host = '127.0.0.2'\nworkers") + ECHO, "address"),
+        (HEAD.format(workers=1).replace("workers", "host = '0.0.0.0'\nworkers") + ECHO, "can be reached by others"),
         (HEAD.format(workers=1) + ECHO.replace('backend = "s"', 'backend = "t"'), "'t'"),
         ('[backends.s]\nkind = "tgi"\nurl = "http://127.0.0.1:9"\napi_key_env = "UNSET_KEY"\n' + ECHO, "cannot answer"),
     ],
-    ids=["no TOML", "another address", "no such backend", "a backend that cannot start"],
+    ids=["no TOML", "another address", "a public one", "no such backend", "a backend that cannot start"],
 )
 def test_what_cannot_be_served_leaves_what_is(file: Path, tmp_path: Path, text: str, why: str) -> None:
     file.write_text(HEAD.format(workers=1) + ECHO)

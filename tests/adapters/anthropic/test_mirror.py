@@ -162,6 +162,13 @@ def test_requests(
     assert mirrored(request) == request
 
 
+@pytest.mark.parametrize("arguments", ["{", "[]", '{"a":' * 5000], ids=["cut", "an array", "no end of members"])
+def test_a_call_whose_arguments_are_no_object_is_refused(arguments: str) -> None:
+    called = Message("assistant", tool_calls=(ToolCall("t", "f", arguments),))
+    with pytest.raises(InvalidRequest):
+        CLIENT.encode(asked(prompts=(ChatPrompt((Message("user", "x"), called)),)))
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -246,10 +246,11 @@ def test_ends(finished: Finished, reason: str, stop: str | None) -> None:
     assert (answer["stop_reason"], answer["stop_sequence"]) == (reason, stop)
 
 
-def test_arguments_that_are_no_object() -> None:
+@pytest.mark.parametrize("arguments", ['{"a', "[]", '{"a":' * 5000], ids=["cut", "an array", "no end of members"])
+def test_arguments_that_are_no_object(arguments: str) -> None:
     events = (
         Started("m", 1),
-        Delta(tool_calls=(ToolDelta(0, "t", "f", '{"a'),)),
+        Delta(tool_calls=(ToolDelta(0, "t", "f", arguments),)),
         Finished(reason=FinishReason.TOOL_CALL),
         Usage(1, 1),
     )
