@@ -32,7 +32,7 @@ class ImageFile(msgspec.Struct, frozen=True):
 
 
 class Picture(msgspec.Struct, frozen=True):
-    """RGB bytes, row by row, and the digest of the file."""
+    """RGB bytes, row by row, and the digest of the file. The bytes may be taken, since they are many."""
 
     width: int
     height: int

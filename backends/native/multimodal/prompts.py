@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import chain, pairwise
@@ -18,6 +19,8 @@ from schemas.errors import InvalidRequest
 from schemas.ir import ChatPrompt, ImagePart, Prompt, TextPrompt
 
 _CACHE_BYTES = 64 * 1024 * 1024
+_M_MMAP_THRESHOLD = -3  # malloc.h
+_LARGE_BLOCK = 4 * 1024 * 1024
 
 
 class ProcessorCache:
@@ -63,6 +66,7 @@ class ImagePrompts:
     @classmethod
     def load(cls, folder: str, options: ImageOptions, most_tokens: int) -> ImagePrompts:
         """For the checkpoint in `folder`, which takes pictures."""
+        _return_large_blocks()
         return cls(load_processor(folder), options, most_tokens)
 
     def marked(self, prompt: Prompt) -> Prompt:
@@ -114,6 +118,13 @@ class ImagePrompts:
         except (ValueError, ArithmeticError) as error:  # of sides that would be rounded to nothing, say
             size = f"{picture.width}x{picture.height}"
             raise InvalidRequest(f"The image is {size}, which the model's image processor does not take.") from error
+
+
+def _return_large_blocks() -> None:
+    """What a picture took goes back to the system after it; glibc would keep more of it after each, in pieces."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
 
 
 def load_processor(folder: str) -> BaseMultiModalProcessor[Any]:
