@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from backends.images import ImageFile, ImageLoader, ImageOptions, Picture
+from backends.images import ImageFile, ImageLoader, ImageOptions, Picture, about
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from backends.native.multimodal.processing import BaseMultiModalProcessor
 from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
@@ -86,10 +86,10 @@ class ImagePrompts:
             schemas.errors.InvalidRequest: a picture is refused.
         """
         wanted = [images_of(prompt) for prompt in prompts]
-        files = iter(await self._loader.read([part for parts in wanted for part in parts]))
+        files = enumerate(await self._loader.read([part for parts in wanted for part in parts]))
         expanded = []
         for ids, parts in zip(encoded, wanted, strict=True):
-            items = [await self._item(next(files)) for _ in parts]
+            items = [await self._numbered(*next(files)) for _ in parts]
             expanded.append(self._processor.apply(ids, items) if items else MultiModalInputs(ids))
         self._check_tokens(expanded)
         return expanded
@@ -103,6 +103,10 @@ class ImagePrompts:
             if feature.length > self._most_tokens:
                 most = f"at most {self._most_tokens} are made ready for"
                 raise InvalidRequest(f"An image of this size takes {feature.length} tokens; {most}.")
+
+    async def _numbered(self, number: int, file: ImageFile) -> ImageItem:
+        with about(number):
+            return await self._item(file)
 
     async def _item(self, file: ImageFile) -> ImageItem:
         item = self._cache.get(file.digest)
