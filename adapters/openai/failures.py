@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import msgspec
 
@@ -10,7 +11,7 @@ from adapters.base import Headers, Reply
 from adapters.openai.answers import is_chat
 from adapters.openai.dialects import Dialect
 from schemas.errors import GatewayError, MethodNotAllowed, UnsupportedFeature
-from schemas.ir import Generate
+from schemas.ir import ChatPrompt, Generate, ImagePart
 from schemas.openai.answers import Error, ErrorResponse, MindieErrorResponse
 
 _FIELDS = {
@@ -29,6 +30,9 @@ _FIELDS = {
     "adapters": "model",
 }
 """What the protocol calls a `backends.base.Feature`."""
+
+_PICTURE = re.compile(r"images\[(\d+)\]")
+"""What backends call one of a request's pictures."""
 
 
 def failure_reply(dialect: Dialect, error: GatewayError, request: Generate | None = None) -> Reply:
@@ -49,7 +53,7 @@ def describe_error(dialect: Dialect, error: GatewayError, request: Generate | No
     """The error in OpenAI's form, all four keys."""
     failure = dialect.failures[error.kind]
     message = failure.text.format(message=error.message)
-    return Error(message, failure.type, error.param or _param(error, request), error.code or failure.code)
+    return Error(message, failure.type, _param(error, request), error.code or failure.code)
 
 
 def failure_headers(dialect: Dialect, error: GatewayError) -> Headers:
@@ -68,6 +72,10 @@ def failure_headers(dialect: Dialect, error: GatewayError) -> Headers:
 
 
 def _param(error: GatewayError, request: Generate | None) -> str | None:
+    if (picture := _PICTURE.fullmatch(error.param or "")) is not None:
+        return None if request is None else _picture(request, int(picture[1]))
+    if error.param is not None:
+        return error.param
     if isinstance(error, UnsupportedFeature):
         field = _FIELDS.get(error.feature)
         completion = request is not None and not is_chat(request)
@@ -75,3 +83,18 @@ def _param(error: GatewayError, request: Generate | None) -> str | None:
     if error.kind == "context_length" and request is not None:
         return "messages" if is_chat(request) else "prompt"
     return "model" if error.kind == "model_not_found" else None
+
+
+def _picture(request: Generate, number: int) -> str | None:
+    """Where a chat has its picture `number`; items of a response are not told apart."""
+    if request.origin is not None and request.origin.operation != "chat":
+        return "input"
+    messages = [message for prompt in request.prompts if isinstance(prompt, ChatPrompt) for message in prompt.messages]
+    places = [
+        f"messages[{turn}].content[{place}].image_url"
+        for turn, message in enumerate(messages)
+        if isinstance(message.content, tuple)
+        for place, part in enumerate(message.content)
+        if isinstance(part, ImagePart)
+    ]
+    return places[number] if number < len(places) else None

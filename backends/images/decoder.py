@@ -107,7 +107,8 @@ class _Child:
 async def _ask(child: Process, data: bytes, format: Format) -> tuple[int, int, bytearray] | None:
     assert child.stdin is not None
     assert child.stdout is not None
-    child.stdin.write(REQUEST.pack(format.encode().ljust(4), len(data)) + data)
+    child.stdin.write(REQUEST.pack(format.encode().ljust(4), len(data)))
+    child.stdin.write(data)
     await child.stdin.drain()
     width, height = REPLY.unpack(await child.stdout.readexactly(REPLY.size))
     if width == 0:

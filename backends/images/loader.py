@@ -6,8 +6,8 @@ import asyncio
 import base64
 import binascii
 import re
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from hashlib import sha256
 
 import msgspec
@@ -32,7 +32,7 @@ class ImageFile(msgspec.Struct, frozen=True):
 
 
 class Picture(msgspec.Struct, frozen=True):
-    """RGB bytes, row by row, and the digest of the file."""
+    """RGB bytes, row by row, and the digest of the file. The bytes may be taken, since they are many."""
 
     width: int
     height: int
@@ -57,8 +57,13 @@ class ImageLoader:
         most = self._options.max_images
         if len(parts) > most:
             raise InvalidRequest(f"At most {most} image{'s' * (most > 1)} may be provided in one request.")
-        files = [await self._bytes_of(part) for part in parts]
-        headers = [check_header(file, self._options) for file in files]
+        files, headers = [], []
+        for number, part in enumerate(parts):
+            with about(number):
+                files.append(await self._bytes_of(part))
+        for number, file in enumerate(files):
+            with about(number):
+                headers.append(check_header(file, self._options))
         if sum(pixels for _, pixels in headers) > self._options.max_request_pixels:
             raise InvalidRequest(f"The images have more than {self._options.max_request_pixels} pixels together.")
         return [
@@ -91,6 +96,16 @@ class ImageLoader:
         if part.kind == "url":
             return await self._fetcher.fetch(part.ref)
         return await asyncio.to_thread(read_file, part.ref, self._options)
+
+
+@contextmanager
+def about(number: int) -> Iterator[None]:
+    """What is refused in the block is picture `number` of a request: the error's `param` says `images[number]`."""
+    try:
+        yield
+    except InvalidRequest as error:
+        error.param = f"images[{number}]"
+        raise
 
 
 def _decode_data(ref: str, options: ImageOptions) -> bytes:

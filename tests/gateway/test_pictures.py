@@ -42,7 +42,10 @@ TAKES_NONE: dict[str, tuple[int, Mapping[str, Any]]] = {
 }
 
 NOT_HAD: dict[str, tuple[int, Mapping[str, Any]]] = TAKES_NONE | {
-    "openai": (400, {"error": {"type": "invalid_request_error"}}),
+    "openai": (
+        400,
+        {"error": {"type": "invalid_request_error", "param": "messages[0].content[0].image_url"}},
+    ),
     "triton": (400, {}),
 }
 

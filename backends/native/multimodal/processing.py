@@ -130,14 +130,33 @@ class BaseMultiModalProcessor(ABC, Generic[Info]):
         """What the model's processor does to every prompt, whatever items it has."""
         return prompt_ids
 
+    def _get_resize_kwargs(self) -> Mapping[str, object] | None:
+        """What the image processor's `resize` is given beside size and filter, if it is all that ever sees a picture
+        as large as it came; else None.
+        """
+        from transformers.image_processing_backends import PilBackend
+
+        return {} if type(self.info.image_processor)._preprocess is PilBackend._preprocess else None  # noqa: SLF001
+
     def process(self, picture: Picture) -> ImageItem:
-        """One picture."""
+        """One picture. Its bytes may be gone after it."""
         size = ImageSize(picture.width, picture.height)
-        pixels = np.frombuffer(picture.rgb, np.uint8).reshape(size.height, size.width, 3)
-        made = self._call_hf_processor([pixels], {})
+        made = self._call_hf_processor(*self._taken(picture))
         fields = self._get_mm_fields_config(made)
         arrays = {name: field.check(name, np.asarray(made[name])) for name, field in fields.items()}
         return ImageItem(size, arrays, picture.digest)
+
+    def _taken(self, picture: Picture) -> tuple[list[Any], Mapping[str, object]]:
+        """Its pixels for the image processor: resized already where they can be, and then nothing else is kept."""
+        pixels = np.frombuffer(picture.rgb, np.uint8).reshape(picture.height, picture.width, 3)
+        processor, kwargs = self.info.image_processor, self._get_resize_kwargs()
+        if kwargs is None or not processor.do_resize:
+            return [pixels], {}
+        resized = processor.resize(np.moveaxis(pixels, -1, 0), processor.size, processor.resample, **kwargs)
+        if not np.may_share_memory(resized, pixels):
+            del pixels
+            picture.rgb.clear()
+        return [np.moveaxis(resized, 0, -1)], {"do_resize": False}
 
     def apply(self, prompt_ids: Sequence[int], items: Sequence[ImageItem]) -> MultiModalInputs:
         """A prompt with its pictures.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import chain, pairwise
@@ -10,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from backends.images import ImageFile, ImageLoader, ImageOptions, Picture
+from backends.images import ImageFile, ImageLoader, ImageOptions, Picture, about
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from backends.native.multimodal.processing import BaseMultiModalProcessor
 from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
@@ -18,6 +19,8 @@ from schemas.errors import InvalidRequest
 from schemas.ir import ChatPrompt, ImagePart, Prompt, TextPrompt
 
 _CACHE_BYTES = 64 * 1024 * 1024
+_M_MMAP_THRESHOLD = -3  # malloc.h
+_LARGE_BLOCK = 4 * 1024 * 1024
 
 
 class ProcessorCache:
@@ -63,6 +66,7 @@ class ImagePrompts:
     @classmethod
     def load(cls, folder: str, options: ImageOptions, most_tokens: int) -> ImagePrompts:
         """For the checkpoint in `folder`, which takes pictures."""
+        _return_large_blocks()
         return cls(load_processor(folder), options, most_tokens)
 
     def marked(self, prompt: Prompt) -> Prompt:
@@ -82,10 +86,10 @@ class ImagePrompts:
             schemas.errors.InvalidRequest: a picture is refused.
         """
         wanted = [images_of(prompt) for prompt in prompts]
-        files = iter(await self._loader.read([part for parts in wanted for part in parts]))
+        files = enumerate(await self._loader.read([part for parts in wanted for part in parts]))
         expanded = []
         for ids, parts in zip(encoded, wanted, strict=True):
-            items = [await self._item(next(files)) for _ in parts]
+            items = [await self._numbered(*next(files)) for _ in parts]
             expanded.append(self._processor.apply(ids, items) if items else MultiModalInputs(ids))
         self._check_tokens(expanded)
         return expanded
@@ -99,6 +103,10 @@ class ImagePrompts:
             if feature.length > self._most_tokens:
                 most = f"at most {self._most_tokens} are made ready for"
                 raise InvalidRequest(f"An image of this size takes {feature.length} tokens; {most}.")
+
+    async def _numbered(self, number: int, file: ImageFile) -> ImageItem:
+        with about(number):
+            return await self._item(file)
 
     async def _item(self, file: ImageFile) -> ImageItem:
         item = self._cache.get(file.digest)
@@ -114,6 +122,13 @@ class ImagePrompts:
         except (ValueError, ArithmeticError) as error:  # of sides that would be rounded to nothing, say
             size = f"{picture.width}x{picture.height}"
             raise InvalidRequest(f"The image is {size}, which the model's image processor does not take.") from error
+
+
+def _return_large_blocks() -> None:
+    """What a picture took goes back to the system after it; glibc would keep more of it after each, in pieces."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
 
 
 def load_processor(folder: str) -> BaseMultiModalProcessor[Any]:

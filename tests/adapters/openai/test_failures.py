@@ -137,6 +137,38 @@ def test_the_field_at_fault(error: GatewayError, ask: Any, param: str | None) ->
     assert json.loads(server().error(error, ask()).body)["error"]["param"] == param
 
 
+PICTURE = {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}
+SEEN = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [PICTURE, {"type": "text", "text": "What?"}, PICTURE]},
+    {"role": "assistant", "content": "A square."},
+    {"role": "user", "content": [{"type": "text", "text": "And here?"}, PICTURE]},
+]
+
+
+@pytest.mark.parametrize(
+    ("number", "param"),
+    [
+        (0, "messages[1].content[0].image_url"),
+        (1, "messages[1].content[2].image_url"),
+        (2, "messages[3].content[1].image_url"),
+        (3, None),
+    ],
+)
+def test_the_picture_at_fault(number: int, param: str | None) -> None:
+    reply = server().error(InvalidRequest("m", param=f"images[{number}]"), chat(messages=SEEN))
+    assert json.loads(reply.body)["error"]["param"] == param
+
+
+def test_the_picture_at_fault_where_nothing_tells_which() -> None:
+    item = {"role": "user", "content": [{"type": "input_image", "image_url": "https://a.example/b.png"}]}
+    body = json.dumps({"model": "m", "input": [item]}).encode()
+    asked = server().decode(ROUTES["responses"], body, call())
+    error = InvalidRequest("m", param="images[0]")
+    assert json.loads(server().error(error, asked).body)["error"]["param"] == "input"
+    assert json.loads(server().error(error).body)["error"]["param"] is None
+
+
 def test_an_unknown_model() -> None:
     with pytest.raises(ModelNotFound) as caught:
         server().describe(ROUTES["model"], call(id="gpt-9"), b"")

@@ -65,6 +65,9 @@ class FuyuMultiModalProcessor(BaseMultiModalProcessor[FuyuProcessingInfo]):
         flat, batched = MultiModalFieldConfig.flat("image"), MultiModalFieldConfig.batched("image")
         return {"pixel_values": flat, "grid": batched}
 
+    def _get_resize_kwargs(self) -> Mapping[str, object]:
+        return {}
+
     def _get_prompt_updates(self, items: Sequence[ImageItem]) -> PromptInsertion:
         placeholder = self.info.hf_config.image_token_id
 

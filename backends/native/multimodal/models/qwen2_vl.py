@@ -64,6 +64,10 @@ class Qwen2VLMultiModalProcessor(BaseMultiModalProcessor[Qwen2VLProcessingInfo])
         flat, batched = MultiModalFieldConfig.flat("image"), MultiModalFieldConfig.batched("image")
         return {"pixel_values": flat, "image_grid_thw": batched}
 
+    def _get_resize_kwargs(self) -> Mapping[str, object]:
+        processor = self.info.image_processor
+        return {"factor": processor.patch_size * processor.merge_size}
+
     def _get_prompt_updates(self, items: Sequence[ImageItem]) -> PromptReplacement:
         placeholder = self.info.hf_config.image_token_id
         merged = self.info.image_processor.merge_size**2
