@@ -182,7 +182,12 @@ class Outbound(msgspec.Struct, frozen=True):
 
 
 class StreamDecoder(Protocol):
-    """One stream being read."""
+    """One stream being read.
+
+    `before`: once `feed` has raised, the events that its bytes had completed before what was wrong with them.
+    """
+
+    before: Events
 
     def feed(self, data: bytes) -> Events:
         """The events completed by these bytes.

@@ -9,8 +9,8 @@ import msgspec
 from adapters.anthropic.dialects import Dialect
 from adapters.base import Reply
 from adapters.body import UNREADABLE
+from adapters.frames import FrameReader
 from adapters.remote_failures import REFUSED, failure_of, malformed, retry_after
-from adapters.sse import EventReader
 from schemas import anthropic as wire
 from schemas.errors import (
     BackendError,
@@ -25,27 +25,19 @@ _T = TypeVar("_T")
 _MOST_BLOCKS = 10_000
 
 
-class StreamReader:
-    """One stream being read."""
+class StreamReader(FrameReader):
+    """One stream being read; what follows its end is ignored."""
 
     def __init__(self, dialect: Dialect, request: Generate) -> None:
+        super().__init__()
         self._dialect = dialect
         self._request = request
-        self._events = EventReader()
         self._calls: dict[int, int] = {}  # a block's index -> the tool call's
         self._begun: set[int] = set()
         self._usage = wire.RemoteUsage()
         self._reason: str | None = None
         self._stop: str | None = None
         self._started = self._ended = False
-
-    def feed(self, data: bytes) -> Events:
-        """The events completed by these bytes; what follows the end is ignored."""
-        out: list[Event] = []
-        for event in self._events.feed(data):
-            if event.data and not self._ended:
-                self._event(_decode(event.data, wire.RemoteEvent), out)
-        return tuple(out)
 
     def close(self) -> Events:
         """The connection ended."""
@@ -56,6 +48,10 @@ class StreamReader:
         out: list[Event] = []
         self._finish(out)
         return tuple(out)
+
+    def _frame(self, data: bytes, out: list[Event]) -> None:
+        if data and not self._ended:
+            self._event(_decode(data, wire.RemoteEvent), out)
 
     def _event(self, event: wire.RemoteEvent, out: list[Event]) -> None:
         match event.type:

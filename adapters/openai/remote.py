@@ -11,13 +11,13 @@ import msgspec
 
 from adapters.base import Reply
 from adapters.body import UNREADABLE
+from adapters.frames import FrameReader
 from adapters.openai.dialects import Dialect
 from adapters.openai.outbound import passes_back
 from adapters.openai.remote_echo import without_echo
 from adapters.openai.remote_failures import event_failure, is_error
 from adapters.openai.remote_tokens import Aligner, told_tokens
 from adapters.remote_failures import malformed
-from adapters.sse import EventReader
 from schemas.errors import Incomplete
 from schemas.ir import Delta, Event, Events, Finished, FinishReason, Generate, Relayed, Started, Token, ToolDelta, Usage
 from schemas.openai.remote import (
@@ -35,32 +35,17 @@ from schemas.openai.remote import (
 _NOTHING = RemoteMessage()
 
 
-class StreamReader:
-    """One stream being read."""
+class StreamReader(FrameReader):
+    """One stream being read; what follows its end is ignored."""
 
     def __init__(self, dialect: Dialect, request: Generate) -> None:
+        super().__init__()
         self._dialect = dialect
         self._request = request
-        self._events = EventReader()
         self._relays = passes_back(dialect, request)
         self._choices: dict[int, ChoiceReader] = {}
         self._usage: RemoteUsage | None = None
         self._started = self._ended = False
-
-    def feed(self, data: bytes) -> Events:
-        """The events completed by these bytes; what follows the end is ignored."""
-        out: list[Event] = []
-        for event in self._events.feed(data):
-            if self._ended:
-                break
-            if event.data == b"[DONE]":
-                out.extend(self.close())
-            elif event.data:
-                chunk = decode_answer(event.data)
-                if self._relays:
-                    self._relay(event.data, chunk, out)
-                self._chunk(chunk, out)
-        return tuple(out)
 
     def close(self) -> Events:
         """The connection, or what was sent, ended."""
@@ -70,6 +55,17 @@ class StreamReader:
             raise Incomplete("The backend's stream ended before it was finished.")
         self._ended = True
         return (read_usage(self._usage, sum(choice.told for choice in self._choices.values())),)
+
+    def _frame(self, data: bytes, out: list[Event]) -> None:
+        if self._ended:
+            return
+        if data == b"[DONE]":
+            out.extend(self.close())
+        elif data:
+            chunk = decode_answer(data)
+            if self._relays:
+                self._relay(data, chunk, out)
+            self._chunk(chunk, out)
 
     def _relay(self, data: bytes, chunk: RemoteAnswer, out: list[Event]) -> None:
         """Pass the chunk on, without the usage that we asked for and the client did not."""

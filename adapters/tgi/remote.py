@@ -11,8 +11,8 @@ import msgspec
 
 from adapters.base import Reply
 from adapters.body import UNREADABLE
+from adapters.frames import FrameReader
 from adapters.remote_failures import malformed
-from adapters.sse import EventReader
 from adapters.tgi.dialects import Dialect
 from adapters.tgi.relay import passes_back, relayed
 from adapters.tgi.remote_failures import event_failure
@@ -33,30 +33,18 @@ from schemas.ir import (
 from schemas.tgi import RemoteAnswer, RemoteSequence, RemoteToken
 
 
-class StreamReader:
-    """One stream being read."""
+class StreamReader(FrameReader):
+    """One stream being read; what follows its last frame is ignored."""
 
     def __init__(self, dialect: Dialect, request: Generate) -> None:
+        super().__init__()
         self._dialect = dialect
         self._request = request
-        self._events = EventReader()
         self._relays = passes_back(dialect, request)
         self._started = self._finished = False
         self._so_far = ""
         cutting = dialect.include_stop and request.stopping.stop and not request.stopping.include_stop
         self._cutter = StopCutter(request.stopping.stop) if cutting else None
-
-    def feed(self, data: bytes) -> Events:
-        """The events completed by these bytes; what follows the last frame is ignored."""
-        out: list[Event] = []
-        for event in self._events.feed(data):
-            if self._finished:
-                break
-            frame = _decode(event.data, RemoteAnswer)
-            if self._relays and frame.error is None:
-                out.append(relayed(self._request, event.data, detailed=frame.details is not None))
-            self._frame(frame, out)
-        return tuple(out)
 
     def close(self) -> Events:
         """The connection ended."""
@@ -64,9 +52,17 @@ class StreamReader:
             raise Incomplete("The backend's stream ended before it was finished.")
         return ()
 
-    def _frame(self, frame: RemoteAnswer, out: list[Event]) -> None:
+    def _frame(self, data: bytes, out: list[Event]) -> None:
+        if self._finished:
+            return
+        frame = _decode(data, RemoteAnswer)
         if frame.error is not None:
             raise event_failure(frame)
+        if self._relays:
+            out.append(relayed(self._request, data, detailed=frame.details is not None))
+        self._read(frame, out)
+
+    def _read(self, frame: RemoteAnswer, out: list[Event]) -> None:
         if frame.token is None:
             raise malformed("a frame without a token")
         if not self._started:

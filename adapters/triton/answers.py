@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from adapters.body import UNREADABLE
+from adapters.frames import FrameReader
 from adapters.remote_failures import failed, malformed
-from adapters.sse import EventReader
 from adapters.triton.dialects import Dialect
 from adapters.triton.relay import passes_back, relayed
 from schemas.errors import Incomplete
@@ -31,7 +31,7 @@ class _Choice:
     finished: bool = False
 
 
-class AnswerReader:
+class AnswerReader(FrameReader):
     """Reads one answer. It is complete once every choice has a finish reason.
 
     Args:
@@ -40,20 +40,16 @@ class AnswerReader:
     """
 
     def __init__(self, request: Generate, dialect: Dialect) -> None:
+        super().__init__()
         self._dialect = dialect
         self._request = request
         self._relays = passes_back(dialect, request)
         self._model = request.model
         self._tops = request.top_logprobs
-        self._events = EventReader()
         self._choices = [_Choice() for _ in range(len(request.prompts) * request.n)]
         self._started = False
         self._complete = False
         self._prompt_tokens: int | None = None
-
-    def feed(self, data: bytes) -> Events:
-        """The events completed by these bytes of a stream; one without data is a sign of life."""
-        return tuple(event for frame in self._events.feed(data) if frame.data for event in self.response(frame.data))
 
     def response(self, data: bytes) -> Events:
         """The events that one response object says.
@@ -82,7 +78,7 @@ class AnswerReader:
         """
         if self._complete:
             return ()
-        if self._events.pending or self._dialect.finish_reason_output:
+        if self._frames.pending or self._dialect.finish_reason_output:
             raise Incomplete("The backend's answer stopped before it was finished.")
         finishes = [
             self._finish(index, choice, FinishReason.EOS, Delta(choice=index))
@@ -90,6 +86,10 @@ class AnswerReader:
             if not choice.finished
         ]
         return (*self._start(None), *finishes, *self._end())
+
+    def _frame(self, data: bytes, out: list[Event]) -> None:
+        if data:  # else it is a sign of life
+            out.extend(self.response(data))
 
     def _start(self, model: str | None) -> Events:
         if self._started:

@@ -10,15 +10,15 @@ import asyncio
 import os
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
 
-from adapters.base import ClientAdapter, EmbeddingClient, Headers, Outbound, Reply, StreamDecoder
+from adapters.base import ClientAdapter, EmbeddingClient, Headers, Outbound, Reply
 from backends.base import Capabilities, Feature, Health
 from backends.remote.breaker import Breaker
 from backends.remote.options import RemoteOptions
+from backends.remote.reading import Reading
 from backends.remote.retokeniser import Retokeniser
 from backends.remote.retry import Retrier
 from backends.remote.watch import Watch
@@ -141,7 +141,7 @@ class RemoteBackend:
         timeouts = self._options.timeouts
         deadline = asyncio.get_running_loop().time() + (timeouts.first_token if request.stream else timeouts.whole)
         try:
-            response, decoder, events = await self._retrier.run(
+            response, reading, events = await self._retrier.run(
                 lambda: self._watched(self._open(face, request, outbound, deadline)), deadline
             )
         except GatewayError as error:
@@ -150,7 +150,7 @@ class RemoteBackend:
             filled = self._with_ids(events)
             yield self._marked(filled, told=face.tells_ids(request) and filled == events)
             while not isinstance(events[-1], Usage):
-                events = await self._more(response, decoder)
+                events = await self._more(reading)
                 yield self._with_ids(events)
             response.finish()
             self._breaker.succeeded()
@@ -213,37 +213,37 @@ class RemoteBackend:
 
     async def _open(
         self, face: ClientAdapter, request: Generate, outbound: Outbound, deadline: float
-    ) -> tuple[Response, StreamDecoder, Events]:
+    ) -> tuple[Response, Reading, Events]:
         """Ask once, up to the first event."""
         if self._transport is None:
             raise BackendUnavailable("The backend was not started.")
         response = await self._transport.exchange(outbound, deadline)
         try:
-            decoder = face.decoder(request)
-            return response, decoder, await self._first(face, request, response, decoder, deadline)
+            reading = Reading(response, face.decoder(request))
+            return response, reading, await self._first(face, request, response, reading, deadline)
         except BaseException:
             response.close()
             raise
 
     async def _first(
-        self, face: ClientAdapter, request: Generate, response: Response, decoder: StreamDecoder, deadline: float
+        self, face: ClientAdapter, request: Generate, response: Response, reading: Reading, deadline: float
     ) -> Events:
         """The first events: of a stream, or of an answer that came whole, all of them."""
         if response.status != 200:
             self._breaker.replied(response.status)
             raise _refusal(face, await response.reply(deadline))
         if request.stream and response.media_type == "text/event-stream":
-            return await _read(response, decoder, deadline)
+            return await reading.first(deadline)
         reply = await response.reply(deadline)
         if reply.media_type not in ("application/json", ""):
             raise BackendFailed("The backend's answer is not of its protocol.", code="upstream_malformed")
         return face.decode(request, reply)
 
-    async def _more(self, response: Response, decoder: StreamDecoder) -> Events:
+    async def _more(self, reading: Reading) -> Events:
         """The next events."""
         deadline = asyncio.get_running_loop().time() + self._options.timeouts.idle
         try:
-            return await _read(response, decoder, deadline)
+            return await reading.more(deadline)
         except BackendTimeout as late:
             if late.code != "upstream_timeout":  # the upstream's own, told in the stream
                 raise
@@ -257,28 +257,6 @@ class RemoteBackend:
             error.param = error.param and error.param.replace(self._key, "***")
             error.code = error.code and error.code.replace(self._key, "***")
         return error
-
-
-async def _read(response: Response, decoder: StreamDecoder, deadline: float) -> Events:
-    """The next events of a stream, at least one."""
-    events: Events = ()
-    while not events:
-        try:
-            data = await response.read(deadline)
-        except (BackendTimeout, Incomplete) as error:
-            return _end(decoder, error)
-        if not data:
-            return _end(decoder, Incomplete("The backend's stream ended before it was finished.", code="truncated"))
-        events = decoder.feed(data)
-    return events
-
-
-def _end(decoder: StreamDecoder, cut: GatewayError) -> Events:
-    """What was still due. A stream that is cut or stalls after all was said is complete nevertheless; else `cut`."""
-    with suppress(Incomplete):
-        if events := decoder.close():
-            return events
-    raise cut
 
 
 def _refusal(face: ClientAdapter, reply: Reply) -> GatewayError:

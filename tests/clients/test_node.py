@@ -1,6 +1,7 @@
 """The clients for Node, by Node's own test runner: `node/*.test.mjs`.
 
-Skipped where there is no Node or its packages could not be installed (`make` tries).
+npm brings the Node that they want, for Linux; elsewhere it is the machine's. Skipped where there is none, or where npm
+could not install their packages (`make` tries).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import pytest
 from .conftest import Server
 
 HERE = Path(__file__).parent / "node"
-NODE = shutil.which("node")
 INSTALLED = HERE / "node_modules/.package-lock.json"  # npm writes it last
+NODE = next(HERE.glob("node_modules/node-*/bin/node"), None) or shutil.which("node")
 
 pytestmark = [
     pytest.mark.clients,

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
+from backends.remote.backend import RemoteBackend
 from schemas.errors import BackendError, GatewayError
-from schemas.ir import Usage
+from schemas.ir import Event, Usage
 
 from .recorded import KINDS, TEXT, ask, frames, is_end, playing, record, request, text_of
 from .upstream import END, STREAM, Asked, Close, Hang, Pause, Reset, Step, chunk, response
@@ -41,7 +42,7 @@ SHORT = {"first_token": 0.5, "idle": 0.1, "whole": 0.5}
 @pytest.mark.parametrize("wrong", WRONGS)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_stream_that_breaks_at_any_point(kind: str, wrong: str) -> None:
-    """Whole if and only if the end had been told; what came before is the answer's beginning; nothing is kept."""
+    """Whole if and only if the end had been told; what came before is told, in one read or not; nothing is kept."""
     said = frames(await record(kind, stream=True))
     steps: list[tuple[Step, ...]] = []
     async with playing(kind, lambda _: steps[0], timeouts=SHORT, retries={"attempts": 1}) as (backend, there):
@@ -55,6 +56,8 @@ async def test_a_stream_that_breaks_at_any_point(kind: str, wrong: str) -> None:
             elif wrong in ("cut", "reset", "stall", "a clean early end"):
                 assert error is None, where
             assert TEXT.startswith(text_of(events)), where
+            if wrong != "reset":  # which loses what was on its way
+                assert text_of(events) == text_of(decoded(backend, kind, said[:k])), where
             assert error is not None or text_of(events) == TEXT, where
         await _free(backend)
     assert there.open == 0
@@ -151,6 +154,12 @@ async def test_a_drip_of_bytes_is_no_life() -> None:
         assert error is not None
         assert error.code == "stream_idle"
         assert asyncio.get_running_loop().time() - began < 1.5
+
+
+def decoded(backend: RemoteBackend, kind: str, said: list[bytes]) -> tuple[Event, ...]:
+    """What events of the upstream's say."""
+    (_, face), *_ = backend._faces
+    return face.decoder(request(kind, stream=True)).feed(b"".join(said))
 
 
 async def _free(backend: object) -> None:

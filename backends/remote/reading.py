@@ -1,0 +1,76 @@
+"""A streamed answer as it comes in: reads of the socket to batches of events.
+
+The one thing to know: what breaks an answer is told after all that was said before it, though both came in one read. A
+client that was cut off has then seen as much as there was.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from adapters.base import StreamDecoder
+from backends.transport import Response
+from schemas.errors import BackendTimeout, GatewayError, Incomplete
+from schemas.ir import Delta, Events
+
+
+class Reading:
+    """One answer being read.
+
+    Args:
+        response: where it comes from.
+        decoder: what its bytes mean.
+    """
+
+    __slots__ = ("_decoder", "_failure", "_response")
+
+    def __init__(self, response: Response, decoder: StreamDecoder) -> None:
+        self._response = response
+        self._decoder = decoder
+        self._failure: GatewayError | None = None
+
+    async def first(self, deadline: float) -> Events:
+        """The first events, at least one. A failure before anything was said is told at once: others may be asked.
+
+        Raises:
+            schemas.errors.GatewayError: there are none.
+        """
+        events = await self.more(deadline)
+        if self._failure is not None and not any(isinstance(event, Delta) for event in events):
+            raise self._failure
+        return events
+
+    async def more(self, deadline: float) -> Events:
+        """The next events, at least one.
+
+        Raises:
+            schemas.errors.GatewayError: there are none, though the answer was not finished.
+        """
+        if self._failure is not None:
+            raise self._failure
+        events: Events = ()
+        while not events:
+            try:
+                data = await self._response.read(deadline)
+            except (BackendTimeout, Incomplete) as error:
+                return self._end(error)
+            if not data:
+                return self._end(Incomplete("The backend's stream ended before it was finished.", code="truncated"))
+            events = self._decoded(data)
+        return events
+
+    def _decoded(self, data: bytes) -> Events:
+        try:
+            return self._decoder.feed(data)
+        except GatewayError as error:
+            if not self._decoder.before:
+                raise
+            self._failure = error
+            return self._decoder.before
+
+    def _end(self, cut: GatewayError) -> Events:
+        """What was still due: a stream that stops after all was said is complete, however it does. Else `cut`."""
+        with suppress(Incomplete):
+            if events := self._decoder.close():
+                return events
+        raise cut

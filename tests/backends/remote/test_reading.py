@@ -1,0 +1,86 @@
+"""What came in one read with what broke the answer is told before it, to clients of every protocol."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.app import create_app
+from gateway.config import Config, Endpoint, ServedEntity
+from schemas.ir import Delta
+from tests.faults.recorded import ask, playing, request
+from tests.faults.upstream import END, STREAM, Asked, Step, chunk, response, upstream
+from tests.gateway.serving import running
+
+ERROR = b'data: {"error":{"message":"boom","code":503}}\n\n'
+WRONGS = {"an error": ERROR, "garbage": b"data: {\n\n", "the end": b""}
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "openai": ("/v1/completions", {"model": "m", "prompt": "x"}),
+    "databricks": ("/serving-endpoints/m/invocations", {"prompt": "x", "use_raw_prompt": True}),
+    "tgi": ("/generate", {"inputs": "x"}),
+    "triton": ("/v2/models/m/generate", {"text_input": "x"}),
+}
+
+
+def event(**said: Any) -> bytes:
+    return b"data: %b\n\n" % json.dumps({"choices": [{"index": 0, **said}]}).encode()
+
+
+def text_of(stream: str) -> str:
+    """What a stream of any protocol says, and its last event's error."""
+    *frames, last = [json.loads(line.partition(":")[2]) for line in stream.split("\n\n") if line]
+    assert "error" in last
+    return "".join(
+        frame["choices"][0]["text"] if "choices" in frame else frame.get("text_output") or frame["token"]["text"]
+        for frame in frames
+    )
+
+
+@pytest.mark.parametrize("wrong", WRONGS)
+@pytest.mark.parametrize("ends", [b"\n\n", b"\r\n\r\n", b"\r\r"])
+async def test_clients_see_all_that_there_was_and_then_the_error(wrong: str, ends: bytes) -> None:
+    def play(asked: Asked) -> tuple[Step, ...]:
+        if asked.line.startswith("GET"):
+            return (response(b"{}"),)
+        body = (event(text="Hel") + event(text="lo") + WRONGS[wrong]).replace(b"\n\n", ends)
+        return (STREAM + chunk(body) + END,)
+
+    async with upstream(play) as there:
+        far = {"kind": "openai", "url": f"{there.url}/v1"}
+        entities = (ServedEntity(name="a", backend="far"), ServedEntity(name="b", backend="far", traffic_percentage=0))
+        config = Config(backends={"far": far}, endpoints={"m": Endpoint(served_entities=entities)})
+        async with running(create_app(config)) as client:
+            for name, (path, body) in WAYS.items():
+                path, body = (path, body | {"stream": True}) if "generate" not in path else (f"{path}_stream", body)
+                reply = await client.post(path, json=body)
+                assert (name, reply.status_code, text_of(reply.text)) == (name, 200, "Hello")
+        asked = [asked for asked in there.asked if asked.line.startswith("POST")]
+    assert len(asked) == len(WAYS), "what was said once is not asked for again"
+
+
+@pytest.mark.parametrize("opening", [b"", event(delta={"role": "assistant"}), event(delta={"content": ""})])
+async def test_an_error_before_anything_was_said_stands_alone(opening: bytes) -> None:
+    """It has a status, and is asked again where that may help."""
+
+    def play(asked: Asked) -> tuple[Step, ...]:
+        return (STREAM + chunk(opening + ERROR) + END,)
+
+    async with playing("openai", play, retries={"attempts": 2, "base": 0.0}) as (backend, there):
+        events, error = await ask(backend, request("openai", stream=True))
+    assert events == ()
+    assert error is not None
+    assert error.kind == "backend_unavailable"
+    assert len([asked for asked in there.asked if asked.line.startswith("POST")]) == 2
+
+
+async def test_an_error_after_something_was_said_is_not_asked_again() -> None:
+    async with playing("openai", lambda _: (STREAM + chunk(event(delta={"content": "H"}) + ERROR) + END,)) as (
+        backend,
+        there,
+    ):
+        events, error = await ask(backend, request("openai", stream=True))
+    assert [event.text for event in events if isinstance(event, Delta)] == ["H"]
+    assert error is not None
+    assert len([asked for asked in there.asked if asked.line.startswith("POST")]) == 1
