@@ -1,6 +1,6 @@
 """What the engine's own Python takes of a decode step, at a model of two small layers.
 
-All of a step but the model's forward pass; of that, the plan that attention makes in its first layer counts too.
+All of a step but the model's forward pass; of that, what attention prepares in its first layer counts too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from backends.native.engine import reference
+from backends.native.engine import paged_attention, reference
 from backends.native.engine.blocks import BlockPool
 from backends.native.engine.kv_cache import KVCache
 from backends.native.engine.loop import Engine
@@ -48,10 +48,14 @@ def overhead(batch: int) -> float:
     engine = _decoding(model, batch)
     taken = []
     for _ in range(STEPS):
-        with _timed(model, "forward") as forward, _timed(reference, "plan") as plan:
+        with (
+            _timed(model, "forward") as forward,
+            _timed(reference, "plan") as plan,
+            _timed(paged_attention, "find_decoding") as find,
+        ):
             began = time.process_time()
             engine.step()
-            taken.append(time.process_time() - began - sum(forward) + sum(plan))
+            taken.append(time.process_time() - began - sum(forward) + sum(plan) + sum(find))
     return median(taken)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from backends.native.engine.memory import peak_memory
+from backends.native.engine.packed_linear import PackedLinear
 
 pytestmark = pytest.mark.torch
 
@@ -48,3 +49,12 @@ def test_in_inference_mode_and_through_modules() -> None:
     with torch.inference_mode(), peak_memory(CPU) as peak:
         layer(layer(torch.zeros(1024, 1024)))
     assert 8 * MEGA <= peak.bytes <= 12 * MEGA, "input and output of each, or all three"
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
+@pytest.mark.parametrize("rows", [1, 32])
+def test_packed_weights_are_passed_by(rows: int) -> None:
+    layer = PackedLinear(torch.nn.Linear(1024, 1024))
+    with torch.inference_mode(), peak_memory(CPU) as peak:
+        layer(torch.zeros(rows, 1024))
+    assert 4096 * rows <= peak.bytes <= 3 * 4096 * rows

@@ -1,4 +1,4 @@
-"""The reference kernel against attention written out, with every option alone and together."""
+"""The kernels against attention written out, with every option alone and together."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from backends.native.engine.attention import AttentionMetadata, AttentionParams
+from backends.native.engine.attention import AttentionMetadata, AttentionParams, Kernel
 from backends.native.engine.kv_cache import KVCache
+from backends.native.engine.paged_attention import paged_kernel
 from backends.native.engine.reference import reference_kernel
 
 pytestmark = pytest.mark.torch
@@ -36,6 +37,7 @@ def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, params: AttentionPa
     return out.float()
 
 
+@pytest.mark.parametrize("kernel", [reference_kernel, paged_kernel])
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (4, 1)])
 @pytest.mark.parametrize(
     "options",
@@ -49,7 +51,9 @@ def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, params: AttentionPa
     ],
 )
 @pytest.mark.parametrize("value_width", [8, 12])
-def test_it_equals_attention_written_out(heads: tuple[int, int], options: dict[str, Any], value_width: int) -> None:
+def test_it_equals_attention_written_out(
+    kernel: Kernel, heads: tuple[int, int], options: dict[str, Any], value_width: int
+) -> None:
     torch.manual_seed(0)
     sinks = torch.randn(heads[0]) if options.get("sinks") else None
     params = AttentionParams(**{"scale": 0.4, **options, "sinks": sinks})
@@ -69,7 +73,7 @@ def test_it_equals_attention_written_out(heads: tuple[int, int], options: dict[s
     layer.write(torch.cat(slots), torch.cat(keys), torch.cat(values))
 
     metadata = AttentionMetadata(torch.empty(0), list(QUERIES), list(CONTEXTS), tables)
-    found = reference_kernel(torch.cat(queries), layer, SIZE, metadata, params)
+    found = kernel(torch.cat(queries), layer, SIZE, metadata, params)
     expected = torch.cat([dense(q, k, v, params) for q, k, v in zip(queries, keys, values, strict=True)])
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 

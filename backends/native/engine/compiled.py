@@ -21,12 +21,55 @@ import structlog
 
 log = structlog.get_logger()
 
+NUMBERS = r"""
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+// Vectors are GCC's own, which other CPUs than x86's can have, too.
+constexpr long LANES = 16;
+typedef float floats __attribute__((vector_size(64)));
+typedef uint32_t words __attribute__((vector_size(64)));
+typedef uint16_t halves __attribute__((vector_size(32)));
+
+inline float as_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+struct Float32 {
+  using number = float;
+  using vector = floats;
+  static float widen(number value) { return value; }
+  static floats widen(vector values) { return values; }
+  static number narrow(float value) { return value; }
+};
+
+struct BFloat16 {
+  using number = uint16_t;
+  using vector = halves;
+  static float widen(number value) { return as_float((uint32_t)value << 16); }
+  static floats widen(vector values) { return (floats)(__builtin_convertvector(values, words) << 16); }
+  static number narrow(float value) {  // to the nearest, of two the even; what is no number stays none
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return value != value ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  }
+};
+"""
+"""What all sources begin with."""
 _COMPILE = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-c")
 _SECONDS = 60  # takes one or two
 
 
 def load(name: str, source: str) -> ctypes.CDLL | None:
-    """The library that C++ `source` makes, or None if it cannot be made here; the log says why."""
+    """The library that C++ `source` makes after `NUMBERS`, or None if it cannot be made here; the log says why."""
+    source = NUMBERS + source
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "interlingua")
     digest = blake2b("\0".join((source, *_COMPILE, platform.machine(), _cpu())).encode(), digest_size=8)
     library = folder / f"{name}-{digest.hexdigest()}.so"

@@ -101,35 +101,16 @@ def _function(dtype: torch.dtype) -> ctypes._FuncPointer | None:
 
 # Weights are read once, in order, 64 outputs at a time. Up to six rows' sums for 64 outputs fit into the 32 registers
 # of AVX-512; more rows take turns at pieces of the weight that stay in the first cache. A word is what one output has
-# together: a float32, or two bfloat16. Vectors are GCC's own, which other CPUs than x86's can have, too.
+# together: a float32, or two bfloat16.
 _SOURCE = r"""
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-#endif
+constexpr long BLOCK = 64, VECTORS = BLOCK / LANES, TILE = 6, PIECE = 256, MOST_ROWS = 24;
 
-typedef float floats __attribute__((vector_size(64)));
-typedef uint32_t words __attribute__((vector_size(64)));
-constexpr long BLOCK = 64, VECTORS = 4, TILE = 6, PIECE = 256, MOST_ROWS = 24;
-
-inline float as_float(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-struct Float32 {
-  using number = float;
+struct OneFloat32 : Float32 {
   static constexpr long together = 1;
   static floats add(floats sum, words weight, uint32_t input) { return sum + (floats)weight * as_float(input); }
-  static float widen(number value) { return value; }
-  static number narrow(float value) { return value; }
 };
 
-struct BFloat16 {
-  using number = uint16_t;
+struct TwoBFloat16 : BFloat16 {
   static constexpr long together = 2;
   static floats add(floats sum, words weight, uint32_t input) {
 #ifdef __AVX512BF16__
@@ -138,12 +119,6 @@ struct BFloat16 {
     sum += (floats)(weight << 16) * as_float(input << 16);
     return sum + (floats)(weight & 0xffff0000u) * as_float(input & 0xffff0000u);
 #endif
-  }
-  static float widen(number value) { return as_float((uint32_t)value << 16); }
-  static number narrow(float value) {  // to the nearest, of two the even; what is no number stays none
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return value != value ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   }
 };
 
@@ -188,7 +163,7 @@ void multiply(const void* input, const void* packed, const void* added, void* ou
     number* target = static_cast<number*>(output) + block * BLOCK;
     for (long row = 0; row < rows; row++, target += outputs)
       for (long j = 0; j < BLOCK; j++) {
-        const float sum = sums[row * VECTORS + j / 16][j % 16];
+        const float sum = sums[row * VECTORS + j / LANES][j % LANES];
         target[j] = Kind::narrow(bias ? sum + Kind::widen(bias[block * BLOCK + j]) : sum);
       }
   }
@@ -199,6 +174,6 @@ void multiply(const void* input, const void* packed, const void* added, void* ou
                        long outputs, long inputs, int threads) {                                                \
     multiply<kind>(input, packed, bias, output, rows, outputs, inputs, threads);                                \
   }
-PRODUCT(product_float32, Float32)
-PRODUCT(product_bfloat16, BFloat16)
+PRODUCT(product_float32, OneFloat32)
+PRODUCT(product_bfloat16, TwoBFloat16)
 """

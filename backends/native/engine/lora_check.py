@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from backends.native.engine.attention import text_part
 from backends.native.engine.cache_runner import CacheRunner
 from backends.native.engine.lora import Adapter, LowRank, put_on
-from backends.native.engine.reference import reference_kernel
+from backends.native.engine.paged_attention import paged_kernel
 from backends.native.engine.selfcheck import (
     SENSITIVITY,
     TOLERANCE,
@@ -70,7 +70,7 @@ def _compare(small: Any, kinds: Collection[str], find_error: FindError) -> str |
 
 
 def _packed_error(small: Any, tokens: list[Tensor], expected: list[Tensor]) -> float:
-    return packed_error(small, reference_kernel, tokens, expected, _NAMES)
+    return packed_error(small, paged_kernel, tokens, expected, _NAMES)
 
 
 def _cached_error(small: Any, tokens: list[Tensor], expected: list[Tensor]) -> float:

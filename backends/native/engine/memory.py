@@ -50,10 +50,10 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        given = {_storage(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        given = {_storage(each) for each in tree_leaves((args, kwargs)) if _has_storage(each)}
         made = func(*args, **(kwargs or {}))
         for each in tree_leaves(made):
-            if isinstance(each, Tensor) and (_storage(each) in self._tensors or _storage(each) not in given):
+            if _has_storage(each) and (_storage(each) in self._tensors or _storage(each) not in given):
                 self._hold(each)
         return made
 
@@ -71,6 +71,11 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._tensors[storage]:
             del self._tensors[storage]
             self._now -= size
+
+
+def _has_storage(value: Any) -> bool:
+    """Weights in an order of oneDNN's have none to be seen."""
+    return isinstance(value, Tensor) and value.layout is not torch._mkldnn  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _storage(tensor: Tensor) -> int:

@@ -62,14 +62,29 @@ def reference_kernel(
     queries: Tensor, cache: LayerCache, block_size: int, metadata: AttentionMetadata, params: AttentionParams
 ) -> Tensor:
     """See `attention.Kernel`."""
+    output = queries.new_empty(*queries.shape[:2], cache.values.shape[2])
+    fill(output, queries, cache, block_size, metadata, params)
+    return output
+
+
+def fill(
+    output: Tensor,
+    queries: Tensor,
+    cache: LayerCache,
+    block_size: int,
+    metadata: AttentionMetadata,
+    params: AttentionParams,
+    *,
+    decoding: bool = True,
+) -> None:
+    """Write what `reference_kernel` gives to `output`; without `decoding`, only for sequences of several new tokens."""
     sharing = queries.shape[1] // cache.keys.shape[1]
     masked = params.softcap is not None or params.sinks is not None
     most_bytes = _CPU_BYTES if queries.device.type == "cpu" else _DEVICE_BYTES
     most_keys = most_bytes // (cache.keys.stride(0) * cache.keys.itemsize)
-    key = (params.sliding_window, sharing, masked, most_keys)
+    key = (params.sliding_window, sharing, masked, most_keys, decoding)
     if key not in metadata.plans:
         metadata.plans[key] = plan(metadata, block_size, *key)
-    output = queries.new_empty(*queries.shape[:2], cache.values.shape[2])
     for group in metadata.plans[key]:
         attended = _attend(
             group.select(queries, group.tokens),
@@ -79,27 +94,32 @@ def reference_kernel(
             params,
         )
         output.index_copy_(0, group.tokens, attended.flatten(0, 1))
-    return output
 
 
 def plan(
-    metadata: AttentionMetadata, block_size: int, window: int | None, sharing: int, masked: bool, most_keys: int
+    metadata: AttentionMetadata,
+    block_size: int,
+    window: int | None,
+    sharing: int,
+    masked: bool,
+    most_keys: int,
+    decoding: bool,
 ) -> list[Group]:
     """Put sequences that decode together if their lengths are within a factor of two, up to `most_keys` together; all
-    others stay alone.
+    others stay alone. Without `decoding` only those.
     """
     alone: list[list[int]] = []
-    decoding: defaultdict[int, list[int]] = defaultdict(list)
+    together: defaultdict[int, list[int]] = defaultdict(list)
     furthest = window or max(metadata.context_lengths)
     for index, (new, context) in enumerate(zip(metadata.query_lengths, metadata.context_lengths, strict=True)):
         if new > 1:
             alone.append([index])
-        else:
-            decoding[(min(context, furthest) - 1).bit_length()].append(index)
+        elif decoding:
+            together[(min(context, furthest) - 1).bit_length()].append(index)
     groups = [_group(metadata, indices, block_size, window, sharing, masked) for indices in alone]
-    for bits, indices in decoding.items():
-        together = _group(metadata, indices, block_size, window, sharing, masked)
-        groups += together.split(max(1, most_keys >> bits))
+    for bits, indices in together.items():
+        group = _group(metadata, indices, block_size, window, sharing, masked)
+        groups += group.split(max(1, most_keys >> bits))
     return groups
 
 

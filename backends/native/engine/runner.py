@@ -18,7 +18,7 @@ from torch import Tensor
 from backends.native.engine.attention import NAME, AttentionMetadata, Forward, Kernel, index_tensor, running, text_part
 from backends.native.engine.kv_cache import KVCache
 from backends.native.engine.lora import adapting
-from backends.native.engine.reference import reference_kernel
+from backends.native.engine.paged_attention import paged_kernel
 from backends.native.engine.sequence import Sequence, Work
 from backends.native.multimodal.embedder import Embedder
 
@@ -63,7 +63,7 @@ class PackedRunner:
         self,
         model: Any,
         cache: KVCache,
-        kernel: Kernel = reference_kernel,
+        kernel: Kernel = paged_kernel,
         embedder: Embedder | None = None,
         adapters: tuple[str, ...] = (),
     ) -> None:

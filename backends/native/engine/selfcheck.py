@@ -17,7 +17,7 @@ from torch import Tensor
 
 from backends.native.engine.attention import Kernel, text_part
 from backends.native.engine.kv_cache import KVCache
-from backends.native.engine.reference import reference_kernel
+from backends.native.engine.paged_attention import paged_kernel
 from backends.native.engine.runner import PackedRunner
 from backends.native.engine.sequence import Sequence, Work
 from backends.native.engine.shrink import VOCAB, shrunken_copy
@@ -35,7 +35,7 @@ SENSITIVITY = 1e-3
 Change = Callable[[Any], None]
 
 
-def why_not_packed(model: Any, kernel: Kernel = reference_kernel, change: Change = lambda _: None) -> str | None:
+def why_not_packed(model: Any, kernel: Kernel = paged_kernel, change: Change = lambda _: None) -> str | None:
     """Why `model` must run on the cache tier, or None if the packed tier with `kernel` is right for it.
 
     `change` is what will be done to the model before it is run packed, in place.

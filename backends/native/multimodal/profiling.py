@@ -88,12 +88,17 @@ def profile(model: Any, probe: PackedRunner, embedder: Embedder, options: Engine
     assert embedder.worst is not None
     runner = PackedRunner(model, probe.cache, embedder=embedder)
     with torch.inference_mode(), peak_memory(model.device) as peak:
-        for number in range(embedder.capacity // embedder.worst.length + 2):
-            embedder.encode(_renamed(embedder.worst, number))
-        works = _worst_works(embedder.worst, options, context)
-        sample(works, runner.run(works).nan_to_num_())  # most of the block was never written
-    for work in works:
-        runner.forget(work.sequence)
+        full, left = divmod(embedder.capacity, embedder.worst.length)
+        for number in range(full + 2):
+            made = embedder.encode(_renamed(embedder.worst, number))
+        smaller = made.new_empty(left, *made.shape[1:])  # the cache may hold pictures that fill it better
+        for sequences in (1, options.max_sequences):
+            works = _worst_works(embedder.worst, options, context, sequences)
+            sample(works, runner.run(works).nan_to_num_())  # most of the block was never written
+            embedder.encode(_renamed(embedder.worst, full + 2 + sequences))  # beside what the sampler remembers
+            for work in works:
+                runner.forget(work.sequence)
+        del smaller
     return peak.bytes
 
 
@@ -106,9 +111,13 @@ def _worst(known: Registered, processor: BaseMultiModalProcessor[Any]) -> Featur
     return feature
 
 
-def _worst_works(worst: Feature, options: EngineOptions, context: int) -> list[Work]:
-    """The end of a longest prompt, made of pictures, all of its logits wanted, and everybody else in decode."""
-    chunk = min(max(options.step_tokens, options.max_sequences) - options.max_sequences + 1, context)
+def _worst_works(worst: Feature, options: EngineOptions, context: int, sequences: int) -> list[Work]:
+    """The end of a longest prompt, made of pictures, all of its logits wanted; of the others the last two tokens each,
+    if the step has so many: for one alone attention may need less.
+    """
+    budget = max(options.step_tokens, options.max_sequences)
+    each = min(2, budget // options.max_sequences, context)
+    chunk = min(budget - each * (sequences - 1), context)
     apart = worst.length + 1
     count = min(chunk // apart + 2, context // apart)
     places = range(context - count * apart, context - 1, apart)
@@ -118,10 +127,10 @@ def _worst_works(worst: Feature, options: EngineOptions, context: int) -> list[W
     scored = Submit(0, prompt, 1, _SAMPLING, prompt_logprobs=_TOP_LOGPROBS, features=features)
     blocks = [0] * -(-context // options.block_size)
     works = []
-    for arrival in range(options.max_sequences):
+    for arrival in range(sequences):
         sequence = Sequence(0, submit if arrival else scored, arrival)
         sequence.blocks.extend(blocks)
-        tokens = 1 if arrival else chunk
+        tokens = each if arrival else chunk
         works.append(Work(sequence, context - tokens, tokens, samples=True))
     return works
 

@@ -1,0 +1,283 @@
+"""Attention on CPUs: sequences in decode by a compiled routine that reads their pages where they lie.
+
+`reference` gathers the pages first and pads sequences to one length, which on a CPU takes longer than attending does.
+What the compiled routine does not know (prompts, softcap, sinks, other dtypes, GPUs) goes on to `reference`, and all of
+it where nothing can be compiled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from backends.native.engine.attention import AttentionMetadata, AttentionParams, index_tensor
+from backends.native.engine.compiled import load
+from backends.native.engine.kv_cache import LayerCache
+from backends.native.engine.reference import fill, reference_kernel
+
+_MOST_WIDTH = 512  # of keys and values; MOST_WIDTH below
+_FUNCTIONS = {torch.float32: "attend_float32", torch.bfloat16: "attend_bfloat16"}
+
+
+@dataclass(slots=True, eq=False, frozen=True)
+class Decoding:
+    """A step's sequences with one new token.
+
+    Attributes:
+        tokens: [sequences] int64, where their tokens are in the pack.
+        tables: [sequences, blocks] int64, their pages.
+        contexts: [sequences] int64, tokens up to now.
+        alone: whether the step has no others.
+    """
+
+    tokens: Tensor
+    tables: Tensor
+    contexts: Tensor
+    alone: bool
+
+
+def paged_kernel(
+    queries: Tensor, cache: LayerCache, block_size: int, metadata: AttentionMetadata, params: AttentionParams
+) -> Tensor:
+    """See `attention.Kernel`."""
+    attend = _function(cache.keys.dtype) if _takes(queries, cache, params) else None
+    if attend is None:
+        return reference_kernel(queries, cache, block_size, metadata, params)
+    decoding = metadata.plans.get("decoding")
+    if decoding is None:
+        decoding = metadata.plans["decoding"] = find_decoding(metadata)
+    output = queries.new_empty(*queries.shape[:2], cache.values.shape[2])
+    _decode(attend, queries, cache, block_size, decoding, params, output)
+    if not decoding.alone:
+        fill(output, queries, cache, block_size, metadata, params, decoding=False)
+    return output
+
+
+def find_decoding(metadata: AttentionMetadata) -> Decoding:
+    """Those of a step."""
+    tables, counts = metadata.block_tables, metadata.query_lengths
+    contexts = index_tensor(metadata.context_lengths, tables.device)
+    starts = index_tensor(metadata.starts, tables.device)
+    if max(counts) == 1:
+        return Decoding(starts, tables, contexts, alone=True)
+    rows = index_tensor([row for row, count in enumerate(counts) if count == 1], tables.device)
+    return Decoding(starts[rows], tables[rows], contexts[rows], alone=False)
+
+
+def _takes(queries: Tensor, cache: LayerCache, params: AttentionParams) -> bool:
+    return (
+        queries.device.type == "cpu"
+        and queries.dtype == cache.keys.dtype
+        and queries.dtype in _FUNCTIONS
+        and queries.stride(2) == 1
+        and max(queries.shape[2], cache.values.shape[2]) <= _MOST_WIDTH
+        and params.softcap is None
+        and params.sinks is None
+    )
+
+
+def _decode(
+    attend: Callable[..., None],
+    queries: Tensor,
+    cache: LayerCache,
+    block_size: int,
+    decoding: Decoding,
+    params: AttentionParams,
+    output: Tensor,
+) -> None:
+    """Write to `output` at the tokens of sequences in decode."""
+    keys, values = cache.keys, cache.values
+    attend(
+        queries.data_ptr(),
+        keys.data_ptr(),
+        values.data_ptr(),
+        output.data_ptr(),
+        decoding.tokens.data_ptr(),
+        decoding.tables.data_ptr(),
+        decoding.contexts.data_ptr(),
+        (ctypes.c_long * 11)(
+            len(decoding.tokens),
+            decoding.tables.shape[1],
+            block_size,
+            params.sliding_window or 0,
+            queries.shape[1],
+            keys.shape[1],
+            queries.shape[2],
+            values.shape[2],
+            queries.stride(0),
+            queries.stride(1),
+            torch.get_num_threads(),
+        ),
+        params.scale,
+    )
+
+
+@cache
+def _function(dtype: torch.dtype) -> Callable[..., None] | None:
+    library = load("paged_attention", _SOURCE)
+    if library is None:
+        return None
+    function = library[_FUNCTIONS[dtype]]
+    function.argtypes = [ctypes.c_void_p] * 8 + [ctypes.c_float]
+    function.restype = None
+    return function
+
+
+# A task is a sequence and up to eight of the query heads that share a key head. Keys are taken 128 at a time: all their
+# scores, then the softmax so far (its maximum and sum grow from piece to piece), then the values.
+_SOURCE = r"""
+typedef float eight __attribute__((vector_size(32)));
+typedef float four __attribute__((vector_size(16)));
+constexpr long HEADS = 8, PIECE = 128, MOST_WIDTH = 512, VECTORS = MOST_WIDTH / LANES;
+
+struct Sizes {
+  long sequences, table, block, window, heads, key_heads, key_width, value_width, token_stride, head_stride, threads;
+};
+
+inline float total(floats values) {
+  eight halved[2];
+  std::memcpy(halved, &values, sizeof halved);
+  const eight sums = halved[0] + halved[1];
+  four quartered[2];
+  std::memcpy(quartered, &sums, sizeof quartered);
+  const four left = quartered[0] + quartered[1];
+  return (left[0] + left[2]) + (left[1] + left[3]);
+}
+
+// Cephes' expf: two to a whole number, times a polynomial. What is no number stays none; far below, it is 0.
+inline floats exponential(floats x) {
+  typedef int32_t integers __attribute__((vector_size(64)));
+  const floats low = floats{} - 87.0f, clamped = x < low ? low : x;
+  const floats scaled = clamped * 1.44269504088896341f;
+  const floats nearest = scaled + (scaled < 0.0f ? floats{} - 0.5f : floats{} + 0.5f);
+  const integers power = __builtin_convertvector(nearest, integers);
+  const floats whole = __builtin_convertvector(power, floats);
+  const floats r = clamped - whole * 0.693359375f + whole * 2.12194440e-4f;
+  floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  return x < low ? floats{} : p * (floats)((power + 127) << 23);
+}
+
+template <class Kind>
+floats read(const typename Kind::number* from, long left) {
+  typename Kind::vector values = {};
+  if (left >= LANES) std::memcpy(&values, from, sizeof values);
+  else std::memcpy(&values, from, left * sizeof *from);
+  return Kind::widen(values);
+}
+
+template <class Kind, int COUNT>
+struct Task {
+  using number = typename Kind::number;
+  floats query[COUNT][VECTORS], sums[COUNT][VECTORS] = {};
+  float scores[COUNT][PIECE], highest[COUNT], weight[COUNT] = {};
+
+  void score(const number* const* keys, long count, long width) {
+    for (long j = 0; j < count; j++) {
+      floats dot[COUNT] = {};
+      for (long d = 0; d < width; d += LANES) {
+        const floats key = read<Kind>(keys[j] + d, width - d);
+        for (int h = 0; h < COUNT; h++) dot[h] += query[h][d / LANES] * key;
+      }
+      for (int h = 0; h < COUNT; h++) scores[h][j] = total(dot[h]);
+    }
+  }
+
+  void normalise(long count, long width) {
+    for (int h = 0; h < COUNT; h++) {
+      float most = highest[h];
+      for (long j = 0; j < count; j++) most = scores[h][j] > most ? scores[h][j] : most;
+      for (long j = count; j % LANES; j++) scores[h][j] = -INFINITY;
+      const float shrunk = std::exp(highest[h] - most);
+      floats added = {};
+      for (long j = 0; j < count; j += LANES) {
+        floats part;
+        std::memcpy(&part, &scores[h][j], sizeof part);
+        part = exponential(part - most);
+        std::memcpy(&scores[h][j], &part, sizeof part);
+        added += part;
+      }
+      weight[h] = weight[h] * shrunk + total(added);
+      for (long d = 0; d < width; d += LANES) sums[h][d / LANES] *= shrunk;
+      highest[h] = most;
+    }
+  }
+
+  void mix(const number* const* values, long count, long width) {
+    for (long d = 0; d < width; d += LANES) {
+      floats sum[COUNT];
+      for (int h = 0; h < COUNT; h++) sum[h] = sums[h][d / LANES];
+      for (long j = 0; j < count; j++) {
+        const floats value = read<Kind>(values[j] + d, width - d);
+        for (int h = 0; h < COUNT; h++) sum[h] += value * scores[h][j];
+      }
+      for (int h = 0; h < COUNT; h++) sums[h][d / LANES] = sum[h];
+    }
+  }
+
+  void run(const number* queries, const number* keys, const number* values, number* output, const int64_t* table,
+           long context, const Sizes& size, float scale) {
+    for (int h = 0; h < COUNT; h++) {
+      highest[h] = -INFINITY;
+      for (long d = 0; d < size.key_width; d += LANES)
+        query[h][d / LANES] = read<Kind>(queries + h * size.head_stride + d, size.key_width - d) * scale;
+    }
+    for (long at = size.window ? std::max(0L, context - size.window) : 0; at < context; at += PIECE) {
+      const long count = std::min(PIECE, context - at);
+      const number *seen[PIECE], *held[PIECE];
+      for (long j = 0; j < count; j++) {
+        const long slot = (table[(at + j) / size.block] * size.block + (at + j) % size.block) * size.key_heads;
+        seen[j] = keys + slot * size.key_width;
+        held[j] = values + slot * size.value_width;
+      }
+      score(seen, count, size.key_width);
+      normalise(count, size.value_width);
+      mix(held, count, size.value_width);
+    }
+    for (int h = 0; h < COUNT; h++)
+      for (long d = 0; d < size.value_width; d++)
+        output[h * size.value_width + d] = Kind::narrow(sums[h][d / LANES][d % LANES] / weight[h]);
+  }
+};
+
+template <class Kind>
+void attend(const void* queries, const void* keys, const void* values, void* output, const int64_t* tokens,
+            const int64_t* tables, const int64_t* contexts, const Sizes* sizes, float scale) {
+  using number = typename Kind::number;
+  const Sizes size = *sizes;
+  const long sharing = size.heads / size.key_heads, groups = (sharing + HEADS - 1) / HEADS;
+  const long tasks = size.key_heads * groups;
+#pragma omp parallel for num_threads(size.threads) schedule(dynamic) if (size.sequences * tasks > 1)
+  for (long task = 0; task < size.sequences * tasks; task++) {
+    const long sequence = task / tasks, key_head = task % tasks / groups, first = task % groups * HEADS;
+    const long head = key_head * sharing + first, token = tokens[sequence];
+    const number* q = static_cast<const number*>(queries) + token * size.token_stride + head * size.head_stride;
+    const number* k = static_cast<const number*>(keys) + key_head * size.key_width;
+    const number* v = static_cast<const number*>(values) + key_head * size.value_width;
+    number* out = static_cast<number*>(output) + (token * size.heads + head) * size.value_width;
+    const int64_t* table = tables + sequence * size.table;
+    switch (std::min(HEADS, sharing - first)) {
+#define TASK(count) case count: Task<Kind, count>().run(q, k, v, out, table, contexts[sequence], size, scale); break;
+      TASK(1) TASK(2) TASK(3) TASK(4) TASK(5) TASK(6) TASK(7) TASK(8)
+    }
+  }
+}
+
+#define ATTEND(name, kind)                                                                                        \
+  extern "C" void name(const void* queries, const void* keys, const void* values, void* output,                   \
+                       const int64_t* tokens, const int64_t* tables, const int64_t* contexts, const Sizes* sizes, \
+                       float scale) {                                                                             \
+    attend<kind>(queries, keys, values, output, tokens, tables, contexts, sizes, scale);                          \
+  }
+ATTEND(attend_float32, Float32)
+ATTEND(attend_bfloat16, BFloat16)
+"""
