@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import uvloop
 
 from backends.base import Health
+from backends.native import channels
 from backends.native.channels import over_socket
 from backends.native.exchange import Exchange
 from backends.native.link import EngineLink
@@ -337,6 +339,19 @@ async def test_closing_tells_those_who_wait(engine: FakeEngine, link: EngineLink
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_over_a_socket(run: Callable[[Coroutine[Any, Any, None]], None], tmp_path: Path) -> None:
     run(over_a_socket(str(tmp_path / "socket")))
+
+
+async def test_an_engine_in_another_container_is_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(channels.os, "kill", lambda *of: killed.append(of))
+    engine, path = FakeEngine(), str(tmp_path / "socket")
+    async with engine.serve(path):
+        channel = await over_socket(path)(lambda _: None, lambda: None)
+        for pid in (0, 1234567):  # the kernel says 0 of a process that we cannot see
+            monkeypatch.setattr(channels, "_peer", lambda _, pid=pid: pid)
+            channel.kill()
+        assert killed == [(1234567, signal.SIGKILL)]
+        await channel.aclose()
 
 
 async def over_a_socket(path: str) -> None:
