@@ -347,11 +347,13 @@ async def test_an_engine_in_another_container_is_not_killed(tmp_path: Path, monk
     engine, path = FakeEngine(), str(tmp_path / "socket")
     async with engine.serve(path):
         channel = await over_socket(path)(lambda _: None, lambda: None)
+        await until(lambda: bool(engine.connections))
         for pid in (0, 1234567):  # the kernel says 0 of a process that we cannot see
             monkeypatch.setattr(channels, "_peer", lambda _, pid=pid: pid)
             channel.kill()
         assert killed == [(1234567, signal.SIGKILL)]
         await channel.aclose()
+        await until(lambda: not engine.connections)
 
 
 async def over_a_socket(path: str) -> None:
