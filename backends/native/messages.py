@@ -95,7 +95,7 @@ class Cancel(Message, frozen=True):
 
 
 class Ping(Message, frozen=True):
-    """Worker: answer when the step loop next comes round."""
+    """Worker: answer when the step loop next comes round, or the step in progress gets on."""
 
     token: int
 
