@@ -266,6 +266,30 @@ async def test_they_do_not_wait_forever(engine: FakeEngine, link: EngineLink) ->
     await until(lambda: link.health == Health("ready"))
 
 
+async def test_they_wait_again_for_one_that_says_it_loads(engine: FakeEngine, link: EngineLink) -> None:
+    engine.up = False
+    engine.die()
+    await until(lambda: link.health.status == "failed")
+    engine.up, engine.greeting = True, Loading(0.5, "weights")
+    await until(lambda: link.health.status == "loading")
+    exchange = ask(link, 1)
+    assert engine.submitted == []
+    (connection,) = engine.connections
+    engine.tell(connection, engine.ready)
+    engine.step()
+    assert [output.ids for output in await exchange.outputs()] == [(11,)]
+    link.release(exchange)
+
+
+async def test_an_engine_that_hangs_while_it_loads_is_killed(engine: FakeEngine) -> None:
+    engine.greeting = Loading(0.25, "weights")
+    link = EngineLink(engine.connect, heartbeat=0.001, hung_after=0.01)
+    starting = asyncio.create_task(link.start())
+    await until(lambda: engine.killed)
+    starting.cancel()
+    await link.aclose()
+
+
 async def test_what_waits_for_an_engine_that_does_not_come_is_told(engine: FakeEngine, link: EngineLink) -> None:
     exchange = ask(link, 2)
     engine.greeting = Failed("no memory")
