@@ -38,7 +38,7 @@ class Child:
         """Look after it: notice its end, start it again when the time has come."""
         if self.again_at is not None:
             if now >= self.again_at:
-                self._begin()
+                self._begin_again(now)
         elif (code := self.process.poll()) is not None:
             if now - self.began > _LASTED:
                 self.delay = 0.0
@@ -56,10 +56,17 @@ class Child:
         """Whether it has ended, and was not started again yet."""
         return self.again_at is not None or self.process.poll() is not None
 
+    def _begin_again(self, now: float) -> None:
+        try:
+            self._begin()
+        except OSError as error:  # no memory or process to be had, which may be why it ended
+            log.error("child.not_started", child=self.name, error=str(error), again_in=self.longest_delay)
+            self.again_at = now + self.longest_delay
+
     def _begin(self) -> None:
-        self.again_at = None
         self.began = time.monotonic()
         self.process = self.start()
+        self.again_at = None
 
 
 def end(children: Sequence[Child], limit: float) -> None:

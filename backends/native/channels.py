@@ -91,10 +91,9 @@ class _Socket(asyncio.Protocol):
 
     def kill(self) -> None:
         if self._transport is not None:
-            end = self._transport.get_extra_info("socket")
-            pid, _, _ = _CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-            if pid != os.getpid():
-                with suppress(ProcessLookupError):  # it has just ended
+            pid = _peer(self._transport.get_extra_info("socket"))
+            if pid not in (0, os.getpid()):  # 0: it is in a container of its own, and 0 to `kill` is our own group
+                with suppress(ProcessLookupError, PermissionError):  # it has just ended; it is somebody else's
                     os.kill(pid, signal.SIGKILL)
 
     async def aclose(self) -> None:
@@ -103,6 +102,12 @@ class _Socket(asyncio.Protocol):
     def _close(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+
+
+def _peer(end: socket.socket) -> int:
+    """The process at the other end; 0 if it cannot be seen from here."""
+    pid, _, _ = _CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(pid)
 
 
 def over_socket(path: str) -> Connect:

@@ -64,7 +64,15 @@ class EngineProcess:
                 delay = _FIRST_DELAY
             await asyncio.sleep(delay)
             delay = min(_LONGEST_DELAY, 2 * delay)
-            self._process = process = await self._spawn()
+            self._process = process = await self._spawn_again(delay)
+
+    async def _spawn_again(self, delay: float) -> asyncio.subprocess.Process:
+        while True:
+            try:
+                return await self._spawn()
+            except OSError as error:  # no memory or process to be had, which may be why the last one ended
+                log.error("engine.not_started", error=str(error), again_in=delay)
+                await asyncio.sleep(delay)
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))

@@ -114,7 +114,7 @@ class Exchange:
         self.asked = True
         for submit in self.submits:
             if submit.seq in self._open:
-                self._send(submit)
+                self._send(msgspec.structs.replace(submit, again=True) if self._engines else submit)
 
     def rewind(self) -> bool:
         """The engine is gone. The next will be asked for what is unfinished, and begin with what has arrived.

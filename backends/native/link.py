@@ -25,6 +25,8 @@ log = structlog.get_logger()
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 0.5
 """Seconds between attempts to connect; each is twice the one before."""
+_LOADING = 10
+"""How many times as long an engine may be silent while it loads: a single import may keep its other threads from it."""
 
 
 class EngineLink:
@@ -36,7 +38,7 @@ class EngineLink:
     Args:
         connect: how to reach it.
         heartbeat: seconds between pings.
-        hung_after: seconds of silence after which the engine is killed.
+        hung_after: seconds of silence after which the engine is killed; ten times as many while it loads.
         patience: seconds that requests wait for the next engine.
     """
 
@@ -165,8 +167,7 @@ class EngineLink:
             log.error("engine.lost", requests=len(self._waiting()))
             self._health = Health("loading", "the engine is started again")
             self._sort_out()
-            loop = asyncio.get_running_loop()
-            self._impatience = loop.call_later(self._patience, self._fail, "the engine did not start again")
+            self._expect()
         return was_ready
 
     async def _watch(self, lost: asyncio.Event) -> None:
@@ -176,13 +177,17 @@ class EngineLink:
         """
         self._unheard = 0
         while not lost.is_set():
-            if self.ready is not None:  # while it loads it may be silent
-                self._unheard += 1
-                if self._unheard * self._heartbeat > self._hung_after:
-                    log.error("engine.hung", seconds=self._hung_after)
-                    assert self._channel is not None
-                    self._channel.kill()
+            loading = self.ready is None
+            limit = self._hung_after * (_LOADING if loading else 1)
+            self._unheard += 1
+            if self._unheard * self._heartbeat > limit:
+                log.error("engine.hung", seconds=limit, loading=loading)
+                assert self._channel is not None
+                self._channel.kill()
+                if not loading:
                     return
+                self._unheard = 0
+            if not loading:
                 self._send(Ping(next(self._pings)))
             with suppress(TimeoutError):  # not `wait_for`, which before Python 3.12 may swallow a cancellation
                 async with asyncio.timeout(self._heartbeat):
@@ -201,6 +206,8 @@ class EngineLink:
                 self.pong = message
             case Loading():
                 self._health = Health("loading", f"{message.what} {message.fraction:.0%}".strip())
+                if self._decided.is_set():
+                    self._expect()
             case Ready():
                 self._welcome(message)
             case Failed():
@@ -232,6 +239,12 @@ class EngineLink:
         suspects = [exchange for exchange in self._waiting() if exchange.rewind()]
         if len(suspects) == 1:
             suspects[0].fail_dead()
+
+    def _expect(self) -> None:
+        """Another engine is on its way: requests wait for it, but not for ever."""
+        if self._impatience is None:
+            loop = asyncio.get_running_loop()
+            self._impatience = loop.call_later(self._patience, self._fail, "the engine did not start again")
 
     def _be_patient(self) -> None:
         if self._impatience is not None:

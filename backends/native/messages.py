@@ -66,7 +66,8 @@ class Submit(Message, frozen=True):
     `eos_token_ids` with EOS; neither is heeded before `min_new_tokens`. `top_logprobs` -1: no logprobs at all.
     `prompt_logprobs` -1: none for the prompt. A greater `priority` goes first. `grammar` is what may be generated, in
     llguidance's words. `pool` asks for the prompt's vector, and with `max_new_tokens` 0 for nothing else; its first
-    `unpooled` tokens do not count in it. `adapter` is one of those that `Ready` names; empty: none.
+    `unpooled` tokens do not count in it. `adapter` is one of those that `Ready` names; empty: none. `again`: an engine
+    that is gone had taken it.
     """
 
     seq: int
@@ -84,6 +85,7 @@ class Submit(Message, frozen=True):
     pool: bool = False
     unpooled: int = 0
     adapter: str = ""
+    again: bool = False
 
 
 class Cancel(Message, frozen=True):
@@ -93,7 +95,7 @@ class Cancel(Message, frozen=True):
 
 
 class Ping(Message, frozen=True):
-    """Worker: answer when the step loop next comes round."""
+    """Worker: answer when the step loop next comes round, or the step in progress gets on."""
 
     token: int
 

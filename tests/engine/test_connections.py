@@ -11,12 +11,14 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
+from backends.native.engine import connections as module
 from backends.native.engine.connections import Connections
 from backends.native.engine.serving import Inbox
 from backends.native.frames import FrameReader, encode_frame
-from backends.native.messages import Failed, FromEngine, Loading, Message, Output, Ping, Pong, Step
+from backends.native.messages import Failed, FromEngine, Loading, Message, Output, Ping, Pong, Ready, Step
 
 PATIENCE = 10.0
+READY = Ready(128, 96, (2,), "float32", "cpu", "packed", 8)
 
 
 class Worker:
@@ -83,6 +85,23 @@ def test_a_connection_is_greeted_with_the_latest_announcement(connect: Connect, 
     connections.announce(Loading(0.9))
     assert early.read(1) == [Loading(0.9)]
     assert connect().read(1) == [Loading(0.9)]
+
+
+def test_a_loading_engine_gives_signs_of_life(
+    path: Path, inbox: Inbox, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SIGN_OF_LIFE", 0.001)
+    with closing(Connections(path, inbox)) as connections:
+        worker = connect()
+        connections.announce(Loading(0.1))
+        assert worker.read(3)[:3] == [Loading(0.1)] * 3
+        connections.announce(READY)
+        while worker.read(1)[-1] != READY:
+            pass
+        worker.send(Ping(1))
+        connection, _ = inbox.get(timeout=PATIENCE)
+        connections.send(connection, Pong(1))
+        assert worker.read(1) == [Pong(1)], "it loads no more"
 
 
 def test_messages_are_carried_both_ways_and_kept_apart(

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from backends.native.engine.blocks import BlockPool
 from backends.native.engine.scheduler import Overloaded, Refused, Scheduler
@@ -175,6 +176,49 @@ def test_a_full_queue_is_overloaded() -> None:
     s.add(sequence(1, 1))
 
 
+def test_what_an_engine_before_had_taken_is_not_refused() -> None:
+    s = scheduler(max_waiting=1)
+    s.add(sequence(0, 1))
+    again = sequence(1, 1)
+    again.request = replace(again.request, again=True)
+    s.add(again)
+    assert len(s.waiting) == 2
+
+
+@pytest.mark.parametrize("options", [{"max_sequences": 2}, {"blocks": 9}])
+def test_the_running_make_way_for_greater_priority(options: dict[str, Any]) -> None:
+    s = scheduler(**options)
+    for arrival, priority in enumerate((0, -1)):
+        s.add(sequence(arrival, 13, new=4, priority=priority))
+    step(s)
+    step(s)
+    s.add(sequence(2, 13, new=4))
+    assert {arrival for arrival, _, _ in step(s)} == {0, 2}
+    assert [waiting.arrival for waiting in s.waiting] == [1]
+
+
+def test_nobody_makes_way_for_nothing() -> None:
+    s = scheduler()
+    s.add(sequence(0, 3, priority=-1))
+    step(s)
+    s.add(sequence(1, 3))
+    assert {arrival for arrival, _, _ in step(s)} == {0, 1}
+    for arrival in range(2, 8):
+        s.add(sequence(arrival, 3))
+        step(s)
+    assert s.preemptions == 0
+
+
+def test_what_is_found_again_after_a_preemption_is_no_prefix_hit() -> None:
+    s = scheduler(max_sequences=1)
+    s.add(sequence(0, 9, priority=-1))
+    step(s)
+    s.add(sequence(1, 5, new=1))
+    step(s)
+    assert step(s) == [(0, 8, 2)], "its own blocks"
+    assert (s.preemptions, s.prefix_queries, s.prefix_hits) == (1, 14, 0)
+
+
 def test_a_step_must_hold_a_token_for_everyone() -> None:
     with pytest.raises(ValueError, match="cannot give 8 sequences one each"):
         scheduler(step_tokens=7)
@@ -233,10 +277,14 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule()
     def step(self) -> None:
+        first = next(iter(self.scheduler.waiting), None)
         works = self.scheduler.schedule()
         assert bool(works) == bool(self.live), "whoever is there gets on, at least the first in order"
         assert sum(work.count for work in works) <= self.step_tokens
         assert len({work.sequence for work in works}) == len(works)
+        if first in self.scheduler.waiting and len(self.scheduler.running) == 3:
+            last = self.scheduler.running[-1]
+            assert first.request.priority <= last.request.priority, "nobody keeps the first in line out"
         completed = [block for work in works for block in self.prompt_blocks(work)]
         assert len(completed) == len(set(completed)), "nothing is computed twice in a step"
         for work in works:

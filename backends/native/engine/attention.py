@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from backends.native.engine.kv_cache import KVCache, LayerCache
+from backends.native.engine.progress import progressed
 
 NAME = "interlingua_paged"
 
@@ -119,6 +120,7 @@ def attend(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention function: [1, heads, tokens, width] each, to [1, tokens, heads, width]."""
+    progressed()
     forward = _current.get()
     keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
     layer = forward.cache.layer(module.layer_idx, keys, values)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from backends.native.engine.lora import adapting
+from backends.native.engine.progress import watch_layers
 from backends.native.engine.sequence import Sequence, Work
 
 
@@ -43,6 +44,7 @@ class CacheRunner:
         self._model = model
         self.adapters = adapters
         self._states: dict[Sequence, _State] = {}
+        watch_layers(model)
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def run(self, works: Seq[Work]) -> Tensor:

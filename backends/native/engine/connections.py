@@ -21,11 +21,12 @@ import structlog
 
 from backends.native.engine.serving import Inbox
 from backends.native.frames import FrameError, FrameReader, encode_frame
-from backends.native.messages import FromEngine, ToEngine
+from backends.native.messages import FromEngine, Loading, ToEngine
 
 log = structlog.get_logger()
 
 _CHUNK = 256 * 1024
+_SIGN_OF_LIFE = 5.0  # seconds after which a loading engine says again how far it is
 
 
 @dataclass(slots=True, eq=False)
@@ -109,9 +110,12 @@ class Connections:
 
     def _run(self) -> None:
         while not self._closing:
-            for key, events in self._selector.select():
+            found = self._selector.select(_SIGN_OF_LIFE if isinstance(self._greeting, Loading) else None)
+            for key, events in found:
                 handle: Callable[[int], None] = key.data
                 handle(events)
+            if not found:
+                self._say_again()
         for connection in list(self._connections.values()):
             self._flush(connection)
             self._drop(connection)
@@ -119,6 +123,14 @@ class Connections:
             end.close()
         self._selector.close()
         self._path.unlink(missing_ok=True)
+
+    def _say_again(self) -> None:
+        """Tell how far loading is, so that nobody takes us for hung."""
+        with self._lock:
+            if isinstance(self._greeting, Loading):
+                for connection in self._connections.values():
+                    self._queue(connection, self._greeting)
+        self._ring()
 
     def _answer_bell(self, _: int) -> None:
         self._bell.recv(_CHUNK)

@@ -79,7 +79,7 @@ class EncoderEngine:
         waiting = len(self._waiting)
         if (why := self._refusal(request)) is not None:
             self._outputs[connection].append(Output(request.seq, error=why))
-        elif waiting >= self._max_waiting:
+        elif waiting >= self._max_waiting and not request.again:
             why = f"{waiting} sequences are waiting already"
             self._outputs[connection].append(Output(request.seq, error=why, overloaded=True))
         else:

@@ -4,9 +4,9 @@ One rule: each step every running sequence catches up to its token count, under 
 sequence that is far behind (and takes several steps if the budget is short: chunked prefill), decode one that is one
 token behind, a prefix hit one that starts less far behind. There are no phases.
 
-Order is (priority, arrival), for the running and the waiting alike. When blocks run out the last running sequence is
-preempted: it gives its blocks back and later recomputes its tokens. So the first in order always gets on, and every
-sequence ends. Imports no torch.
+Order is (priority, arrival), for the running and the waiting alike. When blocks run out, or what waits is of greater
+priority, the last running sequence is preempted: it gives its blocks back and later recomputes its tokens. So the first
+in order always gets on, and every sequence ends. Imports no torch.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ class Scheduler:
         """Let a new sequence wait its turn.
 
         Raises:
-            Overloaded: the queue is full.
+            Overloaded: the queue is full, and no other engine had let the sequence in.
             Refused: it could not be finished even alone.
         """
         if self.pool.blocks_for(sequence.longest) > self.pool.count:
             room = self.pool.count * self.pool.size
             raise Refused(f"prompt and max_new_tokens are {sequence.longest} tokens; the engine has room for {room}")
-        if len(self.waiting) >= self._max_waiting:
+        if len(self.waiting) >= self._max_waiting and not sequence.request.again:
             raise Overloaded(f"{len(self.waiting)} sequences are waiting already")
         insort(self.waiting, sequence, key=_order)
 
@@ -99,6 +99,7 @@ class Scheduler:
 
     def schedule(self) -> list[Work]:
         """The next step's work, at most one piece a sequence; the blocks it writes to are already reserved."""
+        self._make_way()
         waiting = len(self.waiting)
         works = self._continue_running()
         if len(self.waiting) == waiting:  # nobody was preempted: there may be room for more
@@ -114,6 +115,16 @@ class Scheduler:
             extend_keys(sequence.block_keys, sequence.tokens, full, size, sequence.salt, sequence.block_extra)
             for index in range(first, full):
                 self.pool.publish(sequence.blocks[index], sequence.block_keys[index])
+
+    def _make_way(self) -> None:
+        """Preempt what is of lesser priority than the first in line, until that can be admitted."""
+        while self.waiting and self.running:
+            first, last = self.waiting[0], self.running[-1]
+            if last.request.priority >= first.request.priority:
+                return
+            if len(self.running) < self._max_sequences and self._fits(first, self._cached_blocks(first)):
+                return
+            self._preempt(self.running.pop())
 
     def _continue_running(self) -> list[Work]:
         works: list[Work] = []
@@ -136,8 +147,9 @@ class Scheduler:
             if not self._chunked and len(sequence.tokens) > budget:
                 break
             hits = self._cached_blocks(sequence)
-            if self._is_in_the_making(sequence, len(hits)) or not self._admit(sequence, hits):
+            if self._is_in_the_making(sequence, len(hits)) or not self._fits(sequence, hits):
                 break
+            self._admit(sequence, hits)
             del self.waiting[0]
             insort(self.running, sequence, key=_order)
             works.append(self._piece(sequence, budget))
@@ -158,28 +170,29 @@ class Scheduler:
         """
         if sequence.scores_prompt or block >= len(sequence.block_keys):
             return False
-        key, first = sequence.block_keys[block], block * self.pool.size
-        return any(one.computed <= first and one.block_keys[block : block + 1] == [key] for one in self.running)
+        key, end = sequence.block_keys[block], (block + 1) * self.pool.size
+        return any(one.computed < end and one.block_keys[block : block + 1] == [key] for one in self.running)
 
-    def _admit(self, sequence: Sequence, hits: list[int]) -> bool:
-        """Give a waiting sequence blocks for all its tokens, if there are enough beside those in the cache.
+    def _fits(self, sequence: Sequence, hits: list[int]) -> bool:
+        """Whether there are blocks for all tokens of a waiting sequence, beside the `hits` that it finds in the cache.
 
         One more block is left free for every running sequence, whose next token may need it: without that, a full pool
         would admit a sequence and preempt it in the same breath.
         """
+        needed = self.pool.blocks_for(len(sequence.tokens)) - len(hits)
+        return needed + len(self.running) <= self.pool.free - self.pool.idle(hits)
+
+    def _admit(self, sequence: Sequence, hits: list[int]) -> None:
+        """Give a waiting sequence that fits its blocks."""
         pool = self.pool
-        needed = pool.blocks_for(len(sequence.tokens)) - len(hits)
-        if needed + len(self.running) > pool.free - pool.idle(hits):
-            return False
         pool.take(hits)
-        sequence.blocks = array("q", hits + pool.allocate(needed))
+        sequence.blocks = array("q", hits + pool.allocate(pool.blocks_for(len(sequence.tokens)) - len(hits)))
         sequence.computed = len(hits) * pool.size
-        if pool.caching:
-            self.prefix_queries += len(sequence.tokens)
-            self.prefix_hits += sequence.computed
-        if sequence.cached_tokens is None:
+        if sequence.cached_tokens is None:  # what it finds again after a preemption is its own
             sequence.cached_tokens = sequence.computed
-        return True
+            if pool.caching:
+                self.prefix_queries += len(sequence.tokens)
+                self.prefix_hits += sequence.computed
 
     def _cached_blocks(self, sequence: Sequence) -> list[int]:
         """Blocks it can start from. Its last token is always run, since its logits are wanted."""

@@ -11,7 +11,8 @@ from queue import SimpleQueue
 from threading import Event
 from typing import Protocol
 
-from backends.native.messages import FromEngine, Pong, Step, ToEngine
+from backends.native.engine.progress import heed
+from backends.native.messages import FromEngine, Ping, Pong, Step, ToEngine
 
 Letter = tuple[int, ToEngine | None]
 Inbox = SimpleQueue[Letter]
@@ -29,7 +30,7 @@ class Steps(Protocol):
         ...
 
     def handle(self, connection: int, message: ToEngine) -> Pong | None:
-        """Take a worker's message; the answer to a `Ping` is returned."""
+        """Take a worker's message; the answer to a `Ping`, which may come in the middle of a step, is returned."""
         ...
 
     def disconnect(self, connection: int) -> None:
@@ -43,8 +44,10 @@ class Steps(Protocol):
 
 def serve(engine: Steps, inbox: Inbox, send: Send, stopping: Event) -> None:
     """Run until `stopping` is set; the step in progress is finished and told."""
+    post = _Post(engine, inbox, send)
+    heed(post.answer_pings)
     while not stopping.is_set():
-        _take(engine, inbox, send)
+        post.take()
         if engine.busy:
             for connection, step in engine.step().items():
                 send(connection, step)
@@ -56,11 +59,35 @@ def stop(inbox: Inbox, stopping: Event) -> None:
     inbox.put((_NOBODY, None))
 
 
-def _take(engine: Steps, inbox: Inbox, send: Send) -> None:
-    """Take what has arrived; wait for it if there is nothing else to do. What arrives meanwhile waits a step."""
-    for _ in range(inbox.qsize() if engine.busy else max(1, inbox.qsize())):
-        connection, message = inbox.get()
+class _Post:
+    """Brings letters to an engine: between two steps, but for pings, which can be answered within one."""
+
+    def __init__(self, engine: Steps, inbox: Inbox, send: Send) -> None:
+        self._engine = engine
+        self._inbox = inbox
+        self._send = send
+        self._kept: list[Letter] = []
+
+    def take(self) -> None:
+        """Hand over what has arrived; wait for it if nothing else is to be done. What arrives now waits a step."""
+        kept, self._kept = self._kept, []
+        for letter in kept:
+            self._hand_over(letter)
+        for _ in range(self._inbox.qsize() if self._engine.busy else max(1, self._inbox.qsize())):
+            self._hand_over(self._inbox.get())
+
+    def answer_pings(self) -> None:
+        """Hand over pings alone, and keep the rest."""
+        for _ in range(self._inbox.qsize()):
+            letter = self._inbox.get()
+            if isinstance(letter[1], Ping):
+                self._hand_over(letter)
+            else:
+                self._kept.append(letter)
+
+    def _hand_over(self, letter: Letter) -> None:
+        connection, message = letter
         if message is None:
-            engine.disconnect(connection)
-        elif (answer := engine.handle(connection, message)) is not None:
-            send(connection, answer)
+            self._engine.disconnect(connection)
+        elif (answer := self._engine.handle(connection, message)) is not None:
+            self._send(connection, answer)

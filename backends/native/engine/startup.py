@@ -24,6 +24,7 @@ from backends.native.engine.options import EngineOptions
 from backends.native.engine.packed_linear import pack_linears
 from backends.native.engine.pooled import Pooler
 from backends.native.engine.pooling import HiddenStates
+from backends.native.engine.progress import watch_layers
 from backends.native.engine.quantised_linear import BITS, quantise_linears
 from backends.native.engine.runner import PackedRunner, Runner
 from backends.native.engine.scheduler import Scheduler
@@ -95,6 +96,7 @@ def _encoder(folder: str, recipe: Recipe, options: EngineOptions) -> tuple[Steps
     """An engine that makes vectors and nothing else."""
     loaded = load_encoder(folder, options.dtype, options.device)
     torch.set_num_threads(options.threads or _threads(loaded.model))
+    watch_layers(loaded.model)
     pooler = Pooler(recipe, options.model, loaded.config.hidden_size, loaded.model.device)
     context = min(_context(loaded, options), recipe.max_length or loaded.context_length)
     engine = EncoderEngine(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from backends.native import engine_process
 from backends.native.engine.options import EngineOptions
 from backends.native.engine_process import EngineProcess, engine_command
 from tests.backends.native.test_link import until
@@ -46,6 +47,22 @@ async def test_it_runs_until_it_is_stopped(tmp_path: Path) -> None:
     await engine.aclose()
     assert not alive(pid)
     assert exits == []
+
+
+async def test_it_is_started_again_although_that_fails_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "_FIRST_DELAY", 0.01)
+    engine = process(tmp_path / "notes", "calm", exits := [])
+    await engine.start()
+    await until(lambda: bool(pids(tmp_path / "notes")))
+    program, engine._command[0] = engine._command[0], str(tmp_path / "nothing")
+    os.kill(pids(tmp_path / "notes")[0], signal.SIGKILL)
+    await until(lambda: bool(exits))
+    await asyncio.sleep(0.05)
+    engine._command[0] = program
+    await until(lambda: len(pids(tmp_path / "notes")) == 2)
+    await engine.aclose()
 
 
 async def test_it_is_started_again(tmp_path: Path) -> None:

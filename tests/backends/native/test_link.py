@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
+from msgspec.structs import replace
 
 from backends.base import Health
+from backends.native import channels
 from backends.native.channels import over_socket
 from backends.native.exchange import Exchange
 from backends.native.link import EngineLink
@@ -106,7 +109,7 @@ async def test_what_nobody_took_is_asked_again_of_the_next_engine(engine: FakeEn
     for exchange in (untold, waiting):
         assert [output.ids for output in await exchange.outputs()] == [(11,), (12,)]
         link.release(exchange)
-    assert engine.submitted[:2] == engine.submitted[2:]
+    assert [replace(submit, again=True) for submit in engine.submitted[:2]] == engine.submitted[2:]
 
 
 async def test_what_was_begun_goes_on_in_the_next_engine(engine: FakeEngine, link: EngineLink) -> None:
@@ -263,6 +266,30 @@ async def test_they_do_not_wait_forever(engine: FakeEngine, link: EngineLink) ->
     await until(lambda: link.health == Health("ready"))
 
 
+async def test_they_wait_again_for_one_that_says_it_loads(engine: FakeEngine, link: EngineLink) -> None:
+    engine.up = False
+    engine.die()
+    await until(lambda: link.health.status == "failed")
+    engine.up, engine.greeting = True, Loading(0.5, "weights")
+    await until(lambda: link.health.status == "loading")
+    exchange = ask(link, 1)
+    assert engine.submitted == []
+    (connection,) = engine.connections
+    engine.tell(connection, engine.ready)
+    engine.step()
+    assert [output.ids for output in await exchange.outputs()] == [(11,)]
+    link.release(exchange)
+
+
+async def test_an_engine_that_hangs_while_it_loads_is_killed(engine: FakeEngine) -> None:
+    engine.greeting = Loading(0.25, "weights")
+    link = EngineLink(engine.connect, heartbeat=0.001, hung_after=0.01)
+    starting = asyncio.create_task(link.start())
+    await until(lambda: engine.killed)
+    starting.cancel()
+    await link.aclose()
+
+
 async def test_what_waits_for_an_engine_that_does_not_come_is_told(engine: FakeEngine, link: EngineLink) -> None:
     exchange = ask(link, 2)
     engine.greeting = Failed("no memory")
@@ -337,6 +364,21 @@ async def test_closing_tells_those_who_wait(engine: FakeEngine, link: EngineLink
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_over_a_socket(run: Callable[[Coroutine[Any, Any, None]], None], tmp_path: Path) -> None:
     run(over_a_socket(str(tmp_path / "socket")))
+
+
+async def test_an_engine_in_another_container_is_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(channels.os, "kill", lambda *of: killed.append(of))
+    engine, path = FakeEngine(), str(tmp_path / "socket")
+    async with engine.serve(path):
+        channel = await over_socket(path)(lambda _: None, lambda: None)
+        await until(lambda: bool(engine.connections))
+        for pid in (0, 1234567):  # the kernel says 0 of a process that we cannot see
+            monkeypatch.setattr(channels, "_peer", lambda _, pid=pid: pid)
+            channel.kill()
+        assert killed == [(1234567, signal.SIGKILL)]
+        await channel.aclose()
+        await until(lambda: not engine.connections)
 
 
 async def over_a_socket(path: str) -> None:
