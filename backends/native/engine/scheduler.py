@@ -6,7 +6,7 @@ token behind, a prefix hit one that starts less far behind. There are no phases.
 
 Order is (priority, arrival), for the running and the waiting alike. When blocks run out the last running sequence is
 preempted: it gives its blocks back and later recomputes its tokens. So the first in order always gets on, and every
-sequence ends. Imports no torch.
+sequence ends. One that is held keeps its place and its blocks, and is passed over. Imports no torch.
 """
 
 from __future__ import annotations
@@ -120,6 +120,8 @@ class Scheduler:
         budget = self._step_tokens
         size = self.pool.size
         for position, sequence in enumerate(self.running):  # the end of which may be preempted meanwhile
+            if sequence.held:
+                continue
             later = len(self.running) - position - 1
             work = self._piece(sequence, budget - later)  # a long prefill leaves each later one its token
             end = work.start + work.count
@@ -131,13 +133,17 @@ class Scheduler:
 
     def _admit_waiting(self, works: list[Work]) -> None:
         budget = self._step_tokens - sum(work.count for work in works)
-        while self.waiting and budget > 0 and len(self.running) < self._max_sequences:
-            sequence = self.waiting[0]
+        place = 0
+        while place < len(self.waiting) and budget > 0 and len(self.running) < self._max_sequences:
+            sequence = self.waiting[place]
+            if sequence.held:
+                place += 1
+                continue
             if not self._chunked and len(sequence.tokens) > budget:
                 break
             if not self._admit(sequence):
                 break
-            del self.waiting[0]
+            del self.waiting[place]
             insort(self.running, sequence, key=_order)
             works.append(self._piece(sequence, budget))
             budget -= works[-1].count
