@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -40,6 +43,7 @@ _MOST_SECONDS = 1.0
 _PATIENCE = 10.0
 """Seconds that a request waits for its grammar, and those before it, to be checked."""
 _THREADS = 2
+_NICENESS = 5  # no more: a thread that hardly gets to run may hold the interpreter's lock
 _SHOWN = 300
 
 
@@ -93,7 +97,7 @@ class GrammarCheck:
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
         self._checked = lru_cache(maxsize=256)(self._check)
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar-check")
+        self._threads = background_threads(_THREADS, "grammar-check")
 
     async def check(self, source: str, param: str) -> None:
         """Return if the engine can follow `source`.
@@ -124,6 +128,16 @@ class GrammarCheck:
         raise_error(matcher)
         if time.thread_time() - began > _MOST_SECONDS:
             raise GrammarError("it takes too long to compile.")
+
+
+def background_threads(count: int, name: str) -> ThreadPoolExecutor:
+    """Threads that give way to what must go on, where the system allows it for threads."""
+    return ThreadPoolExecutor(count, name, initializer=_give_way)
+
+
+def _give_way() -> None:
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def raise_error(matcher: LLMatcher) -> None:

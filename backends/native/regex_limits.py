@@ -1,6 +1,7 @@
 """How large a regular expression is, once its repetitions are written out: what the time to compile it grows with.
 
-A look at its brackets and braces, no parser: what is wrong with an expression, its compiler says.
+A look at its brackets and braces, no parser: what is wrong with an expression, its compiler says. It is one pass: what
+is not closed goes on to the end, or many that are not would take the square of their number.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ MOST_CHARACTERS = 100_000
 
 _TOKEN = re.compile(
     r"""
-    \\(?:[pPx]\{[^}]*\}|.)              # an escape, `\p{L}` and `\x{41}` included
-    | \[\^?\]?(?:\\.|[^\]\\])*\]        # a class of characters
+    \\(?:[pPx]\{[^}]*+\}?|.)            # an escape, `\p{L}` and `\x{41}` included
+    | \[\^?\]?(?:\\.|[^\]\\])*+\]?      # a class of characters
     | \{(?P<least>\d*)(?:(?P<comma>,)(?P<most>\d*))?\}
     | .
     """,

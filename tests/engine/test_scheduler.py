@@ -51,6 +51,22 @@ def step(scheduler: Scheduler) -> list[tuple[int, int, int]]:
     return spans(works)
 
 
+def test_the_held_are_passed_over() -> None:
+    s = scheduler(max_sequences=2)
+    held, other, later = sequence(0, 3), sequence(1, 3), sequence(2, 3)
+    held.held = True
+    for each in (held, other, later):
+        s.add(each)
+    assert step(s) == [(1, 0, 3), (2, 0, 3)]
+    held.held, other.held = False, True
+    assert step(s) == [(2, 3, 1)]
+    assert s.waiting == [held]  # both places are taken
+    s.remove(later)
+    assert step(s) == [(0, 0, 3)]
+    other.held = False
+    assert step(s) == [(0, 3, 1), (1, 3, 1)]
+
+
 def test_prefill_is_chunked_and_decodes_go_on_beside_it() -> None:
     s = scheduler()
     s.add(sequence(0, 3))

@@ -16,7 +16,7 @@ from operator import attrgetter
 import structlog
 import torch
 
-from backends.native.engine.grammar import Compiler
+from backends.native.engine.grammar import Constraints
 from backends.native.engine.pooling import HiddenStates, mean
 from backends.native.engine.runner import Runner
 from backends.native.engine.sampler import NoDistribution, Sample, sample
@@ -28,7 +28,6 @@ from schemas.ir import FinishReason
 
 log = structlog.get_logger()
 
-_PATIENCE = 0.005  # seconds that an idle engine waits for a grammar before it looks for messages again
 _ADAPTER = attrgetter("sequence.request.adapter")
 
 
@@ -40,7 +39,7 @@ class Engine:
         scheduler: decides what runs; made for the same blocks as the runner.
         vocab_size: token ids a prompt may hold.
         context_length: the most tokens of prompt and output.
-        compiler: of grammars; None if the model has no tokenizer for them.
+        constraints: for grammars; None if the model has no tokenizer for them.
         hidden: the model's hidden states; None if there are no vectors to be had.
     """
 
@@ -51,16 +50,15 @@ class Engine:
         *,
         vocab_size: int,
         context_length: int,
-        compiler: Compiler | None = None,
+        constraints: Constraints | None = None,
         hidden: HiddenStates | None = None,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
         self._vocab_size = vocab_size
         self._context_length = context_length
-        self._compiler = compiler
+        self._constraints = constraints
         self._hidden = hidden
-        self._compiling: list[Sequence] = []
         self._arrivals = count()
         self._sequences: dict[tuple[int, int], Sequence] = {}
         self._outputs: defaultdict[int, list[Output]] = defaultdict(list)
@@ -124,7 +122,7 @@ class Engine:
         Raises:
             torch.AcceleratorError: the device is lost; the process had better end.
         """
-        self._add_compiled()
+        self._follow_grammars()
         works = sorted(self._scheduler.schedule(), key=_ADAPTER)  # those of an adapter go through it together
         with torch.inference_mode():
             self._run(works)
@@ -152,26 +150,23 @@ class Engine:
             raise Refused(f"token ids must be from 0 to {self._vocab_size - 1}")
 
     def _begin(self, sequence: Sequence) -> None:
-        """Have it scheduled, once its grammar is compiled."""
         source = sequence.request.grammar
-        if source is None:
-            self._scheduler.add(sequence)
-        elif self._compiler is None:
-            raise Refused("the model has no tokenizer for grammars")
-        else:
-            sequence.constraint = self._compiler.begin(source, len(sequence.tokens))
-            self._compiling.append(sequence)
+        if source is not None:
+            if self._constraints is None:
+                raise Refused("the model has no tokenizer for grammars")
+            sequence.constraint = self._constraints.begin(source, len(sequence.tokens))
+            sequence.held = True
+        self._scheduler.add(sequence)
 
-    def _add_compiled(self) -> None:
-        if self._compiling and len(self._compiling) == len(self._sequences):
-            self._compiling[0].constraint.wait(_PATIENCE)
-        for sequence in [sequence for sequence in self._compiling if sequence.constraint.compiled]:
-            self._compiling.remove(sequence)
-            try:
-                self._scheduler.add(sequence)
-            except Refused as refusal:
-                self._refuse(sequence, refusal)
-                self._end(sequence)
+    def _follow_grammars(self) -> None:
+        """Hold the sequences that cannot go on yet; if that is all of them, wait a little."""
+        constrained = [sequence for sequence in self._sequences.values() if sequence.constraint is not None]
+        if not constrained or self._constraints is None:
+            return
+        for sequence, error in self._constraints.prepare(constrained):
+            self._fail(sequence, error)
+        if self._sequences and all(sequence.held for sequence in self._sequences.values()):
+            self._constraints.wait(constrained)
 
     def _refuse(self, sequence: Sequence, refusal: Refused) -> None:
         overloaded = isinstance(refusal, Overloaded)
@@ -246,8 +241,6 @@ class Engine:
 
     def _end(self, sequence: Sequence) -> None:
         self._sequences.pop((sequence.connection, sequence.request.seq))
-        if sequence in self._compiling:
-            self._compiling.remove(sequence)
         self._scheduler.remove(sequence)
         self._runner.forget(sequence)
 

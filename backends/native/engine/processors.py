@@ -98,8 +98,8 @@ def _ban(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
 
 
 def _constrain(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
-    told = ((row, sequences[row]) for row in rows)
-    mask_scores(scores, [(row, one.constraint, one.tokens) for row, one in told if one.constraint is not None])
+    constrained = [row for row in rows if sequences[row].constraint is not None]
+    mask_scores(scores, constrained, [sequences[row].constraint.words for row in constrained])
 
 
 class History:

@@ -6,7 +6,8 @@ token behind, a prefix hit one that starts less far behind. There are no phases.
 
 Order is (priority, arrival), for the running and the waiting alike. When blocks run out, or what waits is of greater
 priority, the last running sequence is preempted: it gives its blocks back and later recomputes its tokens. So the first
-in order always gets on, and every sequence ends. Imports no torch.
+in order always gets on, and every sequence ends. One that is held keeps its place and its blocks, and is passed over.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -118,8 +119,9 @@ class Scheduler:
 
     def _make_way(self) -> None:
         """Preempt what is of lesser priority than the first in line, until that can be admitted."""
-        while self.waiting and self.running:
-            first, last = self.waiting[0], self.running[-1]
+        first = next((sequence for sequence in self.waiting if not sequence.held), None)
+        while first is not None and self.running:
+            last = self.running[-1]
             if last.request.priority >= first.request.priority:
                 return
             if len(self.running) < self._max_sequences and self._fits(first, self._cached_blocks(first)):
@@ -131,6 +133,8 @@ class Scheduler:
         budget = self._step_tokens
         size = self.pool.size
         for position, sequence in enumerate(self.running):  # the end of which may be preempted meanwhile
+            if sequence.held:
+                continue
             later = len(self.running) - position - 1
             work = self._piece(sequence, budget - later)  # a long prefill leaves each later one its token
             end = work.start + work.count
@@ -142,15 +146,19 @@ class Scheduler:
 
     def _admit_waiting(self, works: list[Work]) -> None:
         budget = self._step_tokens - sum(work.count for work in works)
-        while self.waiting and budget > 0 and len(self.running) < self._max_sequences:
-            sequence = self.waiting[0]
+        place = 0
+        while place < len(self.waiting) and budget > 0 and len(self.running) < self._max_sequences:
+            sequence = self.waiting[place]
+            if sequence.held:
+                place += 1
+                continue
             if not self._chunked and len(sequence.tokens) > budget:
                 break
             hits = self._cached_blocks(sequence)
             if self._is_in_the_making(sequence, len(hits)) or not self._fits(sequence, hits):
                 break
             self._admit(sequence, hits)
-            del self.waiting[0]
+            del self.waiting[place]
             insort(self.running, sequence, key=_order)
             works.append(self._piece(sequence, budget))
             budget -= works[-1].count

@@ -33,6 +33,7 @@ class Sequence:
         history: what the sampler remembers of its tokens; the sampler's own.
         hidden_sum: its prompt's hidden states added up (`pooling`), if its vector is wanted.
         constraint: its grammar (`grammar.Constraint`), if it has one.
+        held: whether it is to be left out of steps for now.
     """
 
     connection: int
@@ -47,6 +48,7 @@ class Sequence:
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
     history: Any = None
     constraint: Any = None
+    held: bool = False
     hidden_sum: Any = None
 
     def __post_init__(self) -> None:

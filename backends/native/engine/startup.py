@@ -13,7 +13,7 @@ import torch
 from backends.native.engine.blocks import BlockPool
 from backends.native.engine.cache_runner import CacheRunner
 from backends.native.engine.encoder import EncoderEngine
-from backends.native.engine.grammar import Compiler
+from backends.native.engine.grammar import Constraints
 from backends.native.engine.kv_cache import KVCache
 from backends.native.engine.loop import Engine
 from backends.native.engine.lora import put_on
@@ -199,7 +199,7 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         scheduler,
         vocab_size=loaded.vocab_size,
         context_length=context,
-        compiler=Compiler.load(options.model, loaded),
+        constraints=Constraints.load(options.model, loaded),
         hidden=hidden,
     )
     return engine, ready

@@ -31,6 +31,10 @@ from schemas.errors import InvalidRequest
         ("(((", 0),
         (")))", 3),
         ("{5}{6}a", 1),
+        ("[" * 60_000, 1),  # looked at once each, or it would take a minute
+        (r"\p{" * 20_000, 1),
+        (r"[a\]b", 1),
+        ("a[b", 2),
     ],
 )
 def test_written_out(pattern: str, size: int) -> None:
