@@ -291,11 +291,18 @@ class Interleavings(RuleBasedStateMachine):
         self.scheduler.remove(gone)
         self.ended.add(gone.arrival)
 
+    @precondition(lambda self: self.live)
+    @rule(choice=st.integers(0), held=st.booleans())
+    def hold(self, choice: int, held: bool) -> None:
+        self.live[choice % len(self.live)].held = held
+
     @rule()
     def step(self) -> None:
-        first = next(iter(self.scheduler.waiting), None)
+        first = next((one for one in self.scheduler.waiting if not one.held), None)
         works = self.scheduler.schedule()
-        assert bool(works) == bool(self.live), "whoever is there gets on, at least the first in order"
+        assert not any(work.sequence.held for work in works)
+        if not any(one.held for one in self.live):
+            assert bool(works) == bool(self.live), "whoever is there gets on, at least the first in order"
         assert sum(work.count for work in works) <= self.step_tokens
         assert len({work.sequence for work in works}) == len(works)
         if first in self.scheduler.waiting and len(self.scheduler.running) == 3:
@@ -355,6 +362,8 @@ class Interleavings(RuleBasedStateMachine):
         """Left alone, every sequence ends, and every block comes back."""
         if not hasattr(self, "pool"):
             return
+        for one in self.live:
+            one.held = False
         for _ in range(2000):
             if not self.live:
                 break
