@@ -32,9 +32,13 @@ JSON = "application/json"
 Headers = tuple[tuple[str, str], ...]
 
 
+TOKEN_IDS = "x-interlingua-token-ids"
+"""The header that marks an answer whose token ids may not be the model's own."""
+
+
 def token_id_headers(ids: TokenIds) -> Headers:
-    """What marks an answer that has token ids which may not be the model's own."""
-    return () if ids == "told" else (("x-interlingua-token-ids", ids),)
+    """The mark, where there is something to mark."""
+    return () if ids == "told" else ((TOKEN_IDS, ids),)
 
 
 class Route(msgspec.Struct, frozen=True):

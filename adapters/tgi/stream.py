@@ -47,6 +47,8 @@ class StreamWriter:
             if isinstance(event, Relayed):
                 self._relaying = True
                 out.append(b"%b%b\n\n" % (self._prefix, guard(event.data.replace(b"\n", b""))))
+            elif isinstance(event, Started):
+                self.headers += token_id_headers(event.token_ids)
             elif self._relaying:
                 continue
             elif isinstance(event, Delta):
@@ -55,8 +57,6 @@ class StreamWriter:
                     *tokens, self._last = tokens or (_NO_TOKEN,)
                     self._finished = event
                 out.extend([self._frame(token) for token in tokens])
-            elif isinstance(event, Started):
-                self.headers += token_id_headers(event.token_ids)
             elif isinstance(event, Usage) and self._finished is not None:
                 out.append(self._last_frame(self._finished, event))
         return b"".join(out)

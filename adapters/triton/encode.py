@@ -235,9 +235,12 @@ class FrameEncoder:
         if isinstance(event, Relayed):
             self._relaying = True
             return frame(event.data.replace(b"\n", b""), self._dialect)
-        if self._relaying:
+        if isinstance(event, Started):
+            self._values.prompt_tokens = event.prompt_tokens
+            self.headers = id_headers(self._request, event.token_ids)
+        elif self._relaying:
             return b""
-        if isinstance(event, Finished):
+        elif isinstance(event, Finished):
             self._open -= 1
             if self._open:
                 return self._frame(event)
@@ -246,9 +249,6 @@ class FrameEncoder:
             return self._frame(event) if event.text or event.tokens or event.refusal else b""
         elif isinstance(event, Usage):
             return self._frame(self._last, event) if self._last else b""
-        elif isinstance(event, Started):
-            self._values.prompt_tokens = event.prompt_tokens
-            self.headers = id_headers(self._request, event.token_ids)
         return b""
 
     def _frame(self, piece: Delta, usage: Usage | None = None) -> bytes:

@@ -107,9 +107,7 @@ class TritonServer:
 
     def encode(self, request: Generate, answer: Completion) -> Reply:
         """The whole answer. A stream that was asked to be one response (`stream: false`) is one frame."""
-        if answer.relayed is not None:
-            return Reply(answer.relayed)
-        reply = self._whole(request, answer)
+        reply = self._whole(request, answer) if answer.relayed is None else Reply(answer.relayed)
         return msgspec.structs.replace(reply, headers=reply.headers + id_headers(request, answer.token_ids))
 
     def _whole(self, request: Generate, answer: Completion) -> Reply:

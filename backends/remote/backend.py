@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from adapters.base import ClientAdapter, EmbeddingClient, Headers, Outbound, Reply
+from adapters.base import TOKEN_IDS, ClientAdapter, EmbeddingClient, Headers, Outbound, Reply
 from backends.base import Capabilities, Feature, Health
 from backends.remote.breaker import Breaker
 from backends.remote.options import RemoteOptions
@@ -35,6 +35,8 @@ from schemas.ir import Embed, Embeddings, Events, Generate, Started, TokenIds, T
 
 T = TypeVar("T")
 R = TypeVar("R", Generate, Embed)
+
+_MARKS: dict[str, TokenIds] = {"retokenised": "retokenised", "synthetic": "synthetic"}
 
 
 class RemoteBackend:
@@ -148,7 +150,8 @@ class RemoteBackend:
             raise self._clean(error) from None
         try:
             filled = self._with_ids(events)
-            yield self._marked(filled, told=face.tells_ids(request) and filled == events)
+            told = face.tells_ids(request) and filled == events
+            yield _marked(filled, self._token_ids(response, told=told))
             while not isinstance(events[-1], Usage):
                 events = await self._more(reading)
                 yield self._with_ids(events)
@@ -163,14 +166,13 @@ class RemoteBackend:
     def _with_ids(self, events: Events) -> Events:
         return events if self._retokeniser is None else self._retokeniser.fill(events)
 
-    def _marked(self, events: Events, *, told: bool) -> Events:
-        """The first events, `Started` among them, which tells whose the ids are of this and all others."""
+    def _token_ids(self, response: Response, *, told: bool) -> TokenIds:
+        """Whose the answer's ids are. An upstream that marks its own is a gateway like this one."""
+        if mark := _MARKS.get(response.header(TOKEN_IDS)):
+            return mark
         if told:
-            return events
-        ids: TokenIds = "synthetic" if self._retokeniser is None else "retokenised"
-        return tuple(
-            msgspec.structs.replace(event, token_ids=ids) if isinstance(event, Started) else event for event in events
-        )
+            return "told"
+        return "synthetic" if self._retokeniser is None else "retokenised"
 
     def _named(self, request: R) -> R:
         model = self._options.models.get(request.model)
@@ -257,6 +259,15 @@ class RemoteBackend:
             error.param = error.param and error.param.replace(self._key, "***")
             error.code = error.code and error.code.replace(self._key, "***")
         return error
+
+
+def _marked(events: Events, ids: TokenIds) -> Events:
+    """The first events, of which `Started` tells whose the ids are of all."""
+    if ids == "told":
+        return events
+    return tuple(
+        msgspec.structs.replace(event, token_ids=ids) if isinstance(event, Started) else event for event in events
+    )
 
 
 def _refusal(face: ClientAdapter, reply: Reply) -> GatewayError:
