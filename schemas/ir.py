@@ -95,7 +95,8 @@ class Sampling(msgspec.Struct, frozen=True):
     """How the next token is chosen. Off = None; ranges are the dialect's business.
 
     `repetition_penalty` multiplies over prompt and output; `presence_penalty` and `frequency_penalty` subtract over
-    the output only. `seed` is an unsigned 64-bit integer.
+    the output only. `seed` is an unsigned 64-bit integer; `seed_drawn`: nobody asked for it, and who cannot take
+    one does without.
     """
 
     do_sample: bool | None = None
@@ -109,6 +110,7 @@ class Sampling(msgspec.Struct, frozen=True):
     frequency_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
+    seed_drawn: bool = False
     watermark: bool = False
 
     @property

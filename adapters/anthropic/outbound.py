@@ -52,6 +52,8 @@ def outbound(dialect: Dialect, request: Generate) -> Outbound:
 
 def _refuse(dialect: Dialect, request: Generate) -> None:
     asked = [name for name in _SAMPLING if getattr(request.sampling, name)]
+    if request.sampling.seed_drawn:
+        asked.remove("seed")
     asked += [name for name in _ASKED if getattr(request, name)]
     stopping = request.stopping
     asked += [name for name in ("min_new_tokens", "stop_token_ids", "ignore_eos") if getattr(stopping, name)]

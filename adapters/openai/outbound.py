@@ -179,7 +179,7 @@ def _hints(dialect: Dialect, request: Generate) -> dict[str, Any]:
 
 def _sampling(dialect: Dialect, sampling: Sampling) -> dict[str, Any]:
     """The API samples unless told otherwise, so that greedy is a temperature."""
-    seed = sampling.seed
+    seed = None if sampling.seed_drawn and "seed" not in dialect.remote_fields else sampling.seed
     if seed is not None and dialect.signed_seed and seed >= 2**63:
         seed -= 2**64
     return {

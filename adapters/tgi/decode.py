@@ -115,9 +115,7 @@ def _sampling(dialect: Dialect, given: Parameters, id: str) -> Sampling:
         warped = temperature not in (None, 1.0) or given.top_k or given.top_p or typical_p
         do_sample = bool(do_sample or warped)
         temperature = temperature if do_sample else None
-    seed = given.seed
-    if seed is None and dialect.always_seeded:
-        seed = _drawn_seed(id)
+    draws = given.seed is None and dialect.always_seeded
     return Sampling(
         do_sample=do_sample,
         temperature=temperature,
@@ -126,7 +124,8 @@ def _sampling(dialect: Dialect, given: Parameters, id: str) -> Sampling:
         typical_p=typical_p,
         repetition_penalty=given.repetition_penalty,
         frequency_penalty=given.frequency_penalty,
-        seed=seed,
+        seed=_drawn_seed(id) if draws else given.seed,
+        seed_drawn=draws,
         watermark=bool(given.watermark) and "watermark" not in dialect.ineffective,
     )
 

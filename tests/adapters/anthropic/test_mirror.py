@@ -187,6 +187,10 @@ def test_what_cannot_be_said_is_refused(fields: dict[str, object]) -> None:
         CLIENT.encode(asked(**fields))
 
 
+def test_a_seed_that_nobody_asked_for_is_left_out() -> None:
+    assert b"seed" not in CLIENT.encode(asked(sampling=Sampling(seed=3, seed_drawn=True))).body
+
+
 @pytest.mark.parametrize(
     "data",
     [

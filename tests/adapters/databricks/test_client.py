@@ -87,6 +87,10 @@ def test_what_the_page_cannot_say(fields: dict[str, Any], feature: str) -> None:
     assert caught.value.feature == feature
 
 
+def test_a_seed_that_nobody_asked_for_is_left_out() -> None:
+    assert "seed" not in body(asked(sampling=Sampling(do_sample=True, seed=1, seed_drawn=True)))
+
+
 def test_a_relay_changes_nothing_but_the_model() -> None:
     fields = b'"messages":[{"role": "user", "content": "Hello"}],"unheard_of":{"a": 1.50}'
     request = server().decode(ROUTES["chat"], b'{"model":"chat",%b}' % fields, call())

@@ -101,7 +101,7 @@ def test_the_pages_example() -> None:
     request = ask("mindie", PAGE, operation="generate_stream", inputs="My name is Olivier and I")
     seed = request.sampling.seed
     assert request.sampling == Sampling(
-        do_sample=True, temperature=0.5, top_k=10, top_p=0.95, repetition_penalty=1.03, seed=seed
+        do_sample=True, temperature=0.5, top_k=10, top_p=0.95, repetition_penalty=1.03, seed=seed, seed_drawn=True
     )
     assert request.stopping == Stopping(max_new_tokens=20)
     assert (request.stream, request.stream_usage, request.adapter_id, request.echo) == (True, True, None, False)

@@ -174,9 +174,13 @@ parts = st.lists(
 
 
 def asked(request: Generate) -> Generate:
-    """A request without what the client face decides for itself: it asks for details and never for the prompt."""
+    """A request without what the client face decides for itself: it asks for details and never for the prompt. A seed
+    that was drawn is asked for there.
+    """
+    scored = request.n > 1 or request.top_logprobs > 0
+    sampling = msgspec.structs.replace(request.sampling, seed_drawn=False)
     return msgspec.structs.replace(
-        request, id="", origin=None, echo=False, stream_usage=False, logprobs=request.n > 1 or request.top_logprobs > 0
+        request, id="", origin=None, echo=False, stream_usage=False, logprobs=scored, sampling=sampling
     )
 
 
