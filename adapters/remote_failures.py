@@ -5,6 +5,7 @@ The remote's own words are passed on only where the client can mend the request.
 
 from __future__ import annotations
 
+import re
 from typing import TypeVar
 
 import msgspec
@@ -67,7 +68,12 @@ def read_error(body: bytes, type: type[T]) -> T:
 def retry_after(headers: Headers) -> float | None:
     """In seconds. `retry-after-ms` is the finer one; a date is not read."""
     told = {name.lower(): value for name, value in headers}
-    if (milliseconds := told.get("retry-after-ms", "")).isdecimal():
-        return int(milliseconds) / 1000
-    seconds = told.get("retry-after", "")
-    return float(seconds) if seconds.isdecimal() else None
+    if (milliseconds := header_number(told.get("retry-after-ms", ""))) is not None:
+        return milliseconds / 1000
+    seconds = header_number(told.get("retry-after", ""))
+    return None if seconds is None else float(seconds)
+
+
+def header_number(value: str) -> int | None:
+    """A header's number; None if it is not one, or absurdly large."""
+    return int(value) if re.fullmatch(r"[0-9]{1,9}", value) else None

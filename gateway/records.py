@@ -114,9 +114,12 @@ class OwnRecords:
         return self._store.delete(self._name(id))
 
     def keep(self, record: Record) -> None:
-        """Keep a record; one that is too large is not, which the log says."""
-        if not self._store.put(self._name(record.id), record.data):
-            log.warning("record.too_large", id=record.id, bytes=len(record.data))
+        """Keep a record; if it is too large or there is no place for it, it is not, which the log says."""
+        try:
+            if not self._store.put(self._name(record.id), record.data):
+                log.warning("record.too_large", id=record.id, bytes=len(record.data))
+        except OSError as error:  # the answer itself is none the worse
+            log.error("record.not_kept", id=record.id, why=error.strerror)
 
     def _name(self, id: str) -> str:
         said = f"{self._key}\0{id}".encode("utf-8", "surrogateescape")

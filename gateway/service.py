@@ -18,6 +18,7 @@ from gateway.auth import Keys
 from gateway.catalog import catalog
 from gateway.config import Config
 from gateway.experiment import Experiment, Outcome, key
+from gateway.failures import shown
 from gateway.metrics import Metrics
 from gateway.paired import Pairing
 from gateway.recall import Answered, Recall
@@ -25,7 +26,7 @@ from gateway.records import RecordStore
 from gateway.router import Plan, Router, Target
 from gateway.shadow import Shadows
 from gateway.state import Live
-from schemas.errors import BackendUnavailable, GatewayError, InvalidRequest
+from schemas.errors import BackendUnavailable, InvalidRequest
 from schemas.ir import Catalog, Change, Events, Generate, Request, RequestCounts
 
 log = structlog.get_logger()
@@ -256,9 +257,10 @@ class Service:
         while True:
             try:
                 await backend.start()
-            except GatewayError as error:
-                log.error("backend.failed", backend=name, why=error.message, again_in=delay)
-                self._failed[name] = Health("failed", error.message)
+            except Exception as error:  # a bug of its own, too, must not leave it loading for ever
+                why = shown(error, f"start of {name}").message
+                log.error("backend.failed", backend=name, why=why, again_in=delay)
+                self._failed[name] = Health("failed", why)
                 await self._look()
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LONGEST_DELAY)
@@ -277,9 +279,9 @@ class Service:
         await self._live.settle(self._health)
         self.refresh()
         self.router.stop({name: experiment.stopped() for name, experiment in self.experiments.items()})
-        health = {name: self._failed.get(name) or await backend.healthy() for name, backend in self.backends.items()}
-        if health != self._health:
-            self._health = health
+        looked = {name: self._failed.get(name) or await _healthy(name, each) for name, each in self.backends.items()}
+        if looked != self._health:
+            self._health = looked
             self.catalog = self._catalog()
 
     def _serve(self) -> None:
@@ -302,3 +304,10 @@ class Service:
     def _catalog(self) -> Catalog:
         limit = self.limits.max_concurrent_requests
         return catalog(self._live.deployments, self.backends, self._health, self._created, limit)
+
+
+async def _healthy(name: str, backend: Backend) -> Health:
+    try:
+        return await backend.healthy()
+    except Exception as error:  # as in `Service._start`: or nobody would look at any backend again
+        return Health("failed", shown(error, f"health of {name}").message)

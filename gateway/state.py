@@ -43,11 +43,13 @@ class StateFile:
             raise ConfigError(f"server.state_file: the folder '{self._path.parent}' cannot be written to")
 
     def stamp(self) -> int:
-        """Another number after each change."""
+        """Another number after each change. What cannot be looked at is as good as changed: `read` says why."""
         try:
             return os.stat(self._path).st_mtime_ns
         except FileNotFoundError:
             return 0
+        except OSError:
+            return -1
 
     def read(self) -> State:
         """What it says.

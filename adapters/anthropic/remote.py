@@ -55,7 +55,7 @@ class StreamReader(FrameReader):
 
     def _event(self, event: wire.RemoteEvent, out: list[Event]) -> None:
         match event.type:
-            case "message_start":
+            case "message_start" if not self._started:
                 message = event.message or wire.RemoteMessage()
                 self._count(message.usage)
                 self._started = True

@@ -64,6 +64,7 @@ def response(
         raise too_long("tools", dialect.max_tools, len(tools))
     scored = _LOGPROBS in (given.include or ())
     before = conversation(call, given.previous_response_id)
+    hints = _hints(given, before, origin, call)
     return Generate(
         id=call.id,
         model=given.model or "",
@@ -84,7 +85,7 @@ def response(
         parallel_tool_calls=given.parallel_tool_calls,
         grammar=_grammar(given.text),
         user=given.safety_identifier or given.user,
-        hints=_hints(given, before, origin, call),
+        hints=hints,
         extra=extra,
         origin=origin,
     )

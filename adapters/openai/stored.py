@@ -5,6 +5,7 @@ A record is whole: it holds the conversation up to its response, so that one tha
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -145,7 +146,7 @@ def list_items(call: Call) -> Reply:
     if order == "desc":
         items.reverse()
     limit = call.query.get("limit", str(_USUAL))
-    if not limit.isdecimal() or not 1 <= int(limit) <= _MOST:
+    if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= _MOST:
         raise refused("limit", f"Invalid 'limit': must be from 1 to {_MOST}.")
     ids = [item["id"] for item in items]
     begin = ids.index(call.query["after"]) + 1 if call.query.get("after") in ids else 0

@@ -12,7 +12,7 @@ import msgspec
 from adapters.base import Reply
 from adapters.body import UNREADABLE
 from adapters.frames import FrameReader
-from adapters.remote_failures import malformed
+from adapters.remote_failures import header_number, malformed
 from adapters.tgi.dialects import Dialect
 from adapters.tgi.relay import passes_back, relayed
 from adapters.tgi.remote_failures import event_failure
@@ -137,7 +137,8 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
         for index, (text, sequence) in enumerate(zip(texts, sequences, strict=True))
     )
     header = next((value for name, value in reply.headers if name.lower() == "x-prompt-tokens"), "")
-    prompt_tokens = int(header) if header.isdecimal() else _prompt_tokens(details)
+    told = header_number(header)
+    prompt_tokens = _prompt_tokens(details) if told is None else told
     prompt = tuple(Token(_ids(token)[0], token.text or "", token.logprob) for token in details.prefill)
     usage = Usage(prompt_tokens, sum(sequence.generated_tokens for sequence in sequences))
     passed_on = (relayed(request, bytes(body), detailed=True),) if passes_back(dialect, request) else ()

@@ -33,3 +33,12 @@ def test_the_status_counts_where_the_words_cannot_be_read(adapter: Adapter, body
         refused = client.error(Reply(body, 400))
         assert isinstance(refused, InvalidRequest)
         assert refused.message == "The backend refused the request."
+
+
+@pytest.mark.parametrize("name", ["retry-after", "retry-after-ms"])
+@pytest.mark.parametrize("value", ["9" * 400, "9" * 5000, "-1", "1e3", "soon", "\u0663"])
+@pytest.mark.parametrize("adapter", ADAPTERS.values(), ids=ADAPTERS)
+def test_a_delay_that_makes_no_sense_is_none(adapter: Adapter, name: str, value: str) -> None:
+    for dialect in adapter.dialects.values():
+        failure = adapter.client(dialect).error(Reply(b"", 429, headers=((name, value),)))
+        assert failure.retry_after is None

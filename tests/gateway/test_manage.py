@@ -309,6 +309,14 @@ async def test_a_state_broken_by_hand_leaves_the_last_one_serving(tmp_path: Path
         assert (await chat(client)).headers["served-model-name"] == "b"
 
 
+async def test_a_state_that_cannot_be_looked_at_leaves_the_last_one_serving(tmp_path: Path) -> None:
+    async with running(worker(tmp_path)) as client:
+        state = tmp_path / "state.json"
+        state.unlink(missing_ok=True)
+        state.symlink_to(state)  # too many levels of links
+        assert (await chat(client)).status_code == 200
+
+
 async def test_changes_under_load_lose_no_request_and_cut_no_stream(tmp_path: Path) -> None:
     async with running(worker(tmp_path)) as one, running(worker(tmp_path)) as two:
         done = asyncio.Event()

@@ -44,6 +44,11 @@ def test_an_id_is_no_path(tmp_path: Path, id: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["records"]
 
 
+def test_where_nothing_can_be_kept_the_answer_is_none_the_worse(tmp_path: Path) -> None:
+    (tmp_path / "records").write_text("no folder")
+    RecordStore(ROOM, tmp_path / "records").of({}).keep(Record("resp_1", b"said"))
+
+
 def test_what_was_not_asked_for_longest_goes(tmp_path: Path) -> None:
     records = RecordStore(ROOM, tmp_path).of({})
     for place in range(ROOM // 4096):

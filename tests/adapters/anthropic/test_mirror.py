@@ -210,6 +210,12 @@ def test_what_makes_no_sense_is_a_failure(data: bytes) -> None:
     assert "secret" not in raised.value.message
 
 
+def test_an_answer_begins_once() -> None:
+    reader = CLIENT.decoder(asked(stream=True))
+    start = b'data: {"type":"message_start","message":{}}\n\n'
+    assert len(reader.feed(start + start)) == 1
+
+
 @pytest.mark.parametrize(
     ("status", "kind"),
     [

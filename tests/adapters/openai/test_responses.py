@@ -377,7 +377,7 @@ def test_what_it_answers_is_listed() -> None:
     rest = describe(shelf, "input_items", "resp_2", limit="100", after=newest["last_id"])
     assert ([item["id"] for item in rest["data"]], rest["has_more"]) == (ids[-3::-1], False)
     assert describe(shelf, "input_items", "resp_2", after=ids[0])["data"] == []
-    for query in ({"limit": "0"}, {"limit": "x"}, {"order": "up"}):
+    for query in ({"limit": "0"}, {"limit": "x"}, {"limit": "1" * 5000}, {"order": "up"}):
         with pytest.raises(InvalidRequest):
             describe(shelf, "input_items", "resp_2", **query)
 

@@ -1,0 +1,54 @@
+"""A backend with a bug is seen to have failed, and is looked at again: it does not stay as it was for ever."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from backends.base import Health
+from backends.scripted import ScriptedBackend
+from gateway import service
+from gateway.app import create_app
+from tests.gateway.serving import config
+
+
+class Broken(ScriptedBackend):
+    """What it does, it fails to do the first two times."""
+
+    def __init__(self, *methods: str) -> None:
+        super().__init__("s")
+        self.methods = methods
+        self.times = dict.fromkeys(methods, 0)
+
+    async def start(self) -> None:
+        self._fail("start")
+        await super().start()
+
+    async def healthy(self) -> Health:
+        self._fail("healthy")
+        return await super().healthy()
+
+    def _fail(self, method: str) -> None:
+        if method in self.methods:
+            self.times[method] += 1
+            if self.times[method] <= 2:
+                raise KeyError("of a bug")
+
+
+@pytest.mark.parametrize("methods", [("start",), ("healthy",), ("start", "healthy")], ids=" and ".join)
+async def test_it_fails_and_heals(methods: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_HEALTH_INTERVAL", "_FIRST_DELAY", "_LONGEST_DELAY"):
+        monkeypatch.setattr(service, name, 0.01)
+    app = create_app(config("echo"), {"s": Broken(*methods)})
+    seen: list[Health] = []
+    async with app.lifespan():
+        for _ in range(500):
+            health = app.state.service.health
+            if not seen or seen[-1] != health:
+                seen.append(health)
+            if health.status == "ready":
+                break
+            await asyncio.sleep(0.001)
+    assert [health.status for health in seen][-2:] == ["failed", "ready"]
+    assert not any("bug" in health.detail for health in seen)
