@@ -166,6 +166,16 @@ async def test_what_is_refused(backend: NativeBackend, parts: Any, fields: dict[
     assert "hostname" not in refused.value.message
 
 
+@pytest.mark.parametrize(
+    "bad", [ImagePart("data:,", "data"), ImagePart(as_part(Image.new("RGB", (64, 64))).ref[:-40], "data")]
+)
+async def test_which_one_is_refused(backend: NativeBackend, bad: ImagePart) -> None:
+    _, good = picture(1)
+    with pytest.raises(InvalidRequest) as refused:
+        await ask(backend, chat(good, "and", good), chat(QUESTION), chat(good, bad))
+    assert refused.value.param == "images[3]"
+
+
 async def test_more_pictures_than_the_context_holds() -> None:
     backend = NativeBackend("native", {"engine": "inprocess", "threads": 1, "context_length": 64})
     await backend.start()
