@@ -35,6 +35,7 @@ class Scripted:
     """
 
     tier = "scripted"
+    adapters: tuple[str, ...] = ()
     chunked = True
 
     def __init__(self, fault: Callable[[Seq[Work]], None] = lambda _: None) -> None:

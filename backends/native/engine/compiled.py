@@ -35,11 +35,41 @@ constexpr long LANES = 16;
 typedef float floats __attribute__((vector_size(64)));
 typedef uint32_t words __attribute__((vector_size(64)));
 typedef uint16_t halves __attribute__((vector_size(32)));
+typedef float eight __attribute__((vector_size(32)));
+typedef float four __attribute__((vector_size(16)));
 
 inline float as_float(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof value);
   return value;
+}
+
+inline float total(floats values) {
+  eight halved[2];
+  std::memcpy(halved, &values, sizeof halved);
+  const eight sums = halved[0] + halved[1];
+  four quartered[2];
+  std::memcpy(quartered, &sums, sizeof quartered);
+  const four left = quartered[0] + quartered[1];
+  return (left[0] + left[2]) + (left[1] + left[3]);
+}
+
+// Cephes' expf: two to a whole number, times a polynomial. What is no number stays none; far below, it is 0.
+inline floats exponential(floats x) {
+  typedef int32_t integers __attribute__((vector_size(64)));
+  const floats low = floats{} - 87.0f, clamped = x < low ? low : x;
+  const floats scaled = clamped * 1.44269504088896341f;
+  const floats nearest = scaled + (scaled < 0.0f ? floats{} - 0.5f : floats{} + 0.5f);
+  const integers power = __builtin_convertvector(nearest, integers);
+  const floats whole = __builtin_convertvector(power, floats);
+  const floats r = clamped - whole * 0.693359375f + whole * 2.12194440e-4f;
+  floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  return x < low ? floats{} : p * (floats)((power + 127) << 23);
 }
 
 struct Float32 {

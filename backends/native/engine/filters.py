@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from backends.native.engine.nucleus import keep_nucleus
 from backends.native.messages import SamplingParams
 
 _NEVER = float("-inf")
@@ -48,7 +49,12 @@ def top_k(scores: Tensor, k: Tensor) -> Tensor:
 
 
 def top_p(scores: Tensor, mass: Tensor) -> Tensor:
-    """Keep the fewest highest whose probabilities together reach `mass` [rows, 1] (nucleus, arXiv 1904.09751)."""
+    """Keep the fewest highest whose probabilities together reach `mass` [rows, 1] (nucleus, arXiv 1904.09751).
+
+    May change `scores`.
+    """
+    if keep_nucleus(scores, mass):
+        return scores
     return _from(scores, least_kept(scores, scores.softmax(-1), mass))
 
 

@@ -123,7 +123,9 @@ class Engine:
             torch.AcceleratorError: the device is lost; the process had better end.
         """
         self._follow_grammars()
-        works = sorted(self._scheduler.schedule(), key=_ADAPTER)  # those of an adapter go through it together
+        works = self._scheduler.schedule()
+        if self._runner.adapters:
+            works.sort(key=_ADAPTER)  # those of an adapter go through it together
         with torch.inference_mode():
             self._run(works)
         outputs, self._outputs = self._outputs, defaultdict(list)
@@ -203,23 +205,21 @@ class Engine:
         self._scheduler.commit(work)
         if found.token is None:
             return
-        first = sequence.generated == 0
-        generates = sequence.request.max_new_tokens > 0  # else only the prompt was to be scored
-        if generates:
+        request, generated = sequence.request, sequence.generated
+        ids: tuple[int, ...] = ()
+        logprobs: tuple[Logprobs, ...] = ()
+        reason: FinishReason | None = FinishReason.LENGTH
+        if request.max_new_tokens > 0:  # else only the prompt was to be scored
             sequence.tokens.append(found.token)
-        reason = finish_reason(sequence)
-        self._tell(
-            sequence,
-            Output(
-                sequence.request.seq,
-                (found.token,) if generates else (),
-                reason,
-                logprobs=(found.logprobs,) if generates and found.logprobs else (),
-                prompt=self._scored_prompt(sequence) if first else (),
-                cached_tokens=(sequence.cached_tokens or 0) if first else 0,
-                vector=mean(sequence) if sequence.request.pool else (),
-            ),
-        )
+            reason = finish_reason(request, found.token, generated + 1)
+            ids, logprobs = (found.token,), (found.logprobs,) if found.logprobs else ()
+        if generated:
+            output = Output(request.seq, ids, reason, logprobs)
+        else:
+            vector = mean(sequence) if request.pool else ()
+            prompt, cached = self._scored_prompt(sequence), sequence.cached_tokens or 0
+            output = Output(request.seq, ids, reason, logprobs, prompt, cached, vector=vector)
+        self._outputs[sequence.connection].append(output)
         if reason is not None:
             self._end(sequence)
 
@@ -251,9 +251,8 @@ class Engine:
         return (Logprobs(None), *sequence.prompt_logprobs)
 
 
-def finish_reason(sequence: Sequence) -> FinishReason | None:
-    """Why a sequence ends with its newest token, if it does."""
-    request, token, generated = sequence.request, sequence.tokens[-1], sequence.generated
+def finish_reason(request: Submit, token: int, generated: int) -> FinishReason | None:
+    """Why a sequence ends with its newest token, the `generated`th, if it does."""
     if generated > request.min_new_tokens:
         if token in request.eos_token_ids:
             return FinishReason.EOS

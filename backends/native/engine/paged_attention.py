@@ -131,41 +131,11 @@ def _function(dtype: torch.dtype) -> Callable[..., None] | None:
 # A task is a sequence and up to eight of the query heads that share a key head. Keys are taken 128 at a time: all their
 # scores, then the softmax so far (its maximum and sum grow from piece to piece), then the values.
 _SOURCE = r"""
-typedef float eight __attribute__((vector_size(32)));
-typedef float four __attribute__((vector_size(16)));
 constexpr long HEADS = 8, PIECE = 128, MOST_WIDTH = 512, VECTORS = MOST_WIDTH / LANES;
 
 struct Sizes {
   long sequences, table, block, window, heads, key_heads, key_width, value_width, token_stride, head_stride, threads;
 };
-
-inline float total(floats values) {
-  eight halved[2];
-  std::memcpy(halved, &values, sizeof halved);
-  const eight sums = halved[0] + halved[1];
-  four quartered[2];
-  std::memcpy(quartered, &sums, sizeof quartered);
-  const four left = quartered[0] + quartered[1];
-  return (left[0] + left[2]) + (left[1] + left[3]);
-}
-
-// Cephes' expf: two to a whole number, times a polynomial. What is no number stays none; far below, it is 0.
-inline floats exponential(floats x) {
-  typedef int32_t integers __attribute__((vector_size(64)));
-  const floats low = floats{} - 87.0f, clamped = x < low ? low : x;
-  const floats scaled = clamped * 1.44269504088896341f;
-  const floats nearest = scaled + (scaled < 0.0f ? floats{} - 0.5f : floats{} + 0.5f);
-  const integers power = __builtin_convertvector(nearest, integers);
-  const floats whole = __builtin_convertvector(power, floats);
-  const floats r = clamped - whole * 0.693359375f + whole * 2.12194440e-4f;
-  floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  return x < low ? floats{} : p * (floats)((power + 127) << 23);
-}
 
 template <class Kind>
 floats read(const typename Kind::number* from, long left) {

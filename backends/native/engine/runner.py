@@ -79,27 +79,20 @@ class PackedRunner:
 
     def run(self, works: Seq[Work]) -> Tensor:
         """See `Runner`."""
-        ids, positions = array("q"), array("q")
-        for work in works:
-            if work.count == 1:
-                ids.append(work.sequence.tokens[work.start])
-                positions.append(work.start)
-            else:
-                ids.extend(work.tokens)
-                positions.extend(range(work.start, work.start + work.count))
+        ids, positions = _inputs(works)
         tokens, places = (index_tensor(values, self._device) for values in (ids, positions))
         rows = index_tensor(wanted_rows(works), self._device)
         extra = {"logits_to_keep": rows} if self._keeps else {}
         with running(Forward(self.cache, self._metadata(works, places), self._kernel)), adapting(works):
             logits: Tensor = self._model(
-                **self._inputs(tokens.unsqueeze(0), works),
+                **self._embedded(tokens.unsqueeze(0), works),
                 position_ids=self._positions(places, works),
                 use_cache=False,
                 **extra,
             ).logits[0]
         return logits if self._keeps else logits[rows]
 
-    def _inputs(self, ids: Tensor, works: Seq[Work]) -> dict[str, Tensor]:
+    def _embedded(self, ids: Tensor, works: Seq[Work]) -> dict[str, Tensor]:
         embeds = self._embedder.embed(ids, works) if self._embedder is not None else None
         return {"input_ids": ids} if embeds is None else {"inputs_embeds": embeds}
 
@@ -116,7 +109,7 @@ class PackedRunner:
     def _metadata(self, works: Seq[Work], positions: Tensor) -> AttentionMetadata:
         size = self.cache.block_size
         counts = [work.count for work in works]
-        ends = [work.start + count for work, count in zip(works, counts, strict=True)]
+        ends = [work.start + work.count for work in works]
         tables = self._block_tables(works, -(-max(ends) // size))
         owners = torch.arange(len(works), device=self._device)
         if len(positions) > len(works):
@@ -132,18 +125,29 @@ class PackedRunner:
         """[works, width], padded with block 0."""
         padding = array("q", bytes(8 * width))
         tables = array("q")
-        for work in works:
-            blocks = work.sequence.blocks
-            if len(blocks) > width:
-                blocks = blocks[:width]
-            tables.extend(blocks)
-            if len(blocks) < width:
-                tables.extend(padding[len(blocks) :])
+        for blocks in [work.sequence.blocks for work in works]:
+            lacking = width - len(blocks)
+            tables.extend(blocks if lacking >= 0 else blocks[:width])
+            if lacking > 0:
+                tables.extend(padding[:lacking])
         return index_tensor(tables, self._device).view(len(works), width)
+
+
+def _inputs(works: Seq[Work]) -> tuple[array[int], array[int]]:
+    """Tokens and positions of the pack."""
+    if all(work.count == 1 for work in works):
+        return array("q", [work.sequence.tokens[work.start] for work in works]), array("q", [w.start for w in works])
+    ids, positions = array("q"), array("q")
+    for work in works:
+        ids.extend(work.tokens)
+        positions.extend(range(work.start, work.start + work.count))
+    return ids, positions
 
 
 def wanted_rows(works: Seq[Work]) -> array[int]:
     """The positions in the pack whose logits are wanted."""
+    if all(work.count == 1 and work.samples for work in works):
+        return array("q", range(len(works)))
     rows = array("q")
     end = 0
     for work in works:

@@ -111,11 +111,12 @@ class Scheduler:
         """Note that `work` was run; its full blocks become part of the prefix cache."""
         sequence, size = work.sequence, self.pool.size
         first, sequence.computed = sequence.computed // size, work.start + work.count
+        if sequence.computed < (first + 1) * size or not self.pool.caching:
+            return
         full = sequence.computed // size
-        if full > first and self.pool.caching:
-            extend_keys(sequence.block_keys, sequence.tokens, full, size, sequence.salt, sequence.block_extra)
-            for index in range(first, full):
-                self.pool.publish(sequence.blocks[index], sequence.block_keys[index])
+        extend_keys(sequence.block_keys, sequence.tokens, full, size, sequence.salt, sequence.block_extra)
+        for index in range(first, full):
+            self.pool.publish(sequence.blocks[index], sequence.block_keys[index])
 
     def _make_way(self) -> None:
         """Preempt what is of lesser priority than the first in line, until that can be admitted."""
@@ -135,8 +136,10 @@ class Scheduler:
         for position, sequence in enumerate(self.running):  # the end of which may be preempted meanwhile
             if sequence.held:
                 continue
-            later = len(self.running) - position - 1
-            work = self._piece(sequence, budget - later)  # a long prefill leaves each later one its token
+            if len(sequence.tokens) - sequence.computed == 1:  # decode: the budget has one for each
+                work = Work(sequence, sequence.computed, 1, True)
+            else:  # a long prefill leaves each later one its token
+                work = self._piece(sequence, budget - (len(self.running) - position - 1))
             end = work.start + work.count
             if end > len(sequence.blocks) * size and not self._reserve(sequence, end):
                 break

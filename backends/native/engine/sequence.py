@@ -41,6 +41,7 @@ class Sequence:
     arrival: int
     salt: bytes = b""
     tokens: list[int] = field(init=False)
+    prompt_length: int = field(init=False)
     computed: int = 0
     blocks: array[int] = field(default_factory=lambda: array("q"))
     block_keys: list[bytes] = field(default_factory=list)
@@ -53,6 +54,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
+        self.prompt_length = len(self.tokens)
 
     def block_extra(self, begin: int, end: int) -> bytes:
         """What the tokens from `begin` to `end` mean besides their ids: which pictures they stand for, and which parts.
@@ -75,7 +77,7 @@ class Sequence:
     @property
     def generated(self) -> int:
         """Tokens generated so far."""
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.tokens) - self.prompt_length
 
     @property
     def longest(self) -> int:
