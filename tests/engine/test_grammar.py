@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import Future
+from threading import Event
 
 import pytest
 from llguidance import LLMatcher
@@ -78,6 +79,27 @@ def test_cancelled_while_it_compiles() -> None:
 def test_a_model_without_a_tokenizer_refuses() -> None:
     told = tiny(packed_runner("llama")).answers([Submit(0, prompt(4, 0), 5, grammar=WORDS)])
     assert "no tokenizer" in (told[0].error or "")
+
+
+def test_what_is_cancelled_before_it_compiles_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = engine(4096)
+    assert made._compiler is not None
+    grammars, compiled, go = made._compiler._grammars, list[str](), Event()
+
+    def compile(source: str) -> LLMatcher:
+        compiled.append(source)
+        go.wait()
+        return type(grammars).compile(grammars, source)
+
+    monkeypatch.setattr(grammars, "compile", compile, raising=False)
+    for seq in range(20):
+        made.submit(0, submit(seq, LIST))
+    for seq in range(1, 20):
+        made.cancel(0, seq)
+    go.set()
+    while made.busy:
+        made.step()
+    assert 1 <= len(compiled) <= 2, "those that two threads had begun with"
 
 
 def test_a_constraint_tells_what_its_compilation_ran_into() -> None:

@@ -49,6 +49,10 @@ class Constraint:
         """Give it time to compile."""
         wait([self._compiling], seconds)
 
+    def forget(self) -> None:
+        """Nobody will follow it: not to be compiled, if that has not begun."""
+        self._compiling.cancel()
+
     def follow(self, tokens: list[int]) -> LLMatcher:
         """The automaton after all of `tokens`.
 

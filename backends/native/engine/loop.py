@@ -248,6 +248,7 @@ class Engine:
         self._sequences.pop((sequence.connection, sequence.request.seq))
         if sequence in self._compiling:
             self._compiling.remove(sequence)
+            sequence.constraint.forget()
         self._scheduler.remove(sequence)
         self._runner.forget(sequence)
 
