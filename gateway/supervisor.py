@@ -124,7 +124,7 @@ class Supervisor:
         """What is to serve: what is prepared, once it can; or else what did."""
         if (next := self._next) is None:
             return now
-        if any(child.ended for child in (*next.engines.values(), *next.workers)):
+        if any(child.ended for child in (*_without(next.engines, now.engines).values(), *next.workers)):
             log.error("config.refused", why="an endpoint of it cannot answer")
             self._drop(next, now)
             self._next = None

@@ -33,7 +33,7 @@ class _Prompt:
 
 
 class Answer:
-    """The events of one request.
+    """The events of one request. Of an answer that is not streamed, all but the first are told at its end.
 
     Args:
         request: what was asked.
@@ -43,6 +43,7 @@ class Answer:
         text: the model's.
         ready: what the engine says of itself.
         grammar: what the text must be, for the engine. It ends where the grammar does, whatever else was asked.
+        started: whether the first event was told already.
 
     Raises:
         schemas.errors.InvalidRequest: it does not fit the model.
@@ -58,6 +59,7 @@ class Answer:
         text: TextCodec,
         ready: Ready,
         grammar: str | None = None,
+        started: bool = False,
     ) -> None:
         self._request = request
         self._prompts = [_Prompt(prompt.prompt_token_ids) for prompt in prompts]
@@ -67,7 +69,8 @@ class Answer:
         self._candidates = max(request.n, request.best_of or 1)
         self._builders: dict[int, ChoiceBuilder] = {}
         self._parsers: dict[int, ToolParser] = {}
-        self._started = False
+        self._started = started
+        self._holds = self._candidates > request.n or not request.stream
         self._held: list[Delta] = []
         self._completion_tokens = 0
         self.submits: list[Submit] = []
@@ -148,7 +151,11 @@ class Answer:
             self._completion_tokens += builder.generated
             finished = builder.finish(reason or FinishReason.STOP_STRING)
             self._held.append(parser.finish(finished) if parser else finished)
-        elif (delta := builder.delta()) is not None and (told := parser.feed(delta) if parser else delta) is not None:
+        elif (
+            not self._holds
+            and (delta := builder.delta()) is not None
+            and (told := parser.feed(delta) if parser else delta) is not None
+        ):
             self._held.append(told)
 
     def _events(self) -> Events:
@@ -157,9 +164,9 @@ class Answer:
             return ()
         told: list[Event] = [] if self._started else [self._opening()]
         self._started = True
-        choosing = self._candidates > self._request.n
-        if choosing and not self.done:
+        if self._holds and not self.done:
             return tuple(told)
+        choosing = self._candidates > self._request.n
         told += winners(self._held, n=self._request.n, best_of=self._candidates) if choosing else self._held
         self._held = []
         return (*told, self._usage()) if self.done else tuple(told)

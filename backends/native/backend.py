@@ -17,6 +17,7 @@ from backends.native import embedding
 from backends.native.answer import Answer
 from backends.native.channels import Connect, in_process, over_socket
 from backends.native.engine_process import EngineProcess, engine_command
+from backends.native.exchange import Diverged
 from backends.native.grammar import GrammarCheck, grammar_source
 from backends.native.link import EngineLink
 from backends.native.loading import in_turn
@@ -31,6 +32,8 @@ from backends.prompts import as_asked
 from schemas.errors import BackendUnavailable, InvalidRequest, UnsupportedFeature
 from schemas.ir import Embed, Embeddings, Events, Generate, Prompt, Tokenize, Tokens
 
+_ATTEMPTS = 3
+"""At an answer that is not streamed, if engines die and the next do not say what those had said."""
 _FEATURES = frozenset(
     {
         Feature.TOKEN_PROMPTS,
@@ -125,36 +128,38 @@ class NativeBackend:
     async def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
         """Generate; closing the generator frees the engine's sequences within a step."""
         text, ready = self._parts()
-        tools = offered(request)
-        truncate = request.truncate_prompt_tokens
-        asked = tuple(map(self._images.marked, as_asked(request))) if self._images else as_asked(request)
-        encoded = [
-            await text.encode_around(prompt, request.suffix, truncate=truncate)
-            if request.suffix
-            else await text.encode(prompt, tools, truncate=truncate)
-            for prompt in asked
-        ]
         grammar = await self._grammar(request, text)
+        prompts = await self._prompts(request, text)
         seed = request.sampling.seed
-        answer = Answer(
-            request,
-            await self._expand(asked, encoded, truncate),
-            seed=secrets.randbits(64) if seed is None else seed,
-            first_seq=self._link.reserve(len(asked) * max(request.n, request.best_of or 1)).start,
-            text=text,
-            ready=ready,
-            grammar=grammar,
-        )
-        exchange = self._link.submit(answer.submits)
-        try:
-            while not answer.done:
-                events, stopped = answer.feed(await exchange.outputs())
-                for seq in stopped:
-                    exchange.cancel(seq)
-                if events:
-                    yield events
-        finally:
-            self._link.release(exchange)
+        seed = secrets.randbits(64) if seed is None else seed
+        sequences = len(prompts) * max(request.n, request.best_of or 1)
+        started = False
+        for attempt in range(_ATTEMPTS):
+            answer = Answer(
+                request,
+                prompts,
+                seed=seed,
+                first_seq=self._link.reserve(sequences).start,
+                text=text,
+                ready=ready,
+                grammar=grammar,
+                started=started,
+            )
+            exchange = self._link.submit(answer.submits)
+            try:
+                while not answer.done:
+                    events, stopped = answer.feed(await exchange.outputs())
+                    for seq in stopped:
+                        exchange.cancel(seq)
+                    if events:
+                        started = True
+                        yield events
+                return
+            except Diverged:
+                if request.stream or attempt == _ATTEMPTS - 1:
+                    raise
+            finally:
+                self._link.release(exchange)
 
     async def embed(self, request: Embed) -> Embeddings:
         """Vectors as the model's folder wants them made; if it says nothing, the mean of the last hidden states."""
@@ -214,6 +219,18 @@ class NativeBackend:
             raise UnsupportedFeature("The model's tokenizer does not allow for grammars.", feature="grammar")
         await self._grammars.check(source, param)
         return source
+
+    async def _prompts(self, request: Generate, text: TextCodec) -> list[MultiModalInputs]:
+        """The request's prompts as the model reads them, with their pictures, if they have any."""
+        tools, truncate = offered(request), request.truncate_prompt_tokens
+        asked = tuple(map(self._images.marked, as_asked(request))) if self._images else as_asked(request)
+        encoded = [
+            await text.encode_around(prompt, request.suffix, truncate=truncate)
+            if request.suffix
+            else await text.encode(prompt, tools, truncate=truncate)
+            for prompt in asked
+        ]
+        return await self._expand(asked, encoded, truncate)
 
     async def _expand(
         self, asked: Sequence[Prompt], encoded: Sequence[tuple[int, ...]], truncate: int | None

@@ -18,8 +18,13 @@ import msgspec
 from backends.native.messages import Cancel, Output, Submit
 from schemas.errors import BackendFailed, GatewayError
 
+_DEAD = "The engine stopped while it was answering."
 _MOST_ENGINES = 5
 """That may die under a request, wherever it was: what uses up memory may do so somewhere else each time."""
+
+
+class Diverged(BackendFailed):
+    """The next engine does not say what the last one had said: near ties fall otherwise in another batch."""
 
 
 class Exchange:
@@ -56,6 +61,7 @@ class Exchange:
         """All that came since the last call; waits until there is something.
 
         Raises:
+            Diverged: what was said before its engine died does not hold any more.
             schemas.errors.BackendError: the engine is gone.
         """
         await self._news.wait()
@@ -84,7 +90,7 @@ class Exchange:
         repeated = arrived[begin : begin + len(output.ids)]
         if tuple(repeated) != output.ids[: len(repeated)]:
             self.close()
-            self.fail_dead()
+            self.fail(Diverged(_DEAD, code="engine_dead"))
             return None
         self._repeated[output.seq] = end = begin + len(repeated)
         if end < len(arrived) and output.reason is None and output.error is None:
@@ -136,7 +142,7 @@ class Exchange:
 
     def fail_dead(self) -> None:
         """No engine will be asked any more."""
-        self.fail(BackendFailed("The engine stopped while it was answering.", code="engine_dead"))
+        self.fail(BackendFailed(_DEAD, code="engine_dead"))
 
     def fail(self, error: GatewayError) -> None:
         """Nothing more will come."""

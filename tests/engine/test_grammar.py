@@ -7,6 +7,7 @@ from collections.abc import Callable
 from threading import Event
 
 import pytest
+from llguidance import LLMatcher
 from torch import Tensor
 
 from backends.native.demo import WEIGHTS
@@ -82,6 +83,31 @@ def test_cancelled_while_it_compiles() -> None:
 def test_a_model_without_a_tokenizer_refuses() -> None:
     told = tiny(packed_runner("llama")).answers([Submit(0, prompt(4, 0), 5, grammar=WORDS)])
     assert "no tokenizer" in (told[0].error or "")
+
+
+def test_what_is_cancelled_before_it_compiles_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = engine(4096)
+    assert made._constraints is not None
+    grammars, compiled, go = made._constraints._automata._grammars, list[str](), Event()
+
+    def compile(source: str) -> LLMatcher:
+        compiled.append(source)
+        assert go.wait(30)
+        return type(grammars).compile(grammars, source)
+
+    monkeypatch.setattr(grammars, "compile", compile, raising=False)
+    sources = [grammar_source(Grammar("regex", f"{seq} [a-z]{{9}}")) for seq in range(20)]
+    for seq, source in enumerate(sources):
+        made.submit(0, submit(seq, source))
+    made.submit(0, submit(20, sources[19]))
+    for seq in range(20):
+        made.cancel(0, seq)
+    go.set()
+    while made.busy:
+        made.step()
+    assert sources[19] in compiled, "which another wants, too"
+    assert 1 <= len(compiled) <= 3, "and those that two threads had begun with"
+    assert not made._constraints._automata._users
 
 
 def reference(made: Engine) -> Callable[[Tensor, list[Sequence], list[int]], None]:

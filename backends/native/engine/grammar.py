@@ -12,7 +12,7 @@ nor a step that is run again touches it.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence as Seq
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from functools import cache
@@ -117,6 +117,10 @@ class Constraint:
         else:
             self._known = len(tokens)
 
+    def leave(self) -> None:
+        """Its sequence is gone."""
+        self._automata.leave(self._source)
+
     def _begin(self, automaton: Automaton) -> None:
         self._matcher = automaton.matcher.deep_copy()  # shares what the automaton finds out, not where it is
         self._seconds = automaton.seconds
@@ -155,14 +159,24 @@ class Automata:
         self._grammars = grammars
         self._threads = threads
         self._kept: OrderedDict[str, Future[Automaton]] = OrderedDict()
+        self._users: Counter[str] = Counter()
 
     def get(self, source: str) -> Future[Automaton]:
-        """The one that all sequences with a grammar share."""
+        """The one that all sequences with a grammar share. `leave` when it is not wanted any more."""
+        self._users[source] += 1
         automaton = self._kept.pop(source, None) or self._threads.submit(self._make, source)
         self._kept[source] = automaton
         if len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
         return automaton
+
+    def leave(self, source: str) -> None:
+        """One sequence wants it no more. What none wants is not compiled, if that has not begun."""
+        self._users[source] -= 1
+        if self._users[source] == 0:
+            del self._users[source]
+            if source in self._kept and self._kept[source].cancel():
+                self.forget(source)
 
     def forget(self, source: str) -> None:
         """Share it no further."""

@@ -241,6 +241,8 @@ class Engine:
 
     def _end(self, sequence: Sequence) -> None:
         self._sequences.pop((sequence.connection, sequence.request.seq))
+        if sequence.constraint is not None:
+            sequence.constraint.leave()
         self._scheduler.remove(sequence)
         self._runner.forget(sequence)
 

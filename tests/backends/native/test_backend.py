@@ -89,6 +89,7 @@ def request(text: str = "Hello", **fields: Any) -> Generate:
         "model": "demo",
         "prompts": (TextPrompt(text),),
         "sampling": Sampling(temperature=0.0),
+        "stream": True,
     } | fields
     return Generate(**fields)
 
@@ -387,6 +388,33 @@ async def test_an_engine_that_dies(backend: NativeBackend, engine: FakeEngine) -
     engine.auto = True
     assert laws.check((*told, *await laws.collect(begun)), request()).choices[0].text == ANSWER, "it goes on"
     assert laws.check(await waiting, request()).choices[0].text == ANSWER
+
+
+async def test_a_whole_answer_is_told_at_its_end(backend: NativeBackend) -> None:
+    first, last = [batch async for batch in backend.generate(request(n=2, stream=False))]
+    assert [type(event) for event in first] == [Started]
+    assert [type(event) for event in last] == [Finished, Finished, Usage]
+    assert laws.check((*first, *last), request(n=2)).choices[0].text == ANSWER
+
+
+async def test_a_whole_answer_that_goes_on_otherwise_is_begun_anew(backend: NativeBackend, engine: FakeEngine) -> None:
+    engine.auto = False
+    streamed, whole = (
+        asyncio.create_task(laws.collect(backend.generate(request(stream=stream)))) for stream in (True, False)
+    )
+    await until(lambda: len(engine.running) == 2)
+    engine.step()
+    await asyncio.sleep(0.01)
+    other = list(engine.rule(engine.submitted[0]))[::-1]
+    engine.rule = lambda _: iter([*other, 1])
+    engine.die()
+    engine.auto = True
+    with pytest.raises(BackendFailed) as raised:
+        await streamed
+    assert raised.value.code == "engine_dead"
+    events = await whole
+    assert len([event for event in events if isinstance(event, Started)]) == 1
+    assert [token.id for token in laws.check(events, request()).choices[0].tokens] == [*other, 1]
 
 
 async def test_a_model_that_cannot_load() -> None:

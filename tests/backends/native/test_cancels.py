@@ -38,6 +38,7 @@ async def test_random_cancels_leave_nothing() -> None:
             sampling=Sampling(temperature=chance.choice((0.0, 1.0)), seed=number),
             stopping=Stopping(400, ignore_eos=True),
             n=chance.choice((1, 1, 1, 2)),
+            stream=True,
         )
         async with turn, aclosing(backend.generate(asked)) as events:
             reading = asyncio.create_task(anext(events))  # some leave while they wait, some after a few tokens
