@@ -43,6 +43,7 @@ bench: $(VENV)/.installed  ## what the gateway itself costs, in CPU time per req
 	$(VENV)/bin/python -m benchmarks.remote
 	$(VENV)/bin/python -m benchmarks.routing
 	$(VENV)/bin/python -m benchmarks.grammar
+	$(VENV)/bin/python -m benchmarks.hostile
 	$(VENV)/bin/python -m benchmarks.pictures
 
 bench-engine: $(VENV)/.installed  ## the native engine beside transformers' own, at random weights of a 0.5B shape (20 minutes)

@@ -13,8 +13,8 @@ import os
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import structlog
@@ -42,6 +42,7 @@ _MOST_SECONDS = 1.0
 """Of computing, for a grammar; its limits keep it far below."""
 _PATIENCE = 10.0
 """Seconds that a request waits for its grammar, and those before it, to be checked."""
+_KEPT = 256  # verdicts
 _THREADS = 2
 _NICENESS = 5  # no more: a thread that hardly gets to run may hold the interpreter's lock
 _SHOWN = 300
@@ -86,9 +87,13 @@ class Grammars:
         raise_error(matcher)
         return matcher
 
+    def idle(self) -> LLMatcher:
+        """An automaton of nothing: whatever it is asked, it is done at once."""
+        return LLMatcher(self._tokenizer, "", log_level=0)
+
 
 class GrammarCheck:
-    """Says what is wrong with a grammar before any work is done for it; remembers what was right.
+    """Says what is wrong with a grammar before any work is done for it, and remembers what it said.
 
     Args:
         grammars: of the model's tokenizer.
@@ -96,7 +101,7 @@ class GrammarCheck:
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
-        self._checked = lru_cache(maxsize=256)(self._check)
+        self._verdicts: OrderedDict[str, Future[str | None]] = OrderedDict()
         self._threads = background_threads(_THREADS, "grammar-check")
 
     async def check(self, source: str, param: str) -> None:
@@ -109,25 +114,37 @@ class GrammarCheck:
         Raises:
             schemas.errors.InvalidRequest: it cannot, or it takes too long to find out.
         """
-        checking = asyncio.get_running_loop().run_in_executor(self._threads, self._checked, source)
+        verdict = self._verdict(source)
         try:
-            await asyncio.wait_for(checking, _PATIENCE)
+            if not verdict.done():  # one that leaves must not take it away from the others
+                await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(verdict)), _PATIENCE)
         except TimeoutError:
             raise InvalidRequest("The grammar takes too long to compile.", param=param) from None
-        except GrammarError as error:
-            raise InvalidRequest(f"The grammar is not supported: {error}", param=param) from None
+        if (wrong := verdict.result()) is not None:
+            raise InvalidRequest(f"The grammar is not supported: {wrong}", param=param)
+
+    def _verdict(self, source: str) -> Future[str | None]:
+        """What is known of it, or will be."""
+        verdict = self._verdicts.pop(source, None) or self._threads.submit(self._check, source)
+        self._verdicts[source] = verdict
+        if len(self._verdicts) > _KEPT:
+            self._verdicts.popitem(last=False)
+        return verdict
 
     def close(self) -> None:
         """Check no more. Idempotent."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _check(self, source: str) -> None:
+    def _check(self, source: str) -> str | None:
+        """What is wrong with it."""
         began = time.thread_time()  # a busy machine is not the grammar's fault
-        matcher = self._grammars.compile(source)
-        matcher.compute_bitmask()  # some faults only show at the first token
-        raise_error(matcher)
-        if time.thread_time() - began > _MOST_SECONDS:
-            raise GrammarError("it takes too long to compile.")
+        try:
+            matcher = self._grammars.compile(source)
+            matcher.compute_bitmask()  # some faults only show at the first token
+            raise_error(matcher)
+        except GrammarError as error:
+            return str(error)
+        return "it takes too long to compile." if time.thread_time() - began > _MOST_SECONDS else None
 
 
 def background_threads(count: int, name: str) -> ThreadPoolExecutor:

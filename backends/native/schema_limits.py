@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from decimal import Decimal
-from itertools import islice
 from math import lcm
 from typing import Any
+
+import msgspec
 
 from backends.native.regex_limits import check_regex
 from schemas.errors import InvalidRequest
@@ -38,11 +38,10 @@ def check_schema(schema: Any, param: str) -> None:
     """
     if not isinstance(schema, dict):
         raise InvalidRequest("A JSON schema must be an object.", param=param)
-    found = list(islice(_nodes(schema, _MOST_DEPTH, param), MOST_BYTES + 1))
-    if len(found) > MOST_BYTES:  # each is a byte at least; nobody waits until millions are counted
-        raise InvalidRequest(f"A JSON schema may have at most {MOST_BYTES} bytes.", param=param)
-    _at_most(MOST_BYTES, len(json.dumps(schema)), "bytes", param)
-    nodes = [node for node in found if isinstance(node, dict)]
+    # First, so that nobody waits until millions of values are looked at.
+    _at_most(MOST_BYTES, len(msgspec.json.encode(schema)), "bytes", param)
+    found = list(_nodes(schema, _MOST_DEPTH, param))
+    nodes = [node for node in found if node and isinstance(node, dict)]
     for pattern in _patterns(nodes):
         check_regex(pattern, param)
     _at_most(_MOST_PROPERTIES, sum(_size(node.get("properties")) for node in nodes), "properties", param)
@@ -70,12 +69,18 @@ def _at_most(limit: int, count: int, what: str, param: str) -> None:
 
 
 def _nodes(value: Any, depth: int, param: str) -> Iterator[Any]:
-    """Every value in it."""
-    if depth < 0:
-        raise InvalidRequest(f"A JSON schema may be nested at most {_MOST_DEPTH} deep.", param=param)
-    yield value
-    for each in _children(value):
-        yield from _nodes(each, depth - 1, param)
+    """Every value in it, the outer before the inner."""
+    levels: list[Iterator[Any]] = [iter((value,))]
+    while levels:
+        for each in levels[-1]:
+            yield each
+            if children := _children(each):
+                if len(levels) > depth:
+                    raise InvalidRequest(f"A JSON schema may be nested at most {_MOST_DEPTH} deep.", param=param)
+                levels.append(iter(children))
+                break
+        else:
+            levels.pop()
 
 
 def _children(value: Any) -> list[Any]:

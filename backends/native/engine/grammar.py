@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from llguidance import LLMatcher
+from llguidance import LLExecutor, LLMatcher
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -94,6 +94,8 @@ class Constraint:
             backends.native.grammar.GrammarError: it cannot be compiled or takes too long, or they are against it.
         """
         if self._known != len(tokens) and self.job.done():
+            if self.job.exception() is not None:
+                self._automata.forget(self._source)
             made = self.job.result()
             if self._known < 0:
                 self._begin(made)
@@ -134,7 +136,10 @@ class Constraint:
             self._matcher, known = self._automata.compile(self._source), self._prompt
         if known == self._prompt:
             self.words = torch.empty_like(self.words)  # what was there is everybody's
-        self._matcher.consume_tokens(list(tokens[known:]))
+        if self.slow:
+            _consume_aside(self._matcher, tokens[known:], self._automata.idle())
+        else:
+            self._matcher.consume_tokens(list(tokens[known:]))
         self._matcher.unsafe_compute_mask_ptr(self.words.data_ptr(), self.words.nbytes)
         raise_error(self._matcher)
 
@@ -185,6 +190,10 @@ class Automata:
     def compile(self, source: str) -> LLMatcher:
         """One that nobody shares. In any thread."""
         return self._grammars.compile(source)
+
+    def idle(self) -> LLMatcher:
+        """One that does nothing."""
+        return self._grammars.idle()
 
     def _make(self, source: str) -> Automaton:
         began = time.thread_time()
@@ -286,6 +295,17 @@ def mask_scores(scores: Tensor, rows: Seq[int], masks: Seq[Tensor]) -> None:
     forbidden = (allowed == 0).flatten(1)[:, : scores.shape[1]]
     index = torch.tensor(rows, device=scores.device)
     scores.index_copy_(0, index, scores.index_select(0, index).masked_fill_(forbidden, _NEVER))
+
+
+def _consume_aside(matcher: LLMatcher, tokens: Seq[int], idle: LLMatcher) -> None:
+    """As `consume_tokens`, but other threads may run meanwhile: an executor lets them if it has two to look after."""
+    for token in tokens:
+        _executor().consume_token_par([(matcher, token), (idle, token)])
+
+
+@cache
+def _executor() -> LLExecutor:
+    return LLExecutor(_THREADS)
 
 
 @cache

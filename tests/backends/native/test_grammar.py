@@ -15,10 +15,11 @@ import pytest
 import pytest_asyncio
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
 from backends.base import Feature
 from backends.native.backend import NativeBackend
-from backends.native.grammar import grammar_source
+from backends.native.grammar import GrammarCheck, Grammars, grammar_source
 from backends.native.schema_limits import check_schema
 from schemas.errors import InvalidRequest
 from schemas.ir import ChatPrompt, Choice, FinishReason, Generate, Grammar, Message, Sampling, Stopping
@@ -121,6 +122,33 @@ async def test_what_cannot_be_followed_is_named(backend: NativeBackend, grammar:
     with pytest.raises(InvalidRequest, match=re.escape(named)) as raised:
         await ask(backend, grammar)
     assert raised.value.param == "response_format"
+
+
+@module_loop
+async def test_a_grammar_is_checked_once(backend: NativeBackend) -> None:
+    text, ready = backend._parts()
+    grammars = text.grammars(ready.vocab_size, ready.eos_token_ids)
+    assert grammars is not None
+    compiled: list[str] = []
+
+    class Counted(Grammars):
+        def compile(self, source: str) -> LLMatcher:
+            compiled.append(source)
+            return super().compile(source)
+
+    grammars.__class__ = Counted
+    check = GrammarCheck(grammars)
+    right, wrong = (str(LLMatcher.grammar_from_regex(pattern)) for pattern in ("[a-z]+", "(a"))
+    leaving = asyncio.create_task(check.check(right, "r"))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.gather(*(check.check(right, "r") for _ in range(3)))
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="unclosed group"):
+            await check.check(wrong, "r")
+    check.close()
+    await check.check(right, "r")  # needs no thread any more
+    assert compiled == [right, wrong]
 
 
 def nested(depth: int) -> dict[str, Any]:

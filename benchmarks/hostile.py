@@ -1,0 +1,176 @@
+"""What hostile grammars do to others: the time between a stream's tokens, while somebody else sends such grammars.
+
+`python -m benchmarks.hostile`, beside `python -m benchmarks.grammar`. The bundled model streams to one client, by turns
+ undisturbed, beside ordinary requests, beside a process that only computes, and beside hostile schemas and regular
+expressions sent back to back, no two the same. The ordinary requests go on for as many tokens and come at the rate that
+the hostile ones were answered at: what they do, and what the computing does, is not the grammars' fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import statistics
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from itertools import count, pairwise
+from typing import Any
+
+from benchmarks.gateway import KEY, server
+
+CONFIG = """
+[server]
+keys_env = "BENCH_KEY"
+[backends.local]
+kind = "native"
+[endpoints.m]
+served_entities = [{ name = "m", backend = "local" }]
+"""
+ROUNDS = 9
+SECONDS = 3.0
+TOKENS = 20
+"""Of a request that comes beside the stream."""
+STREAMED = 60
+SITUATIONS = ("alone", "ordinary", "computing", "hostile")
+REGEXES = (
+    "(a{300}){300}",
+    "[a-z]{3}(a{300}){300}",
+    "((a{30}){30}){90}",
+    "x{1,90000}",
+    "[ab]*a[ab]{2000}",
+    "(.*a.{100}|.*b.{99}|.*c.{98})*",
+    "(a?){5000}a{5000}",
+    r"(\p{L}|\p{N}|\w){2000}",
+    "(a{1000}){1000}",
+    "[" * 50_000,
+    "(a*)*(?=b)",
+)
+REFERENCE = {"$ref": "#/$defs/a"}
+SCHEMAS: tuple[dict[str, Any], ...] = (
+    {"type": "object", "properties": {f"p{n}": {"type": "string", "maxLength": 1000 + n} for n in range(1000)}},
+    {"type": "object", "properties": {f"p{n}": {"multipleOf": 991 + n} for n in range(9)}, "required": ["p0", "p1"]},
+    {"type": "integer", "multipleOf": 9_999_991},
+    {"allOf": [{"type": "integer", "multipleOf": prime} for prime in (997, 991)]},
+    {"type": "array", "items": REFERENCE, "$defs": {"a": {"anyOf": [{"type": "array", "items": REFERENCE}] * 200}}},
+    {"enum": [f"{n}" * 5 for n in range(2000)]},
+    {"type": "string", "pattern": "^(a{300}){300}$"},
+    {"examples": [1] * 70_000},
+    {"anyOf": [{}] * 16_000},
+)
+
+
+def main() -> None:
+    """Run and print."""
+    with server(CONFIG) as (_, port):
+        _measure(port)
+
+
+def _measure(port: int) -> None:
+    gaps: dict[str, list[list[float]]] = {what: [] for what in SITUATIONS}
+    rate, rates = 1.0, []
+    for place in range(-1, ROUNDS):  # the first only warms up and finds the rate
+        for what in SITUATIONS[:: place % 2 or -1]:
+            with _beside(port, what, rate, first=(place + 1) * 1000) as answered:
+                found = asyncio.run(_gaps(port))
+                rate = max(1.0, answered.value / SECONDS) if what == "hostile" else rate
+            if place >= 0:
+                gaps[what].append(found)
+                rates.append(rate)
+    print(f"a stream beside {statistics.median(rates):.1f} requests/s of up to {TOKENS} tokens, {ROUNDS} rounds:")
+    print("times between its tokens, and what they are of those when alone in the same round")
+    for what, rounds in gaps.items():
+        _tell(what, rounds, gaps["alone"])
+
+
+def _tell(what: str, rounds: list[list[float]], alone: list[list[float]]) -> None:
+    told = []
+    for name, part in (("median", 0.5), ("p95", 0.95), ("largest", 1.0)):
+        found = [_quantile(some, part) for some in rounds]
+        ratios = [one / other for one, other in zip(found, (_quantile(some, part) for some in alone), strict=True)]
+        told.append(f"{name} {statistics.median(found) * 1e3:6.1f} ms ({statistics.median(ratios):.2f} times)")
+    print(f"{what:9}", "   ".join(told))
+
+
+def _quantile(found: list[float], part: float) -> float:
+    return sorted(found)[min(len(found) - 1, int(part * len(found)))]
+
+
+async def _gaps(port: int) -> list[float]:
+    """The seconds between a stream's tokens."""
+    gaps: list[float] = []
+    until = time.perf_counter() + SECONDS
+    while time.perf_counter() < until:
+        times = [time.perf_counter() async for _ in _events(port, _body(STREAMED, stream=True))]
+        gaps += [later - earlier for earlier, later in pairwise(times[1:])]
+    return gaps
+
+
+@contextmanager
+def _beside(port: int, what: str, rate: float, first: int) -> Iterator[Any]:
+    """What another process does meanwhile; yields how many requests of it were answered so far."""
+    context = multiprocessing.get_context("spawn")
+    answered = context.Value("i", 0)
+    process = context.Process(target=_act, args=(port, what, rate, first, answered))
+    process.start()
+    while not answered.value:
+        time.sleep(0.01)
+    answered.value = 0
+    try:
+        yield answered
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _act(port: int, what: str, rate: float, first: int, answered: Any) -> None:
+    """Send requests, back to back if hostile, compute, or do nothing."""
+
+    async def send() -> None:
+        for number in count(first):
+            body = _hostile(number) if what == "hostile" else _body(TOKENS)
+            due = time.perf_counter() + (0.0 if what == "hostile" else 1 / rate)
+            async for _ in _events(port, body):
+                pass
+            answered.value += 1
+            await asyncio.sleep(due - time.perf_counter())
+
+    if what in ("hostile", "ordinary"):
+        asyncio.run(send())
+    answered.value = 1
+    while what == "computing":
+        pass
+    time.sleep(SECONDS * 10)
+
+
+async def _events(port: int, body: dict[str, Any]) -> AsyncIterator[bytes]:
+    """The lines of an answer that hold something."""
+    data = json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\nconnection: close\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
+    try:
+        writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+        async for line in reader:
+            if line.startswith(b"data: {"):
+                yield line
+    finally:
+        writer.close()
+
+
+def _body(tokens: int, **fields: Any) -> dict[str, Any]:
+    message = {"role": "user", "content": "Tell me a story."}
+    return {"model": "m", "messages": [message], "max_tokens": tokens, "temperature": 0} | fields
+
+
+def _hostile(number: int) -> dict[str, Any]:
+    """One of them, with that number in it, so that nobody knows it yet."""
+    grammar = (REGEXES + SCHEMAS)[number % (len(REGEXES) + len(SCHEMAS))]
+    if isinstance(grammar, str):
+        return _body(TOKENS, response_format={"type": "regex", "value": f"({grammar}){number}"})
+    schema = {"name": "s", "schema": grammar | {"title": str(number)}}
+    return _body(TOKENS, response_format={"type": "json_schema", "json_schema": schema})
+
+
+if __name__ == "__main__":
+    main()
