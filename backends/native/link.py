@@ -236,9 +236,12 @@ class EngineLink:
 
     def _sort_out(self) -> None:
         """The engine is gone: what is unfinished is asked again, unless it must be what killed it."""
-        suspects = [exchange for exchange in self._waiting() if exchange.rewind()]
-        if len(suspects) == 1:
-            suspects[0].fail_dead()
+        waiting = self._waiting()
+        tried = [exchange for exchange in waiting if exchange.asked and exchange.suspect]
+        suspects = [exchange for exchange in waiting if exchange.rewind()]
+        guilty = [exchange for exchange in tried if exchange in suspects] or suspects
+        if len(guilty) == 1:
+            guilty[0].fail_dead()
 
     def _expect(self) -> None:
         """Another engine is on its way: requests wait for it, but not for ever."""

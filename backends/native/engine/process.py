@@ -60,12 +60,14 @@ def parse(argv: Sequence[str] | None) -> tuple[Path, EngineOptions]:
 def _run(options: EngineOptions, inbox: Inbox, connections: Connections) -> int:
     connections.announce(Loading(0.0, "torch"))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    gc.disable()  # what is imported and loaded now stays: walking it again and again takes an eighth of the start
+    gc.disable()  # what is imported stays: walking it again and again would take an eighth of the start
     from transformers.utils.logging import disable_progress_bar  # seconds of import, with workers already watching
 
     from backends.native.engine.startup import load_engine
     from backends.native.engine.weights import LoadError
 
+    gc.freeze()
+    gc.enable()
     disable_progress_bar()
     try:
         engine, ready = load_engine(options, connections.announce)
@@ -79,8 +81,6 @@ def _run(options: EngineOptions, inbox: Inbox, connections: Connections) -> int:
     stopping = Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop(inbox, stopping))
-    gc.freeze()
-    gc.enable()
     connections.announce(ready)
     serve(engine, inbox, connections.send, stopping)
     return 0

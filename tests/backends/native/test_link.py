@@ -209,6 +209,24 @@ async def test_of_suspects_one_at_a_time_is_tried(engine: FakeEngine, link: Engi
         link.release(exchange)
 
 
+async def test_what_dies_on_trial_is_refused_whoever_else_looks_suspicious(
+    engine: FakeEngine, link: EngineLink
+) -> None:
+    first, second = ask(link, 2), ask(link, 2)
+    await die_and_return(engine, link)
+    third = ask(link, 2)
+    await die_and_return(engine, link)
+    assert {seq for _, seq in engine.running} == {0, 2}, "the first is tried, the second waits"
+    await die_and_return(engine, link)
+    with pytest.raises(BackendFailed):
+        await first.outputs()
+    assert {seq for _, seq in engine.running} == {1}, "now the third is a suspect, too"
+    engine.step()
+    assert {seq for _, seq in engine.running} == {1, 2}
+    for exchange in (first, second, third):
+        link.release(exchange)
+
+
 async def test_leaving_a_trial_makes_room_for_the_next(engine: FakeEngine, link: EngineLink) -> None:
     first, second = ask(link, 2), ask(link, 2)
     for _ in range(2):
