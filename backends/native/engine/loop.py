@@ -153,12 +153,12 @@ class Engine:
 
     def _begin(self, sequence: Sequence) -> None:
         source = sequence.request.grammar
-        if source is not None:
-            if self._constraints is None:
-                raise Refused("the model has no tokenizer for grammars")
+        if source is not None and self._constraints is None:
+            raise Refused("the model has no tokenizer for grammars")
+        self._scheduler.add(sequence)
+        if source is not None and self._constraints is not None:
             sequence.constraint = self._constraints.begin(source, len(sequence.tokens))
             sequence.held = True
-        self._scheduler.add(sequence)
 
     def _follow_grammars(self) -> None:
         """Hold the sequences that cannot go on yet; if that is all of them, wait a little."""
