@@ -122,3 +122,12 @@ def test_it_is_compiled_once(nothing_built: Any, tmp_path: Any) -> None:
 def test_a_folder_that_cannot_be_written(nothing_built: Any, tmp_path: Any) -> None:
     (tmp_path / "interlingua").write_text("")
     assert compiled.load("seven", 'extern "C" int seven() { return 7; }') is None
+
+
+def test_a_user_without_a_home_goes_without(nothing_built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> None:
+        raise RuntimeError("no home")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(compiled.Path, "home", home)
+    assert compiled.load("seven", "") is None

@@ -100,16 +100,22 @@ _SECONDS = 60  # takes one or two
 def load(name: str, source: str) -> ctypes.CDLL | None:
     """The library that C++ `source` makes after `NUMBERS`, or None if it cannot be made here; the log says why."""
     source = NUMBERS + source
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "interlingua")
     digest = blake2b("\0".join((source, *_COMPILE, platform.machine(), _cpu())).encode(), digest_size=8)
-    library = folder / f"{name}-{digest.hexdigest()}.so"
     try:
+        library = _folder() / f"{name}-{digest.hexdigest()}.so"
         if not library.exists():
             _build(source, library)
         return ctypes.CDLL(str(library))
     except (OSError, subprocess.SubprocessError) as error:
         log.info("kernel.not_built", kernel=name, why=_told(error))
         return None
+
+
+def _folder() -> Path:
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "interlingua")
+    except RuntimeError as error:  # a user without a home
+        raise FileNotFoundError(str(error)) from None
 
 
 def _build(source: str, library: Path) -> None:
