@@ -69,7 +69,10 @@ def made() -> dict[str, bytes]:
     found = {name: saved(image, "PNG") for name, image in pictures.items()}
     exif = Image.Exif()
     exif[0x0112] = 6
-    found["a phone's JPEG"] = saved(Image.effect_noise((4032, 3024), 40).convert("RGB"), "JPEG", exif=exif)
+    phone = Image.effect_noise((4032, 3024), 40).convert("RGB")
+    found["a phone's JPEG"] = saved(phone, "JPEG", exif=exif)
+    found["the same, progressive"] = saved(phone, "JPEG", progressive=True)
+    found["a JPEG of 19 MB"] = saved(Image.effect_noise(side, 100).convert("RGB"), "JPEG", quality=97)
     found["CMYK JPEG"] = saved(Image.new("CMYK", side), "JPEG")
     found["progressive JPEG"] = saved(Image.new("RGB", side), "JPEG", progressive=True)
     found["truncated JPEG"] = found["a phone's JPEG"][:-100_000]

@@ -31,8 +31,8 @@ _FIELDS = {
 }
 """What the protocol calls a `backends.base.Feature`."""
 
-_PICTURE = re.compile(r"images\[(\d+)\]")
-"""What backends call one of a request's pictures."""
+_PICTURE = re.compile(r"images(?:\[(\d+)\])?")
+"""What backends call the pictures of a request, or one of them."""
 
 
 def failure_reply(dialect: Dialect, error: GatewayError, request: Generate | None = None) -> Reply:
@@ -73,7 +73,7 @@ def failure_headers(dialect: Dialect, error: GatewayError) -> Headers:
 
 def _param(error: GatewayError, request: Generate | None) -> str | None:
     if (picture := _PICTURE.fullmatch(error.param or "")) is not None:
-        return None if request is None else _picture(request, int(picture[1]))
+        return None if request is None else _picture(request, picture[1])
     if error.param is not None:
         return error.param
     if isinstance(error, UnsupportedFeature):
@@ -85,10 +85,12 @@ def _param(error: GatewayError, request: Generate | None) -> str | None:
     return "model" if error.kind == "model_not_found" else None
 
 
-def _picture(request: Generate, number: int) -> str | None:
-    """Where a chat has its picture `number`; items of a response are not told apart."""
+def _picture(request: Generate, number: str | None) -> str:
+    """Where a chat has its picture `number`, or any; items of a response are not told apart."""
     if request.origin is not None and request.origin.operation != "chat":
         return "input"
+    if number is None:
+        return "messages"
     messages = [message for prompt in request.prompts if isinstance(prompt, ChatPrompt) for message in prompt.messages]
     places = [
         f"messages[{turn}].content[{place}].image_url"
@@ -97,4 +99,4 @@ def _picture(request: Generate, number: int) -> str | None:
         for place, part in enumerate(message.content)
         if isinstance(part, ImagePart)
     ]
-    return places[number] if number < len(places) else None
+    return places[int(number)]

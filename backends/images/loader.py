@@ -56,7 +56,9 @@ class ImageLoader:
         """
         most = self._options.max_images
         if len(parts) > most:
-            raise InvalidRequest(f"At most {most} image{'s' * (most > 1)} may be provided in one request.")
+            raise InvalidRequest(
+                f"At most {most} image{'s' * (most > 1)} may be provided in one request.", param="images"
+            )
         files, headers = [], []
         for number, part in enumerate(parts):
             with about(number):
@@ -65,7 +67,8 @@ class ImageLoader:
             with about(number):
                 headers.append(check_header(file, self._options))
         if sum(pixels for _, pixels in headers) > self._options.max_request_pixels:
-            raise InvalidRequest(f"The images have more than {self._options.max_request_pixels} pixels together.")
+            most = self._options.max_request_pixels
+            raise InvalidRequest(f"The images have more than {most} pixels together.", param="images")
         return [
             ImageFile(file, format, sha256(file).digest()) for file, (format, _) in zip(files, headers, strict=True)
         ]

@@ -22,7 +22,7 @@ from backends.native.multimodal.inputs import (
     MultiModalInputs,
     make_feature,
 )
-from backends.native.multimodal.resizing import by_color
+from backends.native.multimodal.resizing import begins_with_resize, by_color
 from backends.native.multimodal.updates import NoPlace, PromptUpdate, apply_update
 from schemas.errors import InvalidRequest
 
@@ -134,9 +134,7 @@ class BaseMultiModalProcessor(ABC, Generic[Info]):
         """What the image processor's `resize` is given beside size and filter, if it is all that ever sees a picture
         as large as it came; else None.
         """
-        from transformers.image_processing_backends import PilBackend
-
-        return {} if type(self.info.image_processor)._preprocess is PilBackend._preprocess else None  # noqa: SLF001
+        return {} if begins_with_resize(self.info.image_processor) else None
 
     def process(self, picture: Picture) -> ImageItem:
         """One picture. Its bytes may be gone after it."""
@@ -152,9 +150,10 @@ class BaseMultiModalProcessor(ABC, Generic[Info]):
         processor, kwargs = self.info.image_processor, self._get_resize_kwargs()
         if kwargs is None or not processor.do_resize:
             return [pixels], {}
-        resized = processor.resize(np.moveaxis(pixels, -1, 0), processor.size, processor.resample, **kwargs)
+        image = np.moveaxis(pixels, -1, 0)
+        resized = processor.resize(image=image, size=processor.size, resample=processor.resample, **kwargs)
         if not np.may_share_memory(resized, pixels):
-            del pixels
+            del pixels, image
             picture.rgb.clear()
         return [np.moveaxis(resized, 0, -1)], {"do_resize": False}
 
@@ -183,4 +182,6 @@ class BaseMultiModalProcessor(ABC, Generic[Info]):
     def _check_count(self, count: int) -> None:
         most = self.info.get_supported_mm_limits().get("image", 0)
         if most is not None and count > most:
-            raise InvalidRequest(f"At most {most} image{'s' * (most != 1)} may be provided in one prompt.")
+            raise InvalidRequest(
+                f"At most {most} image{'s' * (most != 1)} may be provided in one prompt.", param="images"
+            )

@@ -11,6 +11,14 @@ from typing import Any
 
 import numpy as np
 
+_BEFORE_AND_AFTER = (
+    "preprocess",
+    "_preprocess_image_like_inputs",
+    "_prepare_image_like_inputs",
+    "process_image",
+    "_preprocess",
+)
+
 
 def by_color(processor: Any) -> Any:
     """A class like `processor`, one of transformers' over Pillow, that resizes a color at a time.
@@ -26,3 +34,10 @@ def by_color(processor: Any) -> Any:
             return np.concatenate([super(ByColor, self).resize(color, *args, **options) for color in image[:, None]])
 
     return type(processor.__name__, (processor, ByColor), {})
+
+
+def begins_with_resize(processor: Any) -> bool:
+    """Whether `processor` is the plain pipeline of transformers, but for its figures and what it calls in the end."""
+    from transformers.image_processing_backends import PilBackend
+
+    return all(getattr(type(processor), step) is getattr(PilBackend, step, None) for step in _BEFORE_AND_AFTER)

@@ -152,12 +152,16 @@ SEEN = [
         (0, "messages[1].content[0].image_url"),
         (1, "messages[1].content[2].image_url"),
         (2, "messages[3].content[1].image_url"),
-        (3, None),
     ],
 )
-def test_the_picture_at_fault(number: int, param: str | None) -> None:
+def test_the_picture_at_fault(number: int, param: str) -> None:
     reply = server().error(InvalidRequest("m", param=f"images[{number}]"), chat(messages=SEEN))
     assert json.loads(reply.body)["error"]["param"] == param
+
+
+def test_the_pictures_at_fault() -> None:
+    reply = server().error(InvalidRequest("m", param="images"), chat(messages=SEEN))
+    assert json.loads(reply.body)["error"]["param"] == "messages"
 
 
 def test_the_picture_at_fault_where_nothing_tells_which() -> None:
