@@ -58,8 +58,8 @@ def _operation(protocol: str, route: Route, schemas: Mapping[str, Any]) -> dict[
 def _answer(route: Route, schemas: Mapping[str, Any]) -> dict[str, Any]:
     if route.answer is None:
         return {}
-    kinds = ["text/event-stream"] if route.streams else []
-    return {kind: _content(route.answer, schemas) for kind in ("application/json", *kinds)}
+    whole = {"application/json": _content(route.answer, schemas)}
+    return whole | ({"text/event-stream": {"schema": {"type": "string"}}} if route.streams else {})
 
 
 def _content(type: Any, schemas: Mapping[str, Any]) -> dict[str, Any]:

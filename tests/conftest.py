@@ -1,6 +1,19 @@
-"""No test here is timed, hypothesis' neither."""
+"""No test here is timed, hypothesis' neither. What needs torch is not even imported where it was not asked for."""
 
+import re
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+_NEEDS_TORCH = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.torch\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out whole modules that `-m "not torch ..."` would: their imports take each test process seconds."""
+    if "not torch" not in config.option.markexpr or not collection_path.match("test_*.py"):
+        return None
+    return True if _NEEDS_TORCH.search(collection_path.read_text()) else None
