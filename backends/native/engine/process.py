@@ -21,6 +21,7 @@ import msgspec
 import structlog
 
 from backends.native.engine.connections import Connections
+from backends.native.engine.machine import keep_freed_memory
 from backends.native.engine.options import EngineOptions
 from backends.native.engine.serving import Inbox, serve, stop
 from backends.native.messages import Failed, Loading
@@ -77,6 +78,7 @@ def _run(options: EngineOptions, inbox: Inbox, connections: Connections) -> int:
     stopping = Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop(inbox, stopping))
+    keep_freed_memory()
     connections.announce(ready)
     serve(engine, inbox, connections.send, stopping)
     return 0
