@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from backends.native.engine.machine import physical_cores
+from backends.native.engine.machine import keep_freed_memory, physical_cores
 from backends.native.engine.quantised_linear import BITS
 from benchmarks.overhead import print_overhead
 from benchmarks.shapes import as_served, build
@@ -89,6 +89,7 @@ def measure(model: Any, table: Table, *, scale: int) -> None:
     greedy = interlingua(own)
     with ExitStack() as stack:
         peers = {OURS: greedy, STATIC: static(model), BATCH: stack.enter_context(continuous(model))}
+        keep_freed_memory()  # as the engine's process does
         check(peers, model.config.vocab_size, exact=model.dtype == torch.float32)
         for workload, asked in jobs.items():
             beside = {ONE: {"copying the weights": copying(model)}, PREFIX: {"without prefix cache": greedy}}

@@ -102,20 +102,14 @@ def load(name: str, source: str) -> ctypes.CDLL | None:
     source = NUMBERS + source
     digest = blake2b("\0".join((source, *_COMPILE, platform.machine(), _cpu())).encode(), digest_size=8)
     try:
-        library = _folder() / f"{name}-{digest.hexdigest()}.so"
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "interlingua")
+        library = folder / f"{name}-{digest.hexdigest()}.so"
         if not library.exists():
             _build(source, library)
         return ctypes.CDLL(str(library))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: nobody's home
         log.info("kernel.not_built", kernel=name, why=_told(error))
         return None
-
-
-def _folder() -> Path:
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "interlingua")
-    except RuntimeError as error:  # a user without a home
-        raise FileNotFoundError(str(error)) from None
 
 
 def _build(source: str, library: Path) -> None:
@@ -139,6 +133,6 @@ def _cpu() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
-def _told(error: OSError | subprocess.SubprocessError) -> str:
+def _told(error: Exception) -> str:
     errors = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
     return errors.strip() or str(error)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
+
+# glibc's malloc.h. The least that is got from the system piece by piece, and the most that is kept when it is freed.
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
+_LARGE, _MOST_KEPT = 2**28, 2**31 - 1
 
 
 def physical_cores() -> int:
@@ -23,3 +28,13 @@ def available_memory() -> int:
         fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         return int(fields["MemAvailable"].split()[0]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def keep_freed_memory() -> bool:
+    """Let freed memory be used again rather than go back to the system; whether this system can.
+
+    A step frees what the next one needs again. Memory fresh from the system comes page by page, zeroed: for a batch's
+    logits that takes longer than what is done to them. Call it when weights are loaded, lest theirs are kept, too.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    return bool(mallopt and mallopt(_M_MMAP_THRESHOLD, _LARGE) and mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT))

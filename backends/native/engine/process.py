@@ -22,6 +22,7 @@ import msgspec
 import structlog
 
 from backends.native.engine.connections import Connections
+from backends.native.engine.machine import keep_freed_memory
 from backends.native.engine.options import EngineOptions
 from backends.native.engine.serving import Inbox, serve, stop
 from backends.native.messages import Failed, Loading
@@ -81,6 +82,7 @@ def _run(options: EngineOptions, inbox: Inbox, connections: Connections) -> int:
     stopping = Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop(inbox, stopping))
+    keep_freed_memory()
     connections.announce(ready)
     serve(engine, inbox, connections.send, stopping)
     return 0
