@@ -13,7 +13,7 @@ import msgspec
 from backends.native.messages import Message
 
 _LENGTH = struct.Struct("<I")
-_LONGEST = 256 * 1024 * 1024
+LONGEST = 256 * 1024 * 1024
 
 _encoder = msgspec.msgpack.Encoder()
 M = TypeVar("M", bound=Message)
@@ -39,7 +39,7 @@ class FrameReader(Generic[M]):
         longest: the largest payload accepted, in bytes.
     """
 
-    def __init__(self, kind: Any, *, longest: int = _LONGEST) -> None:
+    def __init__(self, kind: Any, *, longest: int = LONGEST) -> None:
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
         self._longest = longest
         self._buffer = bytearray()

@@ -20,7 +20,7 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
         socket: Unix socket of an engine that somebody else runs; without it the backend runs its own.
         images: which pictures are taken, and from where.
         heartbeat: seconds between signs of life that the engine is asked for.
-        hung_after: seconds without one after which the engine is killed.
+        hung_after: seconds without one after which the engine is killed; while it loads, ten times as many.
         patience: seconds that requests wait for the engine that is started in its place.
     """
 

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from backends.images import ImageFile, ImageLoader, ImageOptions, Picture, about
+from backends.native.frames import LONGEST
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from backends.native.multimodal.processing import BaseMultiModalProcessor
 from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
@@ -21,6 +22,7 @@ from schemas.ir import ChatPrompt, ImagePart, Prompt, TextPrompt
 _CACHE_BYTES = 64 * 1024 * 1024
 _M_MMAP_THRESHOLD = -3  # malloc.h
 _LARGE_BLOCK = 4 * 1024 * 1024
+_MOST_BYTES = LONGEST // 4 * 3  # of a prompt's pictures; what else is in a frame to the engine needs less
 
 
 class ProcessorCache:
@@ -91,14 +93,18 @@ class ImagePrompts:
         for ids, parts in zip(encoded, wanted, strict=True):
             items = [await self._numbered(*next(files)) for _ in parts]
             expanded.append(self._processor.apply(ids, items) if items else MultiModalInputs(ids))
-        self._check_tokens(expanded)
+        self._check_sizes(expanded)
         return expanded
 
     async def aclose(self) -> None:
         """Stop. Idempotent."""
         await self._loader.aclose()
 
-    def _check_tokens(self, expanded: Sequence[MultiModalInputs]) -> None:
+    def _check_sizes(self, expanded: Sequence[MultiModalInputs]) -> None:
+        for inputs in expanded:
+            size = sum(len(array.data) for feature in inputs.features for array in feature.arrays)
+            if size > _MOST_BYTES:
+                raise InvalidRequest(f"The images of a prompt take {size} bytes when prepared, {_MOST_BYTES} at most.")
         for feature in chain.from_iterable(inputs.features for inputs in expanded):
             if feature.length > self._most_tokens:
                 most = f"at most {self._most_tokens} are made ready for"

@@ -237,6 +237,34 @@ async def test_leaving_a_trial_makes_room_for_the_next(engine: FakeEngine, link:
     link.release(second)
 
 
+@pytest.mark.parametrize("place", [0, 1, 5])
+async def test_one_that_kills_engines_is_refused_and_nobody_beside_it(
+    engine: FakeEngine, link: EngineLink, place: int
+) -> None:
+    """Of thirty that are answered in step, so that all look alike, the twelfth kills the engine at that place."""
+    exchanges = [ask(link, 8) for _ in range(30)]
+    poison = exchanges[11].submits[0].seq
+    deaths = 0
+    while any(exchange.unfinished for exchange in exchanges):
+        running = {seq: sequence for (_, seq), sequence in engine.running.items()}
+        if poison in running and running[poison].generated == place:
+            deaths += 1
+            engine.die()
+            await until(lambda: link.ready is None)
+            await until(lambda: link.ready is not None)
+        else:
+            engine.step()
+            await asyncio.sleep(0)
+    assert deaths <= 3
+    for number, exchange in enumerate(exchanges):
+        if number == 11:
+            with pytest.raises(BackendFailed):
+                await drain(exchange)
+        else:
+            assert [id for output in await exchange.outputs() for id in output.ids] == list(range(11, 19))
+        link.release(exchange)
+
+
 async def test_no_request_sees_five_engines_die(engine: FakeEngine, link: EngineLink) -> None:
     exchange = ask(link, 50)
     for further in (1, 2, 3, 4):

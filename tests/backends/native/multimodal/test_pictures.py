@@ -16,6 +16,7 @@ from PIL import Image
 from backends.base import Feature
 from backends.native.backend import NativeBackend
 from backends.native.demo.scenes import COLORS, FORMS, Scene, draw_scene, render
+from backends.native.multimodal import prompts
 from schemas.errors import GatewayError, InvalidRequest
 from schemas.ir import ChatPrompt, Completion, Generate, ImagePart, Message, Sampling, TextPart, TextPrompt
 from tests.backends import laws
@@ -86,6 +87,15 @@ async def test_an_answer_in_company_is_that_alone(backend: NativeBackend) -> Non
         *(say(backend, part, QUESTION) for part in drawn), *(say(backend, text) for text in texts)
     )
     assert company == [*alone, *plain]
+
+
+async def test_pictures_that_no_frame_holds_are_refused(
+    backend: NativeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, part = picture(1)
+    monkeypatch.setattr(prompts, "_MOST_BYTES", 10_000)
+    with pytest.raises(InvalidRequest, match="bytes when prepared"):
+        await say(backend, part, part, QUESTION)
 
 
 async def test_no_cache_answers_about_another_picture(backend: NativeBackend) -> None:
