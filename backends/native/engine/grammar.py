@@ -15,6 +15,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Sequence as Seq
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -69,6 +70,7 @@ class Constraint:
         "_prompt",
         "_seconds",
         "_source",
+        "_target",
         "job",
         "slow",
         "words",
@@ -83,6 +85,7 @@ class Constraint:
         self._own = False  # whether nobody shares its automaton
         self._seconds = 0.0
         self._error: GrammarError | None = None
+        self._target = (0, 0)  # where `words` is, and its bytes
         self.job: Future[Any] = automata.get(source)
         self.slow = False
         self.words: Tensor
@@ -136,11 +139,12 @@ class Constraint:
             self._matcher, known = self._automata.compile(self._source), self._prompt
         if known == self._prompt:
             self.words = torch.empty_like(self.words)  # what was there is everybody's
+            self._target = (self.words.data_ptr(), self.words.nbytes)
         if self.slow:
             _consume_aside(self._matcher, tokens[known:], self._automata.idle())
         else:
             self._matcher.consume_tokens(list(tokens[known:]))
-        self._matcher.unsafe_compute_mask_ptr(self.words.data_ptr(), self.words.nbytes)
+        self._matcher.unsafe_compute_mask_ptr(*self._target)
         raise_error(self._matcher)
 
     def _take_own(self) -> None:
@@ -215,8 +219,8 @@ class Constraints:
 
     def __init__(self, grammars: Grammars) -> None:
         self._masks = ThreadPoolExecutor(_THREADS, thread_name_prefix="masks")
-        self._background = background_threads(_THREADS, "grammar")
-        self._automata = Automata(grammars, self._background)
+        self._slow = background_threads(_THREADS, "slow-masks")
+        self._automata = Automata(grammars, background_threads(_THREADS, "grammar"))
 
     @classmethod
     def load(cls, folder: str, loaded: LoadedModel) -> Constraints | None:
@@ -248,17 +252,18 @@ class Constraints:
         quick = [(sequence.constraint, sequence.tokens) for sequence in sequences if not sequence.constraint.slow]
         for sequence in sequences:
             if sequence.constraint.slow:
-                sequence.constraint.job = self._background.submit(sequence.constraint.follow, sequence.tokens)
+                sequence.constraint.job = self._slow.submit(sequence.constraint.follow, sequence.tokens)
         if quick:
             job = self._masks.submit(_follow_all, quick)
             for constraint, _ in quick:
                 constraint.job = job
-            wait((job,), _PATIENCE)  # what it runs into, `ready` tells
+            with suppress(TimeoutError):
+                job.exception(_PATIENCE)  # which `ready` tells
 
     @staticmethod
     def wait(sequences: Seq[Sequence]) -> None:
-        """Give those that are held a moment."""
-        wait([sequence.constraint.job for sequence in sequences if sequence.held], _PATIENCE, FIRST_COMPLETED)
+        """Give sequences that are held a moment."""
+        wait([sequence.constraint.job for sequence in sequences], _PATIENCE, FIRST_COMPLETED)
 
 
 def _hold(sequences: Seq[Sequence], failed: list[tuple[Sequence, Exception]]) -> list[Sequence]:

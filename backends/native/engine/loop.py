@@ -122,10 +122,12 @@ class Engine:
         Raises:
             torch.AcceleratorError: the device is lost; the process had better end.
         """
-        self._follow_grammars()
+        held = self._follow_grammars()
         works = self._scheduler.schedule()
         if self._runner.adapters:
             works.sort(key=_ADAPTER)  # those of an adapter go through it together
+        if held and not works:
+            Constraints.wait(held)
         with torch.inference_mode():
             self._run(works)
         outputs, self._outputs = self._outputs, defaultdict(list)
@@ -160,15 +162,14 @@ class Engine:
             sequence.constraint = self._constraints.begin(source, len(sequence.tokens))
             sequence.held = True
 
-    def _follow_grammars(self) -> None:
-        """Hold the sequences that cannot go on yet; if that is all of them, wait a little."""
+    def _follow_grammars(self) -> list[Sequence]:
+        """Have masks made; returns the sequences that have to be left out of the step."""
         constrained = [sequence for sequence in self._sequences.values() if sequence.constraint is not None]
         if not constrained or self._constraints is None:
-            return
+            return []
         for sequence, error in self._constraints.prepare(constrained):
             self._fail(sequence, error)
-        if self._sequences and all(sequence.held for sequence in self._sequences.values()):
-            self._constraints.wait(constrained)
+        return [sequence for sequence in constrained if sequence.held]
 
     def _refuse(self, sequence: Sequence, refusal: Refused) -> None:
         overloaded = isinstance(refusal, Overloaded)
