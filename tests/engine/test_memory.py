@@ -57,4 +57,4 @@ def test_packed_weights_are_passed_by(rows: int) -> None:
     layer = PackedLinear(torch.nn.Linear(1024, 1024))
     with torch.inference_mode(), peak_memory(CPU) as peak:
         layer(torch.zeros(rows, 1024))
-    assert 4096 * rows <= peak.bytes <= 3 * 4096 * rows
+    assert 4096 * rows <= peak.bytes <= 3 * 4096 * max(rows, 4)  # a few are padded where nothing can be compiled
