@@ -60,6 +60,11 @@ def test_several_threads_and_any_shape_of_rows(threads: int) -> None:
         torch.set_num_threads(before)
 
 
+def test_a_weight_that_is_a_view() -> None:
+    weight, rows = torch.randn(128, 64).T, torch.randn(2, 128)
+    torch.testing.assert_close(of(weight, None).multiply(rows), functional.linear(rows, weight), atol=1e-4, rtol=1e-4)
+
+
 def test_no_number_stays_none() -> None:
     weight = torch.ones(64, 64).bfloat16()
     weight[3, 5] = float("inf")

@@ -84,7 +84,7 @@ def _is_blocked(weight: Tensor, packed: Tensor) -> bool:
         return False
     memory = (ctypes.c_char * weight.nbytes).from_address(address)
     found = torch.frombuffer(memory, dtype=weight.dtype).view(outputs // _BLOCK, -1, _BLOCK, together)
-    expected = weight.view(outputs // _BLOCK, _BLOCK, -1, together).transpose(1, 2)
+    expected = weight.reshape(outputs // _BLOCK, _BLOCK, -1, together).transpose(1, 2)
     return all(torch.equal(found[block], expected[block]) for block in (0, len(found) // 2, -1))
 
 
