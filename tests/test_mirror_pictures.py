@@ -52,7 +52,7 @@ async def test_every_form_says_the_same(native: NativeBackend, colour: str, stre
 
 RAW_FORMS = {"tgi", "tgi-0.9", "triton", "mindie-triton"}
 CHATS = set(FORMS) - RAW_FORMS
-SEEDED = {"mindie", "mindie, bare base64", "mindie-openai"}
+SEEDED = {"mindie-openai"}
 CARRIES = {
     "openai": CHATS,
     "mindie-openai": CHATS,
