@@ -41,8 +41,9 @@ def main() -> None:
     given = parser.parse_args()
     with upstream() as far, server(CONFIG.format(port=far)) as (pid, port):
         report(pid, port, given.requests, given.connections, " over openai,")
-        here, there = (asyncio.run(first_bytes(at, given.requests // 10)) for at in (port, far))
-        print(f"time to first token, one connection: {here - there:.2f} ms added to {there:.2f} ms (medians)")
+        for model, what, requests in (("single", "alone", 100), ("bursts", "with nine more", 10)):
+            here, there = (asyncio.run(first_bytes(at, model, given.requests // requests)) for at in (port, far))
+            print(f"first token, one connection, {what:14} {here - there:.2f} ms added to {there:.2f} ms (medians)")
         rates: dict[int, list[float]] = {32: [], 512: []}
         for _ in range(ROUNDS):  # by turns
             for connections, told in rates.items():
@@ -51,9 +52,9 @@ def main() -> None:
             print(f"{connections:3} connections {statistics.median(told):12.0f} answers/s (median of {ROUNDS})")
 
 
-async def first_bytes(port: int, requests: int) -> float:
+async def first_bytes(port: int, model: str, requests: int) -> float:
     """The median time in ms until a stream's first event, one request after another."""
-    request = written("bursts", "openai", stream=True)
+    request = written(model, "openai", stream=True)
     times: list[float] = []
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
     for _ in range(requests):
