@@ -25,17 +25,13 @@ _SCALE = 2.0**-64
 
 
 class Unit(NamedTuple):
-    """Who or what is assigned: `source` is the configured source that gave `value`."""
+    """Who or what is assigned: `source` is the configured source that gave `value`. `bucket` is its group, independent
+    of any assignment: all units of a group are counted together.
+    """
 
     source: str
     value: str
-
-    @property
-    def bucket(self) -> int:
-        """Its group, independent of any assignment: all units of a group are counted together."""
-        return int.from_bytes(
-            hashlib.blake2b(self.value.encode("utf-8", "surrogateescape"), digest_size=2).digest()
-        ) % (BUCKETS)
+    bucket: int
 
 
 def assign(endpoint: str, weights: Mapping[str, float], unit: str) -> str:
@@ -72,8 +68,13 @@ def unit_of(request: Request, headers: Mapping[str, str], order: Sequence[str]) 
     """The first source of `order` that the request has; the request's own id if it has none."""
     for source in order:
         if value := _value(request, headers, source):
-            return Unit(source, value)
-    return Unit("request", request.id)
+            return Unit(source, value, bucket_of(value))
+    return Unit("request", request.id, bucket_of(request.id))
+
+
+def bucket_of(value: str) -> int:
+    """The group of a unit."""
+    return int.from_bytes(hashlib.blake2b(value.encode("utf-8", "surrogateescape"), digest_size=2).digest()) % BUCKETS
 
 
 @lru_cache(maxsize=4096)

@@ -24,6 +24,7 @@ from backends.base import check
 from gateway.experiment import Experiment, Outcome
 from gateway.failures import another_may_answer, shown
 from gateway.receive import read_body
+from gateway.reception import Reception
 from gateway.records import OwnRecords
 from gateway.router import Plan, Target
 from gateway.service import Service
@@ -152,13 +153,13 @@ class Exchange:
         assert task is not None
         gone = False
 
-        def leave(_: Any) -> None:
+        def leave() -> None:
             nonlocal gone
             gone = True
             task.cancel()
 
-        watcher = asyncio.ensure_future(receive())
-        watcher.add_done_callback(leave)
+        reception = Reception(receive)
+        reception.watch(leave)
         try:
             await self._answer()
         except asyncio.CancelledError:
@@ -166,8 +167,7 @@ class Exchange:
                 raise
             task.uncancel()
         finally:
-            watcher.remove_done_callback(leave)
-            watcher.cancel()
+            reception.close()
 
     async def _answer(self) -> None:
         """Ask the planned targets in turn, until one has begun to answer."""

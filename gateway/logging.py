@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 import structlog
 
-_SECRETS = ("authorization", "api_key", "key", "keys", "token", "password", "prompt", "messages", "text", "body")
+_SECRETS = frozenset(
+    ("authorization", "api_key", "key", "keys", "token", "password", "prompt", "messages", "text", "body")
+)
 
 
 def configure(level: str = "info") -> None:
@@ -41,7 +43,6 @@ def _dumps(event: Any, **_: Any) -> bytes:
 
 
 def _hide_secrets(_: Any, __: str, event: Any) -> Any:
-    for name in _SECRETS:
-        if name in event:
-            event[name] = "***"
+    for name in _SECRETS.intersection(event):
+        event[name] = "***"
     return event

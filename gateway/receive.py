@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Any
 
 from gateway.config import Limits
+from gateway.reception import Reception
 from schemas.errors import BodyTooLarge, RequestTimeout, UnsupportedMediaType
 
 _IMAGES = (b'"image', b"![](data:image/")
@@ -28,11 +29,13 @@ async def read_body(receive: Any, headers: Mapping[str, str], limits: Limits) ->
     parts: list[bytes] = []
     size = 0
     while True:
-        try:
-            async with asyncio.timeout(min(limits.body_idle, deadline - monotonic())):
-                message = await receive()
-        except TimeoutError:
-            raise RequestTimeout("The request body did not arrive in time.") from None
+        reception = Reception(receive)
+        if (message := reception.message) is None:
+            try:
+                async with asyncio.timeout(min(limits.body_idle, deadline - monotonic())):
+                    message = await reception
+            except TimeoutError:
+                raise RequestTimeout("The request body did not arrive in time.") from None
         if message["type"] == "http.disconnect":
             return None
         part = message.get("body", b"")

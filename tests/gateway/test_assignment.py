@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.assignment import Unit, assign, unit_of
+from gateway.assignment import assign, unit_of
 from schemas.ir import ChatPrompt, Generate, Message, TextPart, TextPrompt
 
 BEFORE = {"a": 80, "b": 10, "c": 10}
@@ -78,11 +78,11 @@ ORDER = ("header:x-ab-unit", "user", "client_request_id", "conversation", "reque
 
 def test_the_first_configured_source_is_the_unit() -> None:
     request = _chat(("user", "Hi"), user="u1")
-    assert unit_of(request, {"x-ab-unit": "h"}, ORDER) == Unit("header:x-ab-unit", "h")
-    assert unit_of(request, {}, ORDER) == Unit("user", "u1")
-    assert unit_of(request, {}, ("client_request_id",)) == Unit("request", "r1")
+    assert unit_of(request, {"x-ab-unit": "h"}, ORDER)[:2] == ("header:x-ab-unit", "h")
+    assert unit_of(request, {}, ORDER)[:2] == ("user", "u1")
+    assert unit_of(request, {}, ("client_request_id",))[:2] == ("request", "r1")
     text = Generate(id="r2", model="chat", prompts=(TextPrompt("Hi"),))
-    assert unit_of(text, {}, ORDER) == Unit("request", "r2")
+    assert unit_of(text, {}, ORDER)[:2] == ("request", "r2")
 
 
 def test_the_turns_of_a_conversation_are_one_unit() -> None:

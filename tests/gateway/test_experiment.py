@@ -11,7 +11,7 @@ import pytest
 
 from backends.scripted import ScriptedBackend
 from gateway.app import create_app
-from gateway.assignment import Unit
+from gateway.assignment import bucket_of
 from gateway.config import Config, Endpoint, Guardrail
 from gateway.config import Experiment as Settings
 from gateway.experiment import METRICS, Experiment, Outcome, decide
@@ -194,4 +194,4 @@ async def test_the_figures_want_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_buckets_do_not_depend_on_the_assignment() -> None:
-    assert len({Unit("user", str(number)).bucket for number in range(10_000)}) == 512
+    assert len({bucket_of(str(number)) for number in range(10_000)}) == 512
