@@ -6,8 +6,9 @@ And its inverse `unfold`, for remotes that answered whole.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 from schemas.errors import Incomplete
 from schemas.ir import (
@@ -17,7 +18,6 @@ from schemas.ir import (
     Events,
     Finished,
     Started,
-    Token,
     ToolCall,
     ToolDelta,
     Usage,
@@ -28,33 +28,8 @@ Kind = Literal["reasoning", "text", "refusal"]
 
 Order = tuple[tuple[Kind | Literal["calls"], int], ...]
 
-_USUAL = ("reasoning", "text", "refusal", "calls")
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    id: str = ""
-    name: str = ""
-    arguments: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class _Choice:
-    texts: dict[Kind, list[str]] = field(default_factory=lambda: {"reasoning": [], "text": [], "refusal": []})
-    tokens: list[Token] = field(default_factory=list)
-    calls: dict[int, _Call] = field(default_factory=dict)
-    before: list[tuple[Kind, int]] = field(default_factory=list)  # the calls
-    after: list[tuple[Kind, int]] = field(default_factory=list)
-    finished: Finished | None = None
-
-    def say(self, kind: Kind, text: str) -> None:
-        """Add a piece of text to the block that it goes on with, or to a new one."""
-        self.texts[kind].append(text)
-        said = self.after if self.calls else self.before
-        if said and said[-1][0] == kind:
-            said[-1] = (kind, said[-1][1] + len(text))
-        else:
-            said.append((kind, len(text)))
+_TEXTS: tuple[Kind, ...] = ("reasoning", "text", "refusal")
+_USUAL = (*_TEXTS, "calls")
 
 
 class Fold:
@@ -62,7 +37,7 @@ class Fold:
 
     def __init__(self) -> None:
         self._started: Started | None = None
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, list[Delta]] = {}
         self._usage: Usage | None = None
         self._relayed: bytes | None = None
 
@@ -75,7 +50,7 @@ class Fold:
         """Take in a batch of events."""
         for event in events:
             if isinstance(event, Delta):
-                self._delta(event)
+                self._choices.setdefault(event.choice, []).append(event)
             elif isinstance(event, Started):
                 self._started = event
             elif isinstance(event, Usage):
@@ -97,52 +72,73 @@ class Fold:
             begun.model, choices, self._usage, begun.prompts, relayed=self._relayed, token_ids=begun.token_ids
         )
 
-    def _delta(self, delta: Delta) -> None:
-        choice = self._choices.get(delta.choice)
-        if choice is None:
-            choice = self._choices[delta.choice] = _Choice()
-        choice.tokens.extend(delta.tokens)
-        if delta.reasoning:
-            choice.say("reasoning", delta.reasoning)
-        if delta.text:
-            choice.say("text", delta.text)
-        if delta.refusal:
-            choice.say("refusal", delta.refusal)
-        for piece in delta.tool_calls:
-            call = choice.calls.setdefault(piece.index, _Call())
-            call.id = piece.id or call.id
-            call.name = piece.name or call.name
-            call.arguments.append(piece.arguments)
-        if isinstance(delta, Finished):
-            choice.finished = delta
 
-
-def _whole(index: int, choice: _Choice) -> Choice:
-    end = choice.finished
-    if end is None:
+def _whole(index: int, deltas: list[Delta]) -> Choice:
+    """A choice. What came in one delta is whole as it is, and in the usual order."""
+    end = deltas[-1]
+    if not isinstance(end, Finished):
         raise Incomplete("The backend's answer stopped before it was finished.")
+    order: Order = ()
+    if len(deltas) > 1:
+        end = _merged(deltas, end)
+        order = _order(deltas, end)
     return Choice(
-        index=index,
-        reason=end.reason,
-        text="".join(choice.texts["text"]),
-        tokens=tuple(choice.tokens),
-        reasoning="".join(choice.texts["reasoning"]),
-        refusal="".join(choice.texts["refusal"]),
-        tool_calls=tuple(
-            ToolCall(call.id, call.name, "".join(call.arguments)) for _, call in sorted(choice.calls.items())
-        ),
-        generated=end.generated,
-        stop=end.stop,
-        seed=end.seed,
-        order=_order(choice),
+        index,
+        end.reason,
+        end.text,
+        end.tokens,
+        end.reasoning,
+        end.refusal,
+        _calls(end.tool_calls) if end.tool_calls else (),
+        end.generated,
+        end.stop,
+        end.seed,
+        order,
     )
 
 
-def _order(choice: _Choice) -> Order:
-    calls: Order = (("calls", 0),) if choice.calls else ()
-    order = (*choice.before, *calls, *choice.after)
+def _merged(deltas: list[Delta], end: Finished) -> Finished:
+    """All deltas of a choice as the last one."""
+    return msgspec.structs.replace(
+        end,
+        text="".join([delta.text for delta in deltas]),
+        tokens=tuple([token for delta in deltas for token in delta.tokens]),
+        reasoning="".join([delta.reasoning for delta in deltas]),
+        refusal="".join([delta.refusal for delta in deltas]),
+        tool_calls=tuple([piece for delta in deltas for piece in delta.tool_calls]),
+    )
+
+
+def _calls(pieces: tuple[ToolDelta, ...]) -> tuple[ToolCall, ...]:
+    """Whole calls, by their index."""
+    calls: dict[int, list[ToolDelta]] = {}
+    for piece in pieces:
+        calls.setdefault(piece.index, []).append(piece)
+    return tuple(_call(calls[index]) for index in sorted(calls))
+
+
+def _call(pieces: list[ToolDelta]) -> ToolCall:
+    """The last id and name that were told, and all arguments."""
+    id = name = ""
+    for piece in pieces:
+        id, name = piece.id or id, piece.name or name
+    return ToolCall(id, name, "".join([piece.arguments for piece in pieces]))
+
+
+def _order(deltas: list[Delta], whole: Finished) -> Order:
+    """How long which kinds of text went on, and where the calls are, which all stand at the first one's place."""
+    if bool(whole.text) + bool(whole.reasoning) + bool(whole.refusal) + bool(whole.tool_calls) < 2:
+        return ()
+    order: list[tuple[Kind | Literal["calls"], int]] = []
+    for delta in deltas:
+        for kind in _TEXTS:
+            if text := getattr(delta, kind):
+                before = order.pop()[1] if order and order[-1][0] == kind else 0
+                order.append((kind, before + len(text)))
+        if delta.tool_calls and ("calls", 0) not in order:
+            order.append(("calls", 0))
     kinds = [kind for kind, _ in order]
-    return () if kinds == [kind for kind in _USUAL if kind in kinds] else order
+    return () if kinds == [kind for kind in _USUAL if kind in kinds] else tuple(order)
 
 
 def blocks(choice: Choice) -> Iterator[tuple[Kind, str] | ToolCall]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 from schemas.errors import BackendFailed
 
-_LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 
 # U+0085, U+2028, U+2029: no line ends of an event stream, but of Python's `str.splitlines`, and so of httpx's
@@ -30,14 +31,11 @@ def _escape(match: re.Match[bytes]) -> bytes:
     return b"\\u%04x" % ord(match[0].decode())
 
 
-class Event:
+class Event(msgspec.Struct, frozen=True, gc=False):
     """One event: its `type` ("message" unless the stream said otherwise) and its `data`."""
 
-    __slots__ = ("data", "type")
-
-    def __init__(self, data: bytes, type: bytes = b"message") -> None:
-        self.data = data
-        self.type = type
+    data: bytes
+    type: bytes = b"message"
 
     def __repr__(self) -> str:
         return f"Event({self.data!r}, {self.type!r})"
@@ -67,18 +65,15 @@ class EventReader:
         Raises:
             schemas.errors.BackendFailed: an event is larger than the limit.
         """
-        if self._fresh:
-            data = self._rest + data
-            if len(data) < len(_BOM) and _BOM.startswith(data):
-                self._rest = data
-                return []
-            data, self._rest, self._fresh = data.removeprefix(_BOM), b"", False
-        if self._after_cr and data:  # a CR ended its line at once: the LF after it, if any, is not another end
-            data, self._after_cr = data.removeprefix(b"\n"), False
-        self._after_cr = self._after_cr or data.endswith(b"\r")
-        first, *others = _LINE_END.split(data)
-        *lines, self._rest = [self._rest + first, *others]
-        events = [event for line in lines if (event := self._line(line)) is not None]
+        events: list[Event] = []
+        for line in self._lines(data):
+            if line:
+                self._field(line)
+            elif self._data:
+                events.append(Event(b"\n".join(self._data), self._type or b"message"))
+                self._data, self._size, self._type = [], 0, b""
+            else:
+                self._type = b""
         if self._size + len(self._rest) > self._limit:
             raise BackendFailed("The backend sent an event larger than the limit.", code="upstream_malformed")
         return events
@@ -88,9 +83,25 @@ class EventReader:
         """What has arrived of a line or event that was not ended: a leftover at the end of a stream is a fault."""
         return b"\n".join([*self._data, self._rest]).strip()
 
-    def _line(self, line: bytes) -> Event | None:
-        if not line:
-            return self._dispatch()
+    def _lines(self, data: bytes) -> list[bytes]:
+        """The lines that these bytes end."""
+        if self._fresh:
+            data = self._rest + data
+            if len(data) < len(_BOM) and _BOM.startswith(data):
+                self._rest = data
+                return []
+            data, self._rest, self._fresh = data.removeprefix(_BOM), b"", False
+        if self._after_cr and data:  # a CR ended its line at once: the LF after it, if any, is not another end
+            data, self._after_cr = data.removeprefix(b"\n"), False
+        if not data:
+            return []
+        self._after_cr = data.endswith(b"\r")
+        lines = data.splitlines()
+        lines[0] = self._rest + lines[0]
+        self._rest = b"" if data.endswith((b"\n", b"\r")) else lines.pop()
+        return lines
+
+    def _field(self, line: bytes) -> None:
         name, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if name == b"data":
@@ -100,9 +111,3 @@ class EventReader:
                 raise BackendFailed("The backend sent an event larger than the limit.", code="upstream_malformed")
         elif name == b"event":
             self._type = value
-        return None
-
-    def _dispatch(self) -> Event | None:
-        data, type = self._data, self._type
-        self._data, self._size, self._type = [], 0, b""
-        return Event(b"\n".join(data), type or b"message") if data else None

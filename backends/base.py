@@ -16,9 +16,12 @@ from schemas.ir import (
     Events,
     Generate,
     ImagePart,
+    Message,
+    Prompt,
     TextPrompt,
     Tokenize,
     Tokens,
+    TokensPrompt,
 )
 
 
@@ -142,23 +145,25 @@ class Backend(Protocol):
 
 def needs(request: Generate) -> frozenset[Feature]:
     """The features without which `request` cannot be answered as asked."""
+    kinds = {type(prompt) for prompt in request.prompts}
+    sampling = request.sampling
     wanted = (
-        (Feature.CHAT, any(isinstance(prompt, ChatPrompt) for prompt in request.prompts)),
-        (Feature.TOKEN_PROMPTS, any(not isinstance(p, ChatPrompt | TextPrompt) for p in request.prompts)),
-        (Feature.IMAGES, _has_images(request)),
+        (Feature.CHAT, ChatPrompt in kinds),
+        (Feature.TOKEN_PROMPTS, TokensPrompt in kinds),
+        (Feature.IMAGES, any(map(_has_images, request.prompts))),
         (Feature.TOOLS, bool(request.tools) and (request.tool_choice is None or request.tool_choice.mode != "none")),
         (Feature.GRAMMAR, request.grammar is not None),
         (Feature.LOGPROBS, request.logprobs),
         (Feature.TOP_LOGPROBS, request.top_logprobs > 0),
         (Feature.PROMPT_LOGPROBS, request.prompt_logprobs),
-        (Feature.LOGIT_BIAS, bool(request.sampling.logit_bias)),
-        (Feature.MIN_P, request.sampling.min_p is not None),
+        (Feature.LOGIT_BIAS, bool(sampling.logit_bias)),
+        (Feature.MIN_P, sampling.min_p is not None),
         (Feature.BEST_OF, request.best_of is not None and request.best_of > request.n),
         (Feature.SUFFIX, bool(request.suffix)),
-        (Feature.WATERMARK, request.sampling.watermark),
+        (Feature.WATERMARK, sampling.watermark),
         (Feature.ADAPTERS, request.adapter_id is not None),
     )
-    return frozenset(feature for feature, asked in wanted if asked)
+    return frozenset([feature for feature, asked in wanted if asked])
 
 
 def check(request: Generate, capabilities: Capabilities, model: str) -> None:
@@ -188,16 +193,13 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
         raise InvalidRequest(f"The model '{model}' has no adapter '{request.adapter_id}'.", param="adapter_id")
 
 
-def _has_images(request: Generate) -> bool:
-    return any(
-        bool(prompt.images)
-        if isinstance(prompt, TextPrompt)
-        else isinstance(prompt, ChatPrompt)
-        and any(
-            isinstance(part, ImagePart)
-            for message in prompt.messages
-            if isinstance(message.content, tuple)
-            for part in message.content
-        )
-        for prompt in request.prompts
-    )
+def _has_images(prompt: Prompt) -> bool:
+    if isinstance(prompt, TextPrompt):
+        return bool(prompt.images)
+    if isinstance(prompt, TokensPrompt):
+        return False
+    return any(map(_shows_image, prompt.messages))
+
+
+def _shows_image(message: Message) -> bool:
+    return isinstance(message.content, tuple) and any(isinstance(part, ImagePart) for part in message.content)

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from adapters import mindie
+from schemas.ir import FinishReason
 
 
 class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,7 +139,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     error_body: Literal["openai", "mindie"] = "openai"
     failures: dict[str, Failure]
 
-    reasons: dict[str, str]
+    reasons: dict[str, FinishReason]
     remote_fields: tuple[str, ...]
     max_tokens_field: str = "max_tokens"
     ask_usage: bool = True
@@ -220,18 +221,18 @@ _MINDIE_FINISH = {
 }
 
 REASONS = {
-    "stop": "eos",
-    "eos": "eos",
-    "eos_token": "eos",
-    "EOS_TOKEN": "eos",
-    "end_turn": "eos",
-    "stop_sequence": "stop_string",
-    "length": "length",
-    "max_tokens": "length",
-    "tool_calls": "tool_call",
-    "tool_use": "tool_call",
-    "function_call": "tool_call",
-    "content_filter": "content_filter",
+    "stop": FinishReason.EOS,
+    "eos": FinishReason.EOS,
+    "eos_token": FinishReason.EOS,
+    "EOS_TOKEN": FinishReason.EOS,
+    "end_turn": FinishReason.EOS,
+    "stop_sequence": FinishReason.STOP_STRING,
+    "length": FinishReason.LENGTH,
+    "max_tokens": FinishReason.LENGTH,
+    "tool_calls": FinishReason.TOOL_CALL,
+    "tool_use": FinishReason.TOOL_CALL,
+    "function_call": FinishReason.TOOL_CALL,
+    "content_filter": FinishReason.CONTENT_FILTER,
 }
 """What servers of this protocol are known to write, OpenAI's words and others'."""
 

@@ -43,6 +43,10 @@ _FEATURES = {
 """The feature for which a field is sent, where that has another name."""
 
 
+raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+"""An object's fields, each as it was written."""
+
+
 def is_chat(request: Generate) -> bool:
     """Whether the remote is asked for a chat: a text that wants the chat template is one turn of a user."""
     return isinstance(request.prompts[0], ChatPrompt) or not request.raw_prompt
@@ -64,9 +68,8 @@ def write_body(dialect: Dialect, request: Generate, named: dict[str, Any]) -> by
     Raises:
         schemas.errors.UnsupportedFeature: the dialect cannot say it.
     """
-    unsayable = next((feature for feature, asked in _unsayable(request).items() if asked), None)
-    if unsayable is not None:
-        raise _unsupported(unsayable)
+    if unsayable := [feature for feature, asked in _unsayable(request).items() if asked]:
+        raise _unsupported(unsayable[0])
     if is_of(dialect, request):
         assert request.origin is not None
         return _relayed(dialect, request, request.origin.body, named)
@@ -109,7 +112,7 @@ def _unsayable(request: Generate) -> dict[str, bool]:
 
 
 def _relayed(dialect: Dialect, request: Generate, body: bytes, named: dict[str, Any]) -> bytes:
-    fields: dict[str, Any] = dict(msgspec.json.decode(body, type=dict[str, msgspec.Raw]))
+    fields: dict[str, Any] = raw_fields(body)
     if "model" not in named:
         fields.pop("model", None)
     fields |= named

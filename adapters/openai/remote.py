@@ -5,7 +5,7 @@ A stream is complete if and only if every choice told its finish reason; `[DONE]
 
 from __future__ import annotations
 
-from typing import Any
+from operator import attrgetter
 
 import msgspec
 
@@ -13,7 +13,7 @@ from adapters.base import Reply
 from adapters.body import UNREADABLE
 from adapters.frames import FrameReader
 from adapters.openai.dialects import Dialect
-from adapters.openai.outbound import passes_back
+from adapters.openai.outbound import passes_back, raw_fields
 from adapters.openai.remote_echo import without_echo
 from adapters.openai.remote_failures import event_failure, is_error
 from adapters.openai.remote_tokens import Aligner, told_tokens
@@ -33,6 +33,10 @@ from schemas.openai.remote import (
 )
 
 _NOTHING = RemoteMessage()
+_NO_USAGE = RemoteUsage()
+_NO_PROMPT_DETAILS = RemotePromptDetails()
+_NO_COMPLETION_DETAILS = RemoteCompletionDetails()
+_read = msgspec.json.Decoder(RemoteAnswer).decode
 
 
 class StreamReader(FrameReader):
@@ -72,7 +76,7 @@ class StreamReader(FrameReader):
         if not self._request.stream_usage and self._dialect.ask_usage and b'"usage"' in data:
             if not chunk.choices:
                 return
-            fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+            fields = raw_fields(data)
             fields.pop("usage", None)
             data = msgspec.json.encode(fields)
         out.append(Relayed(data))
@@ -103,7 +107,7 @@ class ChoiceReader:
         self._dialect = dialect
         self._request = request
         self._index = index
-        self._aligner = Aligner(request.top_logprobs)
+        self._aligner = Aligner(request.top_logprobs) if request.logprobs else None
         self._calls: set[int] = set()
         self.finished = False
         self.told = 0
@@ -112,26 +116,20 @@ class ChoiceReader:
         """What the choice gained, if anything."""
         text, thought = read_content(message)
         text += choice.text or ""
-        tokens = self._aligner.feed(told_tokens(choice.logprobs), text) if self._request.logprobs else ()
-        calls = tuple(self._call(place, call) for place, call in enumerate(message.tool_calls or ()))
-        said: dict[str, Any] = {
-            "choice": self._index,
-            "text": text,
-            "tokens": tokens,
-            "reasoning": thought,
-            "refusal": message.refusal or "",
-            "tool_calls": calls,
-        }
-        silent = not (text or tokens or thought or message.refusal or calls)
+        tokens = () if self._aligner is None else self._aligner.feed(told_tokens(choice.logprobs), text)
+        refusal = message.refusal or ""
+        calls = tuple([self._call(place, call) for place, call in enumerate(message.tool_calls or ())])
+        silent = not (text or tokens or thought or refusal or calls)
         if self.finished:
             if silent:
                 return ()
             raise malformed("more of a choice that was finished")
         self.told += len(tokens) or (not silent)
         if not choice.finish_reason:
-            return () if silent else (Delta(**said),)
+            return () if silent else (Delta(self._index, text, tokens, thought, refusal, calls),)
         self.finished = True
-        return (Finished(**said, **read_finish(self._dialect, choice)),)
+        reason, stop = read_finish(self._dialect, choice)
+        return (Finished(self._index, text, tokens, thought, refusal, calls, reason=reason, stop=stop),)
 
     def _call(self, place: int, call: RemoteToolCall) -> ToolDelta:
         """A piece of a call; some servers repeat id and name with every piece, some give no id at all."""
@@ -152,7 +150,7 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
         schemas.errors.BackendError: it makes no sense, or was not finished.
     """
     answer = decode_answer(reply.body)
-    choices = sorted(answer.choices or (), key=lambda choice: choice.index)
+    choices = sorted(answer.choices or (), key=attrgetter("index"))
     if [choice.index for choice in choices] != list(range(expected_choices(request))):
         raise malformed("other choices than asked for")
     prompts: list[tuple[Token, ...]] = []
@@ -186,7 +184,7 @@ def decode_answer(data: bytes) -> RemoteAnswer:
         schemas.errors.GatewayError: it is an error, or cannot be read.
     """
     try:
-        answer = msgspec.json.decode(data, type=RemoteAnswer)
+        answer = _read(data)
     except UNREADABLE:
         raise malformed("not the protocol's JSON") from None
     if is_error(answer):
@@ -194,21 +192,20 @@ def decode_answer(data: bytes) -> RemoteAnswer:
     return answer
 
 
-def read_finish(dialect: Dialect, choice: RemoteChoice) -> dict[str, Any]:
+def read_finish(dialect: Dialect, choice: RemoteChoice) -> tuple[FinishReason, str | None]:
     """Why a choice ended, and at which stop string, where vLLM tells it.
 
     Raises:
         schemas.errors.BackendFailed: for none of the reasons that an answer ends for.
     """
-    word = dialect.reasons.get(choice.finish_reason or "")
-    if word is None:
+    reason = dialect.reasons.get(choice.finish_reason or "")
+    if reason is None:
         raise malformed("an end for an unknown reason")
-    reason = FinishReason(word)
     if reason is FinishReason.EOS and isinstance(choice.stop_reason, str):
-        return {"reason": FinishReason.STOP_STRING, "stop": choice.stop_reason}
+        return FinishReason.STOP_STRING, choice.stop_reason
     if reason is FinishReason.EOS and isinstance(choice.stop_reason, int):
-        return {"reason": FinishReason.STOP_TOKEN}
-    return {"reason": reason}
+        return FinishReason.STOP_TOKEN, None
+    return reason, None
 
 
 def read_content(message: RemoteMessage) -> tuple[str, str]:
@@ -222,9 +219,9 @@ def read_content(message: RemoteMessage) -> tuple[str, str]:
 
 def read_usage(usage: RemoteUsage | None, told: int) -> Usage:
     """The counts. A remote that tells none: the prompt's is 0, the answer's what was seen of it, a lower bound."""
-    usage = usage or RemoteUsage()
-    prompt = usage.prompt_tokens_details or RemotePromptDetails()
-    completion = usage.completion_tokens_details or RemoteCompletionDetails()
+    usage = usage or _NO_USAGE
+    prompt = usage.prompt_tokens_details or _NO_PROMPT_DETAILS
+    completion = usage.completion_tokens_details or _NO_COMPLETION_DETAILS
     count = told if usage.completion_tokens is None else usage.completion_tokens
     return Usage(usage.prompt_tokens, count, prompt.cached_tokens, completion.reasoning_tokens)
 

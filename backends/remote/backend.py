@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,15 +26,12 @@ from backends.remote.watch import Watch
 from backends.transport import Response, Transport
 from schemas.errors import (
     BackendFailed,
-    BackendTimeout,
     BackendUnavailable,
     GatewayError,
-    Incomplete,
     UnsupportedFeature,
 )
 from schemas.ir import Embed, Embeddings, Events, Generate, Started, TokenIds, Tokenize, Tokens, Usage
 
-T = TypeVar("T")
 R = TypeVar("R", Generate, Embed)
 
 _MARKS: dict[str, TokenIds] = {"retokenised": "retokenised", "synthetic": "synthetic"}
@@ -69,8 +67,8 @@ class RemoteBackend:
         self._faces = faces
         self._embeddings = embeddings
         self._health_path = health
-        self._retrier = Retrier(self._options.retries)
         self._breaker = Breaker(self._options.failures)
+        self._retrier = Retrier(self._options.retries, self._breaker.failed)
         self._key = ""
         self._transport: Transport | None = None
         self._watch: Watch | None = None
@@ -123,7 +121,7 @@ class RemoteBackend:
         outbound = face.encode_embed(request)
         deadline = asyncio.get_running_loop().time() + self._options.timeouts.whole
         try:
-            reply = await self._retrier.run(lambda: self._watched(self._ask(outbound, deadline)), deadline)
+            reply = await self._retrier.run(partial(self._ask, outbound, deadline), deadline)
             self._breaker.succeeded()
             return face.decode_embeddings(request, reply)
         except GatewayError as error:
@@ -144,7 +142,7 @@ class RemoteBackend:
         deadline = asyncio.get_running_loop().time() + (timeouts.first_token if request.stream else timeouts.whole)
         try:
             response, reading, events = await self._retrier.run(
-                lambda: self._watched(self._open(face, request, outbound, deadline)), deadline
+                partial(self._open, face, request, outbound, deadline), deadline
             )
         except GatewayError as error:
             raise self._clean(error) from None
@@ -152,8 +150,8 @@ class RemoteBackend:
             filled = self._with_ids(events)
             told = face.tells_ids(request) and filled == events
             yield _marked(filled, self._token_ids(response, told=told))
-            while not isinstance(events[-1], Usage):
-                events = await self._more(reading)
+            while reading is not None and not isinstance(events[-1], Usage):
+                events = await reading.more()
                 yield self._with_ids(events)
             response.finish()
             self._breaker.succeeded()
@@ -191,14 +189,6 @@ class RemoteBackend:
         assert refusal is not None
         raise refusal
 
-    async def _watched(self, attempt: Awaitable[T]) -> T:
-        """An attempt, whose failure counts."""
-        try:
-            return await attempt
-        except GatewayError as error:
-            self._breaker.failed(error)
-            raise
-
     async def _ask(self, outbound: Outbound, deadline: float) -> Reply:
         """Ask once, for an answer that comes whole."""
         if self._transport is None:
@@ -215,41 +205,25 @@ class RemoteBackend:
 
     async def _open(
         self, face: ClientAdapter, request: Generate, outbound: Outbound, deadline: float
-    ) -> tuple[Response, Reading, Events]:
-        """Ask once, up to the first event."""
+    ) -> tuple[Response, Reading | None, Events]:
+        """Ask once, up to the first events: of a stream, or of an answer that came whole, all of them."""
         if self._transport is None:
             raise BackendUnavailable("The backend was not started.")
         response = await self._transport.exchange(outbound, deadline)
         try:
-            reading = Reading(response, face.decoder(request))
-            return response, reading, await self._first(face, request, response, reading, deadline)
+            if response.status != 200:
+                self._breaker.replied(response.status)
+                raise _refusal(face, await response.reply(deadline))
+            if request.stream and response.media_type == "text/event-stream":
+                reading = Reading(response, face.decoder(request), self._options.timeouts.idle)
+                return response, reading, await reading.first(deadline)
+            reply = await response.reply(deadline)
+            if reply.media_type not in ("application/json", ""):
+                raise BackendFailed("The backend's answer is not of its protocol.", code="upstream_malformed")
+            return response, None, face.decode(request, reply)
         except BaseException:
             response.close()
             raise
-
-    async def _first(
-        self, face: ClientAdapter, request: Generate, response: Response, reading: Reading, deadline: float
-    ) -> Events:
-        """The first events: of a stream, or of an answer that came whole, all of them."""
-        if response.status != 200:
-            self._breaker.replied(response.status)
-            raise _refusal(face, await response.reply(deadline))
-        if request.stream and response.media_type == "text/event-stream":
-            return await reading.first(deadline)
-        reply = await response.reply(deadline)
-        if reply.media_type not in ("application/json", ""):
-            raise BackendFailed("The backend's answer is not of its protocol.", code="upstream_malformed")
-        return face.decode(request, reply)
-
-    async def _more(self, reading: Reading) -> Events:
-        """The next events."""
-        deadline = asyncio.get_running_loop().time() + self._options.timeouts.idle
-        try:
-            return await reading.more(deadline)
-        except BackendTimeout as late:
-            if late.code != "upstream_timeout":  # the upstream's own, told in the stream
-                raise
-            raise Incomplete("The backend's stream stalled before it was finished.", code="stream_idle") from None
 
     def _clean(self, error: GatewayError) -> GatewayError:
         """An upstream may repeat the key that it was sent; its words go no further with it."""
@@ -265,9 +239,9 @@ def _marked(events: Events, ids: TokenIds) -> Events:
     """The first events, of which `Started` tells whose the ids are of all."""
     if ids == "told":
         return events
-    return tuple(
-        msgspec.structs.replace(event, token_ids=ids) if isinstance(event, Started) else event for event in events
-    )
+    place = [type(event) for event in events].index(Started)
+    started = msgspec.structs.replace(events[place], token_ids=ids)
+    return (*events[:place], started, *events[place + 1 :])
 
 
 def _refusal(face: ClientAdapter, reply: Reply) -> GatewayError:

@@ -6,6 +6,7 @@ client that was cut off has then seen as much as there was.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 
 from adapters.base import StreamDecoder
@@ -20,13 +21,16 @@ class Reading:
     Args:
         response: where it comes from.
         decoder: what its bytes mean.
+        idle: seconds that may pass between two events.
     """
 
-    __slots__ = ("_decoder", "_failure", "_response")
+    __slots__ = ("_decoder", "_failure", "_idle", "_loop", "_response")
 
-    def __init__(self, response: Response, decoder: StreamDecoder) -> None:
+    def __init__(self, response: Response, decoder: StreamDecoder, idle: float) -> None:
         self._response = response
         self._decoder = decoder
+        self._idle = idle
+        self._loop = asyncio.get_running_loop()
         self._failure: GatewayError | None = None
 
     async def first(self, deadline: float) -> Events:
@@ -35,17 +39,25 @@ class Reading:
         Raises:
             schemas.errors.GatewayError: there are none.
         """
-        events = await self.more(deadline)
+        events = await self._next(deadline)
         if self._failure is not None and not any(isinstance(event, Delta) for event in events):
             raise self._failure
         return events
 
-    async def more(self, deadline: float) -> Events:
+    async def more(self) -> Events:
         """The next events, at least one.
 
         Raises:
             schemas.errors.GatewayError: there are none, though the answer was not finished.
         """
+        try:
+            return await self._next(self._loop.time() + self._idle)
+        except BackendTimeout as late:
+            if late.code != "upstream_timeout":  # the upstream's own, told in the stream
+                raise
+            raise Incomplete("The backend's stream stalled before it was finished.", code="stream_idle") from None
+
+    async def _next(self, deadline: float) -> Events:
         if self._failure is not None:
             raise self._failure
         events: Events = ()

@@ -65,10 +65,12 @@ class Retrier:
 
     Args:
         policy: how often, how soon.
+        failed: told of every attempt that failed.
     """
 
-    def __init__(self, policy: Retries) -> None:
+    def __init__(self, policy: Retries, failed: Callable[[GatewayError], None] = lambda _: None) -> None:
         self._policy = policy
+        self._failed = failed
         self.budget = Budget(policy.budget)
 
     async def run(self, attempt: Callable[[], Awaitable[T]], deadline: float) -> T:
@@ -77,6 +79,7 @@ class Retrier:
         try:
             return await attempt()
         except GatewayError as error:
+            self._failed(error)
             if not again_after(error, 1):
                 raise
             return await self._again(attempt, error, deadline)
@@ -90,7 +93,11 @@ class Retrier:
             if failed is not None:  # tenacity counts the attempt that was made before it came in
                 error, failed = failed, None
                 raise error
-            return await attempt()
+            try:
+                return await attempt()
+            except GatewayError as error:
+                self._failed(error)
+                raise
 
         def worth_it(error: BaseException) -> bool:
             nonlocal resets

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import lru_cache
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from adapters.base import Headers, Outbound, Reply
@@ -20,6 +22,7 @@ from schemas.errors import BackendFailed, BackendUnavailable
 
 _TARGET = re.compile(r"[!-~]+")
 _HEADER = re.compile(r"[\t -~]*")
+_HEADS = 256  # of requests, kept written: an upstream is asked for few paths with few headers
 
 
 def split_url(url: str) -> SplitResult:
@@ -37,7 +40,7 @@ def split_url(url: str) -> SplitResult:
 class Response:
     """An answer whose head is there. `finish` or `close` it."""
 
-    __slots__ = ("_connection", "_ended", "_limits", "headers", "media_type", "status")
+    __slots__ = ("_connection", "_ended", "_first", "_limits", "headers", "media_type", "status")
 
     def __init__(self, connection: Connection, limits: TransportLimits) -> None:
         self._connection = connection
@@ -45,21 +48,22 @@ class Response:
         self._ended = False
         self.status = connection.status
         self.headers: Headers = tuple(
-            (name.decode("latin-1"), value.decode("latin-1")) for name, value in connection.headers
+            [(name.decode("latin-1"), value.decode("latin-1")) for name, value in connection.headers]
         )
+        self._first = dict(reversed(self.headers))
         self.media_type = self.header("content-type").partition(";")[0].strip().lower()
 
     def header(self, name: str) -> str:
         """A header's first value, or nothing."""
-        return next((value for key, value in self.headers if key == name), "")
+        return self._first.get(name, "")
 
-    async def read(self, deadline: float | None) -> bytes:
+    def read(self, deadline: float | None) -> Coroutine[Any, Any, bytes]:
         """All of the body that has arrived, at least a byte; empty at its end.
 
         Raises:
             schemas.errors.BackendError: the rest will not come, or not by `deadline`.
         """
-        return await self._connection.read(deadline)
+        return self._connection.read(deadline)
 
     async def reply(self, deadline: float | None) -> Reply:
         """The whole answer.
@@ -122,9 +126,10 @@ class Transport:
         self._connect_timeout = connect_timeout
         fixed = (("host", parts.netloc), ("accept-encoding", "identity"), ("user-agent", "interlingua"), *headers)
         self._fixed = _lines(fixed)
+        self._head = lru_cache(_HEADS)(self._written)
         self.pool = Pool(self._connect, self._limits)
 
-    async def exchange(self, request: Outbound, deadline: float | None = None) -> Response:
+    def exchange(self, request: Outbound, deadline: float | None = None) -> Coroutine[Any, Any, Response]:
         """Send a request, return once the answer's head is there.
 
         A connection that the upstream had closed before it could see the request is replaced, once.
@@ -132,7 +137,7 @@ class Transport:
         Raises:
             schemas.errors.GatewayError: there is no answer, none by `deadline`, or one in an encoding not asked for.
         """
-        return await self.send(self._write(request), deadline)
+        return self.send(self._write(request), deadline)
 
     async def send(self, data: bytes, deadline: float | None = None) -> Response:
         """The same for a request as bytes."""
@@ -163,13 +168,16 @@ class Transport:
         await self.pool.aclose()
 
     def _write(self, request: Outbound) -> bytes:
-        target = self._base + request.path
-        if _TARGET.fullmatch(target) is None:
-            raise BackendFailed("The request's path cannot be sent.")
-        head = f"{request.method} {target} HTTP/1.1\r\n".encode() + self._fixed + _lines(request.headers)
+        head = self._head(request.method, request.path, request.headers)
         if request.method == "GET":
             return head + b"\r\n"
         return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(request.body), request.body)
+
+    def _written(self, method: str, path: str, headers: Headers) -> bytes:
+        target = self._base + path
+        if _TARGET.fullmatch(target) is None:
+            raise BackendFailed("The request's path cannot be sent.")
+        return f"{method} {target} HTTP/1.1\r\n".encode() + self._fixed + _lines(headers)
 
     async def _connect(self, make: Callable[[], Connection]) -> None:
         try:

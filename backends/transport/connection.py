@@ -228,15 +228,13 @@ class Connection(asyncio.Protocol):
             self._failure = BackendFailed(f"The backend's answer could not be read: {why}.", code="upstream_malformed")
         self.abort()
 
-    async def _wait(self, deadline: float | None) -> None:
+    def _wait(self, deadline: float | None) -> asyncio.Future[None]:
+        """What to await: done once more has come or happened."""
         self._waiter = self._loop.create_future()
         self._deadline = deadline
         if deadline is not None and (self._watch is None or deadline < self._watch.when()):
             self._watch_until(deadline)
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def _watch_until(self, deadline: float) -> None:
         if self._watch is not None:
