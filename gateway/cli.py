@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import click
 import msgspec
 
 import gateway
+from backends.base import Health
 from gateway import logging
 from gateway.auth import keys_from
 from gateway.config import Config, ConfigError, default, load, remote
@@ -181,14 +183,25 @@ class _Greeting:
         if self._done or time.monotonic() < self._next:
             return True
         self._next = time.monotonic() + 0.1
-        try:
-            with urllib.request.urlopen(f"{self._url}/health/ready", timeout=1):  # noqa: S310 - http, our own
-                self._greet()
-        except urllib.error.HTTPError as answer:
-            return self._wait(json.load(answer))
-        except (OSError, ValueError):
-            pass  # no worker listens yet
+        health = self._look()
+        if health is None:
+            return True
+        if health.status != "ready":
+            return self._wait(health)
+        self._greet()
         return True
+
+    def _look(self) -> Health | None:
+        """What a worker says of its health; None if none listens yet, or one has gone in the middle of its answer."""
+        try:
+            try:
+                answer = urllib.request.urlopen(f"{self._url}/health/ready", timeout=1)  # noqa: S310 - http, our own
+            except urllib.error.HTTPError as not_ready:
+                answer = not_ready
+            with answer:
+                return msgspec.json.decode(answer.read(), type=Health)
+        except (OSError, HTTPException, msgspec.DecodeError):
+            return None
 
     @property
     def _url(self) -> str:
@@ -196,10 +209,10 @@ class _Greeting:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)
         return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
 
-    def _wait(self, health: dict[str, str]) -> bool:
-        if health["status"] == "failed" and len(self._config.backends) == 1:
+    def _wait(self, health: Health) -> bool:
+        if health.status == "failed" and len(self._config.backends) == 1:
             self._close()
-            click.echo(f"Error: {health['detail']}", err=True)
+            click.echo(f"Error: {health.detail}", err=True)
             return False
         if sys.stderr.isatty():
             if self._status is None:
@@ -207,7 +220,7 @@ class _Greeting:
 
                 self._status = Console(stderr=True).status("")
                 self._status.start()
-            self._status.update(health["detail"])
+            self._status.update(health.detail)
         return True
 
     def _close(self) -> None:
