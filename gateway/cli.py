@@ -47,7 +47,7 @@ main.context_settings["auto_envvar_prefix"] = "INTERLINGUA"
 @click.option("--backend", help="Serve the remote server at this URL, whatever its kind.")
 @click.option("--backend-key-env", help="Name of the environment variable that holds that server's key.")
 @click.option("--host", help="Listen on this address.  [default: 127.0.0.1]")
-@click.option("--port", type=click.IntRange(1, 65535), help="Listen on this port.  [default: 8000]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Listen on this port; 0: any free one.  [default: 8000]")
 @click.option("--workers", type=click.IntRange(1, 64), help="Run so many worker processes.  [default: 1]")
 @click.option("--keys-env", help="Name of the environment variable that holds the API keys, comma-separated.")
 @click.option("--insecure", is_flag=True, help="Listen on a public address without keys.")
@@ -162,7 +162,7 @@ def _serve(read: Callable[[], Config], log_level: str) -> int:
     from gateway.supervisor import Supervisor
 
     supervisor = Supervisor(read, log_level)
-    return supervisor.run(_Greeting(supervisor.config).tend)
+    return supervisor.run(_Greeting(supervisor.config, supervisor.port).tend)
 
 
 class _Greeting:
@@ -171,8 +171,9 @@ class _Greeting:
     A server with one backend ends if that one cannot start; among several, the others answer.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, port: int) -> None:
         self._config = config
+        self._port = port
         self._done = False
         self._next = 0.0
         self._began = time.monotonic()
@@ -205,9 +206,9 @@ class _Greeting:
 
     @property
     def _url(self) -> str:
-        server = self._config.server
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)
-        return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
+        host = self._config.server.host
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
 
     def _wait(self, health: Health) -> bool:
         if health.status == "failed" and len(self._config.backends) == 1:
