@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import click
 import msgspec
 
 import gateway
+from backends.base import Health
 from gateway import logging
 from gateway.auth import keys_from
 from gateway.config import Config, ConfigError, default, load, remote
@@ -45,7 +47,7 @@ main.context_settings["auto_envvar_prefix"] = "INTERLINGUA"
 @click.option("--backend", help="Serve the remote server at this URL, whatever its kind.")
 @click.option("--backend-key-env", help="Name of the environment variable that holds that server's key.")
 @click.option("--host", help="Listen on this address.  [default: 127.0.0.1]")
-@click.option("--port", type=click.IntRange(1, 65535), help="Listen on this port.  [default: 8000]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Listen on this port; 0: any free one.  [default: 8000]")
 @click.option("--workers", type=click.IntRange(1, 64), help="Run so many worker processes.  [default: 1]")
 @click.option("--keys-env", help="Name of the environment variable that holds the API keys, comma-separated.")
 @click.option("--insecure", is_flag=True, help="Listen on a public address without keys.")
@@ -160,7 +162,7 @@ def _serve(read: Callable[[], Config], log_level: str) -> int:
     from gateway.supervisor import Supervisor
 
     supervisor = Supervisor(read, log_level)
-    return supervisor.run(_Greeting(supervisor.config).tend)
+    return supervisor.run(_Greeting(supervisor.config, supervisor.port).tend)
 
 
 class _Greeting:
@@ -169,8 +171,9 @@ class _Greeting:
     A server with one backend ends if that one cannot start; among several, the others answer.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, port: int) -> None:
         self._config = config
+        self._port = port
         self._done = False
         self._next = 0.0
         self._began = time.monotonic()
@@ -181,25 +184,36 @@ class _Greeting:
         if self._done or time.monotonic() < self._next:
             return True
         self._next = time.monotonic() + 0.1
-        try:
-            with urllib.request.urlopen(f"{self._url}/health/ready", timeout=1):  # noqa: S310 - http, our own
-                self._greet()
-        except urllib.error.HTTPError as answer:
-            return self._wait(json.load(answer))
-        except (OSError, ValueError):
-            pass  # no worker listens yet
+        health = self._look()
+        if health is None:
+            return True
+        if health.status != "ready":
+            return self._wait(health)
+        self._greet()
         return True
+
+    def _look(self) -> Health | None:
+        """What a worker says of its health; None if none listens yet, or one has gone in the middle of its answer."""
+        try:
+            try:
+                answer = urllib.request.urlopen(f"{self._url}/health/ready", timeout=1)  # noqa: S310 - http, our own
+            except urllib.error.HTTPError as not_ready:
+                answer = not_ready
+            with answer:
+                return msgspec.json.decode(answer.read(), type=Health)
+        except (OSError, HTTPException, msgspec.DecodeError):
+            return None
 
     @property
     def _url(self) -> str:
-        server = self._config.server
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)
-        return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
+        host = self._config.server.host
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
 
-    def _wait(self, health: dict[str, str]) -> bool:
-        if health["status"] == "failed" and len(self._config.backends) == 1:
+    def _wait(self, health: Health) -> bool:
+        if health.status == "failed" and len(self._config.backends) == 1:
             self._close()
-            click.echo(f"Error: {health['detail']}", err=True)
+            click.echo(f"Error: {health.detail}", err=True)
             return False
         if sys.stderr.isatty():
             if self._status is None:
@@ -207,7 +221,7 @@ class _Greeting:
 
                 self._status = Console(stderr=True).status("")
                 self._status.start()
-            self._status.update(health["detail"])
+            self._status.update(health.detail)
         return True
 
     def _close(self) -> None:

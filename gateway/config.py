@@ -73,7 +73,7 @@ class ServerSection(Section, frozen=True):
     """
 
     host: str = "127.0.0.1"
-    port: Port = 8000
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
     workers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     dialects: dict[str, str] = {}
     dialect_options: dict[str, dict[str, Any]] = {}

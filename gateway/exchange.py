@@ -68,6 +68,7 @@ class Exchange:
         "_service",
         "_status",
         "_target",
+        "_total",
         "_usage",
     )
 
@@ -91,6 +92,7 @@ class Exchange:
         self._usage: Usage | None = None
         self._reasons: list[FinishReason] = []
         self._first = 0.0
+        self._total: float | None = None  # until it is known how it ends
         self._status = 0
         self._outcome = "client_gone"
 
@@ -257,16 +259,10 @@ class Exchange:
         await self._start(200, encoder.media_type, encoder.headers)
         try:
             await self._write(data)
-            last = batch
-            self._note_reasons(batch)
             async for batch in events:
-                last = batch
-                self._note_reasons(batch)
                 await self._write(self._said(encoder, batch))
-            if not isinstance(last[-1], Usage):
+            if self._usage is None:
                 raise Incomplete("The backend's answer stopped before it was finished.")
-            self._usage = last[-1]
-            self._outcome = "ok"
         except asyncio.CancelledError:
             if self._service.draining:
                 await self._write(encoder.fail(ShuttingDown("The server is shutting down.")))
@@ -274,7 +270,7 @@ class Exchange:
             raise
         except Exception as error:  # the stream loop: too late for a status
             failure = shown(error, self._id)
-            self._outcome = failure.kind
+            self._end(failure.kind)
             await self._write(encoder.fail(failure))
             if encoder.abort_after_error:
                 return  # without an end, the server cuts the connection
@@ -283,8 +279,12 @@ class Exchange:
     def _said(self, encoder: StreamEncoder, batch: Events) -> bytes:
         """The bytes that say a batch. What is to be kept is, before the client hears of the end and goes on from it."""
         data = encoder.feed(batch)
-        if isinstance(batch[-1], Usage) and isinstance(encoder, RecordingEncoder):
-            self._keep(encoder.record)
+        self._note_reasons(batch)
+        if isinstance(last := batch[-1], Usage):
+            if isinstance(encoder, RecordingEncoder):
+                self._keep(encoder.record)
+            self._usage = last
+            self._end("ok")
         return data
 
     def _keep(self, record: Record | None) -> None:
@@ -302,8 +302,8 @@ class Exchange:
         await self._reply(self._face.error(failure, request), failure.kind)
 
     async def _reply(self, reply: Reply, outcome: str) -> None:
+        self._end(outcome)
         await self._start(reply.status, reply.media_type, reply.headers, len(reply.body))
-        self._outcome = outcome
         body = b"" if self._scope["method"] == "HEAD" else reply.body
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -323,15 +323,25 @@ class Exchange:
         if data:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
+    def _end(self, outcome: str) -> float:
+        """Count how it ends, once, before the client hears of it: what the client does next, asking for the figures or
+        sending feedback, another worker may have to answer. Returns the seconds that it took.
+        """
+        if self._total is None:
+            self._outcome = outcome
+            self._total = monotonic() - self._began
+            if self._plan is not None and self._target is not None and self._experiment is not None:
+                ended = Outcome(outcome, self._first, self._total, self._usage, tuple(self._reasons))
+                self._service.ended(self._id, self._experiment, self._plan, self._target, ended)
+        return self._total
+
     def _account(self) -> None:
         service, usage = self._service, self._usage
-        total = monotonic() - self._began
+        total = self._end(self._outcome)
         service.metrics.ended(self._protocol, self._route.name, self._outcome)
         served = self._target.entity.name if self._target is not None else None
         unit = self._plan.unit if self._plan is not None else None
-        if self._plan is not None and self._target is not None and self._experiment is not None:
-            ended = Outcome(self._outcome, self._first, total, usage, tuple(self._reasons))
-            service.ended(self._id, self._experiment, self._plan, self._target, ended)
+        if self._plan is not None and self._target is not None:
             service.count(self._target.endpoint, total, self._outcome == "ok")
             service.metrics.served(self._target.endpoint, self._target.entity.name, self._outcome)
             if usage is not None:

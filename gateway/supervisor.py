@@ -73,6 +73,11 @@ class Supervisor:
         self._leaving: list[Running] = []
         self._generations = count()
 
+    @property
+    def port(self) -> int:
+        """Where it listens: the configuration's port, or the free one that was found for 0."""
+        return int(self._sockets[0].getsockname()[1])
+
     def run(self, tend: Callable[[], bool] = lambda: True) -> int:
         """Serve until SIGTERM or SIGINT, or until `tend`, called often, says no. Returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -25,7 +25,9 @@ from gateway.app import create_app
 from gateway.config import Config
 from gateway.head import Connection
 
-_GRACE = 0.5  # seconds for requests that are on their way when the worker ends
+_GRACE, _LONGEST_GRACE = 0.5, 3.0
+"""Seconds for requests that are on their way when the worker ends, and at most for those who have connected."""
+_TURN = 0.05
 
 
 class Orders(msgspec.Struct, frozen=True):
@@ -74,9 +76,23 @@ class _Server(uvicorn.Server):
         for server in self.servers:
             server.close()
         self.server_state.default_headers.append((b"connection", b"close"))
-        if self.server_state.connections:
-            await asyncio.sleep(_GRACE)
+        await self._hear_out()
         await super().shutdown(sockets)
+
+    async def _hear_out(self) -> None:
+        """Wait for requests that are on their way. In turns of the loop, not in seconds: after a pause of our own, what
+        has come meanwhile is still to be read.
+        """
+        waited = 0.0
+        while waited < (_LONGEST_GRACE if self._expecting() else _GRACE):
+            await asyncio.sleep(_TURN)
+            waited += _TURN
+            if not self.server_state.connections:
+                return
+
+    def _expecting(self) -> bool:
+        """Whether somebody has connected who has not asked anything yet."""
+        return any(isinstance(each, Connection) and each.cycle is None for each in self.server_state.connections)
 
     def handle_exit(self, sig: int, frame: Any) -> None:  # noqa: ARG002 - uvicorn's signature
         assert self._loop is not None

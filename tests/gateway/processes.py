@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -35,15 +35,17 @@ served_entities = [{{ name = "hang-1", backend = "s", model = "hang" }}]
 
 @dataclass
 class Gateway:
-    """A running `gateway serve`."""
+    """A running `gateway serve`; it has a `url` once it can answer."""
 
     process: subprocess.Popen[bytes]
-    port: int
     log: Path
+    url: str = ""
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+    def greets(self) -> bool:
+        """Whether it has said that it can answer, and where."""
+        if found := re.search(r"^Interlingua \S+ on (http://\S+) ", self.log.read_text(), re.MULTILINE):
+            self.url = found[1]
+        return bool(self.url)
 
     def ask(self, path: str, body: dict[str, Any]) -> Any:
         """Post JSON, and read all of the answer."""
@@ -84,7 +86,7 @@ def serving(*arguments: str, env: dict[str, str] | None = None, log: Path) -> It
     """`gateway serve` with the given arguments, ready to answer; killed at the end if it still runs."""
     gateway = start(*arguments, env=env, log=log)
     try:
-        until(lambda: status(f"{gateway.url}/health/ready") == 200 or gateway.process.poll() is not None, log)
+        until(lambda: gateway.greets() or gateway.process.poll() is not None, log)
         assert gateway.process.poll() is None, log.read_text()
         yield gateway
     finally:
@@ -94,19 +96,16 @@ def serving(*arguments: str, env: dict[str, str] | None = None, log: Path) -> It
 
 def start(*arguments: str, env: dict[str, str] | None = None, log: Path) -> Gateway:
     """The same, not ready yet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [str(Path(sys.executable).parent / "gateway"), "serve", "--port", str(port), *arguments]
+    command = [str(Path(sys.executable).parent / "gateway"), "serve", "--port", "0", *arguments]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | (env or {}))
-    return Gateway(process, port, log)
+    return Gateway(process, log)
 
 
 def status(url: str) -> int:
     """The status of a GET, 0 if nobody answers."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=LIMIT) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -116,10 +115,15 @@ def status(url: str) -> int:
 
 def alive(pid: int) -> bool:
     """Whether the process runs (a zombie does not)."""
+    return state(pid) not in ("", "Z")
+
+
+def state(pid: int) -> str:
+    """What the kernel says that the process does: R, S, T (stopped), Z …; empty if there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return ""
 
 
 def until(condition: Callable[[], bool], log: Path) -> None:

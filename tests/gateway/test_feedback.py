@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -37,6 +38,28 @@ async def test_feedback_reaches_the_arm_whichever_worker_hears_it(tmp_path: Path
             found = await figures(client)
             assert found["b"]["means"]["liked"] == 0.5
             assert "liked" not in found["a"]["means"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_feedback_may_come_as_soon_as_the_end_is_out(stream: bool, tmp_path: Path) -> None:
+    """The client has the last bytes while the worker that sent them is still at it."""
+    app, headers, told = worker(tmp_path), dict[bytes, bytes](), list[dict[str, Any]]()
+    async with running(app), running(worker(tmp_path)) as other:
+
+        async def watched(scope: Any, receive: Any, send: Any) -> None:
+            async def sent(message: Any) -> None:
+                await send(message)
+                headers.update(message.get("headers", ()))
+                if b"[DONE]" in message.get("body", b"") or not (stream or message.get("more_body", True)):
+                    await tell(other, headers[b"x-request-id"].decode(), 1.0)
+                    told.append((await figures(other))["b"])
+
+            await app(scope, receive, sent)
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(watched), base_url="http://gateway") as client:
+            await chat(client, user=unit_for("b"), stream=stream)
+    (found,) = told
+    assert (found["means"]["success"], found["means"]["liked"], found["finish_reasons"]) == (1.0, 1.0, {"eos": 1})
 
 
 def kept(folder: Path, pattern: str) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .processes import SCRIPTED, Gateway, alive, serving, start, status, until
+from .processes import LIMIT, SCRIPTED, Gateway, alive, serving, start, status, until
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +57,7 @@ def test_streams_finish_before_the_end(scripted: Callable[[int], str], log: Path
         first = stream.readline()
         gateway.process.send_signal(number)
         rest = stream.read()
-        assert gateway.process.wait(60) == 0
+        assert gateway.process.wait(LIMIT) == 0
     assert first.startswith(b"data: {")
     assert rest.endswith(b"data: [DONE]\n\n")
     assert b'"finish_reason":"stop"' in rest or b'"finish_reason":"length"' in rest
@@ -77,7 +77,7 @@ def test_a_killed_worker_is_replaced(scripted: Callable[[int], str], log: Path) 
 
 def told(gateway: Gateway) -> tuple[int, dict[str, int]]:
     """Exposures of the endpoint "echo", and how its answers ended."""
-    with urllib.request.urlopen(f"{gateway.url}/serving-endpoints/echo/experiment") as answer:
+    with urllib.request.urlopen(f"{gateway.url}/serving-endpoints/echo/experiment", timeout=LIMIT) as answer:
         (arm,) = json.load(answer)["arms"]
     return arm["exposures"], arm["finish_reasons"]
 
@@ -144,7 +144,7 @@ def test_any_checkpoint_is_served(tmp_path: Path, log: Path) -> None:
 def test_a_checkpoint_that_cannot_be_loaded(tmp_path: Path, log: Path) -> None:
     (tmp_path / "model").mkdir()
     gateway = start("--model", str(tmp_path / "model"), log=log)
-    assert gateway.process.wait(120) == 1
+    assert gateway.process.wait(LIMIT) == 1
     text = log.read_text()
     assert "Error: " in text
     assert "Traceback" not in text
@@ -152,7 +152,7 @@ def test_a_checkpoint_that_cannot_be_loaded(tmp_path: Path, log: Path) -> None:
 
 def gateway(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).parent / "gateway"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | (env or {}))
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=os.environ | (env or {}))
 
 
 @pytest.mark.parametrize(

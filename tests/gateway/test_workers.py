@@ -2,80 +2,81 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
-import socket
-import subprocess
-import sys
-import time
+import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import httpx
 import pytest
 
 from gateway.assignment import assign
+
+from .processes import LIMIT, Gateway, serving, state, until
 
 pytestmark = pytest.mark.slow
 
 CONFIG = """
 [server]
-port = {port}
 workers = 4
 [backends.s]
 kind = "scripted"
 [endpoints.chat]
-experiment = {{ feedback = {{ liked = "higher" }} }}
+experiment = { feedback = { liked = "higher" } }
 served_entities = [
-  {{ name = "a", backend = "s", model = "echo", traffic_percentage = 80 }},
-  {{ name = "b", backend = "s", model = "echo", traffic_percentage = 20 }},
+  { name = "a", backend = "s", model = "echo", traffic_percentage = 80 },
+  { name = "b", backend = "s", model = "echo", traffic_percentage = 20 },
 ]
 """
 SHARES = {"a": 80.0, "b": 20.0}
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    file = tmp_path / "gateway.toml"
-    file.write_text(CONFIG.format(port=port))
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.cli", "serve", "--config", str(file)], stdout=log, stderr=log
-        )
-    try:
-        _wait(f"http://127.0.0.1:{port}")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-
-
-def _wait(url: str) -> None:
-    for _ in range(300):
-        try:
-            if httpx.get(f"{url}/health/ready").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.1)
-    raise AssertionError("the gateway did not come up")
-
-
-def test_workers_agree_and_tell_whole_figures(url: str) -> None:
-    workers = set()
-    for number in range(200):  # each on a connection of its own, which any worker may take
-        user = f"user {number % 40}"
-        body = {"model": "chat", "user": user, "messages": [{"role": "user", "content": "Hi"}]}
-        answer = httpx.post(f"{url}/v1/chat/completions", json=body)
-        assert answer.headers["served-model-name"] == assign("chat", SHARES, user)
-        workers.add(answer.headers["x-request-id"][:16])
-        told = {"request_id": answer.headers["x-request-id"], "metric": "liked", "value": number % 2}
-        assert httpx.post(f"{url}/v1/feedback", json=told).status_code == 204
-    assert len(workers) > 1
-    reports = [httpx.get(f"{url}/serving-endpoints/chat/experiment").json() for _ in range(20)]
-    assert all(report == reports[0] for report in reports)
+def test_workers_agree_and_tell_whole_figures(tmp_path: Path) -> None:
+    (file := tmp_path / "gateway.toml").write_text(CONFIG)
+    with serving("--config", str(file), log=tmp_path / "log") as gateway:
+        workers, ids = gateway.workers(), list[str]()
+        for worker in workers:
+            with stopped([each for each in workers if each != worker], gateway):
+                ids += [ask(gateway, user) for user in range(50)]
+        assert len({id[:16] for id in ids}) == len(workers) == 4
+        for number, id in enumerate(ids):
+            tell(gateway, id, number % 2)
+        reports = [report(gateway) for _ in range(20)]
+    assert all(each == reports[0] for each in reports)
     arms = reports[0]["arms"]
     assert sum(arm["exposures"] for arm in arms) == 200
     assert sum(arm["exposures"] * arm["means"]["liked"] for arm in arms) == pytest.approx(100)
+
+
+@contextmanager
+def stopped(workers: list[int], gateway: Gateway) -> Iterator[None]:
+    """What is asked meanwhile, the others must answer."""
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    until(lambda: all(state(worker) == "T" for worker in workers), gateway.log)
+    yield
+    for worker in workers:
+        os.kill(worker, signal.SIGCONT)
+
+
+def ask(gateway: Gateway, user: int) -> str:
+    """The id of an answer, which came from the user's arm."""
+    body = {"model": "chat", "user": f"user {user}", "messages": [{"role": "user", "content": "Hi"}]}
+    with gateway.open("/v1/chat/completions", body) as answer:
+        assert answer.headers["served-model-name"] == assign("chat", SHARES, body["user"])
+        return str(answer.headers["x-request-id"])
+
+
+def tell(gateway: Gateway, id: str, value: int) -> None:
+    """Send feedback, to whichever worker takes it."""
+    with gateway.open("/v1/feedback", {"request_id": id, "metric": "liked", "value": value}) as answer:
+        assert answer.status == 204
+
+
+def report(gateway: Gateway) -> Any:
+    """The figures, as whichever worker tells them."""
+    with urllib.request.urlopen(f"{gateway.url}/serving-endpoints/chat/experiment", timeout=LIMIT) as answer:
+        return json.load(answer)

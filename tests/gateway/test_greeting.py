@@ -1,0 +1,65 @@
+"""The watch over a server that comes up: whatever a worker says, or half says, does not end the server."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from gateway.cli import _Greeting
+from gateway.config import Config
+
+LIMIT = 60.0  # seconds
+
+
+@contextmanager
+def worker(answer: bytes) -> Iterator[int]:
+    """Answers one request, and goes; yields its port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(10_000)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(LIMIT)
+
+
+def reply(status: str, body: bytes, length: int | None = None) -> bytes:
+    size = len(body) if length is None else length
+    return b"HTTP/1.1 %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (status.encode(), size, body)
+
+
+READY, LOADING, FAILED = (b'{"status":"%b","detail":"weights"}' % each for each in (b"ready", b"loading", b"failed"))
+ANSWERS = {
+    "loading": (reply("503 Service Unavailable", LOADING), True),
+    "failed": (reply("503 Service Unavailable", FAILED), False),
+    "cut after the head": (reply("503 Service Unavailable", b"", 99), True),
+    "cut in the middle": (reply("503 Service Unavailable", FAILED[:9], 99), True),
+    "cut while ready": (reply("200 OK", READY[:9], 99), True),
+    "no HTTP": (b"\0\0\r\n\r\n", True),
+    "nothing": (b"", True),
+}
+
+
+@pytest.mark.parametrize(("answer", "goes_on"), ANSWERS.values(), ids=ANSWERS)
+def test_only_a_backend_that_failed_ends_it(answer: bytes, goes_on: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    with worker(answer) as port:
+        greeting = _Greeting(Config(backends={"s": {"kind": "scripted"}}), port)
+        assert greeting.tend() is goes_on
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", "" if goes_on else "Error: weights\n")
+
+
+def test_once_it_is_ready_it_says_where(capsys: pytest.CaptureFixture[str]) -> None:
+    with worker(reply("200 OK", READY)) as port:
+        greeting = _Greeting(Config(backends={"s": {"kind": "scripted"}}), port)
+        assert greeting.tend()
+    assert f"http://127.0.0.1:{port}/ui" in capsys.readouterr().out
