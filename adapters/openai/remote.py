@@ -36,6 +36,7 @@ _NOTHING = RemoteMessage()
 _NO_USAGE = RemoteUsage()
 _NO_PROMPT_DETAILS = RemotePromptDetails()
 _NO_COMPLETION_DETAILS = RemoteCompletionDetails()
+_by_index = attrgetter("index")
 _read = msgspec.json.Decoder(RemoteAnswer).decode
 
 
@@ -150,17 +151,19 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
         schemas.errors.BackendError: it makes no sense, or was not finished.
     """
     answer = decode_answer(reply.body)
-    choices = sorted(answer.choices or (), key=attrgetter("index"))
-    if [choice.index for choice in choices] != list(range(expected_choices(request))):
+    choices = sorted(answer.choices or (), key=_by_index)
+    if len(choices) != expected_choices(request):
         raise malformed("other choices than asked for")
     prompts: list[tuple[Token, ...]] = []
     out: list[Event] = []
     told = 0
-    for whole in choices:
+    for index, whole in enumerate(choices):
+        if whole.index != index:
+            raise malformed("other choices than asked for")
         choice, prompt = without_echo(request, whole, answer.usage)
-        if request.prompt_logprobs and choice.index % request.n == 0:
+        if request.prompt_logprobs and index % request.n == 0:
             prompts.append(prompt)
-        reader = ChoiceReader(dialect, request, choice.index)
+        reader = ChoiceReader(dialect, request, index)
         out.extend(reader.feed(choice, choice.message or choice.delta or _NOTHING))
         if not reader.finished:
             raise Incomplete("The backend's answer was not finished.")

@@ -39,33 +39,28 @@ class Reading:
         Raises:
             schemas.errors.GatewayError: there are none.
         """
-        events = await self._next(deadline)
+        events = await self.more(deadline)
         if self._failure is not None and not any(isinstance(event, Delta) for event in events):
             raise self._failure
         return events
 
-    async def more(self) -> Events:
-        """The next events, at least one.
+    async def more(self, deadline: float | None = None) -> Events:
+        """The next events, at least one; unless said otherwise, within `idle` seconds.
 
         Raises:
             schemas.errors.GatewayError: there are none, though the answer was not finished.
         """
-        try:
-            return await self._next(self._loop.time() + self._idle)
-        except BackendTimeout as late:
-            if late.code != "upstream_timeout":  # the upstream's own, told in the stream
-                raise
-            raise Incomplete("The backend's stream stalled before it was finished.", code="stream_idle") from None
-
-    async def _next(self, deadline: float) -> Events:
         if self._failure is not None:
             raise self._failure
+        until = self._loop.time() + self._idle if deadline is None else deadline
         events: Events = ()
         while not events:
             try:
-                data = await self._response.read(deadline)
-            except (BackendTimeout, Incomplete) as error:
-                return self._end(error)
+                data = await self._response.read(until)
+            except BackendTimeout as late:
+                return self._end(_stalled() if deadline is None else late)
+            except Incomplete as cut:
+                return self._end(cut)
             if not data:
                 return self._end(Incomplete("The backend's stream ended before it was finished.", code="truncated"))
             events = self._decoded(data)
@@ -86,3 +81,7 @@ class Reading:
             if events := self._decoder.close():
                 return events
         raise cut
+
+
+def _stalled() -> Incomplete:
+    return Incomplete("The backend's stream stalled before it was finished.", code="stream_idle")

@@ -113,7 +113,7 @@ class Connection(asyncio.Protocol):
 
     def release(self) -> None:
         """End the exchange. If it is not over, only closing the socket tells the upstream to stop."""
-        if self._complete and self._reusable and self.open and not self._unsent():
+        if self._complete and self._reusable and not self._unsent():
             self._on_free(self)
         else:
             self.abort()

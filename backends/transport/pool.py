@@ -30,8 +30,8 @@ class Pool:
     def __init__(self, connect: Connect, limits: TransportLimits) -> None:
         self._connect = connect
         self._limits = limits
-        self._free: list[Connection] = []
-        self._lent: set[Connection] = set()
+        self._connections: set[Connection] = set()
+        self._free: list[Connection] = []  # of them
         self._waiters: deque[asyncio.Future[Connection]] = deque()
         self._connecting: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -39,12 +39,12 @@ class Pool:
     @property
     def open(self) -> int:
         """Slots taken: connections, idle ones too, and those being made."""
-        return len(self._free) + len(self._lent) + len(self._connecting)
+        return len(self._connections) + len(self._connecting)
 
     @property
     def busy(self) -> int:
         """Connections lent or being made."""
-        return len(self._lent) + len(self._connecting)
+        return self.open - len(self._free)
 
     async def acquire(self, deadline: float | None) -> Connection:
         """A connection, to be given back by its own `release` or `finish`.
@@ -88,7 +88,7 @@ class Pool:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._connecting.clear()  # one that was cancelled before it began has not left by itself
-        for connection in [*self._free, *self._lent]:
+        for connection in [*self._connections]:
             connection.abort()
         while (waiter := self._next()) is not None:
             waiter.set_exception(BackendUnavailable("The backend is being shut down."))
@@ -98,7 +98,6 @@ class Pool:
         oldest = asyncio.get_running_loop().time() - self._limits.keep_alive
         while self._free:
             connection = self._free.pop()
-            self._lent.add(connection)
             if connection.open and connection.free_since >= oldest:
                 return connection
             connection.abort()
@@ -127,7 +126,7 @@ class Pool:
         finally:
             self._connecting.discard(task)
         if made is not None and made.open and not self._closed:
-            self._lent.add(made)
+            self._connections.add(made)
             self._freed(made)
         elif made is not None:
             made.abort()
@@ -146,12 +145,11 @@ class Pool:
         elif (waiter := self._next()) is not None:
             waiter.set_result(connection)
         else:
-            self._lent.discard(connection)
             connection.free_since = asyncio.get_running_loop().time()
             self._free.append(connection)
 
     def _lost(self, connection: Connection) -> None:
-        self._lent.discard(connection)
+        self._connections.discard(connection)
         if connection in self._free:
             self._free.remove(connection)
         self._grow()
