@@ -13,20 +13,9 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from schemas.catalog import Catalog, Change
 from schemas.errors import GatewayError
-from schemas.ir import (
-    Catalog,
-    Change,
-    Completion,
-    Embed,
-    Embeddings,
-    Events,
-    Generate,
-    Request,
-    TokenIds,
-    Tokenize,
-    Tokens,
-)
+from schemas.ir import Completion, Embed, Embeddings, Events, Generate, Request, TokenIds, Tokenize, Tokens
 
 JSON = "application/json"
 Headers = tuple[tuple[str, str], ...]

@@ -10,7 +10,7 @@ import gateway
 from backends.base import Backend, Feature, Health
 from gateway.config import Endpoint
 from gateway.deployments import Deployment, Deployments, entity_name
-from schemas.ir import Catalog, ModelCard, ServedEntity
+from schemas.catalog import Catalog, ModelCard, ServedEntity
 
 
 def catalog(

@@ -16,7 +16,7 @@ import msgspec
 
 from gateway.assignment import UNITS
 from gateway.recall import METRICS
-from schemas.ir import TensorNames
+from schemas.catalog import TensorNames
 
 BUNDLED = "interlingua"
 """The endpoint that answers when nothing was configured."""

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from backends.base import Health
 from gateway.config import ConfigError, Endpoint, Section, ServedEntity, wrong_endpoint
+from schemas.catalog import Change
+from schemas.catalog import ServedEntity as Arm
 from schemas.errors import Conflict, InvalidRequest, ModelNotFound
-from schemas.ir import Change
-from schemas.ir import ServedEntity as Arm
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,63}")
 

@@ -28,8 +28,9 @@ from gateway.reception import Reception
 from gateway.records import OwnRecords
 from gateway.router import Plan, Target
 from gateway.service import Service
+from schemas.catalog import Change
 from schemas.errors import GatewayError, Incomplete, Overloaded, ShuttingDown, UnsupportedFeature
-from schemas.ir import Change, Embed, Events, Finished, FinishReason, Generate, Request, Timings, Tokenize, Usage
+from schemas.ir import Embed, Events, Finished, FinishReason, Generate, Request, Timings, Tokenize, Usage
 
 log = structlog.get_logger()
 

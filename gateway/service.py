@@ -26,8 +26,9 @@ from gateway.records import RecordStore
 from gateway.router import Plan, Router, Target
 from gateway.shadow import Shadows
 from gateway.state import Live
+from schemas.catalog import Catalog, Change, RequestCounts
 from schemas.errors import BackendUnavailable, InvalidRequest
-from schemas.ir import Catalog, Change, Events, Generate, Request, RequestCounts
+from schemas.ir import Events, Generate, Request
 
 log = structlog.get_logger()
 

@@ -21,8 +21,8 @@ import structlog
 from backends.base import Health
 from gateway.config import Config, ConfigError
 from gateway.deployments import Deployment, Deployments, State, changed, deployed, settled
+from schemas.catalog import Change
 from schemas.errors import Forbidden
-from schemas.ir import Change
 
 log = structlog.get_logger()
 

@@ -15,7 +15,8 @@ from typing import Any
 from adapters.base import Adapter, Call, ServerAdapter
 from adapters.fold import fold
 from backends.base import Backend, Feature
-from schemas.ir import Catalog, Generate, ModelCard
+from schemas.catalog import Catalog, ModelCard
+from schemas.ir import Generate
 
 ADAPTERS: dict[str, Adapter] = {point.name: point.load() for point in entry_points(group="gateway.adapters")}
 

@@ -8,6 +8,8 @@ import msgspec
 from msgspec import UNSET
 
 from adapters.base import Call, Reply
+from schemas.catalog import Change, ModelCard
+from schemas.catalog import ServedEntity as Entity
 from schemas.databricks import (
     EndpointConfig,
     EndpointList,
@@ -21,8 +23,6 @@ from schemas.databricks import (
     TrafficRoute,
 )
 from schemas.errors import ModelNotFound
-from schemas.ir import Change, ModelCard
-from schemas.ir import ServedEntity as Entity
 
 _CREATOR = "interlingua"
 

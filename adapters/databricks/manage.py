@@ -7,9 +7,9 @@ import re
 from adapters.base import Call, Route
 from adapters.body import read
 from adapters.databricks.describe import find_card
+from schemas.catalog import Change, ServedEntity
 from schemas.databricks import ConfigRequest, CreateRequest, ServedEntityInput, TrafficConfigInput
 from schemas.errors import InvalidRequest
-from schemas.ir import Change, ServedEntity
 
 _ENTITIES = "config.served_entities"
 _ROUTES = "config.traffic_config.routes"

@@ -17,8 +17,9 @@ from adapters.openai.response_answers import ResponseWriter, counted
 from adapters.openai.server import STORED, response_routes, stream_writer, whole_answer
 from adapters.openai.stream import StreamWriter
 from schemas import databricks as wire
+from schemas.catalog import Change
 from schemas.errors import GatewayError
-from schemas.ir import Change, Completion, Embed, Embeddings, Generate, Tokenize, Tokens
+from schemas.ir import Completion, Embed, Embeddings, Generate, Tokenize, Tokens
 from schemas.openai import answers
 
 

@@ -7,8 +7,8 @@ from msgspec import UNSET
 
 from adapters.base import Call, Reply
 from adapters.openai.dialects import Dialect
+from schemas.catalog import ModelCard
 from schemas.errors import ModelNotFound
-from schemas.ir import ModelCard
 from schemas.openai.answers import Model, ModelList
 
 

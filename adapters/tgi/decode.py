@@ -11,18 +11,9 @@ from adapters.tgi.checks import check
 from adapters.tgi.dialects import Dialect
 from adapters.tgi.failures import STREAMED
 from adapters.tgi.inputs import read_inputs
+from schemas.catalog import ModelCard
 from schemas.errors import InvalidRequest, MalformedBody, ModelNotFound
-from schemas.ir import (
-    ChatPrompt,
-    Generate,
-    Grammar,
-    ModelCard,
-    Origin,
-    Prompt,
-    Sampling,
-    Stopping,
-    Tokenize,
-)
+from schemas.ir import ChatPrompt, Generate, Grammar, Origin, Prompt, Sampling, Stopping, Tokenize
 from schemas.tgi import CompatGenerateRequest, GenerateRequest, GrammarSpec, InputPart, Parameters
 
 

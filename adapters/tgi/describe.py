@@ -8,7 +8,7 @@ from msgspec import UNSET
 from adapters.base import Call
 from adapters.tgi.decode import default_card
 from adapters.tgi.dialects import Dialect
-from schemas.ir import ModelCard
+from schemas.catalog import ModelCard
 from schemas.tgi import Info, Info09, MindieInfo, MindieModel
 
 

@@ -10,8 +10,8 @@ import msgspec
 from adapters.base import Call, Reply, Route
 from adapters.body import parse
 from adapters.triton import tensors
+from schemas.catalog import Catalog, ModelCard
 from schemas.errors import InvalidRequest, ModelNotFound, RouteNotFound
-from schemas.ir import Catalog, ModelCard
 from schemas.triton import (
     Duration,
     ErrorBody,

@@ -15,8 +15,9 @@ from adapters.body import parse
 from adapters.triton import tensors
 from adapters.triton.dialects import Dialect
 from adapters.triton.request import Given, from_tensors
+from schemas.catalog import ModelCard
 from schemas.errors import InvalidRequest
-from schemas.ir import ImagePart, ModelCard
+from schemas.ir import ImagePart
 
 Pairs = tuple[tuple[str, Any], ...]
 """A JSON object; arrays are lists."""

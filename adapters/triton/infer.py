@@ -19,8 +19,8 @@ from adapters.triton import tensors
 from adapters.triton.generate import check_parameter
 from adapters.triton.request import Given, from_tensors
 from adapters.triton.tensors import Output, Tensor
+from schemas.catalog import ModelCard
 from schemas.errors import InvalidRequest
-from schemas.ir import ModelCard
 from schemas.triton import InferRequest, InferResponse, InputTensor, OutputTensor, RequestedOutput
 
 HEADER = "inference-header-content-length"

@@ -11,8 +11,9 @@ from adapters.body import parse
 from adapters.triton import parameters, tensors
 from adapters.triton.dialects import Dialect
 from adapters.triton.tensors import Output
+from schemas.catalog import ModelCard
 from schemas.errors import InvalidRequest, MalformedBody
-from schemas.ir import Generate, ImagePart, ModelCard, Origin, TextPrompt
+from schemas.ir import Generate, ImagePart, Origin, TextPrompt
 
 ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, "

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from schemas.ir import ModelCard
+from schemas.catalog import ModelCard
 
 
 class Tensor(msgspec.Struct, frozen=True):

@@ -17,8 +17,9 @@ from gateway.app import create_app, make_backends
 from gateway.config import Config, Endpoint, ServedEntity, Shadow, parse
 from gateway.deployments import changed
 from gateway.router import Target
-from schemas.ir import Change, Embed, TextPrompt, Tokenize
-from schemas.ir import ServedEntity as Entity
+from schemas.catalog import Change
+from schemas.catalog import ServedEntity as Entity
+from schemas.ir import Embed, TextPrompt, Tokenize
 from tests.backends.native.fake_engine import READY, FakeEngine
 from tests.gateway.serving import running
 from tests.gateway.test_router import unit_for

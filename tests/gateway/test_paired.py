@@ -17,8 +17,9 @@ from backends.scripted.tokenizer import EOS, ToyTokenizer
 from gateway.app import create_app
 from gateway.config import Config, ConfigError, Endpoint, Paired, ServedEntity, Shadow, parse
 from gateway.deployments import changed
-from schemas.ir import Change, Generate, Token
-from schemas.ir import ServedEntity as Entity
+from schemas.catalog import Change
+from schemas.catalog import ServedEntity as Entity
+from schemas.ir import Generate, Token
 from tests.gateway.serving import running
 from tests.gateway.test_router import chat
 

@@ -15,8 +15,8 @@ from backends.scripted import ScriptedBackend
 from gateway.app import create_app
 from gateway.config import Config, ConfigError, Endpoint, ServedEntity, Shadow, parse
 from gateway.deployments import changed
-from schemas.ir import Change
-from schemas.ir import ServedEntity as Entity
+from schemas.catalog import Change
+from schemas.catalog import ServedEntity as Entity
 from tests.gateway.serving import running
 from tests.gateway.test_experiment import figures
 from tests.gateway.test_router import MESSAGES, chat

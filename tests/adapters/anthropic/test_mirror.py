@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from adapters.anthropic import ADAPTER
 from adapters.base import Call, Reply
 from adapters.fold import fold
+from schemas.catalog import Catalog
 from schemas.errors import (
     BackendFailed,
     BackendUnavailable,
@@ -21,7 +22,6 @@ from schemas.errors import (
     UnsupportedFeature,
 )
 from schemas.ir import (
-    Catalog,
     ChatPrompt,
     Completion,
     Events,

@@ -10,6 +10,7 @@ import pytest
 from adapters.anthropic import ADAPTER
 from adapters.base import Call
 from adapters.fold import fold
+from schemas.catalog import Catalog
 from schemas.errors import (
     KINDS,
     BackendFailed,
@@ -22,7 +23,6 @@ from schemas.errors import (
     Unauthorized,
 )
 from schemas.ir import (
-    Catalog,
     ChatPrompt,
     Delta,
     Events,

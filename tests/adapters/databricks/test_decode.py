@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from adapters.base import Call
 from adapters.fold import fold
+from schemas.catalog import Catalog
 from schemas.errors import BackendFailed, InvalidRequest, MalformedBody, UnsupportedFeature
 from schemas.ir import (
-    Catalog,
     ChatPrompt,
     Embed,
     Generate,

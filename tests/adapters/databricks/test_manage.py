@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from adapters.base import Call
+from schemas.catalog import Catalog, Change, ModelCard, ServedEntity
 from schemas.errors import InvalidRequest, ModelNotFound
-from schemas.ir import Catalog, Change, ModelCard, ServedEntity
 
 from .scenes import GOLDEN, ROUTES, server
 

@@ -12,16 +12,14 @@ from adapters.base import Call, Reply
 from adapters.openai.client import OpenAIClient
 from adapters.openai.dialects import DIALECTS, Dialect
 from adapters.openai.server import OpenAIServer
+from schemas.catalog import Catalog, ModelCard, ServedEntity
 from schemas.ir import (
-    Catalog,
     Delta,
     Embed,
     Events,
     Finished,
     FinishReason,
     Generate,
-    ModelCard,
-    ServedEntity,
     Started,
     Token,
     ToolDelta,

@@ -12,19 +12,8 @@ from adapters.base import Call, Reply
 from adapters.tgi.client import TgiClient
 from adapters.tgi.dialects import DIALECTS, Dialect
 from adapters.tgi.server import TgiServer
-from schemas.ir import (
-    Catalog,
-    Delta,
-    Events,
-    Finished,
-    FinishReason,
-    Generate,
-    ModelCard,
-    Started,
-    Token,
-    Tokenize,
-    Usage,
-)
+from schemas.catalog import Catalog, ModelCard
+from schemas.ir import Delta, Events, Finished, FinishReason, Generate, Started, Token, Tokenize, Usage
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "tgi"
 NAMES = tuple(DIALECTS)

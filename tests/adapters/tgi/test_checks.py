@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from adapters.tgi.dialects import DIALECTS
+from schemas.catalog import Catalog, ModelCard
 from schemas.errors import InvalidRequest
-from schemas.ir import Catalog, ModelCard
 
 from .scenes import NAMES, ask
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from adapters.tgi.dialects import DIALECTS
+from schemas.catalog import Catalog
 from schemas.errors import InvalidRequest, MalformedBody, ModelNotFound
 from schemas.ir import (
-    Catalog,
     ChatPrompt,
     Generate,
     Grammar,

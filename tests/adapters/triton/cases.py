@@ -6,20 +6,8 @@ from pathlib import Path
 
 from adapters.base import Call, Route
 from adapters.triton import ADAPTER
-from schemas.ir import (
-    Catalog,
-    Delta,
-    Events,
-    Finished,
-    FinishReason,
-    Generate,
-    ModelCard,
-    RequestCounts,
-    Started,
-    TensorNames,
-    Token,
-    Usage,
-)
+from schemas.catalog import Catalog, ModelCard, RequestCounts, TensorNames
+from schemas.ir import Delta, Events, Finished, FinishReason, Generate, Started, Token, Usage
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "triton"
 DIALECTS = tuple(ADAPTER.dialects)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from adapters.base import Call
+from schemas.catalog import Catalog, ModelCard
 from schemas.errors import InvalidRequest, MalformedBody, ModelNotFound, RouteNotFound
-from schemas.ir import Catalog, ModelCard
 
 from .cases import ROUTES, SERVERS, call
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.triton.tensors import DATATYPES, INPUTS, OUTPUTS, inputs, outputs, pack, unpack
-from schemas.ir import ModelCard, TensorNames
+from schemas.catalog import ModelCard, TensorNames
 
 ELEMENTS = {
     "BYTES": st.text(),

@@ -1,0 +1,87 @@
+"""What is served, as listings tell it and management changes it: not a request's, and in no protocol's words."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class ServedEntity(msgspec.Struct, frozen=True):
+    """One arm of an endpoint, as listings show it. `traffic_percentage` is a whole number, 0 to 100.
+
+    `detail` says what is wrong with an arm, or how far it is; of a ready one, why others answer for it at present.
+    """
+
+    name: str
+    entity_name: str
+    traffic_percentage: int = 100
+    state: Literal["ready", "loading", "failed"] = "ready"
+    detail: str = ""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to become of an endpoint. Whether its served entities are ready is not said here."""
+
+    action: Literal["create", "update", "delete"]
+    endpoint: str
+    served_entities: tuple[ServedEntity, ...] = ()
+
+
+class TensorNames(msgspec.Struct, frozen=True):
+    """What an endpoint calls its Triton tensors: its own name -> the usual one (`{"PROMPT": "text_input"}`)."""
+
+    inputs: dict[str, str] = {}
+    outputs: dict[str, str] = {}
+
+
+class RequestCounts(msgspec.Struct, frozen=True):
+    """Requests of a model by this worker since it started; times in nanoseconds."""
+
+    succeeded: int = 0
+    succeeded_ns: int = 0
+    failed: int = 0
+    failed_ns: int = 0
+    last_ms: int = 0
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What listings tell of an endpoint. `context_length` is in tokens, prompt and answer together.
+
+    `created` and `changed` are Unix times in seconds. `pending` are the served entities of an update under way,
+    `version` counts those that were put in force. `adapters` are the values of `adapter_id` that it takes; an endpoint
+    that is nothing but adapters has that of their model, if there is one, for its `parent`.
+    """
+
+    name: str
+    task: Literal["chat", "completions", "embeddings"] = "chat"
+    created: int = 0
+    changed: int = 0
+    version: int = 1
+    ready: bool = True
+    served_entities: tuple[ServedEntity, ...] = ()
+    pending: tuple[ServedEntity, ...] = ()
+    update_failed: bool = False
+    context_length: int | None = None
+    dtype: str | None = None
+    device: str | None = None
+    vocab_size: int | None = None
+    images: bool = False
+    adapters: tuple[str, ...] = ()
+    parent: str | None = None
+    tensors: TensorNames = TensorNames()
+    counts: RequestCounts = RequestCounts()
+
+
+class Catalog(msgspec.Struct, frozen=True):
+    """All endpoints, by name; `default` answers requests of protocols that name no model."""
+
+    cards: dict[str, ModelCard]
+    default: str | None = None
+    version: str = "0"
+    max_concurrent_requests: int = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether every endpoint can answer."""
+        return all(card.ready for card in self.cards.values())
