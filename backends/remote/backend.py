@@ -11,7 +11,7 @@ import os
 import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -34,7 +34,7 @@ from schemas.ir import Embed, Embeddings, Events, Generate, Started, TokenIds, T
 
 R = TypeVar("R", Generate, Embed)
 
-_MARKS: dict[str, TokenIds] = {"retokenised": "retokenised", "synthetic": "synthetic"}
+_MARKS: dict[str, TokenIds] = {mark: mark for mark in get_args(TokenIds) if mark != "told"}
 
 
 class RemoteBackend:

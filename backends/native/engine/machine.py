@@ -8,7 +8,7 @@ from pathlib import Path
 
 # glibc's malloc.h. The least that is got from the system piece by piece, and the most that is kept when it is freed.
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
-_LARGE, _MOST_KEPT = 2**28, 2**31 - 1
+_LARGE, _PICTURE, _MOST_KEPT = 2**28, 2**22, 2**31 - 1
 
 
 def physical_cores() -> int:
@@ -36,5 +36,16 @@ def keep_freed_memory() -> bool:
     A step frees what the next one needs again. Memory fresh from the system comes page by page, zeroed: for a batch's
     logits that takes longer than what is done to them. Call it when weights are loaded, lest theirs are kept, too.
     """
+    return _mallopt(_M_MMAP_THRESHOLD, _LARGE) and _mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT)
+
+
+def return_large_blocks() -> bool:
+    """Let blocks as large as a picture go back to the system when they are freed, for a process that seldom needs them;
+    whether this system can. glibc would keep more of them each time, in pieces.
+    """
+    return _mallopt(_M_MMAP_THRESHOLD, _PICTURE)
+
+
+def _mallopt(option: int, value: int) -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    return bool(mallopt and mallopt(_M_MMAP_THRESHOLD, _LARGE) and mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT))
+    return bool(mallopt and mallopt(option, value))

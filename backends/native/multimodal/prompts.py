@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import chain, pairwise
@@ -12,6 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from backends.images import ImageFile, ImageLoader, ImageOptions, Picture, about
+from backends.native.engine.machine import return_large_blocks
 from backends.native.frames import LONGEST
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from backends.native.multimodal.processing import BaseMultiModalProcessor
@@ -20,8 +20,6 @@ from schemas.errors import InvalidRequest
 from schemas.ir import ChatPrompt, ImagePart, Prompt, TextPrompt
 
 _CACHE_BYTES = 64 * 1024 * 1024
-_M_MMAP_THRESHOLD = -3  # malloc.h
-_LARGE_BLOCK = 4 * 1024 * 1024
 _MOST_BYTES = LONGEST // 4 * 3  # of a prompt's pictures; what else is in a frame to the engine needs less
 
 
@@ -68,7 +66,7 @@ class ImagePrompts:
     @classmethod
     def load(cls, folder: str, options: ImageOptions, most_tokens: int) -> ImagePrompts:
         """For the checkpoint in `folder`, which takes pictures."""
-        _return_large_blocks()
+        return_large_blocks()
         return cls(load_processor(folder), options, most_tokens)
 
     def marked(self, prompt: Prompt) -> Prompt:
@@ -128,13 +126,6 @@ class ImagePrompts:
         except (ValueError, ArithmeticError) as error:  # of sides that would be rounded to nothing, say
             size = f"{picture.width}x{picture.height}"
             raise InvalidRequest(f"The image is {size}, which the model's image processor does not take.") from error
-
-
-def _return_large_blocks() -> None:
-    """What a picture took goes back to the system after it; glibc would keep more of it after each, in pieces."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
 
 
 def load_processor(folder: str) -> BaseMultiModalProcessor[Any]:
