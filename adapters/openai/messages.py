@@ -50,7 +50,7 @@ def _message(dialect: Dialect, given: wire.ChatMessage, where: str) -> Message:
         role=given.role,
         content=_content(dialect, given, where),
         name=given.name,
-        tool_calls=tuple(_tool_call(call, f"{where}.tool_calls") for call in given.tool_calls or ()),
+        tool_calls=tuple([_tool_call(call, f"{where}.tool_calls") for call in given.tool_calls or ()]),
         tool_call_id=given.tool_call_id,
         reasoning=given.reasoning_content or given.reasoning,
     )
@@ -62,17 +62,15 @@ def _content(dialect: Dialect, given: wire.ChatMessage, where: str) -> str | tup
         if given.tool_calls:
             return None
         content = given.refusal  # what the model said then was its refusal
+    if isinstance(content, str):
+        if content or dialect.empty_content:
+            return content
+        raise refused(f"{where}.content", f"Invalid '{where}.content': the content must not be empty.")
     if content is None:
         message = f"Invalid type for '{where}.content': expected one of a string or array of objects, but got null."
         raise refused(f"{where}.content", message)
-    if not content and not (dialect.empty_content and isinstance(content, str)):
-        raise (
-            empty(f"{where}.content")
-            if isinstance(content, tuple)
-            else refused(f"{where}.content", f"Invalid '{where}.content': the content must not be empty.")
-        )
-    if isinstance(content, str):
-        return content
+    if not content:
+        raise empty(f"{where}.content")
     return tuple(_part(part, f"{where}.content[{place}]") for place, part in enumerate(content))
 
 

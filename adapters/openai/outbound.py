@@ -43,6 +43,8 @@ _FEATURES = {
 """The feature for which a field is sent, where that has another name."""
 
 
+_HINTS = (*HINTS, "user")
+
 raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 """An object's fields, each as it was written."""
 
@@ -73,11 +75,11 @@ def write_body(dialect: Dialect, request: Generate, named: dict[str, Any]) -> by
     if is_of(dialect, request):
         assert request.origin is not None
         return _relayed(dialect, request, request.origin.body, named)
-    said = _prompt(request) | _fields(dialect, request)
-    for field in said:
-        if field not in ("messages", "prompt", *dialect.remote_fields):
+    prompt, fields = _prompt(request), _fields(dialect, request)
+    for field in fields:
+        if field not in dialect.remote_fields:
             raise _unsupported(_FEATURES.get(field, field))
-    return msgspec.json.encode(named | said)
+    return msgspec.json.encode(named | prompt | fields)
 
 
 def is_of(dialect: Dialect, request: Generate | Embed) -> bool:
@@ -157,27 +159,25 @@ def _raw(prompt: Prompt) -> str | tuple[int, ...]:
 
 def _fields(dialect: Dialect, request: Generate) -> dict[str, Any]:
     """All that is asked for, under the protocol's names."""
-    fields = (
-        _sampling(dialect, request.sampling)
-        | _stopping(dialect, request)
-        | (_chat_fields(request) if is_chat(request) else _completion_fields(request))
-        | {
-            "n": request.n if request.n > 1 else None,
-            "response_format": _response_format(request.grammar),
-            "truncate_prompt_tokens": request.truncate_prompt_tokens,
-            "stream": request.stream or None,
-            "stream_options": {"include_usage": True} if request.stream and dialect.ask_usage else None,
-        }
-        | _hints(dialect, request)
-    )
+    fields = {
+        **_sampling(dialect, request.sampling),
+        **_stopping(dialect, request),
+        **(_chat_fields(request) if is_chat(request) else _completion_fields(request)),
+        "n": request.n if request.n > 1 else None,
+        "response_format": _response_format(request.grammar),
+        "truncate_prompt_tokens": request.truncate_prompt_tokens,
+        "stream": request.stream or None,
+        "stream_options": {"include_usage": True} if request.stream and dialect.ask_usage else None,
+        **_hints(dialect, request),
+    }
     unlimited = {"max_tokens": None} if not is_chat(request) and "max_tokens" in dialect.remote_fields else {}
     return unlimited | {name: value for name, value in fields.items() if value is not None}
 
 
 def _hints(dialect: Dialect, request: Generate) -> dict[str, Any]:
     """What an answer does not depend on is left out where the remote would refuse it."""
-    hints = {name: hint for name, hint in request.hints.items() if name in HINTS} | {"user": request.user}
-    return {name: hint for name, hint in hints.items() if name in dialect.remote_fields}
+    hints = request.hints | {"user": request.user}
+    return {name: hint for name, hint in hints.items() if name in _HINTS and name in dialect.remote_fields}
 
 
 def _sampling(dialect: Dialect, sampling: Sampling) -> dict[str, Any]:

@@ -119,7 +119,7 @@ class ChoiceReader:
         text += choice.text or ""
         tokens = () if self._aligner is None else self._aligner.feed(told_tokens(choice.logprobs), text)
         refusal = message.refusal or ""
-        calls = tuple([self._call(place, call) for place, call in enumerate(message.tool_calls or ())])
+        calls = self._pieces(message.tool_calls) if message.tool_calls else ()
         silent = not (text or tokens or thought or refusal or calls)
         if self.finished:
             if silent:
@@ -131,6 +131,9 @@ class ChoiceReader:
         self.finished = True
         reason, stop = read_finish(self._dialect, choice)
         return (Finished(self._index, text, tokens, thought, refusal, calls, reason=reason, stop=stop),)
+
+    def _pieces(self, calls: tuple[RemoteToolCall, ...]) -> tuple[ToolDelta, ...]:
+        return tuple(self._call(place, call) for place, call in enumerate(calls))
 
     def _call(self, place: int, call: RemoteToolCall) -> ToolDelta:
         """A piece of a call; some servers repeat id and name with every piece, some give no id at all."""

@@ -22,6 +22,8 @@ from schemas.ir import ImagePart
 Pairs = tuple[tuple[str, Any], ...]
 """A JSON object; arrays are lists."""
 
+_in_pairs = json.JSONDecoder(object_pairs_hook=tuple).decode
+
 
 def read(body: bytes, card: ModelCard, dialect: Dialect) -> Given:
     """Read a body.
@@ -34,7 +36,7 @@ def read(body: bytes, card: ModelCard, dialect: Dialect) -> Given:
     if dialect.rules == "mindie":
         return _read_object(found, dialect)
     # Decoded twice: what a body may hold at all is decided in one place for all protocols, which tells no duplicates.
-    pairs = json.loads(body, object_pairs_hook=tuple)
+    pairs = _in_pairs(body.decode())
     if not isinstance(pairs, tuple):
         raise InvalidRequest("attempt to get members for non-object")
     id = dict(reversed(pairs)).get("id", "")
