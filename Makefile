@@ -5,6 +5,7 @@ PORT ?= 8000
 
 VENV := .venv
 CLIENTS := .venv-clients
+RIVALS := .rivals
 NODE := tests/clients/node
 PIP := install --quiet --disable-pip-version-check --no-input
 # One thread per torch operation and test process: the suite runs on two cores.
@@ -15,7 +16,7 @@ CLIENT_ENV := TOKENIZERS_PARALLELISM=false INTERLINGUA_GATEWAY=$(VENV)/bin/gatew
 # Clients that want what the main environment has: the newest versions, and a tokenizer.
 NEWEST := huggingface_hub openai openai_responses lm_eval
 
-.PHONY: help serve test check format bench bench-engine clean
+.PHONY: help serve test check format bench bench-engine bench-rivals clean
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -50,8 +51,13 @@ bench-engine: $(VENV)/.installed  ## the native engine beside transformers' own,
 	$(VENV)/bin/python -m benchmarks.engine
 	$(VENV)/bin/python -m benchmarks.lora
 
+bench-rivals: $(VENV)/.installed  ## the native engine beside openvino-genai and llama-server, installed first
+	$(VENV)/bin/pip $(PIP) --constraint constraints.txt --editable '.[rivals]'
+	-$(MAKE) --keep-going --file benchmarks/rivals/install.mk FOLDER=$(RIVALS)
+	$(VENV)/bin/python -m benchmarks.rivals --folder $(RIVALS)
+
 clean:  ## remove what make built
-	rm -rf $(VENV) $(CLIENTS) $(NODE)/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(RIVALS) $(NODE)/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'

@@ -1,12 +1,13 @@
 """What `benchmarks.engine` compares: this engine and transformers' two ways, all over the same weights.
 
-Each takes jobs (prompt, tokens to generate) at once and returns the tokens; none of them ends early.
+Each takes jobs (prompt, tokens to generate) at once and returns the tokens; none of them ends early. As a program,
+`python -m benchmarks.systems NAME SHAPE DTYPE`, it is one of them, asked by lines of JSON.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,10 +16,14 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from backends.native.engine.blocks import BlockPool
 from backends.native.engine.kv_cache import KVCache
 from backends.native.engine.loop import Engine
+from backends.native.engine.machine import keep_freed_memory
+from backends.native.engine.quantised_linear import BITS
 from backends.native.engine.runner import PackedRunner
 from backends.native.engine.scheduler import Scheduler
 from backends.native.messages import SamplingParams, Submit
-from benchmarks.workloads import Job
+from benchmarks.rivals.lines import answer
+from benchmarks.shapes import as_served, build
+from benchmarks.workloads import EVERY_ROW_ITS_OWN, Job
 
 System = Callable[[Sequence[Job]], list[list[int]]]
 
@@ -73,7 +78,6 @@ def static(model: Any) -> System:
 
     @torch.inference_mode()
     def run(jobs: Sequence[Job]) -> list[list[int]]:
-        model.set_attn_implementation("sdpa")  # the manager of `generate_batch` sets its own
         width = max(len(prompt) for prompt, _ in jobs)
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt, _ in jobs], device=model.device)
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt, _ in jobs]).to(model.device)
@@ -84,28 +88,57 @@ def static(model: Any) -> System:
     return run
 
 
-@contextmanager
-def continuous(model: Any) -> Iterator[System]:
-    """`generate_batch`'s manager, with as much cache and as many tokens a step as this engine has."""
+def continuous(model: Any) -> System:
+    """`generate_batch`'s manager, with as much cache and as many tokens a step as this engine has. It runs in a thread
+    of its own until the process ends.
+    """
     model.set_attn_implementation("sdpa")
     sizes = ContinuousBatchingConfig(page_size=256, num_blocks=KV_TOKENS // 256, max_batch_tokens=STEP_TOKENS)
-    with model.continuous_batching_context_manager(
-        generation_config=_greedy(), continuous_batching_config=sizes, block=True, timeout=5
-    ) as manager:
+    manager = model.init_continuous_batching(_greedy(), sizes)
+    if model.device.type == "cuda":
+        manager.warmup()  # elsewhere nothing is gained, and this thread would open a set of OpenMP's
+    manager.start()
 
-        def run(jobs: Sequence[Job]) -> list[list[int]]:
-            names = [manager.add_request(prompt, max_new_tokens=new) for prompt, new in jobs]
-            done: dict[str, list[int]] = {}
-            while len(done) < len(jobs):
-                result = manager.get_result(timeout=1)
-                if result is None and not manager.is_running():
-                    raise RuntimeError("generate_batch stopped")
-                if result is not None and result.is_finished():
-                    done[result.request_id] = result.generated_tokens
-            return [done[name] for name in names]
+    def run(jobs: Sequence[Job]) -> list[list[int]]:
+        names = [manager.add_request(prompt, max_new_tokens=new) for prompt, new in jobs]
+        done: dict[str, list[int]] = {}
+        while len(done) < len(jobs):
+            result = manager.get_result(timeout=1)
+            if result is None and not manager.is_running():
+                raise RuntimeError("generate_batch stopped")
+            if result is not None and result.is_finished():
+                done[result.request_id] = result.generated_tokens
+        return [done[name] for name in names]
 
-        yield run
+    return run
 
 
 def _greedy() -> GenerationConfig:
     return GenerationConfig(do_sample=False, eos_token_id=None, pad_token_id=0)
+
+
+SYSTEMS: dict[str, Callable[[Any], System]] = {
+    "interlingua": lambda model: interlingua(as_served(model)),
+    "caching": lambda model: interlingua(as_served(model), caching=True),
+    "sampling": lambda model: interlingua(as_served(model), EVERY_ROW_ITS_OWN),
+    "int8": lambda model: interlingua(as_served(model, BITS["int8"])),
+    "int4": lambda model: interlingua(as_served(model, BITS["int4"])),
+    "generate": static,
+    "generate_batch": continuous,
+    "copying": copying,
+}
+
+
+def load(name: str, shape: str, dtype: str) -> System:
+    """One of `SYSTEMS` with its weights, as many threads as OMP_NUM_THREADS says."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a second set of threads, of one that only loads, would slow `generate_batch`'s own down
+    model = build(shape, getattr(torch, dtype), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    torch.set_num_threads(threads)
+    system = SYSTEMS[name](model)
+    keep_freed_memory()  # as the engine's process does
+    return system
+
+
+if __name__ == "__main__":
+    answer(lambda: load(*sys.argv[1:]))

@@ -71,3 +71,15 @@ def test_the_self_check_notices_a_model_that_cannot_have_them() -> None:
     assert why_not_packed(model, change=partial(pack_linears, least=1)) is None
     assert "other logits" in (why_not_packed(model, change=wrong) or "")
     assert "AttributeError" in (why_not_packed(model, change=broken) or "")
+
+
+def test_a_small_layer_has_the_compiled_product_with_any_number_of_threads() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        few = PackedLinear(nn.Linear(896, 128, dtype=torch.bfloat16))._few_rows
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(threads)
+    alone = PackedLinear(nn.Linear(896, 128, dtype=torch.bfloat16))._few_rows
+    assert (few is None) == (alone is None)

@@ -78,6 +78,7 @@ struct Float32 {
   static float widen(number value) { return value; }
   static floats widen(vector values) { return values; }
   static number narrow(float value) { return value; }
+  static vector narrow(floats values) { return values; }
 };
 
 struct BFloat16 {
@@ -89,6 +90,10 @@ struct BFloat16 {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
     return value != value ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  }
+  static vector narrow(floats values) {
+    const words bits = (words)values, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return __builtin_convertvector(values != values ? words{} + 0x7fc0 : rounded, halves);
   }
 };
 """

@@ -31,7 +31,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS)  # noqa: SLF001
+        self._packed = _reordered(linear.weight.detach())
         self._few_rows = FewRows.of(linear.weight.detach(), self._packed, self.bias)
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -62,6 +62,17 @@ def pack_linears(model: Any, least: int = _LEAST) -> None:
         for name, child in parent.named_children():
             if type(child) is nn.Linear and child.weight.numel() >= least and _packable(child.weight):
                 setattr(parent, name, PackedLinear(child))
+
+
+def _reordered(weight: Tensor) -> Tensor:
+    """In oneDNN's order for one thread: for more it lays small weights out in blocks that `few_rows` cannot read."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)  # noqa: SLF001
+    finally:
+        torch.set_num_threads(threads)
+    return packed
 
 
 def _packable(weight: Tensor) -> bool:

@@ -13,6 +13,7 @@ import torch
 from backends.native.engine.blocks import BlockPool
 from backends.native.engine.cache_runner import CacheRunner
 from backends.native.engine.encoder import EncoderEngine
+from backends.native.engine.fused_norm import fuse_norms
 from backends.native.engine.grammar import Constraints
 from backends.native.engine.kv_cache import KVCache
 from backends.native.engine.loop import Engine
@@ -139,10 +140,10 @@ def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
     if options.tier != "auto":
         _quantise(loaded, options.dtype)
         return options.tier == "packed"
-    why = why_not_packed(loaded.model, change=partial(pack_linears, least=1))
+    why = why_not_packed(loaded.model, change=partial(_replace_layers, least=1))
     if why is None:
         _quantise(loaded, options.dtype)
-        pack_linears(loaded.model)
+        _replace_layers(loaded.model)
         return True
     if options.dtype in BITS:
         raise LoadError(f"This model cannot run in {options.dtype}: with other linear layers {why}.")
@@ -150,6 +151,12 @@ def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
     if why is not None:
         log.warning("model.runs_slowly", model_type=loaded.config.model_type, tier="cache", why=why)
     return why is None
+
+
+def _replace_layers(model: Any, **limits: int) -> None:
+    """By those of ours that compute the same faster, in place."""
+    fuse_norms(model)
+    pack_linears(model, **limits)
 
 
 def _put_adapters_on(model: Any, folders: dict[str, str], tier: str) -> None:

@@ -1,0 +1,136 @@
+"""RMS norms on CPUs as one compiled routine instead of seven operations of torch.
+
+For the few rows of a decode step starting seven operations takes longer than what they do. A norm is replaced if it is
+seen to compute what the routine does; one with a formula of its own (Gemma's) stays. Without a compiler all stay.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from backends.native.engine.compiled import load
+
+_FUNCTIONS = {torch.float32: "norm_float32", torch.bfloat16: "norm_bfloat16"}
+# How far a number may be from the module's, as part of the largest in its row: sums are taken in another order.
+_ROUNDINGS = 4
+
+
+class FusedNorm(nn.Module):
+    """Takes the place of a norm that rounds `x / sqrt(mean(x²) + epsilon)` and multiplies it by its weight."""
+
+    def __init__(self, norm: Any, function: ctypes._FuncPointer) -> None:
+        super().__init__()
+        self.norm = norm
+        self.weight: Tensor = norm.weight
+        self._function = function
+
+    @classmethod
+    def of(cls, module: Any) -> Self | None:
+        """In place of `module`; None if it is something else, or nothing can be compiled."""
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, Tensor) or weight.dim() != 1 or not hasattr(module, "variance_epsilon"):
+            return None
+        function = _function(weight.dtype) if weight.device.type == "cpu" else None
+        fused = cls(module, function) if function else None
+        return fused if fused and _agree(module, fused, weight) else None
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., width] to the same."""
+        width = len(self.weight)
+        if rows.dtype != self.weight.dtype or rows.shape[-1] != width:  # the compiled code does not look
+            normed: Tensor = self.norm(rows)
+            return normed
+        rows = rows.contiguous()
+        normed = torch.empty_like(rows)
+        self._function(
+            rows.data_ptr(),
+            self.weight.data_ptr(),
+            normed.data_ptr(),
+            rows.numel() // width,
+            width,
+            self.norm.variance_epsilon,
+            torch.get_num_threads(),
+        )
+        return normed
+
+
+@torch.inference_mode()
+def fuse_norms(model: Any) -> None:
+    """Replace those of `model` that can be, in place."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            fused = FusedNorm.of(child)
+            if fused is not None:
+                setattr(parent, name, fused)
+
+
+def _agree(norm: Any, fused: FusedNorm, weight: Tensor) -> bool:
+    """Whether both say the same of an ordinary row, and of one so small that epsilon counts."""
+    rows = torch.randn(2, len(weight), generator=torch.Generator().manual_seed(0)) * torch.tensor([[3.0], [1e-3]])
+    expected, found = norm(rows.to(weight.dtype)), fused(rows.to(weight.dtype))
+    allowed = _ROUNDINGS * torch.finfo(weight.dtype).eps * expected.abs().amax(-1, keepdim=True)
+    return expected.dtype == found.dtype and bool(((found - expected).abs() <= allowed).all())
+
+
+@cache
+def _function(dtype: torch.dtype) -> ctypes._FuncPointer | None:
+    library = load("fused_norm", _SOURCE) if dtype in _FUNCTIONS else None
+    if library is None:
+        return None
+    function = library[_FUNCTIONS[dtype]]
+    function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_long] * 2 + [ctypes.c_float, ctypes.c_int]
+    function.restype = None
+    return function
+
+
+# Numbers are rounded where the modules round them.
+_SOURCE = r"""
+constexpr long ALONE = 1 << 15;  // so many numbers one thread is done with before others would have begun
+
+template <class Kind>
+floats read(const typename Kind::number* from) {
+  typename Kind::vector values;
+  std::memcpy(&values, from, sizeof values);
+  return Kind::widen(values);
+}
+
+template <class Kind>
+void norm_row(const typename Kind::number* row, const typename Kind::number* weight, typename Kind::number* normed,
+              long width, float epsilon) {
+  const long whole = width / LANES * LANES;
+  floats squares = {};
+  for (long j = 0; j < whole; j += LANES) squares += read<Kind>(row + j) * read<Kind>(row + j);
+  float sum = total(squares);
+  for (long j = whole; j < width; j++) sum += Kind::widen(row[j]) * Kind::widen(row[j]);
+  const float factor = 1.0f / std::sqrt(sum / width + epsilon);
+  for (long j = 0; j < whole; j += LANES) {
+    const floats scaled = Kind::widen(Kind::narrow(read<Kind>(row + j) * factor));
+    const typename Kind::vector product = Kind::narrow(read<Kind>(weight + j) * scaled);
+    std::memcpy(normed + j, &product, sizeof product);
+  }
+  for (long j = whole; j < width; j++)
+    normed[j] = Kind::narrow(Kind::widen(weight[j]) * Kind::widen(Kind::narrow(Kind::widen(row[j]) * factor)));
+}
+
+template <class Kind>
+void norm(const void* rows, const void* weight, void* normed, long count, long width, float epsilon, int threads) {
+  using number = typename Kind::number;
+#pragma omp parallel for num_threads(threads) schedule(static) if (count * width > ALONE)
+  for (long row = 0; row < count; row++)
+    norm_row<Kind>(static_cast<const number*>(rows) + row * width, static_cast<const number*>(weight),
+                   static_cast<number*>(normed) + row * width, width, epsilon);
+}
+
+#define NORM(name, kind)                                                                                          \
+  extern "C" void name(const void* rows, const void* weight, void* normed, long count, long width, float epsilon, \
+                       int threads) {                                                                             \
+    norm<kind>(rows, weight, normed, count, width, epsilon, threads);                                             \
+  }
+NORM(norm_float32, Float32)
+NORM(norm_bfloat16, BFloat16)
+"""
