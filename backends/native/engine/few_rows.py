@@ -102,7 +102,7 @@ def _function(dtype: torch.dtype) -> ctypes._FuncPointer | None:
 # Weights are read once, in order, 64 outputs at a time. Up to six rows' sums for 64 outputs fit into the 32 registers
 # of AVX-512; more rows take turns at pieces of the weight that stay in the first cache. A word is what one output has
 # together: a float32, or two bfloat16.
-_SOURCE = r"""
+TILES = r"""
 constexpr long BLOCK = 64, VECTORS = BLOCK / LANES, TILE = 6, PIECE = 256, MOST_ROWS = 24;
 
 struct OneFloat32 : Float32 {
@@ -146,7 +146,11 @@ void add_rows(const uint32_t* inputs, long stride, const words* weight, long cou
       case 6: add_tile<Kind, 6>(inputs, stride, weight, count, sums); break;
     }
 }
-
+"""
+"""Any number of rows by a piece of such a weight, added to sums: `add_rows`."""
+_SOURCE = (
+    TILES
+    + r"""
 template <class Kind>
 void multiply(const void* input, const void* packed, const void* added, void* output, long rows, long outputs,
               long inputs, int threads) {
@@ -177,3 +181,4 @@ void multiply(const void* input, const void* packed, const void* added, void* ou
 PRODUCT(product_float32, OneFloat32)
 PRODUCT(product_bfloat16, TwoBFloat16)
 """
+)

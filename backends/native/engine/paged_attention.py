@@ -1,8 +1,8 @@
 """Attention on CPUs: sequences in decode by a compiled routine that reads their pages where they lie.
 
 `reference` gathers the pages first and pads sequences to one length, which on a CPU takes longer than attending does.
-What the compiled routine does not know (prompts, softcap, sinks, other dtypes, GPUs) goes on to `reference`, and all of
-it where nothing can be compiled.
+What the compiled routine does not know (softcap, sinks, other dtypes, GPUs) goes on to `reference`, and all of it where
+nothing can be compiled. Prompts are attended to by `prompt_attention`, if it can.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from backends.native.engine.attention import AttentionMetadata, AttentionParams, index_tensor
 from backends.native.engine.compiled import load
 from backends.native.engine.kv_cache import LayerCache
+from backends.native.engine.prompt_attention import attend_prompts
 from backends.native.engine.reference import fill, reference_kernel
 
 _MOST_WIDTH = 512  # of keys and values; MOST_WIDTH below
@@ -53,7 +54,7 @@ def paged_kernel(
         decoding = metadata.plans["decoding"] = find_decoding(metadata)
     output = queries.new_empty(*queries.shape[:2], cache.values.shape[2])
     _decode(attend, queries, cache, block_size, decoding, params, output)
-    if not decoding.alone:
+    if not decoding.alone and not attend_prompts(queries, cache, block_size, metadata, params, output):
         fill(output, queries, cache, block_size, metadata, params, decoding=False)
     return output
 
