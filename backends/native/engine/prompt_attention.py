@@ -119,11 +119,6 @@ struct Sizes {
   long tokens, context, page, window, heads, key_heads, width, token_stride, head_stride, threads;
 };
 
-inline halves narrowed(floats values) {  // as BFloat16::narrow does
-  const words bits = (words)values, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return __builtin_convertvector(values != values ? words{} + 0x7fc0 : rounded, halves);
-}
-
 // 64 keys of one head as [width / 2, 64] pairs, their values as [width / 64, 32, 64] pairs; beyond the context zeros.
 void pack(const uint16_t* keys, const uint16_t* values, const int64_t* table, long from, const Sizes& size,
           uint32_t* packed_keys, uint32_t* packed_values) {
@@ -161,7 +156,7 @@ struct Tile {
     floats added = {};
     for (long v = 0; v < VECTORS; v++) {
       const floats part = exponential(scores[row][v] - higher);
-      const halves half = narrowed(part);
+      const halves half = BFloat16::narrow(part);
       std::memcpy(&weights[row][v * LANES], &half, sizeof half);
       added += part;
     }
@@ -196,7 +191,7 @@ struct Tile {
     }
     for (long row = 0; row < rows; row++)
       for (long at = 0; at < size.width; at += LANES) {
-        const halves half = narrowed(sums[at / BLOCK][row][at % BLOCK / LANES] / weight[row]);
+        const halves half = BFloat16::narrow(sums[at / BLOCK][row][at % BLOCK / LANES] / weight[row]);
         std::memcpy(output + row * size.heads * size.width + at, &half, sizeof half);
       }
   }
