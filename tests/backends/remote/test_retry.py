@@ -91,11 +91,12 @@ async def test_what_was_not_answered_is_asked_again(
 async def test_what_would_fail_again_or_be_done_twice_is_not(
     outcomes: tuple[GatewayError, ...], made: int, pauses: list[float]
 ) -> None:
-    attempts = Attempts(*outcomes)
+    attempts, told = Attempts(*outcomes), list[GatewayError]()
     with pytest.raises(type(outcomes[-1])) as caught:
-        await Retrier(Retries()).run(attempts, soon())
+        await Retrier(Retries(), told.append).run(attempts, soon())
     assert caught.value is outcomes[-1]
     assert attempts.made == made
+    assert told == [*outcomes], "each attempt's failure is told, once"
 
 
 async def test_the_upstreams_own_pause_is_kept(pauses: list[float]) -> None:
