@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -105,31 +105,34 @@ def measure(dtype: str, device: torch.device, table: Table, threads: int, folder
     print(f"\n{dtype}: weights {weights / 1e9:.2f} GB, copy {copied / 1e9:.1f} GB/s (read and", end=" ")
     print(f"written), product of 2048² matrices {multiplied / 1e9:.0f} GFLOP/s", flush=True)
     jobs = workloads(model.config.vocab_size, scale=scale)
-
-    def start(stack: ExitStack, name: str) -> System:
-        arguments = (name, shape, dtype)
-        log = folder / f"{name}.log"
-        apart = asked(Path(sys.executable), "benchmarks.systems", *arguments, log=log, threads=threads)
-        return stack.enter_context(apart)
-
+    start = partial(apart, shape=shape, dtype=dtype, threads=threads, folder=folder)
     with ExitStack() as stack:
-        peers = {name: start(stack, name) for name in (OURS, STATIC, BATCH)}
+        peers = {name: stack.enter_context(start(name)) for name in (OURS, STATIC, BATCH)}
         check(peers, model.config.vocab_size, exact=model.dtype == torch.float32)
         for workload in filter(table.wants, jobs):
-            with ExitStack() as while_it_lasts:
-                beside = {label: start(while_it_lasts, name) for label, name in BESIDE.get(workload, {}).items()}
+            with ExitStack() as only_here:
+                beside = {
+                    label: only_here.enter_context(start(name)) for label, name in BESIDE.get(workload, {}).items()
+                }
                 if workload == PREFIX:
                     beside["without prefix cache"] = peers[OURS]
                 times = table.add(workload, jobs[workload], peers | beside)
             if workload == PREFILL:
                 operations = 2 * len(jobs[PREFILL][0][0]) * (model.num_parameters() - model.lm_head.weight.numel())
                 print(f"{'':28} {operations / times[OURS] / multiplied:.0%} of the product's rate")
-    with ExitStack() as stack:
-        if device.type == "cpu" and model.dtype == torch.bfloat16 and table.wants(ROUNDED):
-            table.add(ROUNDED, jobs[ONE], {name: start(stack, name) for name in (OURS, *BITS)})
-        if table.wants(SAMPLED):
-            sampled = {"every row its own": start(stack, "sampling"), "all greedy": start(stack, OURS)}
-            table.add(SAMPLED, jobs[EIGHT], sampled)
+    own = {SAMPLED: (jobs[EIGHT], {"every row its own": "sampling", "all greedy": OURS})}
+    if device.type == "cpu" and model.dtype == torch.bfloat16:
+        own[ROUNDED] = (jobs[ONE], {name: name for name in (OURS, *BITS)})
+    for workload in filter(table.wants, own):
+        asked_for, names = own[workload]
+        with ExitStack() as stack:
+            table.add(workload, asked_for, {label: stack.enter_context(start(name)) for label, name in names.items()})
+
+
+def apart(name: str, *, shape: str, dtype: str, threads: int, folder: Path) -> AbstractContextManager[System]:
+    """One of `systems.SYSTEMS` in a process of its own, whose log is in `folder`."""
+    log = folder / f"{name}.log"
+    return asked(Path(sys.executable), "benchmarks.systems", name, shape, dtype, log=log, threads=threads)
 
 
 def check(systems: dict[str, System], vocab: int, *, exact: bool) -> None:
