@@ -224,9 +224,10 @@ def _wanted_blocks(loaded: LoadedModel, options: EngineOptions) -> int:
 
 def _packed(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
     probe = PackedRunner(loaded.model, KVCache(1, options.block_size))
-    sequence = Sequence(0, Submit(0, (0,), 1), 0)
+    prompt = (0,) * min(2, options.block_size)  # two are attended to as prompts are, by what is compiled for them
+    sequence = Sequence(0, Submit(0, prompt, 1), 0)
     sequence.blocks.append(0)
-    probe.run([Work(sequence, 0, 1, samples=True)])
+    probe.run([Work(sequence, 0, len(prompt), samples=True)])
     embedder = None if options.text_only else _embedder(loaded, options)
     taken = profile(loaded.model, probe, embedder, options, _context(loaded, options)) if embedder else 0
     affordable = _cache_bytes(loaded.model.device, taken) // probe.cache.bytes_per_block
