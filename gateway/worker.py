@@ -28,6 +28,10 @@ from gateway.head import Connection
 _GRACE, _LONGEST_GRACE = 0.5, 3.0
 """Seconds for requests that are on their way when the worker ends, and at most for those who have connected."""
 _TURN = 0.05
+_KEEP_ALIVE = 75
+"""Seconds that an idle connection is kept: longer than clients and load balancers do, up to 60 by default. Who closes
+first may close on a request that the other has just sent.
+"""
 
 
 class Orders(msgspec.Struct, frozen=True):
@@ -128,6 +132,7 @@ def main() -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE,
         timeout_graceful_shutdown=int(orders.config.server.drain_timeout),
     )
     gc.freeze()  # requests in flight are many and die young: by default the collector walks them all too often

@@ -39,7 +39,7 @@ def test_a_multimodal_model_of_ones_own(tmp_path: Path) -> None:
     paths = [str(tmp_path), str(example), str(EXAMPLES.parent)]
     command = [sys.executable, "-m", "tests.backends.native.multimodal.own_model", str(tmp_path / "checkpoint")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(command, cwd=EXAMPLES.parent, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=EXAMPLES.parent, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["equal"]
 

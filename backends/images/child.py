@@ -1,8 +1,8 @@
 """The process that decodes pictures: run as a script, alone, under limits of memory and with no way to write files.
 
-It imports nothing of ours. Frames on stdin are `format, length, file`; on stdout `width, height, RGB`, or zeros for a
-picture that cannot be read. It never says why: Pillow's words are not for clients. The picture is held once, as it was
-decoded: it is turned, put on white and made RGB in strips.
+It imports nothing of ours. On stdout one byte says that it is there; then frames on stdin are `format, length, file`,
+on stdout `width, height, RGB`, or zeros for a picture that cannot be read. It never says why: Pillow's words are not
+for clients. The picture is held once, as it was decoded: it is turned, put on white and made RGB in strips.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from PIL.Image import Transpose
 
 REQUEST = struct.Struct(">4sI")
 REPLY = struct.Struct(">II")
+HERE = b"."
 
 _ORIENTATION = 0x0112
 _UPRIGHT = {
@@ -107,6 +108,8 @@ def main() -> None:
     memory = _address_space() + int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    sys.stdout.buffer.write(HERE)
+    sys.stdout.buffer.flush()
     serve(sys.stdin.buffer, sys.stdout.buffer)
 
 

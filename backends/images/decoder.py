@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from backends.images.child import REPLY, REQUEST
+from backends.images.child import HERE, REPLY, REQUEST
 from backends.images.header import Format
 from backends.images.options import ImageOptions
 from schemas.errors import InvalidRequest, Overloaded
@@ -22,6 +22,7 @@ _ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "1048576"}  # what a picture took goes
 _CHILDREN = 2
 _MOST_WAITING = 64
 _PIECE = 1 << 20
+_STARTING = 60.0  # seconds that a child may take to be there, which is not the picture's fault
 
 
 class Decoder:
@@ -71,7 +72,8 @@ class _Child:
     async def decode(self, data: bytes, format: Format) -> tuple[int, int, bytearray]:
         """See `Decoder`."""
         try:
-            child = await self._started()
+            async with asyncio.timeout(_STARTING):
+                child = await self._started()
             async with asyncio.timeout(self._options.decode_seconds):
                 found = await _ask(child, data, format)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
@@ -101,6 +103,8 @@ class _Child:
             self._child = await asyncio.create_subprocess_exec(
                 sys.executable, *arguments, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=_ENVIRONMENT
             )
+            assert self._child.stdout is not None
+            await self._child.stdout.readexactly(len(HERE))
         return self._child
 
 

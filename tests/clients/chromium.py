@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PATH = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-LIMIT = 30  # seconds
+LIMIT = 120  # seconds
 
 
 class Page:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-START_LIMIT = 180  # seconds; a cold machine imports torch and transformers first
+LIMIT = 180  # seconds for anything; a cold machine imports torch and transformers first
 CAPITAL = "What is the capital of France?"
 
 
@@ -48,22 +47,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @contextmanager
 def serving(log: Path, *arguments: str, env: dict[str, str] | None = None) -> Iterator[str]:
     """`gateway serve` on a free port, ready to answer; yields its URL."""
-    port = _free_port()
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [_gateway(), "serve", "--host", "127.0.0.1", "--port", str(port), *arguments],
+            [_gateway(), "serve", "--host", "127.0.0.1", "--port", "0", *arguments],
             stdout=out,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1"} | (env or {}),
         )
-    url = f"http://127.0.0.1:{port}"
     try:
-        _wait_until_ready(process, url, log)
-        yield url
+        yield _greeted(process, log)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            code = process.wait(30)
+            code = process.wait(LIMIT)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
@@ -75,20 +71,13 @@ def _gateway() -> str:
     return str(Path(named).absolute()) if named else str(Path(sys.executable).parent / "gateway")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + START_LIMIT
+def _greeted(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Its URL, which it tells once it can answer."""
+    deadline = time.monotonic() + LIMIT
     while time.monotonic() < deadline:
         if process.poll() is not None:
             pytest.fail(f"the gateway ended with {process.returncode}:\n{log.read_text()}")
-        try:
-            with urllib.request.urlopen(f"{url}/health/ready", timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
-    pytest.fail(f"the gateway was not ready within {START_LIMIT} s:\n{log.read_text()}")
+        if found := re.search(r"^Interlingua \S+ on (http://\S+) ", log.read_text(), re.MULTILINE):
+            return found[1]
+        time.sleep(0.1)
+    pytest.fail(f"the gateway was not ready within {LIMIT} s:\n{log.read_text()}")

@@ -21,7 +21,7 @@ from PIL import Image
 
 from backends.native.demo.scenes import draw_scene, render
 
-from .conftest import Server
+from .conftest import LIMIT, Server
 
 pytestmark = pytest.mark.clients
 
@@ -88,7 +88,7 @@ def databricks(server: Server, uri: str, stream: bool) -> str:
 
 
 def tgi(server: Server, uri: str, stream: bool) -> str:
-    client = text_generation.Client(server.url)
+    client = text_generation.Client(server.url, timeout=LIMIT)
     prompt = RAW.format(f"![]({uri})")
     if not stream:
         return client.generate(prompt, max_new_tokens=20).generated_text
@@ -167,4 +167,4 @@ def test_refusals_are_the_protocols_own(server: Server) -> None:
         assert "127.0.0.1" not in refused.value.message
         assert "hostname" not in refused.value.message
     with pytest.raises(text_generation.errors.ValidationError, match="not a JPEG or PNG"):
-        text_generation.Client(server.url).generate("![](data:image/png;base64,aGk=)Hi")
+        text_generation.Client(server.url, timeout=LIMIT).generate("![](data:image/png;base64,aGk=)Hi")

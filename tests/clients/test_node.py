@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Server
+from .conftest import LIMIT, Server
 
 HERE = Path(__file__).parent / "node"
 INSTALLED = HERE / "node_modules/.package-lock.json"  # npm writes it last
@@ -31,6 +31,6 @@ pytestmark = [
 def test_node(server: Server, file: str) -> None:
     told = {"INTERLINGUA_URL": server.url, "INTERLINGUA_MODEL": server.model}
     run = subprocess.run(
-        [str(NODE), "--test", file], cwd=HERE, env=os.environ | told, capture_output=True, text=True, timeout=120
+        [str(NODE), "--test", file], cwd=HERE, env=os.environ | told, capture_output=True, text=True, timeout=LIMIT
     )
     assert run.returncode == 0, run.stdout + run.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Server
+from .conftest import LIMIT, Server
 
 pytestmark = pytest.mark.clients
 
@@ -30,6 +30,6 @@ def test_there_is_an_example_for_each_protocol() -> None:
 @pytest.mark.parametrize("code", [*BLOCKS.values(), *PICTURES], ids=[*BLOCKS, *(["pictures"] * len(PICTURES))])
 def test_example_runs(server: Server, code: str) -> None:
     code = code.replace("127.0.0.1:8000", server.address)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()

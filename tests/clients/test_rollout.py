@@ -25,7 +25,7 @@ from databricks.sdk.service.serving import (
 )
 from mlflow.deployments import get_deploy_client
 
-from .conftest import serving
+from .conftest import LIMIT, serving
 
 pytestmark = pytest.mark.clients
 
@@ -82,7 +82,7 @@ def ask(url: str, endpoint: str, *, stream: bool) -> str:
     request = urllib.request.Request(
         f"{url}/serving-endpoints/{endpoint}/invocations", json.dumps(body).encode(), headers
     )
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=LIMIT) as answer:
         data = answer.read()
         assert data.endswith(b"data: [DONE]\n\n") if stream else json.loads(data)["choices"]
         return answer.headers["served-model-name"]

@@ -8,7 +8,7 @@ import pytest
 import text_generation
 from text_generation.errors import ValidationError
 
-from .conftest import Server
+from .conftest import LIMIT, Server
 
 pytestmark = pytest.mark.clients
 
@@ -16,7 +16,7 @@ PROMPT = "The capital of France is"
 
 
 def test_whole_equals_streamed(server: Server) -> None:
-    client = text_generation.Client(server.url)
+    client = text_generation.Client(server.url, timeout=LIMIT)
     whole = client.generate(PROMPT, max_new_tokens=12, decoder_input_details=True)
     assert whole.generated_text
     assert whole.details.prefill
@@ -29,7 +29,7 @@ def test_whole_equals_streamed(server: Server) -> None:
 
 def test_async(server: Server) -> None:
     async def ask() -> tuple[str, str]:
-        client = text_generation.AsyncClient(server.url)
+        client = text_generation.AsyncClient(server.url, timeout=LIMIT)
         whole = await client.generate(PROMPT, max_new_tokens=12)
         last = [frame async for frame in client.generate_stream(PROMPT, max_new_tokens=12)][-1]
         return whole.generated_text, last.generated_text
@@ -39,7 +39,7 @@ def test_async(server: Server) -> None:
 
 
 def test_validation_error(server: Server) -> None:
-    client = text_generation.Client(server.url)
+    client = text_generation.Client(server.url, timeout=LIMIT)
     with pytest.raises((ValidationError, ValueError)):
         client.generate(PROMPT, temperature=-1.0)
     with pytest.raises(ValidationError):

@@ -17,7 +17,7 @@ from backends.native.engine.serving import Inbox
 from backends.native.frames import FrameReader, encode_frame
 from backends.native.messages import Failed, FromEngine, Loading, Message, Output, Ping, Pong, Ready, Step
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 READY = Ready(128, 96, (2,), "float32", "cpu", "packed", 8)
 
 
@@ -27,7 +27,11 @@ class Worker:
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(PATIENCE)
-        self.socket.connect(str(path))
+        try:
+            self.socket.connect(str(path))
+        except OSError:
+            self.socket.close()
+            raise
         self._reader: FrameReader[Message] = FrameReader(FromEngine)
 
     def send(self, message: Message) -> None:

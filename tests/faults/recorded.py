@@ -91,8 +91,9 @@ def is_end(frame: bytes) -> bool:
 
 @asynccontextmanager
 async def remote(kind: str, url: str, **options: Any) -> AsyncIterator[RemoteBackend]:
-    """A started backend of that kind."""
-    backend = KINDS[kind]("remote", {"url": url, "health_interval": 3600.0} | options)
+    """A started backend of that kind, which waits for connections as long as a busy machine wants."""
+    timeouts = {"connect": 60.0} | options.pop("timeouts", {})
+    backend = KINDS[kind]("remote", {"url": url, "health_interval": 3600.0, "timeouts": timeouts} | options)
     await backend.start()
     try:
         yield backend

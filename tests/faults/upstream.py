@@ -123,7 +123,7 @@ async def upstream(play: Play) -> AsyncIterator[Upstream]:
     finally:
         server.close()
         with suppress(TimeoutError):
-            await asyncio.wait_for(_empty(made), 2)
+            await asyncio.wait_for(_empty(made), 60)
 
 
 async def _empty(made: Upstream) -> None:

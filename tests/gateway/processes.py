@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LIMIT = 120  # seconds for anything: a busy machine imports torch slowly
+LIMIT = 300  # seconds for anything: a busy machine imports torch slowly
 
 SCRIPTED = """
 [server]

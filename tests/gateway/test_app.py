@@ -131,13 +131,13 @@ async def read_raw(port: int, model: str) -> bytes:
     body = json.dumps({"text_input": "one two three"}).encode()
     path = f"/v2/models/{model}/generate_stream".encode()
     writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path, len(body), body))
-    parts = []
-    while part := await asyncio.wait_for(reader.read(1000), 5):
-        parts.append(part)
-        if b"\r\n0\r\n\r\n" in part:
+    data = b""
+    while part := await asyncio.wait_for(reader.read(1000), 60):
+        data += part
+        if data.endswith(b"\r\n0\r\n\r\n"):
             break
     writer.close()
-    return b"".join(parts)
+    return data
 
 
 @pytest.mark.parametrize("abort", [False, True])

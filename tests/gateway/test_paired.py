@@ -86,7 +86,7 @@ async def ends(client: httpx.AsyncClient) -> dict[str, int]:
 
 async def told(client: httpx.AsyncClient, count: int) -> dict[str, Any]:
     """What the figures say once so many pairs have ended, well or not."""
-    for _ in range(500):
+    for _ in range(10_000):
         if sum((await ends(client)).values()) == count:
             break
         await asyncio.sleep(0.01)

@@ -18,13 +18,15 @@ from .processes import LIMIT, SCRIPTED, Gateway, alive, serving, start, status, 
 pytestmark = pytest.mark.slow
 
 CHAT = {"messages": [{"role": "user", "content": "one two three four five six"}], "max_tokens": 6}
-HASTY = """
+NATIVE = """
+[server]
+workers = {workers}
 [backends.local]
 kind = "native"
-heartbeat = 0.1
-hung_after = 1.0
-[endpoints.demo]
-served_entities = [{ name = "demo-1", backend = "local" }]
+patience = {patience}
+{more}
+[endpoints.interlingua]
+served_entities = [{{ name = "demo", backend = "local" }}]
 """
 GREETING = {"model": "interlingua", "messages": [{"role": "user", "content": "Hello!"}], "temperature": 0}
 
@@ -46,8 +48,16 @@ def scripted(tmp_path: Path) -> Callable[[int], str]:
 
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with serving("--workers", "2", log=tmp_path_factory.mktemp("native") / "log") as gateway:
+    folder = tmp_path_factory.mktemp("native")
+    with serving("--config", patient(folder, workers=2), log=folder / "log") as gateway:
         yield gateway
+
+
+def patient(folder: Path, workers: int, more: str = "") -> str:
+    """A configuration with a native model, whose requests wait for the next engine however long that takes to start."""
+    path = folder / "gateway.toml"
+    path.write_text(NATIVE.format(workers=workers, patience=LIMIT, more=more))
+    return str(path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
@@ -110,12 +120,11 @@ def test_a_killed_engine_is_replaced(native: Gateway) -> None:
 
 @pytest.mark.torch
 def test_a_hung_engine_is_replaced(tmp_path: Path, log: Path) -> None:
-    config = tmp_path / "gateway.toml"
-    config.write_text(HASTY)
-    with serving("--config", str(config), log=log) as gateway:
+    config = patient(tmp_path, workers=1, more="heartbeat = 0.1\nhung_after = 5.0")
+    with serving("--config", config, log=log) as gateway:
         (engine,) = gateway.engines()
         os.kill(engine, signal.SIGSTOP)
-        answer = gateway.ask("/v1/chat/completions", GREETING | {"model": "demo"})
+        answer = gateway.ask("/v1/chat/completions", GREETING)
         assert answer["choices"][0]["message"]["content"]
         assert gateway.engines() != [engine]
         assert not alive(engine)

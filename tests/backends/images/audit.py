@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401 - or the first `to_thread` opens its file, maybe while somebody watches
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -57,7 +57,7 @@ def test_strips_make_the_whole(format: str, mode: str, orientation: int) -> None
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def loader() -> AsyncIterator[ImageLoader]:
-    loader = ImageLoader(ImageOptions())
+    loader = ImageLoader(ImageOptions(decode_seconds=60.0))
     yield loader
     await loader.aclose()
 

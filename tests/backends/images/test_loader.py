@@ -8,12 +8,14 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from backends.images import ImageLoader, ImageOptions, Picture
+from backends.images import ImageLoader, ImageOptions, Picture, decoder
+from backends.images.child import HERE
 from schemas.errors import InvalidRequest, Overloaded
 from schemas.ir import ImagePart
 from tests.backends.images import files
@@ -21,10 +23,12 @@ from tests.backends.images.audit import watching
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+UNHURRIED = ImageOptions(decode_seconds=60.0)
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def loader() -> AsyncIterator[ImageLoader]:
-    loader = ImageLoader(ImageOptions())
+    loader = ImageLoader(UNHURRIED)
     yield loader
     await loader.aclose()
 
@@ -143,11 +147,11 @@ LIMITS = {
 @pytest.mark.parametrize(("limit", "count", "words"), LIMITS.values(), ids=LIMITS)
 async def test_limits(limit: dict[str, int], count: int, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
-        await load(ImageLoader(ImageOptions(**limit)), [files.part(files.file())] * count)
+        await load(ImageLoader(ImageOptions(**limit, decode_seconds=60.0)), [files.part(files.file())] * count)
 
 
 async def test_a_child_out_of_memory_harms_nobody() -> None:
-    loader = ImageLoader(ImageOptions(decode_memory=12_000_000))
+    loader = ImageLoader(ImageOptions(decode_memory=12_000_000, decode_seconds=60.0))
     with pytest.raises(InvalidRequest, match=r"damaged|within the limits"):
         await load(loader, [files.part(BOMB)])
     assert await load(loader, [files.part(files.file())])
@@ -155,13 +159,16 @@ async def test_a_child_out_of_memory_harms_nobody() -> None:
 
 
 async def test_a_child_that_hangs_is_killed_and_replaced() -> None:
-    loader = ImageLoader(ImageOptions(decode_seconds=0.5))
+    loader = ImageLoader(UNHURRIED)
     assert await load(loader, [files.part(files.file())])
-    (child,) = [each._child for each in loader._decoder._children if each._child is not None]
+    (used,) = [each for each in loader._decoder._children if each._child is not None]
+    child = used._child
     os.kill(child.pid, signal.SIGSTOP)
+    used._options = ImageOptions(decode_seconds=0.1)
     with pytest.raises(InvalidRequest, match="within the limits"):
         await load(loader, [files.part(files.file())])
     assert child.returncode == -signal.SIGKILL
+    used._options = UNHURRIED
     assert await load(loader, [files.part(files.file())])
     await loader.aclose()
 
@@ -174,8 +181,33 @@ async def test_nothing_is_opened_by_default(loader: ImageLoader, ref: str, kind:
     assert not any(word in refused.value.message for word in ("127.0.0.1", "secret", "/etc", "passwd"))
 
 
+SLOW_TO_START = """
+import runpy, sys, time
+from pathlib import Path
+while not Path({go!r}).exists(): time.sleep(0.01)
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+async def test_the_time_that_a_child_takes_to_start_is_not_the_pictures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    go, slow = tmp_path / "go", tmp_path / "slow.py"
+    slow.write_text(SLOW_TO_START.format(go=str(go), script=str(decoder._SCRIPT)))
+    monkeypatch.setattr(decoder, "_SCRIPT", slow)
+    loader = ImageLoader(ImageOptions(decode_seconds=0.001))
+    loading = asyncio.create_task(load(loader, [files.part(files.file())]))
+    done, _ = await asyncio.wait([loading], timeout=0.3)
+    assert not done
+    for child in loader._decoder._children:
+        child._options = UNHURRIED
+    go.touch()
+    assert await loading
+    await loader.aclose()
+
+
 async def test_a_slow_picture_does_not_stop_the_others() -> None:
-    loader = ImageLoader(ImageOptions(decode_seconds=60))
+    loader = ImageLoader(UNHURRIED)
     await load(loader, [files.part(files.file())])
     (child,) = [each._child for each in loader._decoder._children if each._child is not None]
     os.kill(child.pid, signal.SIGSTOP)
@@ -191,7 +223,7 @@ async def test_a_slow_picture_does_not_stop_the_others() -> None:
 
 
 async def test_who_leaves_in_the_middle_of_a_large_picture_takes_no_turn_along() -> None:
-    loader = ImageLoader(ImageOptions())
+    loader = ImageLoader(UNHURRIED)
     large = files.part(files.file(mode="1", size=(4000, 4000), color=0))
     await load(loader, [files.part(files.file())])
     for _ in range(3):
@@ -206,13 +238,13 @@ async def test_who_leaves_in_the_middle_of_a_large_picture_takes_no_turn_along()
 
 
 def _arriving(child: Any) -> bool:
-    """Whether more of a picture has come than is read before the next look."""
-    return child._child is not None and len(child._child.stdout._buffer) > 0
+    """Whether more of a picture has come than is read before the next look, and not just a child's first word."""
+    return child._child is not None and len(child._child.stdout._buffer) > len(HERE)
 
 
 async def test_a_picture_keeps_its_turn_while_it_is_used() -> None:
     """Two are held at once; the third is decoded when one of them is not needed any more."""
-    loader = ImageLoader(ImageOptions())
+    loader = ImageLoader(UNHURRIED)
     (file,) = await loader.read([files.part(files.file())])
     async with loader.decoded(file), loader.decoded(file):
         third = asyncio.create_task(loader.decode(file))
@@ -223,7 +255,7 @@ async def test_a_picture_keeps_its_turn_while_it_is_used() -> None:
 
 
 async def test_a_long_queue_is_refused() -> None:
-    loader = ImageLoader(ImageOptions())
+    loader = ImageLoader(UNHURRIED)
     many = [load(loader, [files.part(files.file())]) for _ in range(80)]
     found = await asyncio.gather(*many, return_exceptions=True)
     assert sum(isinstance(each, Overloaded) for each in found) <= 80 - 64

@@ -448,7 +448,7 @@ def test_a_shared_engine_is_started_only_where_there_is_none() -> None:
         NativeBackend.engine_command({"thread": 3}, Path("s"))
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     fields=st.fixed_dictionaries(
         {

@@ -15,8 +15,8 @@ from tests.backends.native.test_link import until
 
 NOTES = """
 import os, signal, sys, time
-with open(sys.argv[1], "a") as notes: notes.write(f"{os.getpid()}\\n")
 if sys.argv[2] == "stubborn": signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with open(sys.argv[1], "a") as notes: notes.write(f"{os.getpid()}\\n")
 if sys.argv[2] == "broken": sys.exit(3)
 time.sleep(60)
 """

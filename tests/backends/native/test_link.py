@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,25 @@ async def engine() -> FakeEngine:
 
 @pytest.fixture
 async def link(engine: FakeEngine) -> AsyncIterator[EngineLink]:
-    link = EngineLink(engine.connect, heartbeat=0.01, hung_after=0.5, patience=0.5)
+    async with linked(engine, patience=60.0) as link:
+        yield link
+
+
+@asynccontextmanager
+async def linked(engine: FakeEngine, patience: float) -> AsyncIterator[EngineLink]:
+    """A way to the engine that is closed in the end, and then holds nothing of it."""
+    link = EngineLink(engine.connect, heartbeat=0.01, hung_after=0.5, patience=patience)
     await link.start()
     yield link
     await link.aclose()
     assert engine.connections == {}
     assert engine.running == {}
+
+
+@pytest.fixture
+async def impatient(engine: FakeEngine) -> AsyncIterator[EngineLink]:
+    async with linked(engine, patience=0.1) as link:
+        yield link
 
 
 async def drain(exchange: Exchange) -> None:
@@ -294,7 +308,8 @@ async def test_between_engines_requests_wait(engine: FakeEngine, link: EngineLin
     link.release(exchange)
 
 
-async def test_they_do_not_wait_forever(engine: FakeEngine, link: EngineLink) -> None:
+async def test_they_do_not_wait_forever(engine: FakeEngine, impatient: EngineLink) -> None:
+    link = impatient
     engine.up = False
     begun = ask(link, 5)
     engine.die()
@@ -312,7 +327,8 @@ async def test_they_do_not_wait_forever(engine: FakeEngine, link: EngineLink) ->
     await until(lambda: link.health == Health("ready"))
 
 
-async def test_they_wait_again_for_one_that_says_it_loads(engine: FakeEngine, link: EngineLink) -> None:
+async def test_they_wait_again_for_one_that_says_it_loads(engine: FakeEngine, impatient: EngineLink) -> None:
+    link = impatient
     engine.up = False
     engine.die()
     await until(lambda: link.health.status == "failed")

@@ -15,7 +15,7 @@ from tests.faults.upstream import END, STREAM, Close, Hang, Pause, Play, Reset, 
 POST = Outbound("/generate", b'{"a":1}')
 
 
-def soon(seconds: float = 5.0) -> float:
+def soon(seconds: float = 60.0) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 
@@ -92,7 +92,7 @@ async def test_what_goes_wrong_is_told(steps: tuple[Step, ...], error: type[Gate
     async with upstream(always(*steps)) as there:
         transport = Transport(there.url, limits=TransportLimits(body=4096))
         with pytest.raises(error) as caught:
-            await ask(transport, soon(0.2))
+            await ask(transport, soon(0.1 if error is BackendTimeout else 60.0))
         assert code is None or caught.value.code == code
         assert str(there.port) not in caught.value.message
         await until(lambda: transport.pool.busy == 0)
@@ -176,7 +176,7 @@ async def test_a_reader_who_rests_stops_the_sender() -> None:
 
 async def test_an_answer_that_is_whole_may_end_later() -> None:
     async with upstream(always(STREAM + chunk(b"all"), Pause(0.05), END)) as there:
-        transport = Transport(there.url)
+        transport = Transport(there.url, limits=TransportLimits(linger=60.0))
         for _ in range(3):
             answer = await transport.exchange(POST, soon())
             assert await answer.read(soon()) == b"all"
@@ -223,6 +223,6 @@ async def test_a_path_cannot_bring_a_header() -> None:
 
 
 async def until(done: object) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not done():  # type: ignore[operator]  # noqa: ASYNC110
             await asyncio.sleep(0.005)

@@ -40,7 +40,8 @@ async def test_a_stream_through_httpx() -> None:
 )
 async def test_failures_have_httpx_names(steps: tuple[Step, ...], error: type[httpx.TransportError]) -> None:
     transport = HttpxTransport(TransportLimits(connections=1))
-    async with upstream(lambda _: steps) as there, httpx.AsyncClient(transport=transport, timeout=0.1) as client:
+    limits = httpx.Timeout(60.0, read=0.1 if error is httpx.ReadTimeout else 60.0)
+    async with upstream(lambda _: steps) as there, httpx.AsyncClient(transport=transport, timeout=limits) as client:
         with pytest.raises(error):
             await client.get(there.url)
         with pytest.raises(httpx.UnsupportedProtocol):

@@ -11,6 +11,7 @@ from backends.transport.connection import Connection
 from backends.transport.limits import TransportLimits
 from backends.transport.pool import Pool
 from schemas.errors import BackendUnavailable
+from tests.backends.transport.test_client import until
 from tests.faults.upstream import Hang, upstream
 
 
@@ -34,8 +35,7 @@ async def test_a_failed_handshake_is_told_to_one() -> None:
         assert isinstance(second, Connection)
         assert pool.open == pool.busy == 1
         second.abort()
-        await asyncio.sleep(0.01)
-        assert pool.open == 0
+        await until(lambda: pool.open == 0)
 
 
 async def test_who_waits_when_the_pool_closes_is_told() -> None:

@@ -17,7 +17,7 @@ from tests.backends.images import files
 
 async def measure(folder: str, size: tuple[int, int]) -> list[float]:
     """Ours and the child's."""
-    prompts = ImagePrompts.load(folder, ImageOptions(), most_tokens=1)
+    prompts = ImagePrompts.load(folder, ImageOptions(decode_seconds=60.0), most_tokens=1)
     await prompts._item(picture((300, 200)))
     before = held_now()
     await prompts._item(picture(size))

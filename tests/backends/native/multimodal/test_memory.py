@@ -51,7 +51,7 @@ def test_the_largest_picture(tmp_path: Path) -> None:
         replace_image_processor(save(tmp_path / name), processor)
     command = [sys.executable, "-m", "tests.backends.native.multimodal.peak", str(WIDTH), str(HEIGHT)]
     command += [str(tmp_path / name) for name in MODELS]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout.splitlines()
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout.splitlines()
     for name, line in zip(MODELS, told[-len(MODELS) :], strict=True):
         ours, decoding = (float(megabytes) for megabytes in line.split())
         print(f"{name}: {ours:.0f} MB, decoding {decoding:.0f} MB")
