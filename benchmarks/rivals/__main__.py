@@ -101,17 +101,15 @@ def started(name: str, where: Path, model: Any, threads: int, folder: Path) -> I
 
 
 def check(name: str, system: System, ours: System, vocab: int) -> bool:
-    """Whether it runs the same model: most first tokens are ours. Later ones part where bfloat16 rounds otherwise."""
+    """Whether it runs the same model: half of the first tokens or more are ours, of so large a vocabulary.
+
+    All are not: of bfloat16's first tokens here some five in six are those of float32, whoever computes them.
+    """
     draw = random.Random(1)
-    jobs: list[Job] = [([draw.randrange(vocab) for _ in range(length)], 12) for length in (5, 17, 33, 70)]
-    rows = list(zip(system(jobs), ours(jobs), strict=True))
-    same = sum(a == b for row in rows for a, b in zip(*row, strict=True))
-    first = sum(theirs[0] == own[0] for theirs, own in rows)
-    print(
-        f"{name:28} {first} of {len(jobs)} first tokens as ours, {same} of all {sum(new for _, new in jobs)}",
-        flush=True,
-    )
-    return first > len(jobs) // 2
+    jobs: list[Job] = [([draw.randrange(vocab) for _ in range(length)], 1) for length in range(4, 68, 4)]
+    same = sum(theirs == own for theirs, own in zip(system(jobs), ours(jobs), strict=True))
+    print(f"{name:28} {same} of {len(jobs)} first tokens as ours", flush=True)
+    return 2 * same >= len(jobs)
 
 
 if __name__ == "__main__":
