@@ -29,8 +29,8 @@ import torch
 from backends.native.engine.machine import physical_cores
 from backends.native.engine.quantised_linear import BITS
 from benchmarks.gateway import cpu_seconds
+from benchmarks.lines import asked
 from benchmarks.overhead import print_overhead
-from benchmarks.rivals.lines import asked
 from benchmarks.shapes import build
 from benchmarks.systems import System
 from benchmarks.workloads import EIGHT, ONE, PREFILL, PREFIX, Job, workloads

@@ -21,7 +21,7 @@ from backends.native.engine.quantised_linear import BITS
 from backends.native.engine.runner import PackedRunner
 from backends.native.engine.scheduler import Scheduler
 from backends.native.messages import SamplingParams, Submit
-from benchmarks.rivals.lines import answer
+from benchmarks.lines import answer
 from benchmarks.shapes import as_served, build
 from benchmarks.workloads import EVERY_ROW_ITS_OWN, Job
 

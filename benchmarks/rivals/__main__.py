@@ -25,8 +25,8 @@ import torch
 from backends.native.engine.machine import keep_freed_memory, physical_cores
 from benchmarks.engine import OURS, Table, copy_rate, gemm_rate
 from benchmarks.gateway import cpu_seconds
+from benchmarks.lines import asked
 from benchmarks.rivals.checkpoint import write_gguf
-from benchmarks.rivals.lines import asked
 from benchmarks.rivals.with_llama import llama_server
 from benchmarks.shapes import as_served, build
 from benchmarks.systems import KV_TOKENS, STEP_TOKENS, System, copying, interlingua

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.gateway import free_port
-from benchmarks.rivals.lines import Job, System
+from benchmarks.lines import Job, System
 
 SLOTS = 32
 

@@ -13,7 +13,7 @@ import numpy
 import openvino
 from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig
 
-from benchmarks.rivals.lines import Job, System, answer
+from benchmarks.lines import Job, System, answer
 
 
 def load(model: str, threads: int, step_tokens: int) -> System:

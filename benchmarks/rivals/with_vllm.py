@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from benchmarks.rivals.lines import Job, System, answer
+from benchmarks.lines import Job, System, answer
 
 
 def load(model: str, step_tokens: int) -> System:

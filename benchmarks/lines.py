@@ -17,7 +17,7 @@ Job = tuple[list[int], int]
 """A prompt, and how many tokens to generate."""
 System = Callable[[Sequence[Job]], list[list[int]]]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def answer(load: Callable[[], System]) -> None:
