@@ -1,10 +1,10 @@
 """What other gateways cost, measured as ours is (`benchmarks.remote`), in front of the same upstream.
 
-    python -m benchmarks.peers --bin path/to/venv/bin [--requests 2000] [--connections 16]
+    python -m benchmarks.peers --bin path/to/venv/bin [--requests 2000] [--rounds 3] [--connections 16]
 
 `litellm[proxy]`, `vllm-router` and `sglang-router` are looked for in that folder, `nginx` among the system's commands;
-what is not there is passed over. Ours parses and rewrites answers, checks keys, writes a log line and counts; the Rust
-routers and nginx pass bytes on.
+what is not there is passed over. All run at once, have their turn in each round, and medians are told. Ours parses and
+rewrites answers, checks keys, writes a log line and counts; the Rust routers and nginx pass bytes on.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from statistics import median
 
 from benchmarks.gateway import drive, free_port, measure, server
 from benchmarks.remote import CONFIG, upstream
@@ -42,6 +43,9 @@ http {{
 }}
 """
 MODELS = ("whole", "single", "bursts")
+OURS = "interlingua"
+Costs = dict[str, list[float]]
+"""By gateway: ms a whole answer, µs a chunk that comes alone, µs one of ten that come together."""
 
 
 def main() -> None:
@@ -49,28 +53,43 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bin", type=Path, required=True)
     parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--only", nargs="*")
     given = parser.parse_args()
-    with upstream() as far:
-        with server(CONFIG.format(port=far)) as (pid, port):
-            report("interlingua", pid, port, given.requests, given.connections)
+    with ExitStack() as stack:
+        far = stack.enter_context(upstream())
+        running = {OURS: stack.enter_context(server(CONFIG.format(port=far)))}
         for name in given.only or ("nginx", "vllm-router", "sglang-router", "litellm"):
             command = _found(name, given.bin)
             if command is not None:
-                with tempfile.TemporaryDirectory() as folder, peer(command, far, Path(folder)) as (pid, port):
-                    report(name, pid, port, given.requests, given.connections)
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                running[name] = stack.enter_context(peer(command, far, folder))
+        rounds = [measured(running, given.requests, given.connections) for _ in range(given.rounds)]
+    report(rounds)
 
 
-def report(name: str, pid: int, port: int, requests: int, connections: int) -> None:
-    """Measure one gateway."""
-    asyncio.run(drive(port, "whole", 200, connections, stream=False))  # warm up
-    cpu, done, _ = measure(pid, port, "whole", requests, connections, "openai", stream=False)
-    line = f"{name:14} whole answer {cpu / done * 1e3:7.3f} ms"
-    for model, what in (("single", "one at a time"), ("bursts", "ten at a time")):
-        cpu, _, chunks = measure(pid, port, model, max(16, requests // 20), connections, "openai", stream=True)
-        line += f"   chunk, {what} {cpu / chunks * 1e6:6.1f} µs"
-    print(line)
+def measured(running: dict[str, tuple[int, int]], requests: int, connections: int) -> Costs:
+    """One round: each gateway in turn."""
+    costs: Costs = {}
+    for name, (pid, port) in running.items():
+        asyncio.run(drive(port, "whole", 200, connections, stream=False))  # warm up
+        cpu, done, _ = measure(pid, port, "whole", requests, connections, "openai", stream=False)
+        costs[name] = [cpu / done * 1e3]
+        for model in ("single", "bursts"):
+            cpu, _, chunks = measure(pid, port, model, max(16, requests // 20), connections, "openai", stream=True)
+            costs[name].append(cpu / chunks * 1e6)
+    return costs
+
+
+def report(rounds: list[Costs]) -> None:
+    """Medians, and how many times ours each is."""
+    medians = {name: [median(costs[name][of] for costs in rounds) for of in range(3)] for name in rounds[0]}
+    for name, costs in medians.items():
+        whole, single, burst = (
+            f"{cost:7.3f} (x{cost / own:.2f})" for cost, own in zip(costs, medians[OURS], strict=True)
+        )
+        print(f"{name:14} ms a whole answer {whole}   µs a chunk, one at a time {single}, ten at a time {burst}")
 
 
 def _found(name: str, bin: Path) -> Path | None:
