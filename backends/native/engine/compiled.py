@@ -26,7 +26,7 @@ NUMBERS = r"""
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#ifdef __AVX512BF16__
+#ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 
@@ -34,6 +34,7 @@ NUMBERS = r"""
 constexpr long LANES = 16;
 typedef float floats __attribute__((vector_size(64)));
 typedef uint32_t words __attribute__((vector_size(64)));
+typedef int32_t integers __attribute__((vector_size(64)));
 typedef uint16_t halves __attribute__((vector_size(32)));
 typedef float eight __attribute__((vector_size(32)));
 typedef float four __attribute__((vector_size(16)));
@@ -56,7 +57,6 @@ inline float total(floats values) {
 
 // Cephes' expf: two to a whole number, times a polynomial. What is no number stays none; far below, it is 0.
 inline floats exponential(floats x) {
-  typedef int32_t integers __attribute__((vector_size(64)));
   const floats low = floats{} - 87.0f, clamped = x < low ? low : x;
   const floats scaled = clamped * 1.44269504088896341f;
   const floats nearest = scaled + (scaled < 0.0f ? floats{} - 0.5f : floats{} + 0.5f);
@@ -72,6 +72,20 @@ inline floats exponential(floats x) {
   return x < low ? floats{} : p * (floats)((power + 127) << 23);
 }
 
+#ifdef __AVX512F__  // GCC takes these in pieces
+inline bool any(integers mask) { return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask); }
+inline words longer(halves values) { return (words)_mm512_cvtepu16_epi32((__m256i)values); }
+inline halves shorter(words values) { return (halves)_mm512_cvtepi32_epi16((__m512i)values); }
+#else
+inline bool any(integers mask) {
+  int32_t found = 0;
+  for (int lane = 0; lane < LANES; lane++) found |= mask[lane];
+  return found;
+}
+inline words longer(halves values) { return __builtin_convertvector(values, words); }
+inline halves shorter(words values) { return __builtin_convertvector(values, halves); }
+#endif
+
 struct Float32 {
   using number = float;
   using vector = floats;
@@ -85,7 +99,7 @@ struct BFloat16 {
   using number = uint16_t;
   using vector = halves;
   static float widen(number value) { return as_float((uint32_t)value << 16); }
-  static floats widen(vector values) { return (floats)(__builtin_convertvector(values, words) << 16); }
+  static floats widen(vector values) { return (floats)(longer(values) << 16); }
   static number narrow(float value) {  // to the nearest, of two the even; what is no number stays none
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
@@ -93,9 +107,28 @@ struct BFloat16 {
   }
   static vector narrow(floats values) {
     const words bits = (words)values, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return __builtin_convertvector(values != values ? words{} + 0x7fc0 : rounded, halves);
+    return shorter(values != values ? words{} + 0x7fc0 : rounded);
   }
 };
+
+// LANES numbers from and to memory, or the `left` that there are.
+template <class Kind>
+floats read(const typename Kind::number* from, long left) {
+  typename Kind::vector values = {};
+  if (left >= LANES) std::memcpy(&values, from, sizeof values);
+  else std::memcpy(&values, from, left * sizeof *from);
+  return Kind::widen(values);
+}
+
+template <class Kind>
+void write(typename Kind::number* to, floats numbers, long left) {
+  const typename Kind::vector values = Kind::narrow(numbers);
+  if (left >= LANES) std::memcpy(to, &values, sizeof values);
+  else std::memcpy(to, &values, left * sizeof *to);
+}
+
+template <class Kind>
+floats rounded(floats values) { return Kind::widen(Kind::narrow(values)); }
 """
 """What all sources begin with."""
 _COMPILE = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-c")

@@ -102,25 +102,30 @@ def _function(dtype: torch.dtype) -> ctypes._FuncPointer | None:
 # Weights are read once, in order, 64 outputs at a time. Up to six rows' sums for 64 outputs fit into the 32 registers
 # of AVX-512; more rows take turns at pieces of the weight that stay in the first cache. A word is what one output has
 # together: a float32, or two bfloat16.
-TILES = r"""
-constexpr long BLOCK = 64, VECTORS = BLOCK / LANES, TILE = 6, PIECE = 256, MOST_ROWS = 24;
-
+WORDS = r"""
 struct OneFloat32 : Float32 {
   static constexpr long together = 1;
-  static floats add(floats sum, words weight, uint32_t input) { return sum + (floats)weight * as_float(input); }
+  static floats add(floats sum, words a, words b) { return sum + (floats)a * (floats)b; }
 };
 
 struct TwoBFloat16 : BFloat16 {
   static constexpr long together = 2;
-  static floats add(floats sum, words weight, uint32_t input) {
+  static floats add(floats sum, words a, words b) {
 #ifdef __AVX512BF16__
-    return (floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weight, (__m512bh)_mm512_set1_epi32((int)input));
+    return (floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 #else
-    sum += (floats)(weight << 16) * as_float(input << 16);
-    return sum + (floats)(weight & 0xffff0000u) * as_float(input & 0xffff0000u);
+    sum += (floats)(a << 16) * (floats)(b << 16);
+    return sum + (floats)(a & 0xffff0000u) * (floats)(b & 0xffff0000u);
 #endif
   }
 };
+
+"""
+"""What is multiplied in one word: `Kind::add` adds the products of two vectors' words to sums."""
+TILES = (
+    WORDS
+    + r"""
+constexpr long BLOCK = 64, VECTORS = BLOCK / LANES, TILE = 6, PIECE = 256, MOST_ROWS = 24;
 
 template <class Kind, int ROWS>
 void add_tile(const uint32_t* inputs, long stride, const words* weight, long count, floats* sums) {
@@ -128,8 +133,10 @@ void add_tile(const uint32_t* inputs, long stride, const words* weight, long cou
   for (int row = 0; row < ROWS; row++)
     for (int v = 0; v < VECTORS; v++) sum[row][v] = sums[row * VECTORS + v];
   for (long k = 0; k < count; k++, weight += VECTORS)
-    for (int row = 0; row < ROWS; row++)
-      for (int v = 0; v < VECTORS; v++) sum[row][v] = Kind::add(sum[row][v], weight[v], inputs[row * stride + k]);
+    for (int row = 0; row < ROWS; row++) {
+      const words input = words{} + inputs[row * stride + k];
+      for (int v = 0; v < VECTORS; v++) sum[row][v] = Kind::add(sum[row][v], weight[v], input);
+    }
   for (int row = 0; row < ROWS; row++)
     for (int v = 0; v < VECTORS; v++) sums[row * VECTORS + v] = sum[row][v];
 }
@@ -147,6 +154,7 @@ void add_rows(const uint32_t* inputs, long stride, const words* weight, long cou
     }
 }
 """
+)
 """Any number of rows by a piece of such a weight, added to sums: `add_rows`."""
 _SOURCE = (
     TILES

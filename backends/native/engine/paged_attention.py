@@ -17,6 +17,7 @@ from torch import Tensor
 
 from backends.native.engine.attention import AttentionMetadata, AttentionParams, index_tensor
 from backends.native.engine.compiled import load
+from backends.native.engine.few_rows import WORDS
 from backends.native.engine.kv_cache import LayerCache
 from backends.native.engine.prompt_attention import attend_prompts
 from backends.native.engine.reference import fill, reference_kernel
@@ -131,43 +132,71 @@ def _function(dtype: torch.dtype) -> Callable[..., None] | None:
 
 # A task is a sequence and up to eight of the query heads that share a key head. Keys are taken 128 at a time: all their
 # scores, then the softmax so far (its maximum and sum grow from piece to piece), then the values.
-_SOURCE = r"""
+_SOURCE = (
+    WORDS
+    + r"""
 constexpr long HEADS = 8, PIECE = 128, MOST_WIDTH = 512, VECTORS = MOST_WIDTH / LANES;
 
 struct Sizes {
   long sequences, table, block, window, heads, key_heads, key_width, value_width, token_stride, head_stride, threads;
 };
 
+constexpr integers FIRST[] = {{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
+                           {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27},
+                           {0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29},
+                           {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}};
+
+// The sums of 2^LEVEL vectors, in their order: the halves of each come together until each has 16 / 2^LEVEL lanes.
+template <int LEVEL>
+inline floats totals(const floats* vectors) {
+  if constexpr (LEVEL == 0) return vectors[0];
+  else {
+    const floats a = totals<LEVEL - 1>(vectors), b = totals<LEVEL - 1>(vectors + (1 << (LEVEL - 1)));
+    const integers first = FIRST[LEVEL - 1], second = first + (int)(LANES >> LEVEL);
+    return __builtin_shuffle(a, b, first) + __builtin_shuffle(a, b, second);
+  }
+}
+
 template <class Kind>
-floats read(const typename Kind::number* from, long left) {
-  typename Kind::vector values = {};
-  if (left >= LANES) std::memcpy(&values, from, sizeof values);
+words read_words(const typename Kind::number* from, long left) {
+  words values = {};
+  if (left >= LANES * Kind::together) std::memcpy(&values, from, sizeof values);
   else std::memcpy(&values, from, left * sizeof *from);
-  return Kind::widen(values);
+  return values;
 }
 
 template <class Kind, int COUNT>
 struct Task {
   using number = typename Kind::number;
-  floats query[COUNT][VECTORS], sums[COUNT][VECTORS] = {};
+  static constexpr long step = LANES * Kind::together, LINE = 64 / sizeof(number);
+  words query[COUNT][VECTORS / Kind::together];
+  floats sums[COUNT][VECTORS];
   float scores[COUNT][PIECE], highest[COUNT], weight[COUNT] = {};
 
-  void score(const number* const* keys, long count, long width) {
-    for (long j = 0; j < count; j++) {
-      floats dot[COUNT] = {};
-      for (long d = 0; d < width; d += LANES) {
-        const floats key = read<Kind>(keys[j] + d, width - d);
-        for (int h = 0; h < COUNT; h++) dot[h] += query[h][d / LANES] * key;
+  void score(const number* const* keys, long count, long width, float scale) {
+    for (long first = 0; first < count; first += LANES)
+      for (int h = 0; h < COUNT; h++) {
+        floats dot[LANES] = {};
+        for (long d = 0; d < width; d += step)
+#pragma GCC unroll 16
+          for (int j = 0; j < LANES; j++)
+            dot[j] = Kind::add(dot[j], query[h][d / step], read_words<Kind>(keys[first + j] + d, width - d));
+        const floats found = totals<4>(dot) * scale;
+        std::memcpy(&scores[h][first], &found, sizeof found);
       }
-      for (int h = 0; h < COUNT; h++) scores[h][j] = total(dot[h]);
-    }
   }
 
   void normalise(long count, long width) {
     for (int h = 0; h < COUNT; h++) {
-      float most = highest[h];
-      for (long j = 0; j < count; j++) most = scores[h][j] > most ? scores[h][j] : most;
       for (long j = count; j % LANES; j++) scores[h][j] = -INFINITY;
+      floats mosts = floats{} + highest[h];
+      for (long j = 0; j < count; j += LANES) {
+        floats part;
+        std::memcpy(&part, &scores[h][j], sizeof part);
+        mosts = part > mosts ? part : mosts;
+      }
+      float most = highest[h];
+      for (int lane = 0; lane < LANES; lane++) most = std::max(most, mosts[lane]);
       const float shrunk = std::exp(highest[h] - most);
       floats added = {};
       for (long j = 0; j < count; j += LANES) {
@@ -199,8 +228,9 @@ struct Task {
            long context, const Sizes& size, float scale) {
     for (int h = 0; h < COUNT; h++) {
       highest[h] = -INFINITY;
-      for (long d = 0; d < size.key_width; d += LANES)
-        query[h][d / LANES] = read<Kind>(queries + h * size.head_stride + d, size.key_width - d) * scale;
+      for (long d = 0; d < size.key_width; d += step)
+        query[h][d / step] = read_words<Kind>(queries + h * size.head_stride + d, size.key_width - d);
+      for (long d = 0; d < size.value_width; d += LANES) sums[h][d / LANES] = floats{};
     }
     for (long at = size.window ? std::max(0L, context - size.window) : 0; at < context; at += PIECE) {
       const long count = std::min(PIECE, context - at);
@@ -209,8 +239,11 @@ struct Task {
         const long slot = (table[(at + j) / size.block] * size.block + (at + j) % size.block) * size.key_heads;
         seen[j] = keys + slot * size.key_width;
         held[j] = values + slot * size.value_width;
+        for (long d = 0; d < size.key_width; d += LINE) __builtin_prefetch(seen[j] + d);
+        for (long d = 0; d < size.value_width; d += LINE) __builtin_prefetch(held[j] + d, 0, 2);
       }
-      score(seen, count, size.key_width);
+      for (long j = count; j % LANES; j++) seen[j] = seen[0];
+      score(seen, count, size.key_width, scale);
       normalise(count, size.value_width);
       mix(held, count, size.value_width);
     }
@@ -249,6 +282,7 @@ void attend(const void* queries, const void* keys, const void* values, void* out
                        float scale) {                                                                             \
     attend<kind>(queries, keys, values, output, tokens, tables, contexts, sizes, scale);                          \
   }
-ATTEND(attend_float32, Float32)
-ATTEND(attend_bfloat16, BFloat16)
+ATTEND(attend_float32, OneFloat32)
+ATTEND(attend_bfloat16, TwoBFloat16)
 """
+)

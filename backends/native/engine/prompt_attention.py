@@ -112,7 +112,6 @@ _SOURCE = r"""
 constexpr long QUERIES = 64, PAIRS = BLOCK / 2, MOST_WIDTH = 512;
 constexpr float LOWEST = -1e30f;  // no score, yet not so low that two of them have no difference
 
-typedef int32_t integers __attribute__((vector_size(64)));
 constexpr integers COUNT = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 struct Sizes {
