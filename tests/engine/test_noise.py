@@ -62,9 +62,27 @@ def test_rows_and_positions_do_not_correlate() -> None:
         assert float(correlations.abs().max()) < 0.04
 
 
-@pytest.mark.parametrize("kept", [3, 100, 400])
-def test_scores_get_the_same_noise_whether_few_or_many_are_left(kept: int) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kept", [3, 100, 399, 400])
+def test_scores_get_the_same_noise_whether_few_or_many_are_left(
+    kept: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled:
+        monkeypatch.setattr("backends.native.engine.noise.add_noise", lambda *_: False)
     scores = torch.full((2, 400), float("-inf"))
     scores[:, :kept] = torch.linspace(-1, 1, kept)
-    expected = scores + gumbel([5, 6], [7, 8], 400, CPU)
+    expected = scores + perturb(torch.zeros(2, 400), [5, 6], [7, 8])
     assert torch.equal(perturb(scores, [5, 6], [7, 8]), expected)
+
+
+@pytest.mark.parametrize("vocab", [1, 100, 100_000])
+def test_the_compiled_noise_differs_by_the_last_bits_of_logarithms(vocab: int) -> None:
+    found = perturb(torch.zeros(3, vocab), [1, 2**64 - 1, 3], [0, 6, 70_000])
+    expected = gumbel([1, 2**64 - 1, 3], [0, 6, 70_000], vocab, CPU)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_what_is_no_number_stays_none() -> None:
+    scores = torch.zeros(2, 50)
+    scores[1, 20] = float("nan")
+    assert perturb(scores, [1, 2], [3, 4]).isnan().nonzero().tolist() == [[1, 20]]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from backends.native.engine.nucleus import keep_nucleus
+from backends.native.engine.likeliest import keep_likeliest
 from backends.native.messages import SamplingParams
 
 _NEVER = float("-inf")
@@ -34,9 +34,10 @@ def filter_scores(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """
     if any(p.temperature != 1.0 for p in params):
         scores /= _column([max(p.temperature, 1e-6) for p in params], scores)
-    vocab = scores.shape[1]
-    _apply(scores, top_k, [p.top_k if 0 < p.top_k < vocab else None for p in params])
-    _apply(scores, top_p, [p.top_p if p.top_p < 1 else None for p in params])
+    if not keep_likeliest(scores, [p.top_k for p in params], [p.top_p for p in params]):
+        vocab = scores.shape[1]
+        _apply(scores, top_k, [p.top_k if 0 < p.top_k < vocab else None for p in params])
+        _apply(scores, top_p, [p.top_p if p.top_p < 1 else None for p in params])
     _apply(scores, min_p, [p.min_p if p.min_p > 0 else None for p in params])
     _apply(scores, typical_p, [p.typical_p if p.typical_p < 1 else None for p in params])
     return scores
@@ -49,12 +50,7 @@ def top_k(scores: Tensor, k: Tensor) -> Tensor:
 
 
 def top_p(scores: Tensor, mass: Tensor) -> Tensor:
-    """Keep the fewest highest whose probabilities together reach `mass` [rows, 1] (nucleus, arXiv 1904.09751).
-
-    May change `scores`.
-    """
-    if keep_nucleus(scores, mass):
-        return scores
+    """Keep the fewest highest whose probabilities together reach `mass` [rows, 1] (nucleus, arXiv 1904.09751)."""
     return _from(scores, least_kept(scores, scores.softmax(-1), mass))
 
 

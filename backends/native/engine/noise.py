@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from backends.native.engine.gumbel import add_noise
+
 _MASK = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 # The multipliers of MurmurHash3's fmix32 as an int32 holds them: products wrap to the same bits.
@@ -44,9 +46,11 @@ def _gumbel_of(bits: Tensor) -> Tensor:
 
 def perturb(scores: Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Tensor:
     """Add the noise of `gumbel` to [rows, vocabulary] scores, in place; in rows where few are left, only to those."""
+    low, high = _row_keys(seeds, positions, scores.device)
+    if add_noise(scores, low, high):
+        return scores
     left = scores > float("-inf")
     few = left.sum(-1) * _FEW <= scores.shape[1]
-    low, high = _row_keys(seeds, positions, scores.device)
     many = (~few).nonzero().squeeze(1)
     if len(many):
         everything = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device)

@@ -1,16 +1,21 @@
-"""The compiled nucleus beside the same by sorting; `test_filters` has the definition."""
+"""The compiled top_k and top_p beside the same by sorting; `test_filters` has the definitions."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from backends.native.engine import compiled, filters
-from backends.native.engine.nucleus import keep_nucleus
+from backends.native.engine.likeliest import keep_likeliest
 
 pytestmark = pytest.mark.torch
 
 NEVER = float("-inf")
+
+
+def keep_nucleus(scores: Tensor, mass: Tensor) -> bool:
+    return keep_likeliest(scores, [0] * len(scores), mass.flatten().tolist())
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +70,37 @@ def test_what_it_cannot_do() -> None:
     assert not keep_nucleus(torch.zeros(4, 8).T, mass)
     assert not keep_nucleus(torch.zeros(8, 8, dtype=torch.float64), mass)
     assert not keep_nucleus(torch.zeros(8, 8)[:, :4], mass)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("vocab", [1, 17, 5000])
+def test_it_keeps_the_highest(vocab: int, ties: bool) -> None:
+    torch.manual_seed(0)
+    counts = [0, 1, 2, 15, 50, 4999, 5000, 10**12]
+    scores = torch.randn(len(counts), vocab)
+    scores[torch.rand_like(scores) < 0.2] = NEVER
+    if ties:
+        scores.mul_(2).round_()
+    expected = scores.clone()
+    for row, count in zip(expected, counts, strict=True):
+        if 0 < count < vocab:
+            row[row < row.topk(count).values[-1]] = NEVER
+    assert keep_likeliest(scores, counts, [1.0] * len(counts))
+    assert torch.equal(scores, expected)
+
+
+def test_one_filter_after_the_other() -> None:
+    torch.manual_seed(0)
+    scores, mass = torch.randn(3, 4000), torch.tensor([[0.3], [0.9], [1.0]])
+    expected = filters.top_k(scores, torch.tensor([[20.0], [700.0], [5.0]]))
+    for row in range(2):
+        expected[row] = filters.top_p(expected[row, None], mass[row, None])
+    assert keep_likeliest(scores, [20, 700, 5], mass.flatten().tolist())
+    assert torch.equal(scores, expected)
+
+
+def test_no_number_is_left_beside_the_highest() -> None:
+    scores = torch.tensor([[1.0, float("nan"), 3.0, 2.0]])
+    assert keep_likeliest(scores, [1], [1.0])
+    assert scores[0, 1].isnan()
+    assert scores[0, 2] == 3.0
