@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from backends.native.engine.fused_layers import fuse_layers
 from backends.native.engine.lora import Adapter, LowRank, put_on
 from backends.native.engine.packed_linear import pack_linears
 from benchmarks.systems import Job, System, interlingua
@@ -45,6 +46,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = build(given.layers)
     adapters = {name: draw(model, given.rank) for name in NAMES}
+    fuse_layers(model, model.config.max_position_embeddings, join=False)
     pack_linears(model)
     bare = {layer: model.get_submodule(layer) for layer in adapters["a"]}
     put_on(model, adapters)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from backends.native.engine.fused_norm import fuse_norms
+from backends.native.engine.fused_layers import fuse_layers
 from backends.native.engine.packed_linear import pack_linears
 from backends.native.engine.quantised_linear import quantise_linears
 
@@ -48,8 +48,8 @@ def build(shape: str, dtype: torch.dtype, device: torch.device) -> Any:
 def as_served(model: Any, bits: int = 0) -> Any:
     """A copy with the layers that the engine would give it; `bits`: with weights rounded to so many."""
     own = copy.deepcopy(model)
+    fuse_layers(own, own.config.max_position_embeddings)
     if bits:
         quantise_linears(own, bits)
-    fuse_norms(own)
     pack_linears(own)
     return own

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -12,10 +9,8 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from backends.native.engine import fused_norm
-from backends.native.engine.fused_norm import FusedNorm, fuse_norms
-from backends.native.engine.selfcheck import why_not_packed
-from tests.engine.test_equality_with_generate import assert_equal, requests
-from tests.engine.tiny import FAMILIES, build, packed_runner, tiny
+from backends.native.engine.fused_norm import FusedNorm
+from backends.native.engine.fusing import replace_parts
 
 pytestmark = pytest.mark.torch
 DTYPES = [(torch.float32, 2**-21), (torch.bfloat16, 2**-8)]
@@ -77,7 +72,7 @@ def test_other_formulas_stay() -> None:
     gemma.variance_epsilon = gemma.eps
     model = nn.Sequential(Centred(32), Careless(32), gemma, nn.LayerNorm(32), norm(32).half(), nn.Linear(32, 32))
     kinds = [type(part) for part in model]
-    fuse_norms(model)
+    replace_parts(model, FusedNorm.of)
     assert [type(part) for part in model] == kinds
 
 
@@ -85,25 +80,6 @@ def test_without_a_compiler_all_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_norm, "load", lambda *_: None)
     fused_norm._function.cache_clear()
     model = nn.Sequential(norm(32))
-    fuse_norms(model)
+    replace_parts(model, FusedNorm.of)
     fused_norm._function.cache_clear()
     assert type(model[0]) is LlamaRMSNorm
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_with_them_answers_as_generate_does(family: str) -> None:
-    runner = packed_runner(family)
-    runner._model = copy.deepcopy(runner._model)
-    fuse_norms(runner._model)
-    asked = requests()
-    assert_equal(family, asked, tiny(runner).answers(asked, apart=1))
-
-
-def test_the_self_check_notices_a_wrong_one() -> None:
-    def wrong(model: Any) -> None:
-        fuse_norms(model)
-        model.model.norm = nn.Identity()
-
-    model = build("llama")
-    assert why_not_packed(model, change=fuse_norms) is None
-    assert "other logits" in (why_not_packed(model, change=wrong) or "")

@@ -97,6 +97,11 @@ class Forward:
 _current: ContextVar[Forward] = ContextVar("interlingua_forward")
 
 
+def current() -> Forward:
+    """The forward pass that a model is called in."""
+    return _current.get()
+
+
 @contextmanager
 def running(forward: Forward) -> Iterator[None]:
     """Make `forward` current for the model called inside."""
@@ -121,7 +126,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """transformers' attention function: [1, heads, tokens, width] each, to [1, tokens, heads, width]."""
     progressed()
-    forward = _current.get()
+    forward = current()
     keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
     layer = forward.cache.layer(module.layer_idx, keys, values)
     layer.write(forward.metadata.slots, keys, values)

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from backends.native.engine.compiled import load
+from backends.native.engine.fusing import alike
 
 _FUNCTIONS = {torch.float32: "norm_float32", torch.bfloat16: "norm_bfloat16"}
-# How far a number may be from the module's, as part of the largest in its row: sums are taken in another order.
-_ROUNDINGS = 4
 
 
 class FusedNorm(nn.Module):
@@ -59,22 +58,11 @@ class FusedNorm(nn.Module):
         return normed
 
 
-@torch.inference_mode()
-def fuse_norms(model: Any) -> None:
-    """Replace those of `model` that can be, in place."""
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            fused = FusedNorm.of(child)
-            if fused is not None:
-                setattr(parent, name, fused)
-
-
 def _agree(norm: Any, fused: FusedNorm, weight: Tensor) -> bool:
     """Whether both say the same of an ordinary row, and of one so small that epsilon counts."""
     rows = torch.randn(2, len(weight), generator=torch.Generator().manual_seed(0)) * torch.tensor([[3.0], [1e-3]])
     expected, found = norm(rows.to(weight.dtype)), fused(rows.to(weight.dtype))
-    allowed = _ROUNDINGS * torch.finfo(weight.dtype).eps * expected.abs().amax(-1, keepdim=True)
-    return expected.dtype == found.dtype and bool(((found - expected).abs() <= allowed).all())
+    return alike(expected, found)
 
 
 @cache
@@ -89,33 +77,27 @@ def _function(dtype: torch.dtype) -> ctypes._FuncPointer | None:
 
 
 # Numbers are rounded where the modules round them.
-_SOURCE = r"""
-constexpr long ALONE = 1 << 15;  // so many numbers one thread is done with before others would have begun
-
-template <class Kind>
-floats read(const typename Kind::number* from) {
-  typename Kind::vector values;
-  std::memcpy(&values, from, sizeof values);
-  return Kind::widen(values);
-}
-
+NORM_ROW = r"""
 template <class Kind>
 void norm_row(const typename Kind::number* row, const typename Kind::number* weight, typename Kind::number* normed,
               long width, float epsilon) {
-  const long whole = width / LANES * LANES;
   floats squares = {};
-  for (long j = 0; j < whole; j += LANES) squares += read<Kind>(row + j) * read<Kind>(row + j);
-  float sum = total(squares);
-  for (long j = whole; j < width; j++) sum += Kind::widen(row[j]) * Kind::widen(row[j]);
-  const float factor = 1.0f / std::sqrt(sum / width + epsilon);
-  for (long j = 0; j < whole; j += LANES) {
-    const floats scaled = Kind::widen(Kind::narrow(read<Kind>(row + j) * factor));
-    const typename Kind::vector product = Kind::narrow(read<Kind>(weight + j) * scaled);
-    std::memcpy(normed + j, &product, sizeof product);
+  for (long j = 0; j < width; j += LANES) {
+    const floats numbers = read<Kind>(row + j, width - j);
+    squares += numbers * numbers;
   }
-  for (long j = whole; j < width; j++)
-    normed[j] = Kind::narrow(Kind::widen(weight[j]) * Kind::widen(Kind::narrow(Kind::widen(row[j]) * factor)));
+  const float factor = 1.0f / std::sqrt(total(squares) / width + epsilon);
+  for (long j = 0; j < width; j += LANES) {
+    const floats scaled = rounded<Kind>(read<Kind>(row + j, width - j) * factor);
+    write<Kind>(normed + j, read<Kind>(weight + j, width - j) * scaled, width - j);
+  }
 }
+"""
+"""One row, perhaps in place: `norm_row`."""
+_SOURCE = (
+    NORM_ROW
+    + r"""
+constexpr long ALONE = 1 << 15;  // so many numbers one thread is done with before others would have begun
 
 template <class Kind>
 void norm(const void* rows, const void* weight, void* normed, long count, long width, float epsilon, int threads) {
@@ -134,3 +116,4 @@ void norm(const void* rows, const void* weight, void* normed, long count, long w
 NORM(norm_float32, Float32)
 NORM(norm_bfloat16, BFloat16)
 """
+)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from backends.native.engine.few_rows import FewRows
+from backends.native.engine.fusing import replace_parts
 
 # For how many rows the order is chosen; other numbers work with it, too.
 _ROWS = 32
@@ -58,10 +59,12 @@ def pack_linears(model: Any, least: int = _LEAST) -> None:
         model: the model, changed in place.
         least: how many numbers a weight must have to be packed.
     """
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if type(child) is nn.Linear and child.weight.numel() >= least and _packable(child.weight):
-                setattr(parent, name, PackedLinear(child))
+
+    def pack(part: Any) -> PackedLinear | None:
+        fits = type(part) is nn.Linear and part.weight.numel() >= least and _packable(part.weight)
+        return PackedLinear(part) if fits else None
+
+    replace_parts(model, pack)
 
 
 def _reordered(weight: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from backends.native.engine.blocks import BlockPool
 from backends.native.engine.cache_runner import CacheRunner
 from backends.native.engine.encoder import EncoderEngine
-from backends.native.engine.fused_norm import fuse_norms
+from backends.native.engine.fused_layers import fuse_layers
 from backends.native.engine.grammar import Constraints
 from backends.native.engine.kv_cache import KVCache
 from backends.native.engine.loop import Engine
@@ -140,10 +140,17 @@ def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
     if options.tier != "auto":
         _quantise(loaded, options.dtype)
         return options.tier == "packed"
-    why = why_not_packed(loaded.model, change=partial(_replace_layers, least=1))
+    fuse = partial(fuse_layers, longest=loaded.context_length, join=not options.adapters)
+
+    def change(small: Any) -> None:
+        fuse(small)
+        pack_linears(small, least=1)
+
+    why = why_not_packed(loaded.model, change=change)
     if why is None:
+        fuse(loaded.model)
         _quantise(loaded, options.dtype)
-        _replace_layers(loaded.model)
+        pack_linears(loaded.model)
         return True
     if options.dtype in BITS:
         raise LoadError(f"This model cannot run in {options.dtype}: with other linear layers {why}.")
@@ -151,12 +158,6 @@ def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
     if why is not None:
         log.warning("model.runs_slowly", model_type=loaded.config.model_type, tier="cache", why=why)
     return why is None
-
-
-def _replace_layers(model: Any, **limits: int) -> None:
-    """By those of ours that compute the same faster, in place."""
-    fuse_norms(model)
-    pack_linears(model, **limits)
 
 
 def _put_adapters_on(model: Any, folders: dict[str, str], tier: str) -> None:

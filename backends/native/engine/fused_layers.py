@@ -1,0 +1,30 @@
+"""Which parts of a model are joined."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from backends.native.engine.attention import NAME, text_part
+from backends.native.engine.fused_attention import FusedAttention
+from backends.native.engine.fused_mlp import FusedMLP
+from backends.native.engine.fused_norm import FusedNorm
+from backends.native.engine.fusing import replace_parts
+
+
+@torch.inference_mode()
+def fuse_layers(model: Any, longest: int, *, join: bool = True) -> None:
+    """Replace the parts of `model` that can be, in place.
+
+    Args:
+        model: a causal language model that will run packed; its attention is set to ours.
+        longest: tokens that a sequence may have.
+        join: whether its linear layers may be joined; adapters must find them under their own names.
+    """
+    text = text_part(model)
+    text.set_attn_implementation(NAME)
+    replace_parts(text, partial(FusedAttention.of, longest=longest, join=join))
+    replace_parts(text, partial(FusedMLP.of, join=join))
+    replace_parts(model, FusedNorm.of)
