@@ -1,6 +1,6 @@
 """The native engine beside transformers' own `generate` and `generate_batch`: same weights, threads and run.
 
-    python -m benchmarks.engine [--dtypes float32 bfloat16] [--rounds 3] [--threads N] [--only WORD ...]
+    python -m benchmarks.engine [--dtypes float32 bfloat16] [--rounds 3] [--threads N] [--scale 4] [--only WORD ...]
 
 Each runs in a process of its own, as an engine does: OpenMP's threads no longer wait awake for the next product once a
 process has more of them than there are cores. Each makes the same random weights (the shape of Qwen2.5 0.5B on a CPU,
@@ -33,7 +33,7 @@ from benchmarks.lines import asked
 from benchmarks.overhead import print_overhead
 from benchmarks.shapes import build
 from benchmarks.systems import System
-from benchmarks.workloads import EIGHT, ONE, PREFILL, PREFIX, Job, workloads
+from benchmarks.workloads import EIGHT, ONE, PREFILL, PREFIX, SCALE, Job, workloads
 
 Clock = Callable[[], float]
 OURS, STATIC, BATCH = "interlingua", "generate", "generate_batch"
@@ -50,6 +50,9 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"] if on_cpu else ["bfloat16"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=max(1, physical_cores() - 1))
+    parser.add_argument(
+        "--scale", type=int, default=SCALE if on_cpu else 1, help="divides the published mixed workload"
+    )
     parser.add_argument("--only", nargs="*", default=[""], help="workloads whose names hold one of these words")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -60,7 +63,7 @@ def main() -> None:
     print_overhead()
     with tempfile.TemporaryDirectory() as folder:
         for dtype in given.dtypes:
-            measure(dtype, device, Table(given.rounds, given.only, clock), given.threads, Path(folder))
+            measure(dtype, device, Table(given.rounds, given.only, clock), given.threads, given.scale, Path(folder))
 
 
 class Table:
@@ -95,9 +98,9 @@ class Table:
         return medians
 
 
-def measure(dtype: str, device: torch.device, table: Table, threads: int, folder: Path) -> None:
+def measure(dtype: str, device: torch.device, table: Table, threads: int, scale: int, folder: Path) -> None:
     """All workloads in one precision."""
-    shape, scale = ("qwen2.5-0.5b", 8) if device.type == "cpu" else ("llama-8b", 1)
+    shape = "qwen2.5-0.5b" if device.type == "cpu" else "llama-8b"
     model = build(shape, getattr(torch, dtype), torch.device("meta"))  # no weights, only sizes
     some = torch.empty(0, dtype=model.dtype, device=device)
     multiplied, copied = gemm_rate(some, table.clock), copy_rate(some, table.clock)

@@ -11,6 +11,8 @@ Job = tuple[list[int], int]
 
 ONE, EIGHT, PREFIX = "decode, batch 1", "decode, batch 8", "prefix, nine tenths shared"
 PREFILL = "prefill, 2048 tokens"
+SCALE = 4
+"""What the published mixed workload is divided by on a CPU: a fourth of its requests, of a fourth of their lengths."""
 EVERY_ROW_ITS_OWN = (
     SamplingParams(temperature=0.7, top_k=50, top_p=0.9, seed=1),
     SamplingParams(temperature=1.0, top_p=0.95, seed=2),
@@ -24,8 +26,7 @@ def workloads(vocab: int, *, scale: int) -> dict[str, list[Job]]:
 
     Args:
         vocab: tokens to draw from.
-        scale: the published sizes are divided by this, which a CPU needs; the mixed workload is 256 requests of 100 to
-            1024 tokens in and out.
+        scale: divides the mixed workload, which is published as 256 requests of 100 to 1024 tokens in and out.
     """
     draw = random.Random(0)
 

