@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from backends.native.engine import compiled, few_rows
+from backends.native.engine import compiled
 from backends.native.engine.few_rows import FewRows
 from backends.native.engine.packed_linear import PackedLinear
 
@@ -93,9 +93,9 @@ def test_another_order_is_noticed() -> None:
 @pytest.fixture
 def nothing_built(monkeypatch: Any, tmp_path: Any) -> Any:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    few_rows._function.cache_clear()
+    compiled.load.cache_clear()
     yield monkeypatch
-    few_rows._function.cache_clear()
+    compiled.load.cache_clear()
 
 
 def test_without_a_compiler_onednn_goes_on_alone(nothing_built: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
-from backends.native.engine import fused_attention, fused_mlp, fused_norm
+from backends.native.engine import compiled
 from backends.native.engine.attention import NAME
 from backends.native.engine.fused_attention import FusedAttention
 from backends.native.engine.fused_layers import fuse_layers
@@ -49,19 +48,13 @@ def joined(module: nn.Module) -> bool:
 
 
 @pytest.fixture
-def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    parts = (fused_norm, fused_mlp, fused_attention)
-    for part in parts:
-        monkeypatch.setattr(part, "load", lambda *_: None)
-        part._function.cache_clear()
-    yield
-    for part in parts:
-        part._function.cache_clear()
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "load", lambda *_: None)
 
 
 @pytest.fixture(autouse=True)
 def _compiled(request: pytest.FixtureRequest) -> None:
-    if "no_compiler" not in request.fixturenames and fused_mlp._function("silu", torch.float32) is None:
+    if "no_compiler" not in request.fixturenames and compiled.load("nothing", "") is None:
         pytest.skip("there is no compiler")
 
 

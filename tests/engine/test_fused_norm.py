@@ -8,7 +8,7 @@ from torch import nn
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from backends.native.engine import fused_norm
+from backends.native.engine import compiled
 from backends.native.engine.fused_norm import FusedNorm
 from backends.native.engine.fusing import replace_parts
 
@@ -77,9 +77,7 @@ def test_other_formulas_stay() -> None:
 
 
 def test_without_a_compiler_all_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_norm, "load", lambda *_: None)
-    fused_norm._function.cache_clear()
+    monkeypatch.setattr(compiled, "load", lambda *_: None)
     model = nn.Sequential(norm(32))
     replace_parts(model, FusedNorm.of)
-    fused_norm._function.cache_clear()
     assert type(model[0]) is LlamaRMSNorm

@@ -13,13 +13,17 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Callable
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import structlog
 
 log = structlog.get_logger()
+Routine = Callable[..., None]
 
 NUMBERS = r"""
 #include <algorithm>
@@ -135,6 +139,7 @@ _COMPILE = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-c")
 _SECONDS = 60  # takes one or two
 
 
+@cache
 def load(name: str, source: str) -> ctypes.CDLL | None:
     """The library that C++ `source` makes after `NUMBERS`, or None if it cannot be made here; the log says why."""
     source = NUMBERS + source
@@ -148,6 +153,19 @@ def load(name: str, source: str) -> ctypes.CDLL | None:
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: nobody's home
         log.info("kernel.not_built", kernel=name, why=_told(error))
         return None
+
+
+def routine(library: str, source: str, name: str, *arguments: type) -> Routine | None:
+    """The function `name` of the library that `source` makes, which takes `arguments` (of ctypes) and gives nothing.
+
+    None if it cannot be made here, or is not among what this kind of CPU can have.
+    """
+    function: Any = getattr(load(library, source), name, None)
+    if function is None:
+        return None
+    function.argtypes, function.restype = arguments, None
+    found: Routine = function
+    return found
 
 
 def _build(source: str, library: Path) -> None:

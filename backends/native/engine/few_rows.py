@@ -8,13 +8,11 @@ start (`compiled`); without it, or where oneDNN chose another order, `packed_lin
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from functools import cache
 
 import torch
 from torch import Tensor
 
-from backends.native.engine.compiled import load
+from backends.native.engine.compiled import Routine, routine
 
 _MOST_ROWS = 24  # for more, oneDNN is as fast (measured)
 _BLOCK = 64  # outputs that lie together
@@ -32,9 +30,7 @@ class FewRows:
         bias: what is added, if anything is.
     """
 
-    def __init__(
-        self, function: Callable[..., None], packed: Tensor, shape: tuple[int, int], bias: Tensor | None
-    ) -> None:
+    def __init__(self, function: Routine, packed: Tensor, shape: tuple[int, int], bias: Tensor | None) -> None:
         self._function = function
         self._packed = packed
         self._address = torch.ops.mkldnn.data_ptr(packed)
@@ -88,15 +84,9 @@ def _is_blocked(weight: Tensor, packed: Tensor) -> bool:
     return all(torch.equal(found[block], expected[block]) for block in (0, len(found) // 2, -1))
 
 
-@cache
-def _function(dtype: torch.dtype) -> ctypes._FuncPointer | None:
-    library = load("few_rows", _SOURCE)
-    if library is None:
-        return None
-    function = library[_FUNCTIONS[dtype]]
-    function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long] * 3 + [ctypes.c_int]
-    function.restype = None
-    return function
+def _function(dtype: torch.dtype) -> Routine | None:
+    pointers, sizes = [ctypes.c_void_p] * 4, [ctypes.c_long] * 3
+    return routine("few_rows", _SOURCE, _FUNCTIONS[dtype], *pointers, *sizes, ctypes.c_int)
 
 
 # Weights are read once, in order, 64 outputs at a time. Up to six rows' sums for 64 outputs fit into the 32 registers

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from backends.native.engine.attention import AttentionMetadata, AttentionParams, Forward, current, running
-from backends.native.engine.compiled import load
+from backends.native.engine.compiled import Routine, routine
 from backends.native.engine.fused_norm import NORM_ROW
 from backends.native.engine.fusing import Projections, alike
 from backends.native.engine.kv_cache import KVCache, LayerCache
@@ -37,7 +36,7 @@ class FusedAttention(Projections):
         join: whether its linear layers may be joined.
     """
 
-    def __init__(self, module: Any, place: ctypes._FuncPointer, asked: AttentionParams, *, join: bool) -> None:
+    def __init__(self, module: Any, place: Routine, asked: AttentionParams, *, join: bool) -> None:
         super().__init__({name: getattr(module, name) for name in _PROJECTIONS}, "qkv_proj" if join else "")
         self.o_proj = module.o_proj
         self._layer: int = module.layer_idx
@@ -187,15 +186,10 @@ def _norms_heads(norm: Any, module: Any, like: Any) -> bool:
     )
 
 
-@cache
-def _function(dtype: torch.dtype) -> ctypes._FuncPointer | None:
-    library = load("fused_attention", _SOURCE) if dtype in _FUNCTIONS else None
-    if library is None:
+def _function(dtype: torch.dtype) -> Routine | None:
+    if dtype not in _FUNCTIONS:
         return None
-    function = library[_FUNCTIONS[dtype]]
-    function.argtypes = [ctypes.c_void_p] * 9 + [ctypes.c_float]
-    function.restype = None
-    return function
+    return routine("fused_attention", _SOURCE, _FUNCTIONS[dtype], *[ctypes.c_void_p] * 9, ctypes.c_float)
 
 
 # Numbers are rounded where the modules round them. What the angles do not cover of a head stays as it is.

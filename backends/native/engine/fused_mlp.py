@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from backends.native.engine.compiled import load
+from backends.native.engine.compiled import Routine, routine
 from backends.native.engine.fusing import Projections, alike
 
 _PROJECTIONS = ("gate_proj", "up_proj")
@@ -20,7 +19,7 @@ _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 class FusedMLP(Projections):
     """Takes the place of `down(activation(gate(x)) * up(x))`."""
 
-    def __init__(self, module: Any, activate: ctypes._FuncPointer, *, join: bool) -> None:
+    def __init__(self, module: Any, activate: Routine, *, join: bool) -> None:
         super().__init__({name: getattr(module, name) for name in _PROJECTIONS}, "gate_up_proj" if join else "")
         self.down_proj = module.down_proj
         self._activate = activate
@@ -64,15 +63,11 @@ def _agree(module: Any, fused: FusedMLP, weight: Tensor) -> bool:
     return alike(expected, fused(rows))
 
 
-@cache
-def _function(activation: str, dtype: torch.dtype) -> ctypes._FuncPointer | None:
-    library = load("fused_mlp", _SOURCE) if dtype in _DTYPES else None
-    if library is None:
+def _function(activation: str, dtype: torch.dtype) -> Routine | None:
+    if dtype not in _DTYPES:
         return None
-    function = library[f"{activation}_{_DTYPES[dtype]}"]
-    function.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_long] * 2 + [ctypes.c_int]
-    function.restype = None
-    return function
+    pointers, sizes = [ctypes.c_void_p] * 2, [ctypes.c_long] * 2
+    return routine("fused_mlp", _SOURCE, f"{activation}_{_DTYPES[dtype]}", *pointers, *sizes, ctypes.c_int)
 
 
 # Numbers are rounded where the modules round them.

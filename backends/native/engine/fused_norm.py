@@ -7,13 +7,12 @@ seen to compute what the routine does; one with a formula of its own (Gemma's) s
 from __future__ import annotations
 
 import ctypes
-from functools import cache
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from backends.native.engine.compiled import load
+from backends.native.engine.compiled import Routine, routine
 from backends.native.engine.fusing import alike
 
 _FUNCTIONS = {torch.float32: "norm_float32", torch.bfloat16: "norm_bfloat16"}
@@ -22,7 +21,7 @@ _FUNCTIONS = {torch.float32: "norm_float32", torch.bfloat16: "norm_bfloat16"}
 class FusedNorm(nn.Module):
     """Takes the place of a norm that rounds `x / sqrt(mean(x²) + epsilon)` and multiplies it by its weight."""
 
-    def __init__(self, norm: Any, function: ctypes._FuncPointer) -> None:
+    def __init__(self, norm: Any, function: Routine) -> None:
         super().__init__()
         self.norm = norm
         self.weight: Tensor = norm.weight
@@ -65,15 +64,11 @@ def _agree(norm: Any, fused: FusedNorm, weight: Tensor) -> bool:
     return alike(expected, found)
 
 
-@cache
-def _function(dtype: torch.dtype) -> ctypes._FuncPointer | None:
-    library = load("fused_norm", _SOURCE) if dtype in _FUNCTIONS else None
-    if library is None:
+def _function(dtype: torch.dtype) -> Routine | None:
+    if dtype not in _FUNCTIONS:
         return None
-    function = library[_FUNCTIONS[dtype]]
-    function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_long] * 2 + [ctypes.c_float, ctypes.c_int]
-    function.restype = None
-    return function
+    pointers, sizes = [ctypes.c_void_p] * 3, [ctypes.c_long] * 2
+    return routine("fused_norm", _SOURCE, _FUNCTIONS[dtype], *pointers, *sizes, ctypes.c_float, ctypes.c_int)
 
 
 # Numbers are rounded where the modules round them.

@@ -6,13 +6,12 @@ The same as `noise.gumbel`, which it stands in for, but for the last bits of its
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from backends.native.engine.compiled import load
+from backends.native.engine.compiled import Routine, routine
 
 
 def add_noise(scores: Tensor, low: Tensor, high: Tensor) -> bool:
@@ -32,14 +31,9 @@ def add_noise(scores: Tensor, low: Tensor, high: Tensor) -> bool:
 
 
 @cache
-def _function() -> Callable[..., None] | None:
-    library = load("gumbel", _SOURCE)
-    if library is None:
-        return None
-    function = library["add_noise"]
-    function.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_long] * 2 + [ctypes.c_int]
-    function.restype = None
-    return function
+def _function() -> Routine | None:
+    pointers, sizes = [ctypes.c_void_p] * 2, [ctypes.c_long] * 2
+    return routine("gumbel", _SOURCE, "add_noise", *pointers, *sizes, ctypes.c_int)
 
 
 _SOURCE = r"""

@@ -6,13 +6,13 @@ The same as `filters.top_k` and `filters.top_p` one after the other, which it st
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from backends.native.engine.compiled import load
+from backends.native.engine.compiled import Routine, routine
 
 
 def keep_likeliest(scores: Tensor, counts: Sequence[int], masses: Sequence[float]) -> bool:
@@ -33,14 +33,9 @@ def keep_likeliest(scores: Tensor, counts: Sequence[int], masses: Sequence[float
 
 
 @cache
-def _function() -> Callable[..., None] | None:
-    library = load("likeliest", _SOURCE)
-    if library is None:
-        return None
-    function = library["keep_likeliest"]
-    function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_long] * 2 + [ctypes.c_int]
-    function.restype = None
-    return function
+def _function() -> Routine | None:
+    pointers, sizes = [ctypes.c_void_p] * 3, [ctypes.c_long] * 2
+    return routine("likeliest", _SOURCE, "keep_likeliest", *pointers, *sizes, ctypes.c_int)
 
 
 # Tokens are sorted into bins by how far they are below the highest, and then only those of the bin in which the mass

@@ -8,7 +8,6 @@ nothing can be compiled. Prompts are attended to by `prompt_attention`, if it ca
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from backends.native.engine.attention import AttentionMetadata, AttentionParams, index_tensor
-from backends.native.engine.compiled import load
+from backends.native.engine.compiled import Routine, routine
 from backends.native.engine.few_rows import WORDS
 from backends.native.engine.kv_cache import LayerCache
 from backends.native.engine.prompt_attention import attend_prompts
@@ -84,7 +83,7 @@ def _takes(queries: Tensor, cache: LayerCache, params: AttentionParams) -> bool:
 
 
 def _decode(
-    attend: Callable[..., None],
+    attend: Routine,
     queries: Tensor,
     cache: LayerCache,
     block_size: int,
@@ -120,14 +119,8 @@ def _decode(
 
 
 @cache
-def _function(dtype: torch.dtype) -> Callable[..., None] | None:
-    library = load("paged_attention", _SOURCE)
-    if library is None:
-        return None
-    function = library[_FUNCTIONS[dtype]]
-    function.argtypes = [ctypes.c_void_p] * 8 + [ctypes.c_float]
-    function.restype = None
-    return function
+def _function(dtype: torch.dtype) -> Routine | None:
+    return routine("paged_attention", _SOURCE, _FUNCTIONS[dtype], *[ctypes.c_void_p] * 8, ctypes.c_float)
 
 
 # A task is a sequence and up to eight of the query heads that share a key head. Keys are taken 128 at a time: all their

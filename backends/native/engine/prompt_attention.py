@@ -8,14 +8,13 @@ softmax is kept in float32. Other dtypes and widths, and what cannot be compiled
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from backends.native.engine.attention import AttentionMetadata, AttentionParams
-from backends.native.engine.compiled import load
+from backends.native.engine.compiled import Routine, routine
 from backends.native.engine.few_rows import TILES
 from backends.native.engine.kv_cache import LayerCache
 
@@ -47,7 +46,7 @@ def attend_prompts(
 
 
 def _attend(
-    attend: Callable[..., None],
+    attend: Routine,
     queries: Tensor,
     cache: LayerCache,
     block_size: int,
@@ -96,14 +95,9 @@ def _takes(queries: Tensor, cache: LayerCache) -> bool:
 
 
 @cache
-def _function() -> Callable[..., None] | None:
-    library = load("prompt_attention", TILES + _SOURCE)
-    if library is None or not hasattr(library, "attend_prompt"):  # it would be slower than torch's
-        return None
-    function = library.attend_prompt
-    function.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_float]
-    function.restype = None
-    return function
+def _function() -> Routine | None:
+    """None, too, where bfloat16 is not multiplied: it would be slower than torch's."""
+    return routine("prompt_attention", TILES + _SOURCE, "attend_prompt", *[ctypes.c_void_p] * 7, ctypes.c_float)
 
 
 # A task is 64 tokens of a query head. Of keys, a pair of neighbouring numbers is what `few_rows` has together, and 64
