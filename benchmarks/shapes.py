@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from backends.native.engine.fused_layers import fuse_layers
+from backends.native.engine.fused_layers import fuse_layers, fuse_whole_layers
 from backends.native.engine.packed_linear import pack_linears
 from backends.native.engine.quantised_linear import quantise_linears
 
@@ -52,4 +52,5 @@ def as_served(model: Any, bits: int = 0) -> Any:
     if bits:
         quantise_linears(own, bits)
     pack_linears(own)
+    fuse_whole_layers(own)
     return own

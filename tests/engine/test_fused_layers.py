@@ -196,7 +196,7 @@ def test_the_self_check_notices_a_wrong_one() -> None:
 
     def wrong(model: Any) -> None:
         fuse(model)
-        model.model.layers[0].self_attn._heads = 0
+        model.model.layers[0].self_attn.heads = 0
 
     def shifted(model: Any) -> None:
         fuse(model)

@@ -66,6 +66,11 @@ class AttentionParams:
     softcap: float | None = None
     sinks: Tensor | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether scores are only scaled."""
+        return self.softcap is None and self.sinks is None
+
 
 def index_tensor(values: Iterable[int], device: torch.device) -> Tensor:
     """[values] int64. By way of an array, which takes a seventh of the time that `torch.tensor` needs for a list."""

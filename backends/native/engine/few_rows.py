@@ -14,7 +14,8 @@ from torch import Tensor
 
 from backends.native.engine.compiled import Routine, routine
 
-_MOST_ROWS = 24  # for more, oneDNN is as fast (measured)
+_FEW = 24  # for more, oneDNN is as fast (measured)
+MOST_ROWS = 64  # that the compiled code takes; MOST_ROWS below
 _BLOCK = 64  # outputs that lie together
 _INPUTS = {torch.float32: 1, torch.bfloat16: 2}  # of these, what lies together for one output
 _FUNCTIONS = {torch.float32: "product_float32", torch.bfloat16: "product_bfloat16"}
@@ -33,7 +34,7 @@ class FewRows:
     def __init__(self, function: Routine, packed: Tensor, shape: tuple[int, int], bias: Tensor | None) -> None:
         self._function = function
         self._packed = packed
-        self._address = torch.ops.mkldnn.data_ptr(packed)
+        self.address = torch.ops.mkldnn.data_ptr(packed)
         self._outputs, self._inputs = shape
         self._bias = bias
 
@@ -47,7 +48,7 @@ class FewRows:
 
     def takes(self, rows: Tensor) -> bool:
         """Whether these may be multiplied so. What the compiled code is given it does not check."""
-        few = 0 < rows.numel() <= _MOST_ROWS * self._inputs
+        few = 0 < rows.numel() <= _FEW * self._inputs
         return few and rows.shape[-1] == self._inputs and rows.dtype == self._packed.dtype
 
     def multiply(self, rows: Tensor) -> Tensor:
@@ -56,7 +57,7 @@ class FewRows:
         product = rows.new_empty(*rows.shape[:-1], self._outputs)
         self._function(
             rows.data_ptr(),
-            self._address,
+            self.address,
             None if self._bias is None else self._bias.data_ptr(),
             product.data_ptr(),
             rows.numel() // self._inputs,
@@ -115,7 +116,7 @@ struct TwoBFloat16 : BFloat16 {
 TILES = (
     WORDS
     + r"""
-constexpr long BLOCK = 64, VECTORS = BLOCK / LANES, TILE = 6, PIECE = 256, MOST_ROWS = 24;
+constexpr long BLOCK = 64, VECTORS = BLOCK / LANES, TILE = 6, PIECE = 256, MOST_ROWS = 64;
 
 template <class Kind, int ROWS>
 void add_tile(const uint32_t* inputs, long stride, const words* weight, long count, floats* sums) {
@@ -146,35 +147,44 @@ void add_rows(const uint32_t* inputs, long stride, const words* weight, long cou
 """
 )
 """Any number of rows by a piece of such a weight, added to sums: `add_rows`."""
-_SOURCE = (
+PRODUCT = (
     TILES
     + r"""
 template <class Kind>
-void multiply(const void* input, const void* packed, const void* added, void* output, long rows, long outputs,
-              long inputs, int threads) {
+void multiply(const void* input, const void* packed, const void* added, const void* residual, void* output, long rows,
+              long outputs, long inputs) {
   using number = typename Kind::number;
   const long length = inputs / Kind::together, piece = rows > TILE ? PIECE : length;
-  const auto* bias = static_cast<const number*>(added);
-#pragma omp parallel for num_threads(threads) schedule(static)
+  const auto *bias = static_cast<const number*>(added), *before = static_cast<const number*>(residual);
+#pragma omp for schedule(static)
   for (long block = 0; block < outputs / BLOCK; block++) {
-    floats sums[MOST_ROWS * VECTORS] = {};
+    floats sums[MOST_ROWS * VECTORS];
+    std::fill(sums, sums + rows * VECTORS, floats{});
     const words* weight = static_cast<const words*>(packed) + block * length * VECTORS;
     for (long at = 0; at < length; at += piece)
       add_rows<Kind>(static_cast<const uint32_t*>(input) + at, length, weight + at * VECTORS,
                      std::min(piece, length - at), sums, rows);
-    number* target = static_cast<number*>(output) + block * BLOCK;
-    for (long row = 0; row < rows; row++, target += outputs)
-      for (long j = 0; j < BLOCK; j++) {
-        const float sum = sums[row * VECTORS + j / LANES][j % LANES];
-        target[j] = Kind::narrow(bias ? sum + Kind::widen(bias[block * BLOCK + j]) : sum);
+    for (long row = 0; row < rows; row++)
+      for (long v = 0; v < VECTORS; v++) {
+        const long column = block * BLOCK + v * LANES, at = row * outputs + column;
+        floats sum = sums[row * VECTORS + v];
+        if (bias) sum += read<Kind>(bias + column, LANES);
+        if (before) sum = rounded<Kind>(sum) + read<Kind>(before + at, LANES);
+        write<Kind>(static_cast<number*>(output) + at, sum, LANES);
       }
   }
 }
-
+"""
+)
+"""`multiply`: rows by a packed weight, a bias, and what is added once that is rounded, by the threads of a region."""
+_SOURCE = (
+    PRODUCT
+    + r"""
 #define PRODUCT(name, kind)                                                                                     \
   extern "C" void name(const void* input, const void* packed, const void* bias, void* output, long rows,        \
                        long outputs, long inputs, int threads) {                                                \
-    multiply<kind>(input, packed, bias, output, rows, outputs, inputs, threads);                                \
+    _Pragma("omp parallel num_threads(threads)")                                                                \
+    multiply<kind>(input, packed, bias, nullptr, output, rows, outputs, inputs);                                \
   }
 PRODUCT(product_float32, OneFloat32)
 PRODUCT(product_bfloat16, TwoBFloat16)

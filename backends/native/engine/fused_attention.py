@@ -39,13 +39,15 @@ class FusedAttention(Projections):
     def __init__(self, module: Any, place: Routine, asked: AttentionParams, *, join: bool) -> None:
         super().__init__({name: getattr(module, name) for name in _PROJECTIONS}, "qkv_proj" if join else "")
         self.o_proj = module.o_proj
-        self._layer: int = module.layer_idx
-        self._width: int = module.head_dim
-        self._heads: int = module.q_proj.out_features // module.head_dim
-        self._key_heads: int = module.k_proj.out_features // module.head_dim
-        self._norms = [getattr(module, name, None) for name in _NORMS]
+        self.layer: int = module.layer_idx
+        self.width: int = module.head_dim
+        self.heads: int = module.q_proj.out_features // module.head_dim
+        self.key_heads: int = module.k_proj.out_features // module.head_dim
+        self.params = asked
+        norms = [getattr(module, name, None) for name in _NORMS]
+        self.norm_weights: list[Tensor | None] = [None if norm is None else norm.weight for norm in norms]
+        self.epsilon: float = 0.0 if norms[0] is None else norms[0].variance_epsilon
         self._place = place
-        self._params = asked
 
     @classmethod
     def of(cls, module: Any, longest: int, *, join: bool = True) -> Self | None:
@@ -68,6 +70,11 @@ class FusedAttention(Projections):
         fused = cls(module, place, asked.params, join=join)
         return fused if asked.is_like(_ask(fused, module, longest)) else None
 
+    @property
+    def norm_addresses(self) -> list[int | None]:
+        """Of the queries' and the keys' norm's weight."""
+        return [None if weight is None else weight.data_ptr() for weight in self.norm_weights]
+
     def forward(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
     ) -> tuple[Tensor, None]:
@@ -75,35 +82,43 @@ class FusedAttention(Projections):
         progressed()
         forward = current()
         joined = self.project(hidden_states)[0]
-        heads = joined.view(len(joined), -1, self._width)
-        queries, keys = heads[:, : self._heads], heads[:, self._heads : self._heads + self._key_heads]
-        layer = forward.cache.layer(self._layer, keys, keys)
+        heads = joined.view(len(joined), -1, self.width)
+        queries, keys = heads[:, : self.heads], heads[:, self.heads : self.heads + self.key_heads]
+        layer = forward.cache.layer(self.layer, keys, keys)
         self._turn_and_store(joined, position_embeddings, layer, forward.metadata.slots)
-        attended = forward.kernel(queries, layer, forward.cache.block_size, forward.metadata, self._params)
+        attended = forward.kernel(queries, layer, forward.cache.block_size, forward.metadata, self.params)
         return self.o_proj(attended.view(1, len(joined), -1)), None
 
     def _turn_and_store(
         self, joined: Tensor, position_embeddings: tuple[Tensor, Tensor], layer: LayerCache, slots: Tensor
     ) -> None:
-        cosines, sines = (part.to(joined.dtype).contiguous() for part in position_embeddings)
-        turned = cosines.shape[-1]
-        if turned > self._width or not cosines.numel() == sines.numel() == len(joined) * turned:
-            raise ValueError(f"rotary embeddings of shape {list(cosines.shape)} for {len(joined)} tokens")
-        query_norm, key_norm = self._norms
+        cosines, sines = angles(position_embeddings, len(joined), self.width, joined.dtype)
         self._place(
             joined.data_ptr(),
             cosines.data_ptr(),
             sines.data_ptr(),
-            None if query_norm is None else query_norm.weight.data_ptr(),
-            None if key_norm is None else key_norm.weight.data_ptr(),
+            *self.norm_addresses,
             slots.data_ptr(),
             layer.keys.data_ptr(),
             layer.values.data_ptr(),
             (ctypes.c_long * 6)(
-                len(joined), self._heads, self._key_heads, self._width, turned, torch.get_num_threads()
+                len(joined), self.heads, self.key_heads, self.width, cosines.shape[-1], torch.get_num_threads()
             ),
-            0.0 if query_norm is None else query_norm.variance_epsilon,
+            self.epsilon,
         )
+
+
+def angles(given: tuple[Tensor, Tensor], rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines for so many rows, as the compiled passes read them: [1, rows, at most `width`].
+
+    Raises:
+        ValueError: they are others.
+    """
+    cosines, sines = (part.to(dtype).contiguous() for part in given)
+    turned = cosines.shape[-1]
+    if turned > width or not cosines.numel() == sines.numel() == rows * turned:
+        raise ValueError(f"rotary embeddings of shape {list(cosines.shape)} for {rows} tokens of width {width}")
+    return cosines, sines
 
 
 @dataclass(slots=True, eq=False)
@@ -130,7 +145,7 @@ def _ask(asked: Any, module: Any, longest: int) -> _Asked:
     draw = torch.Generator().manual_seed(0)
     weight, width = module.q_proj.weight, module.head_dim
     hidden = torch.randn(1, 3, weight.shape[1], generator=draw) * torch.tensor([[[1.0], [1e3], [1e-3]]])
-    angles = torch.rand(1, 3, width // 2, generator=draw).mul(6.3).repeat(1, 1, 2)
+    turns = torch.rand(1, 3, width // 2, generator=draw).mul(6.3).repeat(1, 1, 2)
     answer = torch.randn(3, module.q_proj.out_features // width, width, generator=draw).to(weight.dtype)
     told: list[_Asked] = []
 
@@ -149,7 +164,7 @@ def _ask(asked: Any, module: Any, longest: int) -> _Asked:
     with running(Forward(KVCache(1, 3), metadata, kernel)):
         output, _ = asked(
             hidden_states=hidden.to(weight.dtype),
-            position_embeddings=(angles.cos().to(weight.dtype), angles.sin().to(weight.dtype)),
+            position_embeddings=(turns.cos().to(weight.dtype), turns.sin().to(weight.dtype)),
             attention_mask=None,
             position_ids=positions,
             cache_position=positions[0],
@@ -193,11 +208,9 @@ def _function(dtype: torch.dtype) -> Routine | None:
 
 
 # Numbers are rounded where the modules round them. What the angles do not cover of a head stays as it is.
-_SOURCE = (
+PLACE = (
     NORM_ROW
     + r"""
-constexpr long ALONE = 1 << 13;  // so many numbers one thread is done with before others would have begun
-
 struct Sizes {
   long tokens, heads, key_heads, width, turned, threads;
 };
@@ -218,11 +231,10 @@ void turn(typename Kind::number* head, const typename Kind::number* cosines, con
 
 template <class Kind>
 void place(void* joined, const void* cosines, const void* sines, const void* query_norm, const void* key_norm,
-           const int64_t* slots, void* keys, void* values, const Sizes* sizes, float epsilon) {
+           const int64_t* slots, void* keys, void* values, const Sizes& size, float epsilon) {
   using number = typename Kind::number;
-  const Sizes size = *sizes;
   const long all = size.heads + 2 * size.key_heads, stored = size.key_heads * size.width;
-#pragma omp parallel for num_threads(size.threads) schedule(static) if (size.tokens * all * size.width > ALONE)
+#pragma omp for schedule(static)
   for (long token = 0; token < size.tokens; token++) {
     number* heads = static_cast<number*>(joined) + token * all * size.width;
     for (long head = 0; head < size.heads + size.key_heads; head++) {
@@ -237,12 +249,22 @@ void place(void* joined, const void* cosines, const void* sines, const void* que
     std::memcpy(static_cast<number*>(values) + slots[token] * stored, key + stored, stored * sizeof *key);
   }
 }
+"""
+)
+"""Rows of queries, keys and values, turned in place and stored, by the threads of a region: `place`."""
+_SOURCE = (
+    PLACE
+    + r"""
+constexpr long ALONE = 1 << 13;  // so many numbers one thread is done with before others would have begun
 
 #define PLACE(name, kind)                                                                                            \
   extern "C" void name(void* joined, const void* cosines, const void* sines, const void* query_norm,                \
                        const void* key_norm, const int64_t* slots, void* keys, void* values, const Sizes* sizes,    \
                        float epsilon) {                                                                              \
-    place<kind>(joined, cosines, sines, query_norm, key_norm, slots, keys, values, sizes, epsilon);                  \
+    const Sizes size = *sizes;                                                                                       \
+    const long all = size.tokens * (size.heads + 2 * size.key_heads) * size.width;                                   \
+    _Pragma("omp parallel num_threads(size.threads) if (all > ALONE)")                                               \
+    place<kind>(joined, cosines, sines, query_norm, key_norm, slots, keys, values, size, epsilon);                   \
   }
 PLACE(place_float32, Float32)
 PLACE(place_bfloat16, BFloat16)

@@ -1,4 +1,4 @@
-"""Which parts of a model are joined."""
+"""Which parts of a model are joined, and then which layers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from backends.native.engine.fused_attention import FusedAttention
 from backends.native.engine.fused_mlp import FusedMLP
 from backends.native.engine.fused_norm import FusedNorm
 from backends.native.engine.fusing import replace_parts
+from backends.native.engine.whole_layer import WholeLayer
 
 
 @torch.inference_mode()
@@ -28,3 +29,8 @@ def fuse_layers(model: Any, longest: int, *, join: bool = True) -> None:
     replace_parts(text, partial(FusedAttention.of, longest=longest, join=join))
     replace_parts(text, partial(FusedMLP.of, join=join))
     replace_parts(model, FusedNorm.of)
+
+
+def fuse_whole_layers(model: Any) -> None:
+    """Replace the layers of `model` that can be, in place; their parts were joined and their linear layers packed."""
+    replace_parts(text_part(model), WholeLayer.of)

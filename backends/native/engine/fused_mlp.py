@@ -19,9 +19,10 @@ _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 class FusedMLP(Projections):
     """Takes the place of `down(activation(gate(x)) * up(x))`."""
 
-    def __init__(self, module: Any, activate: Routine, *, join: bool) -> None:
+    def __init__(self, module: Any, activation: str, activate: Routine, *, join: bool) -> None:
         super().__init__({name: getattr(module, name) for name in _PROJECTIONS}, "gate_up_proj" if join else "")
         self.down_proj = module.down_proj
+        self.activation = activation
         self._activate = activate
 
     @classmethod
@@ -38,8 +39,10 @@ class FusedMLP(Projections):
         gate, up = module.gate_proj, module.up_proj
         if gate.weight.device.type != "cpu" or gate.weight.shape != up.weight.shape:
             return None
-        kinds = [_function(activation, gate.weight.dtype) for activation in _ACTIVATIONS]
-        candidates = (cls(module, activate, join=join) for activate in kinds if activate is not None)
+        kinds = {activation: _function(activation, gate.weight.dtype) for activation in _ACTIVATIONS}
+        candidates = (
+            cls(module, name, activate, join=join) for name, activate in kinds.items() if activate is not None
+        )
         return next((fused for fused in candidates if _agree(module, fused, gate.weight)), None)
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -71,9 +74,7 @@ def _function(activation: str, dtype: torch.dtype) -> Routine | None:
 
 
 # Numbers are rounded where the modules round them.
-_SOURCE = r"""
-constexpr long ALONE = 1 << 13;  // so many numbers one thread is done with before others would have begun
-
+GATE = r"""
 inline floats sigmoid(floats x) {
   const floats most = floats{} + 87.0f;
   return 1.0f / (1.0f + exponential(-x > most ? most : -x));
@@ -88,9 +89,9 @@ struct Gelu {  // (1 + tanh(y)) / 2 is the sigmoid of 2 y
 };
 
 template <class Kind, class Activation>
-void gate(const void* joined, void* gated, long rows, long width, int threads) {
+void gate(const void* joined, void* gated, long rows, long width) {
   using number = typename Kind::number;
-#pragma omp parallel for num_threads(threads) schedule(static) if (rows * width > ALONE)
+#pragma omp for schedule(static)
   for (long row = 0; row < rows; row++) {
     const number *gates = static_cast<const number*>(joined) + 2 * row * width, *ups = gates + width;
     number* target = static_cast<number*>(gated) + row * width;
@@ -100,13 +101,21 @@ void gate(const void* joined, void* gated, long rows, long width, int threads) {
     }
   }
 }
+"""
+"""Rows of gates and then as many numbers that they let through, by the threads of a region: `gate`."""
+_SOURCE = (
+    GATE
+    + r"""
+constexpr long ALONE = 1 << 13;  // so many numbers one thread is done with before others would have begun
 
 #define GATE(name, kind, activation)                                                              \
   extern "C" void name(const void* joined, void* gated, long rows, long width, int threads) {     \
-    gate<kind, activation>(joined, gated, rows, width, threads);                                  \
+    _Pragma("omp parallel num_threads(threads) if (rows * width > ALONE)")                        \
+    gate<kind, activation>(joined, gated, rows, width);                                           \
   }
 GATE(silu_float32, Float32, Silu)
 GATE(silu_bfloat16, BFloat16, Silu)
 GATE(gelu_float32, Float32, Gelu)
 GATE(gelu_bfloat16, BFloat16, Gelu)
 """
+)

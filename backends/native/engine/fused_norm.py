@@ -25,6 +25,7 @@ class FusedNorm(nn.Module):
         super().__init__()
         self.norm = norm
         self.weight: Tensor = norm.weight
+        self.epsilon: float = norm.variance_epsilon
         self._function = function
 
     @classmethod
@@ -51,7 +52,7 @@ class FusedNorm(nn.Module):
             normed.data_ptr(),
             rows.numel() // width,
             width,
-            self.norm.variance_epsilon,
+            self.epsilon,
             torch.get_num_threads(),
         )
         return normed
@@ -89,24 +90,30 @@ void norm_row(const typename Kind::number* row, const typename Kind::number* wei
 }
 """
 """One row, perhaps in place: `norm_row`."""
-_SOURCE = (
+NORM = (
     NORM_ROW
     + r"""
-constexpr long ALONE = 1 << 15;  // so many numbers one thread is done with before others would have begun
-
 template <class Kind>
-void norm(const void* rows, const void* weight, void* normed, long count, long width, float epsilon, int threads) {
+void norm(const void* rows, const void* weight, void* normed, long count, long width, float epsilon) {
   using number = typename Kind::number;
-#pragma omp parallel for num_threads(threads) schedule(static) if (count * width > ALONE)
+#pragma omp for schedule(static)
   for (long row = 0; row < count; row++)
     norm_row<Kind>(static_cast<const number*>(rows) + row * width, static_cast<const number*>(weight),
                    static_cast<number*>(normed) + row * width, width, epsilon);
 }
+"""
+)
+"""Rows, by the threads of a region: `norm`."""
+_SOURCE = (
+    NORM
+    + r"""
+constexpr long ALONE = 1 << 15;  // so many numbers one thread is done with before others would have begun
 
 #define NORM(name, kind)                                                                                          \
   extern "C" void name(const void* rows, const void* weight, void* normed, long count, long width, float epsilon, \
                        int threads) {                                                                             \
-    norm<kind>(rows, weight, normed, count, width, epsilon, threads);                                             \
+    _Pragma("omp parallel num_threads(threads) if (count * width > ALONE)")                                       \
+    norm<kind>(rows, weight, normed, count, width, epsilon);                                                      \
   }
 NORM(norm_float32, Float32)
 NORM(norm_bfloat16, BFloat16)

@@ -33,14 +33,14 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         self._packed = _reordered(linear.weight.detach())
-        self._few_rows = FewRows.of(linear.weight.detach(), self._packed, self.bias)
+        self.few_rows = FewRows.of(linear.weight.detach(), self._packed, self.bias)
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
         if not rows.numel():
             return rows.new_empty(*rows.shape[:-1], self.out_features)
-        if self._few_rows is not None and self._few_rows.takes(rows):
-            return self._few_rows.multiply(rows)
+        if self.few_rows is not None and self.few_rows.takes(rows):
+            return self.few_rows.multiply(rows)
         count = rows.numel() // self.in_features
         if count >= _FEWEST_ROWS:
             return self._multiply(rows)

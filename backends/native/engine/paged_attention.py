@@ -21,7 +21,7 @@ from backends.native.engine.kv_cache import LayerCache
 from backends.native.engine.prompt_attention import attend_prompts
 from backends.native.engine.reference import fill, reference_kernel
 
-_MOST_WIDTH = 512  # of keys and values; MOST_WIDTH below
+MOST_WIDTH = 512  # of keys and values; MOST_WIDTH below
 _FUNCTIONS = {torch.float32: "attend_float32", torch.bfloat16: "attend_bfloat16"}
 
 
@@ -49,14 +49,20 @@ def paged_kernel(
     attend = _function(cache.keys.dtype) if _takes(queries, cache, params) else None
     if attend is None:
         return reference_kernel(queries, cache, block_size, metadata, params)
-    decoding = metadata.plans.get("decoding")
-    if decoding is None:
-        decoding = metadata.plans["decoding"] = find_decoding(metadata)
+    decoding = decoding_of(metadata)
     output = queries.new_empty(*queries.shape[:2], cache.values.shape[2])
     _decode(attend, queries, cache, block_size, decoding, params, output)
     if not decoding.alone and not attend_prompts(queries, cache, block_size, metadata, params, output):
         fill(output, queries, cache, block_size, metadata, params, decoding=False)
     return output
+
+
+def decoding_of(metadata: AttentionMetadata) -> Decoding:
+    """Those of a step, found once."""
+    found: Decoding | None = metadata.plans.get("decoding")
+    if found is None:
+        found = metadata.plans["decoding"] = find_decoding(metadata)
+    return found
 
 
 def find_decoding(metadata: AttentionMetadata) -> Decoding:
@@ -76,9 +82,8 @@ def _takes(queries: Tensor, cache: LayerCache, params: AttentionParams) -> bool:
         and queries.dtype == cache.keys.dtype
         and queries.dtype in _FUNCTIONS
         and queries.stride(2) == 1
-        and max(queries.shape[2], cache.values.shape[2]) <= _MOST_WIDTH
-        and params.softcap is None
-        and params.sinks is None
+        and max(queries.shape[2], cache.values.shape[2]) <= MOST_WIDTH
+        and params.is_plain
     )
 
 
@@ -125,7 +130,7 @@ def _function(dtype: torch.dtype) -> Routine | None:
 
 # A task is a sequence and up to eight of the query heads that share a key head. Keys are taken 128 at a time: all their
 # scores, then the softmax so far (its maximum and sum grow from piece to piece), then the values.
-_SOURCE = (
+DECODE = (
     WORDS
     + r"""
 constexpr long HEADS = 8, PIECE = 128, MOST_WIDTH = 512, VECTORS = MOST_WIDTH / LANES;
@@ -248,12 +253,11 @@ struct Task {
 
 template <class Kind>
 void attend(const void* queries, const void* keys, const void* values, void* output, const int64_t* tokens,
-            const int64_t* tables, const int64_t* contexts, const Sizes* sizes, float scale) {
+            const int64_t* tables, const int64_t* contexts, const Sizes& size, float scale) {
   using number = typename Kind::number;
-  const Sizes size = *sizes;
   const long sharing = size.heads / size.key_heads, groups = (sharing + HEADS - 1) / HEADS;
   const long tasks = size.key_heads * groups;
-#pragma omp parallel for num_threads(size.threads) schedule(dynamic) if (size.sequences * tasks > 1)
+#pragma omp for schedule(dynamic)
   for (long task = 0; task < size.sequences * tasks; task++) {
     const long sequence = task / tasks, key_head = task % tasks / groups, first = task % groups * HEADS;
     const long head = key_head * sharing + first, token = tokens[sequence];
@@ -268,12 +272,18 @@ void attend(const void* queries, const void* keys, const void* values, void* out
     }
   }
 }
-
+"""
+)
+"""Attention of sequences' next tokens to their pages, by the threads of a region: `attend`."""
+_SOURCE = (
+    DECODE
+    + r"""
 #define ATTEND(name, kind)                                                                                        \
   extern "C" void name(const void* queries, const void* keys, const void* values, void* output,                   \
                        const int64_t* tokens, const int64_t* tables, const int64_t* contexts, const Sizes* sizes, \
                        float scale) {                                                                             \
-    attend<kind>(queries, keys, values, output, tokens, tables, contexts, sizes, scale);                          \
+    _Pragma("omp parallel num_threads(sizes->threads) if (sizes->sequences * sizes->key_heads > 1)")              \
+    attend<kind>(queries, keys, values, output, tokens, tables, contexts, *sizes, scale);                         \
   }
 ATTEND(attend_float32, OneFloat32)
 ATTEND(attend_bfloat16, TwoBFloat16)

@@ -13,7 +13,7 @@ import torch
 from backends.native.engine.blocks import BlockPool
 from backends.native.engine.cache_runner import CacheRunner
 from backends.native.engine.encoder import EncoderEngine
-from backends.native.engine.fused_layers import fuse_layers
+from backends.native.engine.fused_layers import fuse_layers, fuse_whole_layers
 from backends.native.engine.grammar import Constraints
 from backends.native.engine.kv_cache import KVCache
 from backends.native.engine.loop import Engine
@@ -145,12 +145,14 @@ def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
     def change(small: Any) -> None:
         fuse(small)
         pack_linears(small, least=1)
+        fuse_whole_layers(small)
 
     why = why_not_packed(loaded.model, change=change)
     if why is None:
         fuse(loaded.model)
         _quantise(loaded, options.dtype)
         pack_linears(loaded.model)
+        fuse_whole_layers(loaded.model)
         return True
     if options.dtype in BITS:
         raise LoadError(f"This model cannot run in {options.dtype}: with other linear layers {why}.")
