@@ -47,7 +47,7 @@ bench: $(VENV)/.installed  ## what the gateway itself costs, in CPU time per req
 	$(VENV)/bin/python -m benchmarks.hostile
 	$(VENV)/bin/python -m benchmarks.pictures
 
-bench-engine: $(VENV)/.installed  ## the native engine beside transformers' own, at random weights of a 0.5B shape (20 minutes)
+bench-engine: $(VENV)/.installed  ## the native engine beside transformers' own, at random weights of a 0.5B shape (over an hour)
 	$(VENV)/bin/python -m benchmarks.engine
 	$(VENV)/bin/python -m benchmarks.lora
 

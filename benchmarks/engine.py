@@ -37,7 +37,7 @@ from benchmarks.workloads import EIGHT, ONE, PREFILL, PREFIX, SCALE, Job, worklo
 
 Clock = Callable[[], float]
 OURS, STATIC, BATCH = "interlingua", "generate", "generate_batch"
-BESIDE = {ONE: {"copying the weights": "copying"}, PREFIX: {OURS: "caching"}}
+BESIDE = {ONE: {"copying the weights": "copying"}, PREFIX: {OURS: "caching", BATCH: "sharing"}}
 """Other systems than those three, by workload and by what they are called there."""
 ROUNDED, SAMPLED = f"{ONE}, rounded weights", "decode, mixed sampling"
 

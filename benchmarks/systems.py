@@ -88,12 +88,19 @@ def static(model: Any) -> System:
     return run
 
 
-def continuous(model: Any) -> System:
+def continuous(model: Any, *, sharing: bool = False) -> System:
     """`generate_batch`'s manager, with as much cache and as many tokens a step as this engine has. It runs in a thread
     of its own until the process ends.
+
+    With `sharing` prompts share what they begin with alike, and with those of earlier runs, whose pages it keeps.
     """
     model.set_attn_implementation("sdpa")
-    sizes = ContinuousBatchingConfig(page_size=256, num_blocks=KV_TOKENS // 256, max_batch_tokens=STEP_TOKENS)
+    sizes = ContinuousBatchingConfig(
+        page_size=256,
+        num_blocks=KV_TOKENS // 256,
+        max_batch_tokens=STEP_TOKENS,
+        allow_block_sharing=sharing,
+    )
     manager = model.init_continuous_batching(_greedy(), sizes)
     if model.device.type == "cuda":
         manager.warmup()  # elsewhere nothing is gained, and this thread would open a set of OpenMP's
@@ -125,6 +132,7 @@ SYSTEMS: dict[str, Callable[[Any], System]] = {
     "int4": lambda model: interlingua(as_served(model, BITS["int4"])),
     "generate": static,
     "generate_batch": continuous,
+    "sharing": lambda model: continuous(model, sharing=True),
     "copying": copying,
 }
 
