@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
-from backends.native.engine.machine import physical_cores
-from backends.native.engine.quantised_linear import BITS
+from backends.native.engine.layers.quantized_linear import BITS
+from backends.native.machine import physical_cores
 from benchmarks.gateway import cpu_seconds
 from benchmarks.lines import asked
 from benchmarks.overhead import print_overhead

@@ -11,11 +11,11 @@ import statistics
 import time
 
 from backends.native.demo import WEIGHTS
-from backends.native.engine.options import EngineOptions
-from backends.native.engine.serving import Steps
-from backends.native.engine.startup import load_engine
-from backends.native.grammar import grammar_source
-from backends.native.messages import SamplingParams, Submit
+from backends.native.engine.factory import load_engine
+from backends.native.engine.serving.engine_thread import Steps
+from backends.native.grammar.grammar import grammar_source
+from backends.native.protocol.engine_options import EngineOptions
+from backends.native.protocol.messages import SamplingParams, Submit
 from schemas.ir import Grammar
 
 ROWS = 32

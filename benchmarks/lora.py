@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from backends.native.engine.fused_layers import fuse_layers
-from backends.native.engine.lora import Adapter, LowRank, put_on
-from backends.native.engine.packed_linear import pack_linears
+from backends.native.engine.layers.fuse_model import fuse_layers
+from backends.native.engine.layers.packed_linear import pack_linears
+from backends.native.engine.lora.layers import Adapter, LowRank, put_on
 from benchmarks.systems import Job, System, interlingua
 
 BATCH, VOCAB = 16, 32_000

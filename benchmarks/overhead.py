@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from backends.native.engine import paged_attention, reference
-from backends.native.engine.blocks import BlockPool
-from backends.native.engine.kv_cache import KVCache
+from backends.native.engine.attention import cpu_decode, reference
+from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.loop import Engine
-from backends.native.engine.runner import PackedRunner
-from backends.native.engine.scheduler import Scheduler
-from backends.native.messages import Submit
+from backends.native.engine.runner.packed import PackedRunner
+from backends.native.engine.scheduling.block_pool import BlockPool
+from backends.native.engine.scheduling.scheduler import Scheduler
+from backends.native.protocol.messages import Submit
 
 TOY = {
     "vocab_size": 1000,
@@ -51,7 +51,7 @@ def overhead(batch: int) -> float:
         with (
             _timed(model, "forward") as forward,
             _timed(reference, "plan") as plan,
-            _timed(paged_attention, "find_decoding") as find,
+            _timed(cpu_decode, "find_decoding") as find,
         ):
             began = time.process_time()
             engine.step()

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from backends.scripted import ScriptedBackend
 from gateway.config import Endpoint, ServedEntity
 from gateway.config import Experiment as Settings
-from gateway.experiment import Experiment, Outcome
-from gateway.recall import Answered, Recall
-from gateway.router import Router
+from gateway.experiments.experiment import Experiment, Outcome
+from gateway.experiments.feedback_ring import Answered, Recall
+from gateway.routing.router import Router
 from schemas.ir import FinishReason, Generate, TextPrompt, Usage
 
 ARMS = tuple(

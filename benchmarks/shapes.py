@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from backends.native.engine.fused_layers import fuse_layers, fuse_whole_layers
-from backends.native.engine.packed_linear import pack_linears
-from backends.native.engine.quantised_linear import quantise_linears
+from backends.native.engine.layers.fuse_model import fuse_layers, fuse_whole_layers
+from backends.native.engine.layers.packed_linear import pack_linears
+from backends.native.engine.layers.quantized_linear import quantise_linears
 
 SHAPES = {
     "qwen2.5-0.5b": Qwen2Config(

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from backends.native.engine.blocks import BlockPool
-from backends.native.engine.kv_cache import KVCache
+from backends.native.engine.attention.kv_cache import KVCache
+from backends.native.engine.layers.quantized_linear import BITS
 from backends.native.engine.loop import Engine
-from backends.native.engine.machine import keep_freed_memory
-from backends.native.engine.quantised_linear import BITS
-from backends.native.engine.runner import PackedRunner
-from backends.native.engine.scheduler import Scheduler
-from backends.native.messages import SamplingParams, Submit
+from backends.native.engine.runner.packed import PackedRunner
+from backends.native.engine.scheduling.block_pool import BlockPool
+from backends.native.engine.scheduling.scheduler import Scheduler
+from backends.native.machine import keep_freed_memory
+from backends.native.protocol.messages import SamplingParams, Submit
 from benchmarks.lines import answer
 from benchmarks.shapes import as_served, build
 from benchmarks.workloads import EVERY_ROW_ITS_OWN, Job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from backends.native.messages import SamplingParams
+from backends.native.protocol.messages import SamplingParams
 
 Job = tuple[list[int], int]
 """A prompt, and how many tokens to generate."""

@@ -15,14 +15,14 @@ from litestar.handlers import HTTPRouteHandler
 
 from adapters.base import Adapter
 from backends.base import Backend
-from gateway import feedback, health, page
 from gateway.auth import Keys, keys_from
 from gateway.config import Config, ConfigError
-from gateway.failures import shown
-from gateway.mount import Mounts, not_allowed, not_found
-from gateway.openapi import document
+from gateway.deployment.state_file import Live
+from gateway.errors import shown
+from gateway.http import feedback, health, ui
+from gateway.http.openapi import document
+from gateway.http.routes import Mounts, not_allowed, not_found
 from gateway.service import Service
-from gateway.state import Live
 from schemas.errors import BodyTooLarge, GatewayError, InvalidRequest
 
 
@@ -101,7 +101,7 @@ def create_app(
             mounts.handler(service),
             *health.handlers(service),
             feedback.handler(service),
-            *page.handlers(),
+            *ui.handlers(),
             _description(protocols),
         ],
         exception_handlers={HTTPException: _in_protocol(mounts), Exception: _in_protocol(mounts)},

@@ -24,10 +24,10 @@ import msgspec
 
 import gateway
 from backends.base import Health
-from gateway import logging
 from gateway.auth import keys_from
 from gateway.config import Config, ConfigError, default, load, remote
-from gateway.state import Live
+from gateway.deployment.state_file import Live
+from gateway.observability import logging
 from schemas.errors import GatewayError
 
 
@@ -115,7 +115,7 @@ def check(file: Path) -> None:
 @click.option("--unit", required=True, help="What a request's unit says, a user's name for instance.")
 def explain(file: Path, endpoint: str, unit: str) -> None:
     """Say which served entity answers a unit, and why."""
-    from gateway.assignment import assign, scores
+    from gateway.routing.assignment import assign, scores
 
     try:
         deployed = Live(load(file)).deployments.get(endpoint)
@@ -136,7 +136,7 @@ def explain(file: Path, endpoint: str, unit: str) -> None:
 def openapi() -> None:
     """Print the OpenAPI document."""
     from gateway.app import adapters
-    from gateway.openapi import document
+    from gateway.http.openapi import document
 
     click.echo(document(adapters()).decode())
 
@@ -159,7 +159,7 @@ def _remote(url: str, key_env: str | None) -> Config:
 
 
 def _serve(read: Callable[[], Config], log_level: str) -> int:
-    from gateway.supervisor import Supervisor
+    from gateway.process.supervisor import Supervisor
 
     supervisor = Supervisor(read, log_level)
     return supervisor.run(_Greeting(supervisor.config, supervisor.port).tend)
@@ -231,7 +231,7 @@ class _Greeting:
 
     def _greet(self) -> None:
         from gateway.app import adapters
-        from gateway.mount import routes
+        from gateway.http.routes import routes
 
         self._close()
         model = next(iter(self._config.endpoints), "")

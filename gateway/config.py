@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from gateway.assignment import UNITS
-from gateway.recall import METRICS
+from gateway.experiments.feedback_ring import METRICS
+from gateway.routing.assignment import UNITS
 from schemas.catalog import TensorNames
 
 BUNDLED = "interlingua"
@@ -136,9 +136,9 @@ class Experiment(Section, frozen=True):
     """How an endpoint's arms are compared.
 
     `unit` is where the unit of assignment comes from, the first that a request has: `header:<name>` or one of
-    `gateway.assignment.UNITS`. A request that has none is a unit by itself. `alpha` is the chance that an interval ever
-    misses the truth, `margin` what makes no difference: a share of the first arm's mean, for `success` a tenth of it in
-    absolute terms. `feedback` names metrics that users send themselves, and says which way is good.
+    `gateway.routing.assignment.UNITS`. A request that has none is a unit by itself. `alpha` is the chance that an
+    interval ever misses the truth, `margin` what makes no difference: a share of the first arm's mean, for `success` a
+    tenth of it in absolute terms. `feedback` names metrics that users send themselves, and says which way is good.
     """
 
     alpha: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05

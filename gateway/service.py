@@ -15,17 +15,17 @@ import structlog
 
 from backends.base import Backend, Health
 from gateway.auth import Keys
-from gateway.catalog import catalog
 from gateway.config import Config
-from gateway.experiment import Experiment, Outcome, key
-from gateway.failures import shown
-from gateway.metrics import Metrics
-from gateway.paired import Pairing
-from gateway.recall import Answered, Recall
-from gateway.records import RecordStore
-from gateway.router import Plan, Router, Target
-from gateway.shadow import Shadows
-from gateway.state import Live
+from gateway.deployment.catalog import catalog
+from gateway.deployment.state_file import Live
+from gateway.errors import shown
+from gateway.experiments.experiment import Experiment, Outcome, key
+from gateway.experiments.feedback_ring import Answered, Recall
+from gateway.experiments.paired import Pairing
+from gateway.experiments.shadow import Shadows
+from gateway.observability.metrics import Metrics
+from gateway.response_store import RecordStore
+from gateway.routing.router import Plan, Router, Target
 from schemas.catalog import Catalog, Change, RequestCounts
 from schemas.errors import BackendUnavailable, InvalidRequest
 from schemas.ir import Events, Generate, Request

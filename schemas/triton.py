@@ -1,7 +1,7 @@
 """Triton's HTTP protocol as wire structs: KServe v2 (metadata, infer), its extensions, and the generate extension.
 
-Bodies of `generate` are read by `adapters/triton/generate.py` as ordered pairs, because duplicate keys are errors and a
-key's meaning depends on the model; `GenerateRequest` and `GenerateResponse` document them.
+Bodies of `generate` are read by `adapters/triton/generate/body.py` as ordered pairs, because duplicate keys are errors
+and a key's meaning depends on the model; `GenerateRequest` and `GenerateResponse` document them.
 Source: kserve's "Open Inference Protocol" and triton-inference-server/server:docs/protocol.
 """
 

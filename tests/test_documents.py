@@ -16,7 +16,7 @@ from backends.native.demo import WEIGHTS
 from backends.native.options import NativeOptions
 from backends.remote.options import RemoteOptions
 from gateway import config
-from gateway.metrics import Metrics
+from gateway.observability.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))}

@@ -9,8 +9,7 @@ import pytest_asyncio
 
 from backends.base import Backend
 from backends.scripted import ScriptedBackend
-
-from .equality import WAYS, Ask, Said, agree, say
+from tests.equality import WAYS, Ask, Said, agree, say
 
 ASKS = {
     "to its own end": Ask("What do you know about the sea and the sky?", 200),

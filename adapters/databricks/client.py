@@ -6,10 +6,10 @@ from urllib.parse import quote
 
 from adapters.base import Outbound, Reply
 from adapters.databricks.dialects import Dialect
-from adapters.openai.outbound import is_chat, write_body
-from adapters.openai.remote import StreamReader, read_answer
-from adapters.openai.remote_embeddings import read_embeddings, write_embed
-from adapters.openai.remote_failures import remote_failure
+from adapters.openai.remote.decode_answer import StreamReader, read_answer
+from adapters.openai.remote.embeddings import read_embeddings, write_embed
+from adapters.openai.remote.encode_request import is_chat, write_body
+from adapters.openai.remote.failures import remote_failure
 from schemas.errors import GatewayError
 from schemas.ir import Embed, Embeddings, Events, Generate
 

@@ -10,9 +10,9 @@ from adapters.base import Call, Route
 from adapters.body import parse
 from adapters.databricks.dialects import Dialect
 from adapters.databricks.turns import check_turns
-from adapters.openai.decode import chat, completion, read_fields
-from adapters.openai.embeddings import embedding
-from adapters.openai.responses import COUNT, OPERATION, count, response
+from adapters.openai.inbound.decode import chat, completion, read_fields
+from adapters.openai.inbound.embeddings import embedding
+from adapters.openai.responses.decode import COUNT, OPERATION, count, response
 from schemas import databricks as wire
 from schemas.errors import InvalidRequest
 from schemas.ir import Embed, Generate, Origin, Tokenize

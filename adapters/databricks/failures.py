@@ -6,7 +6,7 @@ import msgspec
 
 from adapters.base import Reply
 from adapters.databricks.dialects import Dialect
-from adapters.openai.failures import describe_error, failure_headers
+from adapters.openai.inbound.failures import describe_error, failure_headers
 from schemas.databricks import ErrorResponse, StreamError
 from schemas.errors import GatewayError
 

@@ -12,10 +12,10 @@ from adapters.databricks.describe import get_endpoint, host_metadata, list_endpo
 from adapters.databricks.dialects import Dialect
 from adapters.databricks.failures import failure_event, failure_reply
 from adapters.databricks.manage import read_change
-from adapters.openai.answers import encode_vectors
-from adapters.openai.response_answers import ResponseWriter, counted
+from adapters.openai.inbound.answers import encode_vectors
+from adapters.openai.inbound.stream import StreamWriter
+from adapters.openai.responses.answers import ResponseWriter, counted
 from adapters.openai.server import STORED, response_routes, stream_writer, whole_answer
-from adapters.openai.stream import StreamWriter
 from schemas import databricks as wire
 from schemas.catalog import Change
 from schemas.errors import GatewayError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adapters.openai.checks import refused
+from adapters.openai.inbound.checks import refused
 from schemas.openai.requests import ChatMessage
 
 _BEFORE = {

@@ -7,18 +7,18 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from adapters.base import Call, Reply, Route
-from adapters.openai.answers import encode_answer, encode_vectors, is_chat
-from adapters.openai.chat_stream import ChatStreamWriter
-from adapters.openai.completion_stream import CompletionStreamWriter
-from adapters.openai.decode import chat, completion, read
-from adapters.openai.describe import list_models, retrieve_model
 from adapters.openai.dialects import Dialect
-from adapters.openai.embeddings import embedding
-from adapters.openai.failures import failure_body, failure_reply
-from adapters.openai.response_answers import ResponseWriter, counted, whole
-from adapters.openai.responses import COUNT, OPERATION, count, response
-from adapters.openai.stored import cancel, delete, list_items, retrieve
-from adapters.openai.stream import Frame, StreamWriter
+from adapters.openai.inbound.answers import encode_answer, encode_vectors, is_chat
+from adapters.openai.inbound.chat_stream import ChatStreamWriter
+from adapters.openai.inbound.completion_stream import CompletionStreamWriter
+from adapters.openai.inbound.decode import chat, completion, read
+from adapters.openai.inbound.describe import list_models, retrieve_model
+from adapters.openai.inbound.embeddings import embedding
+from adapters.openai.inbound.failures import failure_body, failure_reply
+from adapters.openai.inbound.stream import Frame, StreamWriter
+from adapters.openai.responses.answers import ResponseWriter, counted, whole
+from adapters.openai.responses.decode import COUNT, OPERATION, count, response
+from adapters.openai.responses.stored import cancel, delete, list_items, retrieve
 from schemas.errors import GatewayError
 from schemas.ir import Completion, Embed, Embeddings, Generate, Origin, Tokenize, Tokens
 from schemas.openai import answers, requests

@@ -14,10 +14,10 @@ from urllib.parse import quote
 import msgspec
 
 from adapters.base import Outbound, Reply
-from adapters.triton import parameters
-from adapters.triton.answers import AnswerReader
 from adapters.triton.dialects import Dialect
-from adapters.triton.remote_failures import remote_failure
+from adapters.triton.generate import parameters
+from adapters.triton.remote.decode_answer import AnswerReader
+from adapters.triton.remote.failures import remote_failure
 from schemas.errors import GatewayError, UnsupportedFeature
 from schemas.ir import Events, Generate, Grammar, ImagePart, TextPrompt, TokensPrompt
 

@@ -16,8 +16,8 @@ import msgspec
 from adapters.base import Reply
 from adapters.body import read as read_body
 from adapters.triton import tensors
-from adapters.triton.generate import check_parameter
-from adapters.triton.request import Given, from_tensors
+from adapters.triton.generate.body import check_parameter
+from adapters.triton.generate.request import Given, from_tensors
 from adapters.triton.tensors import Output, Tensor
 from schemas.catalog import ModelCard
 from schemas.errors import InvalidRequest

@@ -12,10 +12,11 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from adapters.base import Call, Reply, Route
-from adapters.triton import describe, errors, generate, infer
+from adapters.triton import describe, failures, infer
 from adapters.triton.dialects import Dialect
-from adapters.triton.encode import EVENT_STREAM, FrameEncoder, Values, Writer, frame, id_headers
-from adapters.triton.request import outputs_of, to_generate
+from adapters.triton.generate import body as generate_body
+from adapters.triton.generate.encode import EVENT_STREAM, FrameEncoder, Values, Writer, frame, id_headers
+from adapters.triton.generate.request import outputs_of, to_generate
 from schemas.errors import BackendError, GatewayError, InternalError, MalformedBody
 from schemas.ir import Completion, Embed, Embeddings, Generate, Tokenize, Tokens
 from schemas.triton import (
@@ -94,7 +95,7 @@ class TritonServer:
         card = describe.model(call)
         try:
             if route.name.startswith("generate"):
-                given = generate.read(body, card, self.dialect)
+                given = generate_body.read(body, card, self.dialect)
             else:
                 given = infer.read(body, call.headers, card, self.dialect.max_input_bytes)
         except MalformedBody as error:
@@ -144,7 +145,7 @@ class TritonServer:
         "If the request fails before inference begins, then a JSON error will be returned"; if the first response of a
         stream is the error, it has the error's status and the stream's form.
         """
-        reply = errors.reply(error, self.dialect)
+        reply = failures.reply(error, self.dialect)
         if request is None or not request.stream or not isinstance(error, BackendError):
             return reply
         return Reply(frame(reply.body, self.dialect), reply.status, EVENT_STREAM, reply.headers)

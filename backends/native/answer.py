@@ -11,10 +11,10 @@ from itertools import zip_longest
 
 from backends.best_of import winners
 from backends.choice import ChoiceBuilder
-from backends.native.messages import Logprobs, Output, Ready, SamplingParams, Submit
 from backends.native.multimodal.inputs import MultiModalInputs
-from backends.native.text import TextCodec
-from backends.native.tools import ToolParser, most_calls, offered
+from backends.native.protocol.messages import Logprobs, Output, Ready, SamplingParams, Submit
+from backends.native.text.codec import TextCodec
+from backends.native.text.tool_parser import ToolParser, most_calls, offered
 from backends.prompts import cuts, fit
 from schemas.errors import BackendFailed, InvalidRequest, Overloaded
 from schemas.ir import Delta, Event, Events, FinishReason, Generate, Sampling, Started, Usage

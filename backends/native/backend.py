@@ -15,19 +15,19 @@ import msgspec
 from backends.base import Capabilities, EngineState, Feature, Health
 from backends.native import embedding
 from backends.native.answer import Answer
-from backends.native.channels import Connect, in_process, over_socket
-from backends.native.engine_process import EngineProcess, engine_command
-from backends.native.exchange import Diverged
-from backends.native.grammar import GrammarCheck, grammar_source
-from backends.native.link import EngineLink
-from backends.native.loading import in_turn
-from backends.native.messages import Ready
+from backends.native.client.channels import Connect, in_process, over_socket
+from backends.native.client.engine_client import EngineLink
+from backends.native.client.engine_process import EngineProcess, engine_command
+from backends.native.client.inflight import Diverged
+from backends.native.grammar.grammar import GrammarCheck, grammar_source
+from backends.native.import_lock import in_turn
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.multimodal.prompts import ImagePrompts, images_of
 from backends.native.options import NativeOptions
-from backends.native.recipe import PLAIN, Recipe, RecipeError, read_recipe
-from backends.native.text import TextCodec
-from backends.native.tools import offered, tool_grammar
+from backends.native.protocol.messages import Ready
+from backends.native.sentence_transformers import PLAIN, Recipe, RecipeError, read_recipe
+from backends.native.text.codec import TextCodec
+from backends.native.text.tool_parser import offered, tool_grammar
 from backends.prompts import as_asked
 from schemas.errors import BackendUnavailable, InvalidRequest, UnsupportedFeature
 from schemas.ir import Embed, Embeddings, Events, Generate, Prompt, Tokenize, Tokens

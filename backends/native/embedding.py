@@ -11,10 +11,10 @@ from math import hypot
 from msgspec.structs import replace
 
 from backends.native.answer import check_ids, raise_failure
-from backends.native.link import EngineLink
-from backends.native.messages import Ready, Submit
-from backends.native.recipe import Recipe
-from backends.native.text import TextCodec
+from backends.native.client.engine_client import EngineLink
+from backends.native.protocol.messages import Ready, Submit
+from backends.native.sentence_transformers import Recipe
+from backends.native.text.codec import TextCodec
 from backends.prompts import fit
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import Embed, Embeddings, TextPrompt, TokensPrompt, Usage

@@ -8,7 +8,7 @@ import msgspec
 
 from backends.images import ImageOptions
 from backends.native.demo import WEIGHTS
-from backends.native.engine.options import EngineOptions
+from backends.native.protocol.engine_options import EngineOptions
 
 
 class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):

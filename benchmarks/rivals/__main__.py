@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from backends.native.engine.machine import keep_freed_memory, physical_cores
+from backends.native.machine import keep_freed_memory, physical_cores
 from benchmarks.engine import OURS, Table, copy_rate, gemm_rate
 from benchmarks.gateway import cpu_seconds
 from benchmarks.lines import asked

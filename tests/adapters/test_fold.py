@@ -23,8 +23,7 @@ from schemas.ir import (
     ToolDelta,
     Usage,
 )
-
-from .laws import batches, canonical, streams
+from tests.adapters.laws import batches, canonical, streams
 
 PROMPT = ((Token(1, "Hi"), Token(2, "!", -0.5)),)
 STREAM: Events = (

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from adapters.sse import Event, EventReader, guard
 from schemas.errors import BackendFailed
-
-from .laws import splits, texts
+from tests.adapters.laws import splits, texts
 
 
 def read(*pieces: bytes, limit: int = 1 << 20) -> list[tuple[bytes, bytes]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anthropic
 import pytest
 
-from .conftest import CAPITAL, Server
+from tests.clients.conftest import CAPITAL, Server
 
 pytestmark = pytest.mark.clients
 QUESTION = [{"role": "user", "content": CAPITAL}]

@@ -9,7 +9,7 @@ from databricks.sdk.errors import BadRequest, NotFound
 from databricks.sdk.service.serving import ChatMessage, ChatMessageRole, EndpointStateReady
 from mlflow.deployments import get_deploy_client
 
-from .conftest import CAPITAL, Server
+from tests.clients.conftest import CAPITAL, Server
 
 pytestmark = pytest.mark.clients
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from .conftest import Server, _gateway, serving
+from tests.clients.conftest import Server, _gateway, serving
 
 pytestmark = pytest.mark.clients
 

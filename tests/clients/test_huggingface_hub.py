@@ -8,7 +8,7 @@ import re
 import pytest
 from huggingface_hub import InferenceClient
 
-from .conftest import CAPITAL, Server
+from tests.clients.conftest import CAPITAL, Server
 
 pytestmark = pytest.mark.clients
 

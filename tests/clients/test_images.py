@@ -19,9 +19,8 @@ from databricks.sdk import WorkspaceClient
 from huggingface_hub import InferenceClient
 from PIL import Image
 
-from backends.native.demo.scenes import draw_scene, render
-
-from .conftest import LIMIT, Server
+from tests.clients.conftest import LIMIT, Server
+from tools.demo_model.scenes import draw_scene, render
 
 pytestmark = pytest.mark.clients
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from .conftest import Server
+from tests.clients.conftest import Server
 
 pytestmark = pytest.mark.clients
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import litellm
 import pytest
 
-from .conftest import CAPITAL, Server
+from tests.clients.conftest import CAPITAL, Server
 
 pytestmark = pytest.mark.clients
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import LIMIT, Server
+from tests.clients.conftest import LIMIT, Server
 
 HERE = Path(__file__).parent / "node"
 INSTALLED = HERE / "node_modules/.package-lock.json"  # npm writes it last

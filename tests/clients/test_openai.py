@@ -10,7 +10,7 @@ import pydantic
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
-from .conftest import CAPITAL, Server
+from tests.clients.conftest import CAPITAL, Server
 
 pytestmark = pytest.mark.clients
 

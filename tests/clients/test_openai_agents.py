@@ -10,7 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from .conftest import CAPITAL, Server
+from tests.clients.conftest import CAPITAL, Server
 
 pytestmark = pytest.mark.clients
 agents.set_tracing_disabled(True)

@@ -14,7 +14,7 @@ import pydantic
 import pytest
 from openai.types.responses import ResponseStreamEvent
 
-from .conftest import CAPITAL, Server, serving
+from tests.clients.conftest import CAPITAL, Server, serving
 
 pytestmark = pytest.mark.clients
 

@@ -11,7 +11,7 @@ from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from .conftest import CAPITAL, Server
+from tests.clients.conftest import CAPITAL, Server
 
 pytestmark = pytest.mark.clients
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import LIMIT, Server
+from tests.clients.conftest import LIMIT, Server
 
 pytestmark = pytest.mark.clients
 

@@ -25,7 +25,7 @@ from databricks.sdk.service.serving import (
 )
 from mlflow.deployments import get_deploy_client
 
-from .conftest import LIMIT, serving
+from tests.clients.conftest import LIMIT, serving
 
 pytestmark = pytest.mark.clients
 

@@ -8,7 +8,7 @@ import pytest
 import text_generation
 from text_generation.errors import ValidationError
 
-from .conftest import LIMIT, Server
+from tests.clients.conftest import LIMIT, Server
 
 pytestmark = pytest.mark.clients
 

@@ -11,7 +11,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from .conftest import Server
+from tests.clients.conftest import Server
 
 pytestmark = pytest.mark.clients
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from .chromium import PATH, Page, browser
-from .conftest import serving
+from tests.clients.chromium import PATH, Page, browser
+from tests.clients.conftest import serving
 
 pytestmark = [pytest.mark.clients, pytest.mark.skipif(PATH is None, reason="no Chromium here")]
 

@@ -14,9 +14,8 @@ from gateway.app import create_app
 from gateway.config import Mount, ServerSection
 from schemas.errors import GatewayError
 from schemas.ir import ChatPrompt, Event, Generate, Message, Sampling, Stopping, TextPrompt, Usage
+from tests.faults.upstream import Asked, Play, Step, Upstream, response, upstream
 from tests.gateway.serving import config, listening
-
-from .upstream import Asked, Play, Step, Upstream, response, upstream
 
 KINDS = {
     "openai": kinds.openai,

@@ -13,10 +13,9 @@ from backends.remote import kinds
 from gateway.app import create_app
 from gateway.config import Config, Endpoint, ServedEntity
 from schemas.errors import GatewayError
+from tests.faults.recorded import ask, playing, request
+from tests.faults.upstream import END, STREAM, Asked, Close, Reset, Step, chunk, response, upstream
 from tests.gateway.serving import running
-
-from .recorded import ask, playing, request
-from .upstream import END, STREAM, Asked, Close, Reset, Step, chunk, response, upstream
 
 KEY = "sk-canary-5f3a9c"
 

@@ -18,10 +18,9 @@ from backends.remote.backend import RemoteBackend
 from gateway.app import create_app
 from gateway.config import Config, Endpoint, Limits, ServedEntity, ServerSection
 from schemas.ir import ChatPrompt, Generate, Message, Sampling, Stopping, TextPrompt
+from tests.faults.recorded import ask, remote, text_of
+from tests.faults.upstream import END, STREAM, Asked, Close, Hang, Pause, Reset, Step, chunk, response, upstream
 from tests.gateway.serving import listening
-
-from .recorded import ask, remote, text_of
-from .upstream import END, STREAM, Asked, Close, Hang, Pause, Reset, Step, chunk, response, upstream
 
 PATIENCE = 60.0  # seconds, longer than anybody may take, however busy the machine
 LIMITS = {"connect": PATIENCE, "first_token": 3.0, "idle": 2.0, "whole": 3.0}

@@ -9,9 +9,8 @@ from contextlib import aclosing, suppress
 import pytest
 
 from backends.remote.backend import RemoteBackend
-
-from .recorded import TEXT, ask, frames, playing, record, request, text_of
-from .upstream import END, STREAM, Asked, Pause, Step, chunk
+from tests.faults.recorded import TEXT, ask, frames, playing, record, request, text_of
+from tests.faults.upstream import END, STREAM, Asked, Pause, Step, chunk
 
 SLOTS = 10
 

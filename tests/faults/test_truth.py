@@ -13,9 +13,8 @@ import pytest
 from backends.remote.backend import RemoteBackend
 from schemas.errors import BackendError, BackendTimeout, GatewayError
 from schemas.ir import Event, Usage
-
-from .recorded import KINDS, TEXT, ask, frames, is_end, playing, record, request, text_of
-from .upstream import END, STREAM, Asked, Close, Hang, Pause, Reset, Step, chunk, response
+from tests.faults.recorded import KINDS, TEXT, ask, frames, is_end, playing, record, request, text_of
+from tests.faults.upstream import END, STREAM, Asked, Close, Hang, Pause, Reset, Step, chunk, response
 
 WRONGS: dict[str, Callable[[], tuple[Step, ...]]] = {
     "cut": lambda: (Close(),),

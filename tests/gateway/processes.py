@@ -70,7 +70,7 @@ class Gateway:
         return found
 
     def workers(self) -> list[int]:
-        return [pid for pid, line in self.children().items() if "gateway.worker" in line]
+        return [pid for pid, line in self.children().items() if "gateway.process.worker" in line]
 
     def engines(self) -> list[int]:
         return [pid for pid, line in self.children().items() if "native.engine" in line]

@@ -14,7 +14,7 @@ from litestar import Litestar
 from backends.scripted import ScriptedBackend
 from gateway.app import create_app
 from gateway.config import Config, Endpoint, ServedEntity, ServerSection
-from gateway.head import Connection
+from gateway.process.uvicorn_protocol import Connection
 
 
 def config(*models: str, server: ServerSection | None = None) -> Config:

@@ -1,8 +1,8 @@
 """The bundled demo model: where its weights lie.
 
 A 2.3 M-parameter LLaVA that knows coloured shapes, small sums and a handful of sentences, so that the
-gateway answers something true without a download. It is a toy and no benchmark. The other modules of
-this package train and measure it and are never imported while serving: keep this file free of torch.
+gateway answers something true without a download. It is a toy and no benchmark. `tools/demo_model`
+trains and measures it. This module imports no torch.
 """
 
 from pathlib import Path

@@ -16,14 +16,14 @@ from operator import attrgetter
 import structlog
 import torch
 
-from backends.native.engine.grammar import Constraints
-from backends.native.engine.pooling import HiddenStates, mean
-from backends.native.engine.runner import Runner
-from backends.native.engine.sampler import NoDistribution, Sample, sample
-from backends.native.engine.scheduler import Overloaded, Refused, Scheduler
-from backends.native.engine.sequence import Sequence, Work
-from backends.native.grammar import GrammarError
-from backends.native.messages import Cancel, Logprobs, Output, Ping, Pong, Step, Submit, ToEngine
+from backends.native.engine.pooling.hidden_states import HiddenStates, mean
+from backends.native.engine.runner.packed import Runner
+from backends.native.engine.sampling.grammar_masks import Constraints
+from backends.native.engine.sampling.sampler import NoDistribution, Sample, sample
+from backends.native.engine.scheduling.scheduler import Overloaded, Refused, Scheduler
+from backends.native.engine.scheduling.sequence import Sequence, Work
+from backends.native.grammar.grammar import GrammarError
+from backends.native.protocol.messages import Cancel, Logprobs, Output, Ping, Pong, Step, Submit, ToEngine
 from schemas.ir import FinishReason
 
 log = structlog.get_logger()

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.native.messages import Array, Feature
+from backends.native.protocol.messages import Array, Feature
 
 Arrays = Mapping[str, NDArray[Any]]
 

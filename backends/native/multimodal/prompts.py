@@ -11,11 +11,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from backends.images import ImageFile, ImageLoader, ImageOptions, Picture, about
-from backends.native.engine.machine import return_large_blocks
-from backends.native.frames import LONGEST
+from backends.native.machine import return_large_blocks
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from backends.native.multimodal.processing import BaseMultiModalProcessor
 from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
+from backends.native.protocol.frames import LONGEST
 from schemas.errors import InvalidRequest
 from schemas.ir import ChatPrompt, ImagePart, Prompt, TextPrompt
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from adapters.fold import fold
 from schemas.errors import BackendFailed
 from schemas.ir import Delta, Event, Events, Finished, FinishReason, Started, ToolDelta, Usage
-
-from ..laws import batches, streams
-from .test_server import SERVER, WEATHER, ask
+from tests.adapters.anthropic.test_server import SERVER, WEATHER, ask
+from tests.adapters.laws import batches, streams
 
 Json = dict[str, Any]
 

@@ -37,8 +37,7 @@ from schemas.ir import (
     ToolCall,
     ToolChoice,
 )
-
-from ..laws import batches, canonical, splits, streams, texts
+from tests.adapters.laws import batches, canonical, splits, streams, texts
 
 SERVER = ADAPTER.server(ADAPTER.dialects["anthropic"])
 CLIENT = ADAPTER.client(ADAPTER.dialects["anthropic"])

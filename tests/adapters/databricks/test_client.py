@@ -32,9 +32,8 @@ from schemas.ir import (
     TextPrompt,
     Usage,
 )
+from tests.adapters.databricks.scenes import GOLDEN, ROUTES, call, client, completion, server
 from tests.adapters.openai.scenes import ZOE, events_of, reply
-
-from .scenes import GOLDEN, ROUTES, call, client, completion, server
 
 TALK = ChatPrompt((Message("user", "Hello"),))
 

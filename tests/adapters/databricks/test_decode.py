@@ -26,9 +26,8 @@ from schemas.ir import (
     ToolCall,
     ToolChoice,
 )
+from tests.adapters.databricks.scenes import ROUTES, call, chat, completion, query, server
 from tests.adapters.openai.scenes import HELLO, ZOE
-
-from .scenes import ROUTES, call, chat, completion, query, server
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 SCHEMA = {"type": "object", "properties": {}}

@@ -9,8 +9,7 @@ import pytest
 from adapters.databricks.dialects import DATABRICKS
 from schemas import errors
 from schemas.errors import KINDS, GatewayError
-
-from .scenes import chat, client, server
+from tests.adapters.databricks.scenes import chat, client, server
 
 ROWS: list[tuple[GatewayError, int, str]] = [
     (errors.InvalidRequest("m", param="n"), 400, "INVALID_PARAMETER_VALUE"),

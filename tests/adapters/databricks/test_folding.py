@@ -10,10 +10,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from adapters.fold import fold
 from schemas.ir import Events, FinishReason, Generate
-
-from ..laws import batches, streams
-from ..openai.folding import chunks, folded
-from .scenes import chat, completion, server
+from tests.adapters.databricks.scenes import chat, completion, server
+from tests.adapters.laws import batches, streams
+from tests.adapters.openai.folding import chunks, folded
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 

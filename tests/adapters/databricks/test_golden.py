@@ -11,9 +11,8 @@ import pytest
 from adapters.fold import fold
 from schemas.errors import BackendFailed, ModelNotFound
 from schemas.ir import Embed, Embeddings, Events, Generate, Usage
+from tests.adapters.databricks.scenes import GOLDEN, ROUTES, call, chat, completion, query, server
 from tests.adapters.openai.scenes import CALLS, ECHOED, SCORED, THOUGHT, TWO, USAGE, ZOE
-
-from .scenes import GOLDEN, ROUTES, call, chat, completion, query, server
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("get_weather", "get_time")]
 STREAM = {"stream": True}

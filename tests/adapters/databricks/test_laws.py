@@ -30,9 +30,8 @@ from schemas.ir import (
     ToolChoice,
     Usage,
 )
-
-from ..laws import batches, canonical, splits, streams, texts
-from .scenes import ROUTES, call, client, server
+from tests.adapters.databricks.scenes import ROUTES, call, client, server
+from tests.adapters.laws import batches, canonical, splits, streams, texts
 
 REASONS = (FinishReason.EOS, FinishReason.LENGTH, FinishReason.CONTENT_FILTER)
 

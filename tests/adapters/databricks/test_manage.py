@@ -11,8 +11,7 @@ import pytest
 from adapters.base import Call
 from schemas.catalog import Catalog, Change, ModelCard, ServedEntity
 from schemas.errors import InvalidRequest, ModelNotFound
-
-from .scenes import GOLDEN, ROUTES, server
+from tests.adapters.databricks.scenes import GOLDEN, ROUTES, server
 
 ARMS = (ServedEntity("a", "s/echo", 90), ServedEntity("b", "t", 10))
 CARD = ModelCard(name="chat", created=1_690_000_000, served_entities=ARMS)

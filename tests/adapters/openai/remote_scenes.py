@@ -13,8 +13,7 @@ from schemas.ir import (
     Sampling,
     TextPrompt,
 )
-
-from .scenes import client, events_of, reply
+from tests.adapters.openai.scenes import client, events_of, reply
 
 
 def asked(text: str = "Once", **fields: Any) -> Generate:

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from adapters.fold import fold
 from schemas.ir import Events, FinishReason, Generate, Started, Token
-
-from ..laws import batches, streams
-from .folding import chunks, folded
-from .scenes import chat, completion, server
+from tests.adapters.laws import batches, streams
+from tests.adapters.openai.folding import chunks, folded
+from tests.adapters.openai.scenes import chat, completion, server
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}

@@ -12,8 +12,7 @@ import pytest
 from adapters.fold import fold
 from schemas.errors import BackendFailed, Incomplete
 from schemas.ir import Delta, Embeddings, Events, Finished, FinishReason, Generate, Started, Token, Usage
-
-from .scenes import (
+from tests.adapters.openai.scenes import (
     CALLS,
     ECHOED,
     GOLDEN,

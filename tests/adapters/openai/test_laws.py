@@ -32,9 +32,8 @@ from schemas.ir import (
     ToolChoice,
     Usage,
 )
-
-from ..laws import batches, canonical, effective, splits, streams, texts
-from .scenes import CALLS, DIALECTS, ROUTES, THOUGHT, call, client, server
+from tests.adapters.laws import batches, canonical, effective, splits, streams, texts
+from tests.adapters.openai.scenes import CALLS, DIALECTS, ROUTES, THOUGHT, call, client, server
 
 NAMES = tuple(DIALECTS)
 OPERATIONS = {"/chat/completions": "chat", "/completions": "completions"}

@@ -8,8 +8,7 @@ import pytest
 
 from schemas.errors import InvalidRequest
 from schemas.ir import ChatPrompt, Message, Sampling, Stopping
-
-from .scenes import chat
+from tests.adapters.openai.scenes import chat
 
 U64 = 2**64
 

@@ -11,8 +11,7 @@ from adapters.base import Reply
 from adapters.fold import fold
 from adapters.openai import ADAPTER
 from schemas.ir import Generate
-
-from .scenes import ROUTES, call
+from tests.adapters.openai.scenes import ROUTES, call
 
 DIALECT = ADAPTER.dialects["openai"]
 SERVER, CLIENT = ADAPTER.server(DIALECT), ADAPTER.client(DIALECT)

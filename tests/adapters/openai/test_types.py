@@ -20,11 +20,10 @@ from pydantic import TypeAdapter
 from adapters.fold import fold
 from schemas.errors import GatewayError, UnsupportedFeature
 from schemas.ir import Delta, Embeddings, Events, FinishReason, Generate, Usage
-
-from ..laws import streams
-from .folding import chunks
-from .scenes import ROUTES, call, chat, completion, embed, server
-from .test_responses import WEATHER, ask, events
+from tests.adapters.laws import streams
+from tests.adapters.openai.folding import chunks
+from tests.adapters.openai.responses.test_decode import WEATHER, ask, events
+from tests.adapters.openai.scenes import ROUTES, call, chat, completion, embed, server
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 REASONS = tuple(FinishReason)

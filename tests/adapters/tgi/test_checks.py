@@ -9,8 +9,7 @@ import pytest
 from adapters.tgi.dialects import DIALECTS
 from schemas.catalog import Catalog, ModelCard
 from schemas.errors import InvalidRequest
-
-from .scenes import NAMES, ask
+from tests.adapters.tgi.scenes import NAMES, ask
 
 U31 = 2147483647
 U32 = 4294967295

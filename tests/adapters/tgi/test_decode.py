@@ -22,8 +22,7 @@ from schemas.ir import (
     TextPrompt,
     Tokenize,
 )
-
-from .scenes import NAMES, ROUTES, ask, call, server
+from tests.adapters.tgi.scenes import NAMES, ROUTES, ask, call, server
 
 SCHEMA = {"properties": {"a": {"type": "string"}}}
 

@@ -6,8 +6,7 @@ import pytest
 
 from adapters.tgi.dialects import DIALECTS
 from schemas import errors
-
-from .scenes import NAMES, ROUTES, ask, call, golden, server
+from tests.adapters.tgi.scenes import NAMES, ROUTES, ask, call, golden, server
 
 
 def _of_kind(kind: str) -> errors.GatewayError:

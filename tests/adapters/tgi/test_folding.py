@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from adapters.fold import fold, visible_text
 from schemas.ir import Events, FinishReason
-
-from ..laws import batches, streams
-from .scenes import ask, dialect, server
-from .test_mirror import with_a_last_token
+from tests.adapters.laws import batches, streams
+from tests.adapters.tgi.scenes import ask, dialect, server
+from tests.adapters.tgi.test_mirror import with_a_last_token
 
 ASKED = {"details": True, "do_sample": True, "seed": 7}
 SAID = {"end_token": True, "tools": True, "reasoning": True, "reasons": tuple(FinishReason)}

@@ -22,8 +22,7 @@ from schemas.ir import (
     TopToken,
     Usage,
 )
-
-from .scenes import NAMES, ROUTES, SAMPLED, UNTOLD, ZOE, ask, call, golden, said, server
+from tests.adapters.tgi.scenes import NAMES, ROUTES, SAMPLED, UNTOLD, ZOE, ask, call, golden, said, server
 
 DETAILS = SAMPLED | {"details": True}
 

@@ -10,8 +10,7 @@ import pytest
 from adapters.tgi.inputs import image_part
 from schemas.errors import InvalidRequest
 from schemas.ir import ChatPrompt, ImagePart, Message, TextPart, TextPrompt
-
-from .scenes import NAMES, PICTURES, ask
+from tests.adapters.tgi.scenes import NAMES, PICTURES, ask
 
 JPEG = base64.b64encode(b"\xff\xd8\xff\xe0" + bytes(17)).decode()
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(16)).decode()

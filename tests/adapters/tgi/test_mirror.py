@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from adapters.fold import fold
 from schemas.errors import BackendFailed
 from schemas.ir import Choice, Completion, Events, Finished, FinishReason, Generate, Token
-
-from ..laws import batches, canonical, splits, streams, texts
-from .scenes import NAMES, PICTURES, ROUTES, ask, call, client, reply, server
+from tests.adapters.laws import batches, canonical, splits, streams, texts
+from tests.adapters.tgi.scenes import NAMES, PICTURES, ROUTES, ask, call, client, reply, server
 
 QUESTION = {"details": True, "do_sample": True}
 

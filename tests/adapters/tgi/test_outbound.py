@@ -25,8 +25,7 @@ from schemas.ir import (
     Tool,
     ToolChoice,
 )
-
-from .scenes import NAMES, ask, client
+from tests.adapters.tgi.scenes import NAMES, ask, client
 
 PLAIN = Generate(id="a", model="m", prompts=(TextPrompt("Who?"),))
 

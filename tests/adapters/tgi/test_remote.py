@@ -25,8 +25,7 @@ from schemas.ir import (
     TopToken,
     Usage,
 )
-
-from .scenes import NAMES, ZOE, client, events_of, golden, reply
+from tests.adapters.tgi.scenes import NAMES, ZOE, client, events_of, golden, reply
 
 REQUEST = Generate(id="a", model="model", prompts=(TextPrompt("Who? "),))
 STREAM = golden("tgi", "stream-details.sse")

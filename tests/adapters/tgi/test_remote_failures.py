@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from schemas import errors
-
-from .scenes import client, reply
+from tests.adapters.tgi.scenes import client, reply
 
 SECRET = "http://10.0.0.7 said: sk-123"
 

@@ -24,9 +24,8 @@ from schemas.ir import (
     TopToken,
     Usage,
 )
-
-from ..laws import batches, streams
-from .scenes import NAMES, ZOE, ask, server
+from tests.adapters.laws import batches, streams
+from tests.adapters.tgi.scenes import NAMES, ZOE, ask, server
 
 
 def frames(data: bytes) -> list[Any]:

@@ -10,8 +10,8 @@ import pytest
 
 from adapters.base import Reply
 from adapters.triton import ADAPTER
-from adapters.triton.answers import read_tokens
-from adapters.triton.encode import logprobs
+from adapters.triton.generate.encode import logprobs
+from adapters.triton.remote.decode_answer import read_tokens
 from schemas.errors import BackendError, BackendFailed, Incomplete, UnsupportedFeature
 from schemas.ir import (
     ChatPrompt,
@@ -35,8 +35,7 @@ from schemas.ir import (
     TopToken,
     Usage,
 )
-
-from .cases import CLIENTS
+from tests.adapters.triton.cases import CLIENTS
 
 
 def asked(prompt: Prompt | str = "hi", **fields: Any) -> Generate:

@@ -7,8 +7,7 @@ import pytest
 from adapters.base import Call
 from schemas.catalog import Catalog, ModelCard
 from schemas.errors import InvalidRequest, MalformedBody, ModelNotFound, RouteNotFound
-
-from .cases import ROUTES, SERVERS, call
+from tests.adapters.triton.cases import ROUTES, SERVERS, call
 
 
 def test_paths() -> None:

@@ -17,9 +17,8 @@ from adapters.fold import fold, visible_text
 from adapters.triton import ADAPTER
 from adapters.triton.server import TritonServer
 from schemas.ir import Events, FinishReason, Generate
-
-from ..laws import batches, streams
-from .cases import SERVERS, decode
+from tests.adapters.laws import batches, streams
+from tests.adapters.triton.cases import SERVERS, decode
 
 PIECES = ("text_output", "num_output_tokens", "logprobs")
 RETURNED = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")

@@ -15,8 +15,7 @@ import pytest
 from adapters.fold import fold
 from schemas.errors import GatewayError, Incomplete
 from schemas.ir import Delta, Events, Finished, FinishReason, Started, Token, TopToken, Usage
-
-from .cases import ANSWER, CLIENTS, DIALECTS, GOLDEN, ROUTES, SERVERS, call, decode
+from tests.adapters.triton.cases import ANSWER, CLIENTS, DIALECTS, GOLDEN, ROUTES, SERVERS, call, decode
 
 SCORED: Events = (
     Started("mymodel", 3),

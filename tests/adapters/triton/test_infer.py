@@ -23,8 +23,7 @@ from schemas.ir import (
     TopToken,
     Usage,
 )
-
-from .cases import ANSWER, SERVERS, decode
+from tests.adapters.triton.cases import ANSWER, SERVERS, decode
 
 
 def text_tensor(*texts: str, **replaced: Any) -> dict[str, Any]:

@@ -21,9 +21,8 @@ from schemas.ir import (
     Stopping,
     TextPrompt,
 )
-
-from ..laws import batches, canonical, effective, splits, streams, texts
-from .cases import CLIENTS, DIALECTS, ROUTES, SERVERS, call
+from tests.adapters.laws import batches, canonical, effective, splits, streams, texts
+from tests.adapters.triton.cases import CLIENTS, DIALECTS, ROUTES, SERVERS, call
 
 SAYABLE = (FinishReason.EOS, FinishReason.LENGTH)
 

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from backends.native.channels import Deliver, Lost
-from backends.native.frames import FrameReader, encode_frame
-from backends.native.messages import (
+from backends.native.client.channels import Deliver, Lost
+from backends.native.protocol.frames import FrameReader, encode_frame
+from backends.native.protocol.messages import (
     Cancel,
     FromEngine,
     Logprobs,

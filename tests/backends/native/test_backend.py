@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from backends.base import EngineState, Feature, Health
 from backends.native.backend import NativeBackend
-from backends.native.messages import Failed, Output, Pong, Step, Submit
+from backends.native.protocol.messages import Failed, Output, Pong, Step, Submit
 from schemas.errors import (
     BackendFailed,
     BackendUnavailable,
@@ -45,8 +45,8 @@ from schemas.ir import (
     Usage,
 )
 from tests.backends import laws
+from tests.backends.native.client.test_engine_client import until
 from tests.backends.native.fake_engine import FakeEngine
-from tests.backends.native.test_link import until
 
 pytestmark = pytest.mark.torch
 
@@ -56,7 +56,7 @@ ANSWER = "The quick brown 🙂 says hello 世界."
 @pytest.fixture(scope="module")
 def codec() -> Any:
     from backends.native.demo import WEIGHTS
-    from backends.native.text import TextCodec
+    from backends.native.text.codec import TextCodec
 
     return TextCodec.load(str(WEIGHTS))
 
@@ -440,7 +440,7 @@ async def test_a_folder_without_a_tokenizer(tmp_path: Any) -> None:
 def test_a_shared_engine_is_started_only_where_there_is_none() -> None:
     command = NativeBackend.engine_command({"model": "folder", "threads": 3}, Path("/run/engine"))
     assert command is not None
-    assert command[1:5] == ["-m", "backends.native.engine.process", "--socket", "/run/engine"]
+    assert command[1:5] == ["-m", "backends.native.engine.serving", "--socket", "/run/engine"]
     assert {"--model=folder", "--threads=3", "--prefix-caching"} <= set(command)
     assert NativeBackend.engine_command({"engine": "inprocess"}, Path("s")) is None
     assert NativeBackend.engine_command({"socket": "/run/other"}, Path("s")) is None

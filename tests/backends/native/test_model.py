@@ -28,7 +28,7 @@ from schemas.ir import (
     TextPrompt,
 )
 from tests.backends import laws
-from tests.backends.native.test_link import until
+from tests.backends.native.client.test_engine_client import until
 
 pytestmark = pytest.mark.torch
 

@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.native.engine.blocks import BlockPool
-from backends.native.engine.kv_cache import KVCache
-from backends.native.engine.runner import PackedRunner
-from backends.native.engine.scheduler import Scheduler
-from backends.native.engine.sequence import Sequence as EngineSequence
-from backends.native.engine.sequence import Work
-from backends.native.messages import Submit
-from backends.native.multimodal.embedder import Embedder
+from backends.native.engine.attention.kv_cache import KVCache
+from backends.native.engine.runner.embedder import Embedder
+from backends.native.engine.runner.packed import PackedRunner
+from backends.native.engine.scheduling.block_pool import BlockPool
+from backends.native.engine.scheduling.scheduler import Scheduler
+from backends.native.engine.scheduling.sequence import Sequence as EngineSequence
+from backends.native.engine.scheduling.sequence import Work
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from backends.native.multimodal.prompts import ProcessorCache
+from backends.native.protocol.messages import Submit
 from tests.backends.native.multimodal.families import save_idefics3
 from tests.backends.native.multimodal.test_logits import TOLERANCE, far
 from tests.backends.native.multimodal.tiny import BLOCK, IMAGE, Checkpoint, save_fuyu, save_llava, save_qwen

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from backends.native.backend import NativeBackend
+from backends.native.engine.factory import load_engine
 from backends.native.engine.loop import Engine
-from backends.native.engine.options import EngineOptions
-from backends.native.engine.startup import load_engine
-from backends.native.messages import Ready, Submit
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
+from backends.native.protocol.engine_options import EngineOptions
+from backends.native.protocol.messages import Ready, Submit
 from schemas.errors import InvalidRequest
 from schemas.ir import Generate, TextPrompt
 from tests.backends import laws

@@ -14,14 +14,14 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 
 from backends.native.backend import NativeBackend
-from backends.native.engine.options import EngineOptions
-from backends.native.engine.startup import load_engine
-from backends.native.engine.weights import LoadError, load
+from backends.native.engine.factory import load_engine
+from backends.native.engine.loading.weights import LoadError, load
+from backends.native.engine.multimodal.self_check import why_not_served
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.multimodal.models.generic import GenericModel
 from backends.native.multimodal.prompts import load_processor
 from backends.native.multimodal.registry import GENERIC, Registered
-from backends.native.multimodal.selfcheck import why_not_served
+from backends.native.protocol.engine_options import EngineOptions
 from schemas.errors import InvalidRequest
 from schemas.ir import Generate, Stopping, TextPrompt
 from tests.backends import laws
@@ -97,7 +97,7 @@ def test_what_is_refused_at_load(save: Callable[[Path], Path], words: str, tmp_p
 def test_a_model_on_the_cache_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused where the tier was found out, served as a text model where it was asked for."""
     options = {"model": str(families.save_llava_next(tmp_path)), "threads": 1, "dtype": "float32"}
-    monkeypatch.setattr("backends.native.engine.startup.why_not_packed", lambda *_, **__: "of its layers")
+    monkeypatch.setattr("backends.native.engine.factory.why_not_packed", lambda *_, **__: "of its layers")
     with pytest.raises(LoadError, match=r"rightly here: it runs on the cache tier.* text_only = true"):
         load_engine(EngineOptions(**options), lambda _: None)
     for told in ({"text_only": True}, {"tier": "cache"}):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.native.multimodal.embedder import Embedder
+from backends.native.engine.runner.embedder import Embedder
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from schemas.errors import InvalidRequest
 from tests.backends.native.multimodal.tiny import IMAGE, Checkpoint, save_fuyu, save_llava, save_qwen

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.native.engine.sequence import Work
-from backends.native.messages import Feature
-from backends.native.multimodal.embedder import Embedder
+from backends.native.engine.runner.embedder import Embedder
+from backends.native.engine.scheduling.sequence import Work
 from backends.native.multimodal.inputs import MultiModalInputs
+from backends.native.protocol.messages import Feature
 from tests.backends.native.multimodal.test_logits import TOLERANCE, far
 from tests.backends.native.multimodal.tiny import IMAGE, Checkpoint, mutated, save_fuyu, save_llava, save_qwen
 

@@ -16,16 +16,16 @@ from transformers.models.fuyu.image_processing_pil_fuyu import FuyuImageProcesso
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from backends.images import Picture
-from backends.native.engine.kv_cache import KVCache
-from backends.native.engine.runner import PackedRunner
-from backends.native.engine.sequence import Sequence as EngineSequence
-from backends.native.engine.sequence import Work
-from backends.native.messages import Feature, Submit
-from backends.native.multimodal.embedder import Embedder
+from backends.native.engine.attention.kv_cache import KVCache
+from backends.native.engine.runner.embedder import Embedder
+from backends.native.engine.runner.packed import PackedRunner
+from backends.native.engine.scheduling.sequence import Sequence as EngineSequence
+from backends.native.engine.scheduling.sequence import Work
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from backends.native.multimodal.processing import BaseMultiModalProcessor
 from backends.native.multimodal.prompts import load_processor
 from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
+from backends.native.protocol.messages import Feature, Submit
 
 BLOCK = 4
 IMAGE = 90

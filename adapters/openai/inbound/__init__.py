@@ -1,0 +1,1 @@
+"""OpenAI chat, completions and embeddings: requests from clients, and their answers."""

@@ -1,0 +1,170 @@
+"""Whole answers: a completion to the JSON of a chat or of `/v1/completions`, vectors to that of `/v1/embeddings`."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from array import array
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from adapters.base import Reply
+from adapters.fold import visible_text
+from adapters.openai.dialects import Dialect
+from adapters.openai.inbound.logprobs import chat_logprobs, completion_logprobs
+from schemas.ir import (
+    ChatPrompt,
+    Choice,
+    Completion,
+    Embed,
+    Embeddings,
+    FinishReason,
+    Generate,
+    TextPrompt,
+    Token,
+    ToolCall,
+    Usage,
+)
+from schemas.openai import answers as wire
+from schemas.openai import requests
+
+_json = msgspec.json.Encoder().encode
+Prompts = tuple[tuple[Token, ...], ...]
+
+
+def encode_answer(dialect: Dialect, request: Generate, answer: Completion, created: int) -> Reply:
+    """The whole answer to `request`, `created` at a Unix time in seconds."""
+    if answer.relayed is not None:
+        return Reply(answer.relayed)
+    whole = (_chat if is_chat(request) else _completion)(dialect, request, answer, created)
+    return Reply(_json(whole))
+
+
+def encode_vectors(request: Embed, answer: Embeddings, id: str | UnsetType = UNSET) -> Reply:
+    """The answer to a request for vectors."""
+    if answer.relayed is not None:
+        return Reply(answer.relayed)
+    packed = request.encoding == "base64"
+    data = tuple(
+        wire.Embedding("embedding", index, _base64(vector) if packed else vector)
+        for index, vector in enumerate(answer.vectors)
+    )
+    usage = wire.EmbeddingUsage(answer.usage.prompt_tokens, answer.usage.prompt_tokens)
+    return Reply(_json(wire.EmbeddingList(id=id, data=data, model=answer.model or request.model, usage=usage)))
+
+
+def is_chat(request: Generate) -> bool:
+    """Whether a chat was asked: then the prompt is one, and the only one."""
+    return isinstance(request.prompts[0], ChatPrompt)
+
+
+def wire_usage(dialect: Dialect, usage: Usage) -> wire.Usage:
+    """Token counts."""
+    if not dialect.usage_details:
+        return wire.Usage(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens)
+    cached, reasoning = usage.cached_tokens, usage.reasoning_tokens
+    return wire.Usage(
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.total_tokens,
+        UNSET if cached is None else wire.PromptTokensDetails(cached),
+        UNSET if reasoning is None else wire.CompletionTokensDetails(reasoning),
+    )
+
+
+def echoed(request: Generate, choice: int, prompts: Prompts) -> str:
+    """The prompt's text, if it is to be put before the answer.
+
+    Token ids have none but what the backend tells of them.
+    """
+    if not request.echo:
+        return ""
+    place = choice // request.n
+    prompt = request.prompts[place]
+    if isinstance(prompt, TextPrompt):
+        return prompt.text
+    told = prompts[place] if place < len(prompts) else ()
+    return "".join(token.text for token in told if not token.special)
+
+
+def prompt_tokens(request: Generate, choice: int, prompts: Prompts) -> tuple[Token, ...]:
+    """The echoed prompt's tokens, where their log-probabilities are asked for."""
+    place = choice // request.n
+    return prompts[place] if request.echo and request.prompt_logprobs and place < len(prompts) else ()
+
+
+def appended(request: Generate) -> str:
+    """What Databricks' `suffix` puts after an answer."""
+    return str(request.hints.get("append", ""))
+
+
+def _chat(dialect: Dialect, request: Generate, answer: Completion, created: int) -> wire.ChatCompletion:
+    return wire.ChatCompletion(
+        id=f"{dialect.id_prefix}{request.id}",
+        created=created,
+        model=answer.model or request.model,
+        choices=tuple(_chat_choice(dialect, request, choice) for choice in answer.choices),
+        usage=wire_usage(dialect, answer.usage),
+        system_fingerprint=dialect.fingerprint or UNSET,
+    )
+
+
+def _chat_choice(dialect: Dialect, request: Generate, choice: Choice) -> wire.ChatChoice:
+    logprobs = chat_logprobs(choice.tokens, request.top_logprobs) if request.logprobs else None
+    silent = logprobs is None and bool(choice.tool_calls or choice.refusal or choice.reasoning)
+    message = wire.AnswerMessage(
+        content=choice.text or (None if silent else ""),
+        reasoning_content=choice.reasoning or UNSET,
+        tool_calls=tuple(map(_tool_call, choice.tool_calls)) or UNSET,
+        refusal=choice.refusal or (None if dialect.refusal else UNSET),
+    )
+    return wire.ChatChoice(
+        choice.index, message, logprobs if dialect.logprobs else UNSET, dialect.finish[choice.reason]
+    )
+
+
+def _tool_call(call: ToolCall) -> requests.ToolCall:
+    return requests.ToolCall(id=call.id, function=requests.FunctionCall(call.name, call.arguments))
+
+
+def _completion(dialect: Dialect, request: Generate, answer: Completion, created: int) -> wire.Completion:
+    return wire.Completion(
+        id=f"{dialect.completion_id_prefix}{request.id}",
+        created=created,
+        model=answer.model or request.model,
+        choices=tuple(_completion_choice(dialect, request, answer, choice) for choice in answer.choices),
+        usage=wire_usage(dialect, answer.usage),
+        system_fingerprint=dialect.fingerprint or UNSET,
+    )
+
+
+def _completion_choice(
+    dialect: Dialect, request: Generate, answer: Completion, choice: Choice
+) -> wire.CompletionChoice:
+    echo, tokens = echoed(request, choice.index, answer.prompts), choice.tokens
+    offset = len(echo)
+    if prompt := prompt_tokens(request, choice.index, answer.prompts):
+        tokens, offset = prompt + tokens, 0
+    logprobs = completion_logprobs(tokens, request.top_logprobs, offset) if request.logprobs else None
+    return wire.CompletionChoice(
+        echo + visible_text(choice) + appended(request),
+        choice.index,
+        logprobs if dialect.logprobs else UNSET,
+        completion_finish(dialect, choice.reason),
+    )
+
+
+def completion_finish(dialect: Dialect, reason: FinishReason) -> str:
+    """Why a completion ended. It has no words for reasoning and calls, which some models write before or instead of
+    text: they are left out, and the end of a call is an end.
+    """
+    return dialect.finish[FinishReason.EOS if reason is FinishReason.TOOL_CALL else reason]
+
+
+def _base64(vector: tuple[float, ...]) -> str:
+    """Little-endian 32-bit floats."""
+    packed = array("f", vector)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return base64.b64encode(packed.tobytes()).decode()

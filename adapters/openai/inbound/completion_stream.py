@@ -1,0 +1,66 @@
+"""Streamed completions: chunks of the same form as whole choices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import UNSET
+
+from adapters.openai.dialects import Dialect
+from adapters.openai.inbound.answers import appended, completion_finish, echoed, prompt_tokens
+from adapters.openai.inbound.logprobs import completion_logprobs
+from adapters.openai.inbound.stream import Frame, StreamWriter, encode
+from schemas.ir import Delta, Finished, Generate
+from schemas.openai.answers import CompletionChoice, CompletionLogprobs
+
+
+class CompletionStreamWriter(StreamWriter):
+    """One streamed completion being written."""
+
+    object = "text_completion"
+
+    def __init__(self, dialect: Dialect, request: Generate, created: int, failure: Frame) -> None:
+        super().__init__(dialect, request, created, failure)
+        self._offsets: dict[int, int] = {}
+        self._suffix = appended(request)
+
+    def _id(self) -> str:
+        return f"{self._dialect.completion_id_prefix}{self._request.id}"
+
+    def _text_choice(self, index: int) -> bytes:
+        return self._choice(index, "")
+
+    def _delta(self, delta: Delta) -> bytes:
+        out = b"".join(self._pieces(delta))
+        if isinstance(delta, Finished):
+            if self._suffix:
+                out += self._text(delta.choice, self._suffix)
+            out += self._finish(self._choice(delta.choice, "", finish=completion_finish(self._dialect, delta.reason)))
+        return out
+
+    def _pieces(self, delta: Delta) -> Iterator[bytes]:
+        index, text = delta.choice, delta.text + delta.refusal
+        if self._request.echo and index not in self._offsets:
+            yield self._echo(index)
+        if self._request.logprobs and delta.tokens:
+            offset = self._offsets.get(index, 0)
+            logprobs = completion_logprobs(delta.tokens, self._request.top_logprobs, offset)
+            yield self._chunk(self._choice(index, text, logprobs))
+        elif text:
+            yield self._text(index, text)
+        if self._request.logprobs:
+            self._offsets[index] = self._offsets.get(index, 0) + len(text)
+
+    def _echo(self, index: int) -> bytes:
+        """The prompt, before all that was generated."""
+        text = echoed(self._request, index, self._prompts.prompts)
+        tokens = prompt_tokens(self._request, index, self._prompts.prompts)
+        told = "".join(token.text for token in tokens if not token.special) if tokens else text
+        self._offsets[index] = len(told)
+        logprobs = completion_logprobs(tokens, self._request.top_logprobs, 0)
+        return self._chunk(self._choice(index, text, logprobs)) if text or logprobs else b""
+
+    def _choice(
+        self, index: int, text: str, logprobs: CompletionLogprobs | None = None, finish: str | None = None
+    ) -> bytes:
+        return encode(CompletionChoice(text, index, logprobs if self._dialect.logprobs else UNSET, finish))

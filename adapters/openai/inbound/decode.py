@@ -1,0 +1,209 @@
+"""Request bodies to the internal form. Defaults of a dialect end here: what leaves is what will be done.
+
+OpenAI's API always samples, unless the temperature is 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from adapters.base import Call
+from adapters.body import convert, parse
+from adapters.openai.dialects import HINTS, Dialect
+from adapters.openai.inbound.checks import check, check_chat, check_completion, empty, missing, refused
+from adapters.openai.inbound.messages import read_messages
+from adapters.openai.inbound.tools import read_response_format, read_tool_choice, read_tools
+from schemas.errors import InvalidRequest, UnsupportedFeature
+from schemas.ir import Generate, Origin, Sampling, Stopping, TextPrompt, TokensPrompt
+from schemas.openai import requests as wire
+
+T = TypeVar("T")
+
+SMALLEST_NUCLEUS = 1e-9
+"""What `top_p: 0` means: the likeliest token alone. The internal form's interval is open there."""
+
+_REFUSED = {
+    "functions": "The 'functions' parameter is deprecated and not supported. Use 'tools' instead.",
+    "function_call": "The 'function_call' parameter is deprecated and not supported. Use 'tool_choice' instead.",
+    "audio": "The 'audio' parameter is not supported: answers are text.",
+    "web_search_options": "The 'web_search_options' parameter is not supported.",
+    "moderation": "The 'moderation' parameter is not supported.",
+    "chat_template": "The 'chat_template' parameter is not supported: a model's own template is used.",
+}
+"""Fields of a chat that would change the answer, and that nothing here can honour."""
+
+
+def read(dialect: Dialect, body: bytes, type: type[T]) -> tuple[T, dict[str, Any]]:
+    """A body and its unknown fields.
+
+    Raises:
+        schemas.errors.RequestError: it cannot be read, or has unknown fields where the dialect is strict.
+    """
+    return read_fields(dialect, parse(body), type)
+
+
+def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, dict[str, Any]]:
+    """The second half of `read`, for a protocol that has to look at the fields first."""
+    known = dialect.chat_fields
+    unknown: dict[str, Any] = {}
+    if known is not None and isinstance(fields, dict) and issubclass(type, wire.ChatRequest):
+        unknown = {name: value for name, value in fields.items() if name not in known}
+        fields = {name: value for name, value in fields.items() if name in known}
+    given, more = convert(fields, type)
+    unknown |= more
+    if unknown and dialect.strict:
+        name = min(unknown)
+        raise InvalidRequest(dialect.unknown_field.format(name=name), param=name)
+    return given, unknown
+
+
+def chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: Call, extra: dict[str, Any]) -> Generate:
+    """A chat.
+
+    Raises:
+        schemas.errors.InvalidRequest: `param` names the field that is wrong.
+    """
+    check(dialect, given)
+    check_chat(dialect, given)
+    _refuse(given)
+    tools = read_tools(dialect, given.tools or ())
+    limit = given.max_tokens if given.max_completion_tokens is None else given.max_completion_tokens
+    options = given.stream_options or wire.StreamOptions()
+    return Generate(
+        id=call.id,
+        model=_model(given.model),
+        prompts=(read_messages(dialect, given.messages),),
+        sampling=_sampling(given),
+        stopping=_stopping(dialect, given, dialect.chat_max_tokens if limit is None else limit),
+        stream=dialect.stream_default if given.stream is None else given.stream,
+        stream_usage=bool(options.include_usage),
+        n=given.n or 1,
+        truncate_prompt_tokens=given.truncate_prompt_tokens,
+        raw_prompt=False,
+        logprobs=bool(given.logprobs),
+        top_logprobs=given.top_logprobs or 0,
+        tools=tools,
+        tool_choice=read_tool_choice(given.tool_choice, tools),
+        parallel_tool_calls=given.parallel_tool_calls,
+        grammar=read_response_format(given.response_format),
+        user=given.user,
+        hints=_hints(given, options),
+        extra=extra,
+        origin=origin,
+    )
+
+
+def completion(
+    dialect: Dialect, given: wire.CompletionRequest, origin: Origin, call: Call, extra: dict[str, Any]
+) -> Generate:
+    """A completion, of one prompt or several.
+
+    Raises:
+        schemas.errors.InvalidRequest: `param` names the field that is wrong.
+    """
+    check(dialect, given)
+    check_completion(dialect, given)
+    limit, n = given.max_tokens, given.n or 1
+    options = given.stream_options or wire.StreamOptions()
+    logprobs, echo = given.logprobs is not None, bool(given.echo)
+    return Generate(
+        id=call.id,
+        model=_model(given.model),
+        prompts=read_prompts(given.prompt, "prompt"),
+        sampling=_sampling(given),
+        stopping=_stopping(dialect, given, dialect.completion_max_tokens if limit is None else limit),
+        stream=dialect.stream_default if given.stream is None else given.stream,
+        stream_usage=bool(options.include_usage),
+        n=n,
+        best_of=given.best_of if (given.best_of or 1) > n else None,
+        truncate_prompt_tokens=given.truncate_prompt_tokens,
+        echo=echo,
+        suffix=given.suffix or None,
+        raw_prompt=dialect.raw_prompts,
+        logprobs=logprobs,
+        top_logprobs=given.logprobs or 0,
+        prompt_logprobs=logprobs and echo,
+        grammar=read_response_format(given.response_format),
+        user=given.user,
+        hints=_hints(given, options),
+        extra=extra,
+        origin=origin,
+    )
+
+
+def read_prompts(
+    given: str | tuple[str | int | tuple[int, ...], ...], param: str
+) -> tuple[TextPrompt | TokensPrompt, ...]:
+    """A text, texts, token ids, or lists of token ids.
+
+    Raises:
+        schemas.errors.InvalidRequest: none, a mixture, or a token id that cannot be one.
+    """
+    if isinstance(given, str):
+        return (TextPrompt(given),)
+    if not given:
+        raise empty(param)
+    first = given[0]
+    if any(type(item) is not type(first) for item in given):
+        raise refused(param, f"Invalid '{param}': texts, token ids and lists of token ids cannot be mixed.")
+    if isinstance(first, str):
+        return tuple(TextPrompt(text) for text in given)  # type: ignore[arg-type]
+    lists: Any = (given,) if isinstance(first, int) else given
+    for ids in lists:
+        if not ids:
+            raise empty(param)
+        if min(ids) < 0 or max(ids) >= 2**31:
+            raise refused(param, f"Invalid '{param}': token ids must be between 0 and {2**31 - 1}.")
+    return tuple(TokensPrompt(ids) for ids in lists)
+
+
+def _model(name: str | None) -> str:
+    if not name:
+        raise missing("model")
+    return name
+
+
+def _refuse(given: wire.ChatRequest) -> None:
+    for field, message in _REFUSED.items():
+        if getattr(given, field) is not None:
+            raise UnsupportedFeature(message, feature=field, param=field)
+    if given.modalities is not None and given.modalities != ("text",):
+        raise UnsupportedFeature("Only the modality 'text' is supported.", feature="modalities", param="modalities")
+    if given.echo:
+        raise UnsupportedFeature("The 'echo' parameter is not supported in chats.", feature="echo", param="echo")
+
+
+def _sampling(given: wire.GenerationRequest) -> Sampling:
+    return Sampling(
+        do_sample=True,
+        temperature=given.temperature,
+        top_k=given.top_k if given.top_k is not None and given.top_k > 0 else None,  # vLLM: -1 and 0 are off
+        top_p=SMALLEST_NUCLEUS if given.top_p == 0 else given.top_p,
+        min_p=given.min_p or None,
+        typical_p=given.typical_p,
+        repetition_penalty=given.repetition_penalty,
+        presence_penalty=given.presence_penalty,
+        frequency_penalty=given.frequency_penalty,
+        logit_bias=tuple([(int(token), bias) for token, bias in (given.logit_bias or {}).items()]),
+        seed=None if given.seed is None else given.seed % 2**64,  # a signed one by its two's complement
+    )
+
+
+def _stopping(dialect: Dialect, given: wire.GenerationRequest, limit: int | None) -> Stopping:
+    if dialect.max_iter_times is not None:
+        limit = min(dialect.max_iter_times if limit is None else limit, dialect.max_iter_times)
+    return Stopping(
+        max_new_tokens=limit,
+        min_new_tokens=given.min_tokens or 0,
+        stop=(given.stop,) if isinstance(given.stop, str) else given.stop or (),
+        stop_token_ids=given.stop_token_ids or (),
+        ignore_eos=bool(given.ignore_eos),
+        include_stop=bool(given.include_stop_str_in_output),
+    )
+
+
+def _hints(given: wire.GenerationRequest, options: wire.StreamOptions) -> dict[str, Any]:
+    hints = {name: value for name in HINTS if (value := getattr(given, name, None)) is not None}
+    if options.continuous_usage_stats:
+        hints["continuous_usage_stats"] = True  # the encoder's to heed
+    return hints

@@ -1,0 +1,102 @@
+"""Errors as a client of the protocol sees them, whole and in a stream: the data is the same."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import msgspec
+
+from adapters.base import Headers, Reply
+from adapters.openai.dialects import Dialect
+from adapters.openai.inbound.answers import is_chat
+from schemas.errors import GatewayError, MethodNotAllowed, UnsupportedFeature
+from schemas.ir import ChatPrompt, Generate, ImagePart
+from schemas.openai.answers import Error, ErrorResponse, MindieErrorResponse
+
+_FIELDS = {
+    "chat": "messages",
+    "token_prompts": "prompt",
+    "images": "messages",
+    "tools": "tools",
+    "grammar": "response_format",
+    "logprobs": "logprobs",
+    "top_logprobs": "top_logprobs",
+    "prompt_logprobs": "echo",
+    "logit_bias": "logit_bias",
+    "min_p": "min_p",
+    "best_of": "best_of",
+    "suffix": "suffix",
+    "adapters": "model",
+}
+"""What the protocol calls a `backends.base.Feature`."""
+
+_PICTURE = re.compile(r"images(?:\[(\d+)\])?")
+"""What backends call the pictures of a request, or one of them."""
+
+
+def failure_reply(dialect: Dialect, error: GatewayError, request: Generate | None = None) -> Reply:
+    """The error as an answer."""
+    status = dialect.failures[error.kind].status
+    return Reply(failure_body(dialect, error, request), status, headers=failure_headers(dialect, error))
+
+
+def failure_body(dialect: Dialect, error: GatewayError, request: Generate | None = None) -> bytes:
+    """The error's JSON."""
+    if dialect.error_body == "mindie":
+        failure = dialect.failures[error.kind]
+        return msgspec.json.encode(MindieErrorResponse(failure.text.format(message=error.message), failure.type))
+    return msgspec.json.encode(ErrorResponse(describe_error(dialect, error, request)))
+
+
+def describe_error(dialect: Dialect, error: GatewayError, request: Generate | None = None) -> Error:
+    """The error in OpenAI's form, all four keys."""
+    failure = dialect.failures[error.kind]
+    message = failure.text.format(message=error.message)
+    return Error(message, failure.type, _param(error, request), error.code or failure.code)
+
+
+def failure_headers(dialect: Dialect, error: GatewayError) -> Headers:
+    """When to try again, and whether at all: the official SDKs try every 5xx twice more unless told not to."""
+    headers: Headers = ()
+    if error.retry_after is not None:
+        headers += (
+            ("retry-after", str(math.ceil(error.retry_after))),
+            ("retry-after-ms", str(math.ceil(error.retry_after * 1000))),
+        )
+    elif dialect.failures[error.kind].final:
+        headers += (("x-should-retry", "false"),)
+    if isinstance(error, MethodNotAllowed) and error.allowed:
+        headers += (("allow", ", ".join(error.allowed)),)
+    return headers
+
+
+def _param(error: GatewayError, request: Generate | None) -> str | None:
+    if (picture := _PICTURE.fullmatch(error.param or "")) is not None:
+        return None if request is None else _picture(request, picture[1])
+    if error.param is not None:
+        return error.param
+    if isinstance(error, UnsupportedFeature):
+        field = _FIELDS.get(error.feature)
+        completion = request is not None and not is_chat(request)
+        return "logprobs" if completion and field == "top_logprobs" else field
+    if error.kind == "context_length" and request is not None:
+        return "messages" if is_chat(request) else "prompt"
+    return "model" if error.kind == "model_not_found" else None
+
+
+def _picture(request: Generate, number: str | None) -> str:
+    """Where a chat has its picture `number`, or any; items of a response are not told apart."""
+    if request.origin is not None and request.origin.operation != "chat":
+        return "input"
+    if number is None:
+        return "messages"
+    messages = [message for prompt in request.prompts if isinstance(prompt, ChatPrompt) for message in prompt.messages]
+    places = [
+        f"messages[{turn}].content[{place}].image_url"
+        for turn, message in enumerate(messages)
+        if isinstance(message.content, tuple)
+        for place, part in enumerate(message.content)
+        if isinstance(part, ImagePart)
+    ]
+    return places[int(number)]

@@ -1,0 +1,1 @@
+"""OpenAI servers as remotes: encode requests for them, decode what they answer."""

@@ -1,0 +1,99 @@
+"""Vectors from a remote of this protocol: the request, and its answer read.
+
+A client's own request of the same dialect is relayed, and what the remote answers is passed back as it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import sys
+from array import array
+from typing import Any
+
+import msgspec
+
+from adapters.base import Reply
+from adapters.body import UNREADABLE
+from adapters.openai.dialects import Dialect
+from adapters.openai.remote.encode_request import is_of
+from adapters.openai.remote.failures import event_failure
+from adapters.remote_failures import malformed
+from schemas.errors import UnsupportedFeature
+from schemas.ir import Embed, Embeddings, TextPrompt, Usage
+from schemas.openai.remote import RemoteAnswer, RemoteEmbedding, RemoteEmbeddings
+
+
+def write_embed(dialect: Dialect, request: Embed, named: dict[str, Any], *, instruction: bool = False) -> bytes:
+    """The request's JSON; `named` is how it names the model, `instruction` says whether it can carry one.
+
+    Raises:
+        schemas.errors.UnsupportedFeature: it cannot.
+    """
+    if is_of(dialect, request):
+        assert request.origin is not None
+        fields: dict[str, Any] = dict(msgspec.json.decode(request.origin.body, type=dict[str, msgspec.Raw]))
+        fields.pop("model", None)
+        return msgspec.json.encode(named | fields)
+    if request.instruction and not instruction:
+        raise UnsupportedFeature("The backend's protocol cannot express an instruction.", feature="instruction")
+    inputs = [given.text if isinstance(given, TextPrompt) else given.ids for given in request.inputs]
+    said = {
+        "input": inputs[0] if len(inputs) == 1 else inputs,
+        "instruction": request.instruction,
+        "dimensions": request.dimensions,
+        "user": request.user,
+    }
+    return msgspec.json.encode(named | {name: value for name, value in said.items() if value is not None})
+
+
+def read_embeddings(dialect: Dialect, request: Embed, reply: Reply) -> Embeddings:
+    """The answer to a request for vectors.
+
+    Raises:
+        schemas.errors.BackendError: it is an error, or makes no sense.
+    """
+    try:
+        answer = msgspec.json.decode(reply.body, type=RemoteEmbeddings)
+    except UNREADABLE:
+        raise malformed("not the protocol's JSON") from None
+    if answer.data is None:
+        raise event_failure(_as_error(reply.body))
+    vectors = {_place(entry, place): _numbers(entry.embedding) for place, entry in enumerate(answer.data)}
+    if sorted(vectors) != list(range(len(request.inputs))):
+        raise malformed("not one vector for each input")
+    usage = Usage(answer.usage.prompt_tokens if answer.usage is not None else 0, 0)
+    relayed = reply.body if is_of(dialect, request) and _as_asked(request, answer.data) else None
+    ordered = tuple(vectors[place] for place in range(len(vectors)))
+    return Embeddings(answer.model or request.model, ordered, usage, relayed)
+
+
+def _as_asked(request: Embed, data: tuple[RemoteEmbedding, ...]) -> bool:
+    """Whether the client's SDK can read it: Node's takes numbers for base64, and makes empty vectors of them."""
+    packed = request.encoding == "base64"
+    return all(isinstance(entry.embedding, str) == packed and entry.index is not None for entry in data)
+
+
+def _as_error(body: bytes) -> RemoteAnswer:
+    try:
+        return msgspec.json.decode(body, type=RemoteAnswer)
+    except msgspec.ValidationError:
+        raise malformed("neither vectors nor an error") from None
+
+
+def _place(entry: RemoteEmbedding, place: int) -> int:
+    return place if entry.index is None else entry.index
+
+
+def _numbers(vector: tuple[float, ...] | str) -> tuple[float, ...]:
+    """A vector's numbers: told as such, or as base64 of little-endian 32-bit floats."""
+    if not isinstance(vector, str):
+        return vector
+    numbers = array("f")
+    try:
+        numbers.frombytes(base64.b64decode(vector, validate=True))
+    except (binascii.Error, ValueError):
+        raise malformed("a vector that is not base64 of floats") from None
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return tuple(numbers)

@@ -1,0 +1,1 @@
+"""The Responses API: requests, answers and stored responses."""

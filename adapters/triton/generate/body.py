@@ -1,0 +1,191 @@
+"""Bodies of the generate extension, by Triton's rules and by MindIE's.
+
+Triton's (src/http_server.cc, ConvertGenerateRequest): members are taken in order; one that names a model input becomes
+that tensor, any other becomes a request parameter; those of `parameters` are handled as if they stood outside. A
+tensor given twice is an error, so the body is read as ordered pairs. MindIE's is a plain object.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from adapters.body import parse
+from adapters.triton import tensors
+from adapters.triton.dialects import Dialect
+from adapters.triton.generate.request import Given, from_tensors
+from schemas.catalog import ModelCard
+from schemas.errors import InvalidRequest
+from schemas.ir import ImagePart
+
+Pairs = tuple[tuple[str, Any], ...]
+"""A JSON object; arrays are lists."""
+
+_in_pairs = json.JSONDecoder(object_pairs_hook=tuple).decode
+
+
+def read(body: bytes, card: ModelCard, dialect: Dialect) -> Given:
+    """Read a body.
+
+    Raises:
+        schemas.errors.MalformedBody: it is not JSON.
+        schemas.errors.InvalidRequest: it is not a generate request.
+    """
+    found = parse(body)
+    if dialect.rules == "mindie":
+        return _read_object(found, dialect)
+    # Decoded twice: what a body may hold at all is decided in one place for all protocols, which tells no duplicates.
+    pairs = _in_pairs(body.decode())
+    if not isinstance(pairs, tuple):
+        raise InvalidRequest("attempt to get members for non-object")
+    id = dict(reversed(pairs)).get("id", "")
+    if not isinstance(id, str):
+        raise InvalidRequest("Unable to parse 'id': attempt to access JSON non-string as string", param="id")
+    reader = _Reader(card, dialect.max_input_bytes)
+    reader.members(pairs)
+    return from_tensors(reader.tensors, reader.parameters, card=card, id=id)
+
+
+class _Reader:
+    """Sorts members into tensors and parameters."""
+
+    def __init__(self, card: ModelCard, limit: int) -> None:
+        self.tensors: dict[str, list[Any]] = {}
+        self.parameters: dict[str, Any] = {}
+        self._inputs = tensors.inputs(card)
+        self._limit = limit
+        self._size = 0
+
+    def members(self, pairs: Pairs, *, nested: bool = False) -> None:
+        first = dict(reversed(pairs))  # of a duplicate, the first value counts
+        for name, _ in pairs:
+            value = first[name]
+            if name in self._inputs:
+                self._tensor(name, value)
+            elif nested or name not in ("id", "parameters"):
+                self._parameter(name, value)
+            elif name == "parameters":
+                self._nested(value)
+
+    def _nested(self, value: Any) -> None:
+        if not isinstance(value, tuple):
+            raise InvalidRequest(
+                "Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object",
+                param="parameters",
+            )
+        try:
+            self.members(value, nested=True)
+        except InvalidRequest as error:
+            message = f"Converting keyword: 'parameters': {error.message}"
+            raise InvalidRequest(message, param=f"parameters.{error.param}") from None
+
+    def _parameter(self, name: str, value: Any) -> None:
+        check_parameter(name, value)
+        self.parameters[name] = value
+
+    def _tensor(self, name: str, value: Any) -> None:
+        tensor = self._inputs[name]
+        values = value if isinstance(value, list) else [value]
+        self._count(name, _texts_size(name, values) if tensor.datatype == "BYTES" else len(values))
+        if len(values) != 1 and tensor.name != "image":
+            raise InvalidRequest(f"The schema can not convert input '{name}' to tensor with proper shape", param=name)
+        if tensor.datatype == "BOOL" and not isinstance(values[0], bool):
+            raise InvalidRequest(
+                "Unable to parse 'data': attempt to access JSON non-boolean as boolean",
+                param=name,
+            )
+        if name in self.tensors:
+            raise InvalidRequest(f"input '{name}' already exists in request", param=name)
+        self.tensors[name] = values
+
+    def _count(self, name: str, size: int) -> None:
+        if self._size + size > self._limit:
+            raise InvalidRequest(
+                f"request size of {self._size} bytes with input '{name}' of size {size} bytes exceeds the maximum "
+                f"allowed input size of {self._limit}",
+                param=name,
+            )
+        self._size += size
+
+
+def check_parameter(name: str, value: Any) -> None:
+    """A request parameter is a string, number or boolean; null is none of these, nor are integers beyond 64 bits.
+
+    Raises:
+        schemas.errors.InvalidRequest: it is something else.
+    """
+    if not isinstance(value, str | int | float) or (isinstance(value, int) and value.bit_length() > 64):
+        raise InvalidRequest(
+            f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'.", param=name
+        )
+
+
+def _texts_size(name: str, values: list[Any]) -> int:
+    if not all(isinstance(value, str) for value in values):
+        raise InvalidRequest(
+            "Unable to parse JSON bytes array: attempt to access JSON non-string as string", param=name
+        )
+    return sum(len(value.encode()) + 4 for value in values)
+
+
+# --- MindIE -----------------------------------------------------------------------------------------------------
+
+_MAX_TEXT = 4 << 20
+
+
+def _read_object(found: Any, dialect: Dialect) -> Given:
+    """MindIE's rules: null means "not given", members it does not know are ignored, the last of duplicates counts."""
+    if not isinstance(found, dict):
+        raise InvalidRequest(dialect.malformed)
+    id = found.get("id")
+    if id is not None and not isinstance(id, str):
+        raise InvalidRequest("id must be string type.", param="id")
+    if id is not None and dialect.id_pattern is not None and not re.fullmatch(dialect.id_pattern, id):
+        raise InvalidRequest(dialect.bad_id, param="id")
+    given = found.get("parameters")
+    if given is not None and not isinstance(given, dict):
+        raise InvalidRequest("parameters must be object type.", param="parameters")
+    text, images = _prompt(found.get("text_input"))
+    return Given(texts=(text,), images=images, id=id or "", parameters=given or {})
+
+
+def _prompt(value: Any) -> tuple[str, tuple[ImagePart, ...]]:
+    if value is None:
+        raise InvalidRequest("The text_input not found", param="text_input")
+    if value == []:
+        raise InvalidRequest("Parameter text_input arr is empty", param="text_input")
+    if not isinstance(value, str | list):
+        raise InvalidRequest("The type of text_input is abnormal.", param="text_input")
+    text, images = (value, ()) if isinstance(value, str) else _parts(value)
+    if not 0 < len(text) <= _MAX_TEXT:
+        raise InvalidRequest(
+            f"text_input must be necessary and data type must be string and length in (0, {_MAX_TEXT}], "
+            f"but the length of inputs is {len(text)}",
+            param="text_input",
+        )
+    return text, images
+
+
+def _parts(parts: list[Any]) -> tuple[str, tuple[ImagePart, ...]]:
+    """`[{"type": "text", "text": …}, {"type": "image_url", "image_url": …}]`; the URL is a plain string."""
+    texts: list[str] = []
+    images: list[ImagePart] = []
+    for part in parts:
+        match part:
+            case {"type": "text", "text": str() as text}:
+                texts.append(text)
+            case {"type": "image_url", "image_url": str() as ref}:
+                images.append(_image(ref))
+            case _:
+                raise InvalidRequest("text_input array must hold text and image_url parts.", param="text_input")
+    return "".join(texts), tuple(images)
+
+
+def _image(ref: str) -> ImagePart:
+    if ref.startswith(("http://", "https://")):
+        return ImagePart(ref, "url")
+    # Bare base64 of a JPEG begins with "/9j/", as no path does that anyone would give.
+    if ref.startswith(("/", "file:")) and not ref.startswith("/9j/"):
+        return ImagePart(ref, "path")
+    return ImagePart(ref, "data")

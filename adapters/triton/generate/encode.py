@@ -1,0 +1,265 @@
+"""Answers of the generate extension: values of output tensors from events, and their JSON, framed or whole.
+
+With `n` > 1 every value is an array with one element per choice, as Triton writes tensors of more than one element;
+which choice a frame is about is told by nothing else. A frame of one choice holds "" for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from adapters.base import Headers, token_id_headers
+from adapters.fold import visible_text
+from adapters.sse import guard
+from adapters.triton.dialects import Dialect
+from adapters.triton.failures import body as error_body
+from adapters.triton.generate.request import outputs_of
+from schemas.errors import GatewayError
+from schemas.ir import (
+    Choice,
+    Completion,
+    Delta,
+    Event,
+    Events,
+    Finished,
+    Generate,
+    Relayed,
+    Started,
+    TextPrompt,
+    Token,
+    TokenIds,
+    Usage,
+)
+from schemas.triton import Details
+
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+
+_json = msgspec.json.Encoder().encode
+_NOTHING = Delta()
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """What was said of one choice so far."""
+
+    finish_reason: str
+    tokens: int = 0
+    logprob: float = 0.0
+    text: str = ""
+
+
+Piece = Delta | Choice
+"""What a response tells of a choice: a part of it, or all."""
+
+
+class Values:
+    """Turns pieces of choices into values of the wanted outputs.
+
+    Args:
+        request: what was asked.
+        dialect: whose words to use.
+    """
+
+    def __init__(self, request: Generate, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._wanted = [output.tensor for output in outputs_of(request)]
+        if dialect.details and request.hints.get("details"):
+            self._wanted.append("details")
+        self._choices = [Progress(dialect.unfinished) for _ in range(len(request.prompts) * request.n)]
+        self._prompts = [_text(request, index) if request.echo else "" for index in range(len(self._choices))]
+        self._plain = self._wanted == ["text_output"] and len(self._choices) == 1 and not dialect.full_text
+        self.prompt_tokens: int | None = None
+
+    def piece(self, piece: Delta, usage: Usage | None = None) -> dict[str, Any]:
+        """The values after one more piece; `usage` comes with the last."""
+        if self._plain:
+            return {"text_output": _said(piece)}
+        choices = [piece if index == piece.choice else _NOTHING for index in range(len(self._choices))]
+        return self._all(choices, usage)
+
+    def whole(self, answer: Completion) -> dict[str, list[Any]]:
+        """The values of a whole answer."""
+        self.prompt_tokens = answer.usage.prompt_tokens
+        return self._all(answer.choices, answer.usage)
+
+    def _all(self, pieces: Sequence[Piece], usage: Usage | None) -> dict[str, list[Any]]:
+        counts = [self._advance(index, piece, usage) for index, piece in enumerate(pieces)]
+        values = {
+            name: [self._value(name, index, piece, counts[index]) for index, piece in enumerate(pieces)]
+            for name in self._wanted
+            if name != "num_input_tokens"
+        }
+        prompt_tokens = usage.prompt_tokens if usage else self.prompt_tokens
+        if "num_input_tokens" in self._wanted and prompt_tokens is not None:  # some backends tell it at the end
+            values["num_input_tokens"] = [prompt_tokens]
+        return values
+
+    def _value(self, name: str, index: int, piece: Piece, counted: int) -> Any:
+        choice = self._choices[index]
+        match name:
+            case "text_output":
+                return self._shown(index, piece)
+            case "finish_reason":
+                return choice.finish_reason
+            case "cumulative_logprob":
+                return choice.logprob
+            case "logprobs":
+                return logprobs(piece.tokens)
+            case "num_output_tokens":
+                return counted
+            case "details":
+                return _details(choice, piece)
+        return None
+
+    def _advance(self, index: int, piece: Piece, usage: Usage | None) -> int:
+        """Take in a piece; the number of tokens it brings."""
+        choice = self._choices[index]
+        counted = len(piece.tokens)
+        if isinstance(piece, Finished | Choice):
+            choice.finish_reason = self._dialect.finish_reasons[piece.reason]
+            total = usage.completion_tokens if usage and len(self._choices) == 1 else None
+            total = piece.generated if piece.generated is not None else total
+            counted = counted if total is None else max(0, total - choice.tokens)
+        choice.tokens += counted
+        for token in piece.tokens:  # one by one: a sum of sums would depend on how a stream was cut
+            choice.logprob += token.logprob or 0.0
+        return counted
+
+    def _shown(self, index: int, piece: Piece) -> str:
+        if not self._dialect.full_text:
+            return self._prompts[index] + _said(piece)
+        choice = self._choices[index]
+        choice.text += _said(piece)
+        return choice.text
+
+
+def _said(piece: Piece) -> str:
+    """A refusal is text: the protocol has no word for refusals."""
+    return visible_text(piece) if isinstance(piece, Choice) else piece.text + piece.refusal
+
+
+def _text(request: Generate, index: int) -> str:
+    prompt = request.prompts[index // request.n]
+    return prompt.text if isinstance(prompt, TextPrompt) else ""
+
+
+def _details(choice: Progress, piece: Piece) -> Details:
+    """What we do not know of MindIE's measures is null, as it writes them itself while it does not."""
+    ended = isinstance(piece, Finished | Choice)
+    return Details(choice.finish_reason if ended else msgspec.UNSET, choice.tokens)
+
+
+def logprobs(tokens: Sequence[Token]) -> str:
+    """vLLM's form: a JSON text, an object per token that starts with the token itself, then the likeliest.
+
+    Members are named by token ids. Where ids are unknown they are negative, which no id is.
+    """
+    return _json([_logprob(token) for token in tokens]).decode()
+
+
+def _logprob(token: Token) -> dict[str, dict[str, Any]]:
+    ranked = {(top.id, top.text): (rank, top.logprob) for rank, top in enumerate(token.top, 1)}
+    own_rank, _ = ranked.pop((token.id, token.text), (None, None))
+    entries = [(token.id, token.text, token.logprob, own_rank)]
+    entries += [(id, text, logprob, rank) for (id, text), (rank, logprob) in ranked.items()]
+    return {
+        str(-1 - position if id is None else id): {"logprob": logprob, "rank": rank, "decoded_token": text}
+        for position, (id, text, logprob, rank) in enumerate(entries)
+    }
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------
+
+
+class Writer:
+    """Writes response objects: what stays the same of them is encoded once.
+
+    Triton keeps members in a sorted map (upper case first), MindIE in the order of its source.
+    """
+
+    def __init__(self, request: Generate, dialect: Dialect) -> None:
+        fixed: dict[str, Any] = {"model_name": request.model, "model_version": dialect.model_version}
+        if id := request.client_request_id or (request.id if dialect.always_id else ""):
+            fixed = {"id": id} | fixed
+        names = {output.name: output.tensor for output in outputs_of(request)}
+        slots = names | ({"details": "details"} if dialect.details else {})
+        members = [*fixed, *slots]
+        self._members = [
+            (_json(name) + b":" + (_json(fixed[name]) if name in fixed else b""), slots.get(name, ""))
+            for name in (sorted(members) if dialect.sorted_keys else members)
+        ]
+
+    def object(self, values: dict[str, Any]) -> bytes:
+        """One response; arrays of one element are written as the element."""
+        parts = [
+            start + (_json(_unwrapped(values[tensor])) if tensor else b"")
+            for start, tensor in self._members
+            if not tensor or tensor in values
+        ]
+        return b"{" + b",".join(parts) + b"}"
+
+
+def _unwrapped(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+class FrameEncoder:
+    """Writes one stream of `generate_stream`. There is no terminator: the connection's end is the end."""
+
+    media_type = EVENT_STREAM
+
+    def __init__(self, request: Generate, dialect: Dialect) -> None:
+        self.headers: Headers = ()
+        self._request = request
+        self._dialect = dialect
+        self._values = Values(request, dialect)
+        self._writer = Writer(request, dialect)
+        self._open = len(request.prompts) * request.n
+        self._last: Finished | None = None
+        self._relaying = False
+        self.abort_after_error = dialect.abort_on_error
+
+    def feed(self, events: Events) -> bytes:
+        """The frames that say these events."""
+        return b"".join([self._event(event) for event in events])
+
+    def fail(self, error: GatewayError) -> bytes:
+        """The error as a frame, after which the stream ends without a finish reason."""
+        return frame(error_body(error, self._dialect), self._dialect)
+
+    def _event(self, event: Event) -> bytes:
+        if isinstance(event, Relayed):
+            self._relaying = True
+            return frame(event.data.replace(b"\n", b""), self._dialect)
+        if isinstance(event, Started):
+            self._values.prompt_tokens = event.prompt_tokens
+            self.headers = id_headers(self._request, event.token_ids)
+        elif self._relaying:
+            return b""
+        elif isinstance(event, Finished):
+            self._open -= 1
+            if self._open:
+                return self._frame(event)
+            self._last = event  # waits for `Usage`, which follows at once and may be all that counts tokens
+        elif isinstance(event, Delta):
+            return self._frame(event) if event.text or event.tokens or event.refusal else b""
+        elif isinstance(event, Usage):
+            return self._frame(self._last, event) if self._last else b""
+        return b""
+
+    def _frame(self, piece: Delta, usage: Usage | None = None) -> bytes:
+        return frame(self._writer.object(self._values.piece(piece, usage)), self._dialect)
+
+
+def id_headers(request: Generate, ids: TokenIds) -> Headers:
+    """What marks ids that are not the model's: of the outputs, only the log-probabilities have any."""
+    return token_id_headers(ids) if any(output.tensor == "logprobs" for output in outputs_of(request)) else ()
+
+
+def frame(body: bytes, dialect: Dialect) -> bytes:
+    """An object as an event of a stream."""
+    return dialect.frame_prefix.encode() + guard(body) + b"\n\n"

@@ -1,0 +1,170 @@
+"""What a request said, whichever body it came in, and its translation to the IR."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from adapters.base import Call, Route
+from adapters.body import parse
+from adapters.triton import tensors
+from adapters.triton.dialects import Dialect
+from adapters.triton.generate import parameters
+from adapters.triton.tensors import Output
+from schemas.catalog import ModelCard
+from schemas.errors import InvalidRequest, MalformedBody
+from schemas.ir import Generate, ImagePart, Origin, TextPrompt
+
+ONE_RESPONSE = (
+    "generate expects model to produce exactly 1 response, "
+    "use generate stream for model that generates various number of responses"
+)
+_HINTS = ("details", "priority", "timeout", "batch_size", "typical_p", "watermark")
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """A request's tensors and parameters.
+
+    `flags` are the boolean inputs that were given, by their usual names; `outputs` what infer asked for by name, and
+    `binary` whether it wants what it did not name as bytes.
+    """
+
+    texts: tuple[str, ...]
+    id: str = ""
+    images: tuple[ImagePart, ...] = ()
+    flags: dict[str, bool] = {}
+    parameters: dict[str, Any] = {}
+    outputs: tuple[Output, ...] = ()
+    binary: bool = False
+
+
+def from_tensors(
+    values: dict[str, list[Any]],
+    given_parameters: dict[str, Any],
+    *,
+    card: ModelCard,
+    id: str,
+    outputs: tuple[Output, ...] = (),
+    binary: bool = False,
+) -> Given:
+    """Sort out tensors, by the endpoint's own names.
+
+    Raises:
+        schemas.errors.InvalidRequest: a required input is missing, or `sampling_parameters` is not a JSON object.
+    """
+    known = tensors.inputs(card)
+    _check_complete(values, known, card.name)
+    usual = {known[name].name: elements for name, elements in values.items()}
+    return Given(
+        id=id,
+        texts=tuple(usual["text_input"]),
+        images=tuple(ImagePart(image, "data") for image in usual.get("image", ())),
+        flags={name: elements[0] for name, elements in usual.items() if tensors.DATATYPES[name] == "BOOL"},
+        parameters=given_parameters | _sampling_parameters(usual.get("sampling_parameters")),
+        outputs=outputs,
+        binary=binary,
+    )
+
+
+def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect: Dialect, body: bytes) -> Generate:
+    """The request as IR.
+
+    Raises:
+        schemas.errors.InvalidRequest: a parameter is wrong, or the route cannot answer it.
+    """
+    operation = route.name.removesuffix("_version")
+    values, extra = parameters.read(given.parameters, dialect)
+    stream = operation == "generate_stream" and given.flags.get("stream", True)
+    n = values.get("n", 1)
+    if n > 1 and operation == "generate":
+        raise InvalidRequest(ONE_RESPONSE, param="n")
+    best_of = values.get("best_of")
+    if best_of is not None and best_of < n:
+        raise InvalidRequest("parameter 'best_of' must not be less than 'n'", param="best_of")
+    wanted = given.outputs or _outputs(given, card)
+    names = {output.tensor for output in wanted}
+    return Generate(
+        id=call.id,
+        model=card.name,
+        prompts=tuple(TextPrompt(text, given.images) for text in given.texts),
+        sampling=parameters.sampling(values, dialect),
+        stopping=parameters.stopping(values, dialect),
+        stream=stream,
+        stream_usage=bool(names & {"num_input_tokens", "num_output_tokens"}),
+        n=n,
+        best_of=best_of,
+        truncate_prompt_tokens=values.get("truncate_prompt_tokens", values.get("truncate")),
+        echo=_echo(given.flags.get("exclude_input_in_output"), stream, dialect),
+        logprobs="logprobs" in values or bool(names & {"logprobs", "cumulative_logprob"}),
+        top_logprobs=values.get("logprobs", 0),
+        prompt_logprobs="prompt_logprobs" in values,
+        grammar=parameters.grammar(values),
+        adapter_id=_adapter(values.get("lora_name", values.get("adapter_id"))),
+        client_request_id=given.id or None,
+        hints=_hints(values, wanted),
+        extra=extra,
+        origin=Origin("triton", dialect.name, route.name, body),
+    )
+
+
+def outputs_of(request: Generate) -> tuple[Output, ...]:
+    """The outputs that the answer to `request` has."""
+    wanted: tuple[Output, ...] = request.hints.get("outputs", (Output("text_output", "text_output"),))
+    return wanted
+
+
+def _check_complete(values: dict[str, list[Any]], known: dict[str, tensors.Tensor], model: str) -> None:
+    required = [name for name, tensor in known.items() if not tensor.optional]
+    missing = [name for name in required if not values.get(name)]
+    if missing:
+        raise InvalidRequest(
+            f"expected number of inputs between {len(required)} and {len(known)} but got {len(values)} inputs for "
+            f"model '{model}'. Got input(s) {_listed(values)}, but missing required input(s) {_listed(missing)}. "
+            "Please provide all required input(s).",
+            param=missing[0],
+        )
+
+
+def _listed(names: list[str] | dict[str, Any]) -> str:
+    return "[" + ",".join(f"'{name}'" for name in names) + "]"
+
+
+def _sampling_parameters(elements: list[str] | None) -> dict[str, Any]:
+    """vLLM's backend takes parameters as a JSON text too, which unlike request parameters may hold arrays."""
+    if not elements:
+        return {}
+    try:
+        found = parse(elements[0].encode())
+    except MalformedBody as error:
+        raise InvalidRequest(f"Unable to parse 'sampling_parameters': {error.message}") from None
+    if not isinstance(found, dict):
+        raise InvalidRequest("Unable to parse 'sampling_parameters': attempt to access JSON non-object as object")
+    return found
+
+
+def _outputs(given: Given, card: ModelCard) -> tuple[Output, ...]:
+    """Without a list of outputs: the text, and what the `return_…` inputs ask for."""
+    return tuple(
+        Output(tensor.name, name, given.binary)
+        for name, tensor in tensors.outputs(card).items()
+        if tensor.name == "text_output" or given.flags.get(f"return_{tensor.name}")
+    )
+
+
+def _echo(exclude: bool | None, stream: bool, dialect: Dialect) -> bool:
+    if stream and exclude is False:
+        raise InvalidRequest(
+            "When streaming, `exclude_input_in_output` = False is not allowed.", param="exclude_input_in_output"
+        )
+    return not stream and not (dialect.exclude_input_by_default if exclude is None else exclude)
+
+
+def _adapter(name: str | None) -> str | None:
+    """MindIE's default is the text "None"."""
+    return None if name == "None" else name
+
+
+def _hints(values: dict[str, Any], wanted: tuple[Output, ...]) -> dict[str, Any]:
+    """What the answer needs to know, and what has no effect here (MindIE's `typical_p` and `watermark` among it)."""
+    return {"outputs": wanted} | {name: values[name] for name in _HINTS if name in values}

@@ -1,0 +1,1 @@
+"""Triton servers as remotes: decode what they answer."""

@@ -1,0 +1,196 @@
+"""A remote's responses as events: frames of a stream, or the one response of `generate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from adapters.body import UNREADABLE
+from adapters.frames import FrameReader
+from adapters.remote_failures import failed, malformed
+from adapters.triton.dialects import Dialect
+from adapters.triton.remote.relay import passes_back, relayed
+from schemas.errors import Incomplete
+from schemas.ir import Delta, Event, Events, Finished, FinishReason, Generate, Started, Token, TopToken, Usage
+from schemas.triton import RemoteLogprob, RemoteResponse
+
+T = TypeVar("T")
+
+_responses = msgspec.json.Decoder(RemoteResponse)
+_logprobs = msgspec.json.Decoder(list[dict[str, RemoteLogprob]] | None)
+
+
+@dataclass(slots=True, eq=False)
+class _Choice:
+    """What a remote told of one choice so far; `generated` None = it does not count tokens."""
+
+    generated: int | None = None
+    text: str = ""
+    finished: bool = False
+
+
+class AnswerReader(FrameReader):
+    """Reads one answer. It is complete once every choice has a finish reason.
+
+    Args:
+        request: what was asked.
+        dialect: what the remote speaks.
+    """
+
+    def __init__(self, request: Generate, dialect: Dialect) -> None:
+        super().__init__()
+        self._dialect = dialect
+        self._request = request
+        self._relays = passes_back(dialect, request)
+        self._model = request.model
+        self._tops = request.top_logprobs
+        self._choices = [_Choice() for _ in range(len(request.prompts) * request.n)]
+        self._started = False
+        self._complete = False
+        self._prompt_tokens: int | None = None
+
+    def response(self, data: bytes) -> Events:
+        """The events that one response object says.
+
+        Raises:
+            schemas.errors.BackendError: it is an error, or makes no sense.
+        """
+        try:
+            response = _responses.decode(data)
+        except UNREADABLE:
+            raise malformed("it is not JSON of the expected form") from None
+        if response.error is not None:
+            raise failed()
+        if self._complete:
+            raise malformed("it goes on after its end")
+        if response.num_input_tokens is not None:
+            self._prompt_tokens = response.num_input_tokens
+        passed_on = (relayed(self._dialect, self._request, data),) if self._relays else ()
+        return (*passed_on, *self._start(response.model_name), *self._pieces(response), *self._end())
+
+    def close(self) -> Events:
+        """The end of the connection.
+
+        Raises:
+            schemas.errors.Incomplete: before the end of the answer.
+        """
+        if self._complete:
+            return ()
+        if self._frames.pending or self._dialect.finish_reason_output:
+            raise Incomplete("The backend's answer stopped before it was finished.")
+        finishes = [
+            self._finish(index, choice, FinishReason.EOS, Delta(choice=index))
+            for index, choice in enumerate(self._choices)
+            if not choice.finished
+        ]
+        return (*self._start(None), *finishes, *self._end())
+
+    def _frame(self, data: bytes, out: list[Event]) -> None:
+        if data:  # else it is a sign of life
+            out.extend(self.response(data))
+
+    def _start(self, model: str | None) -> Events:
+        if self._started:
+            return ()
+        self._started = True
+        return (Started(model or self._model, self._prompt_tokens),)
+
+    def _end(self) -> Events:
+        self._complete = all(choice.finished for choice in self._choices)
+        if not self._complete:
+            return ()
+        return (Usage(self._prompt_tokens or 0, sum(choice.generated or 0 for choice in self._choices)),)
+
+    def _pieces(self, response: RemoteResponse) -> list[Event]:
+        texts = self._per_choice(response.text_output)
+        if texts is None:
+            raise malformed("a response has no text_output")
+        details = response.details
+        words: Any = details.finish_reason or None if details else response.finish_reason
+        reasons = self._per_choice(words) or [""] * len(texts)
+        counts = self._per_choice(response.num_output_tokens)
+        scores = self._per_choice(response.logprobs)
+        events: list[Event] = []
+        for index, choice in enumerate(self._choices):
+            if counts:
+                choice.generated = (choice.generated or 0) + counts[index]
+            if details and details.generated_tokens is not None:
+                choice.generated = details.generated_tokens
+            text = self._new_text(choice, texts[index])
+            tokens = read_tokens(scores[index], text, self._tops) if scores else ()
+            event = self._piece(index, choice, reasons[index], Delta(index, text, tokens))
+            if event is not None:
+                events.append(event)
+        return events
+
+    def _per_choice(self, value: T | list[T] | None) -> list[T] | None:
+        if value is None:
+            return None
+        values = value if isinstance(value, list) else [value]
+        if len(values) != len(self._choices):
+            raise malformed("a response is about another number of choices than was asked for")
+        return values
+
+    def _new_text(self, choice: _Choice, text: str) -> str:
+        if not self._dialect.full_text:
+            return text
+        if not text.startswith(choice.text):
+            raise malformed("the text so far has changed")
+        text, choice.text = text[len(choice.text) :], text
+        return text
+
+    def _piece(self, index: int, choice: _Choice, reason: str, delta: Delta) -> Event | None:
+        if choice.finished:
+            if delta.text:
+                raise malformed("a choice goes on after its end")
+            return None
+        if reason not in ("", self._dialect.unfinished):
+            end = self._dialect.ends.get(reason)
+            if end is None:  # "abort", MindIE's "stop_sequence": it was cut off
+                raise failed()
+            return self._finish(index, choice, end, delta)
+        return delta if delta.text or delta.tokens else None
+
+    def _finish(self, index: int, choice: _Choice, reason: FinishReason, delta: Delta) -> Finished:
+        choice.finished = True
+        return Finished(index, delta.text, delta.tokens, reason=reason, generated=choice.generated)
+
+
+def read_tokens(text: str, shown: str, tops: int) -> tuple[Token, ...]:
+    """The tokens of vLLM's `logprobs` output; those that are not part of the `shown` text are special ones.
+
+    A position's object starts with the token itself; the `tops` likeliest follow, less the token if it is one of them.
+
+    Raises:
+        schemas.errors.BackendError: it makes no sense.
+    """
+    try:
+        positions = _logprobs.decode(text) or []
+    except UNREADABLE:
+        raise malformed("its logprobs are not JSON of the expected form") from None
+    tokens = []
+    for position in positions:
+        if not position:
+            raise malformed("a token has no logprobs")
+        name, own = next(iter(position.items()))
+        token = own.decoded_token or ""
+        special = not shown.startswith(token)
+        shown = shown if special else shown[len(token) :]
+        tokens.append(Token(_id(name), token, own.logprob, special, _top(position, tops)))
+    return tuple(tokens)
+
+
+def _top(position: dict[str, RemoteLogprob], tops: int) -> tuple[TopToken, ...]:
+    ranked = [(entry.rank, name, entry) for name, entry in position.items() if entry.rank is not None]
+    return tuple(
+        TopToken(_id(name), entry.decoded_token or "", entry.logprob or 0.0)
+        for rank, name, entry in sorted(ranked, key=lambda found: found[0])
+        if rank <= tops
+    )
+
+
+def _id(name: str) -> int | None:
+    """Token ids name the members; negative ones stand for unknown."""
+    return int(name) if name.isdecimal() and len(name) < 20 else None

@@ -1,0 +1,155 @@
+"""Attention over the paged cache, as transformers' models call it.
+
+A model whose attention implementation is set to `NAME` hands every layer's queries, keys and values for the packed
+step to `attend`, which stores the new keys and values and runs the step's kernel. What the kernel must know beside
+them is in a `Forward`, current while the runner is inside `running(...)`; models need not pass anything through.
+`reference` has the kernel that every other is measured by.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from backends.native.engine.attention.kv_cache import KVCache, LayerCache
+from backends.native.engine.attention.progress import progressed
+
+NAME = "interlingua_paged"
+
+
+@dataclass(slots=True, eq=False)
+class AttentionMetadata:
+    """Where the tokens of a packed step belong.
+
+    Attributes:
+        slots: [tokens] int64, the cache slot each token's keys and values go to.
+        query_lengths: tokens of each sequence in this step; the pack holds them one after the other.
+        context_lengths: tokens of each sequence up to the end of this step.
+        block_tables: [sequences, most blocks] int64, padded with block 0.
+        plans: a kernel's own, made in the first layer and used in the others.
+    """
+
+    slots: Tensor
+    query_lengths: list[int]
+    context_lengths: list[int]
+    block_tables: Tensor
+    plans: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def starts(self) -> list[int]:
+        """Where each sequence's tokens begin in the pack."""
+        return list(accumulate(self.query_lengths[:-1], initial=0))
+
+
+@dataclass(slots=True, frozen=True)
+class AttentionParams:
+    """What one layer's attention does beside the ordinary.
+
+    Attributes:
+        scale: factor on the scores.
+        sliding_window: a token sees itself and the `sliding_window - 1` before it; None: all before it.
+        softcap: scores become `softcap * tanh(score / softcap)`.
+        sinks: [query heads], a learnt score in every softmax that goes nowhere (gpt-oss).
+    """
+
+    scale: float
+    sliding_window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether scores are only scaled."""
+        return self.softcap is None and self.sinks is None
+
+
+def index_tensor(values: Iterable[int], device: torch.device) -> Tensor:
+    """[values] int64. By way of an array, which takes a seventh of the time that `torch.tensor` needs for a list."""
+    numbers = values if isinstance(values, array) else array("q", values)
+    if not numbers:
+        return torch.empty(0, dtype=torch.int64, device=device)
+    return torch.frombuffer(numbers, dtype=torch.int64).to(device)
+
+
+class Kernel(Protocol):
+    """Causal attention of packed queries over their sequences' pages."""
+
+    def __call__(
+        self, queries: Tensor, cache: LayerCache, block_size: int, metadata: AttentionMetadata, params: AttentionParams
+    ) -> Tensor:
+        """[tokens, query heads, key width] to [tokens, query heads, value width]."""
+        ...
+
+
+@dataclass(slots=True, eq=False, frozen=True)
+class Forward:
+    """What a forward pass in progress attends with."""
+
+    cache: KVCache
+    metadata: AttentionMetadata
+    kernel: Kernel
+
+
+_current: ContextVar[Forward] = ContextVar("interlingua_forward")
+
+
+def current() -> Forward:
+    """The forward pass that a model is called in."""
+    return _current.get()
+
+
+@contextmanager
+def running(forward: Forward) -> Iterator[None]:
+    """Make `forward` current for the model called inside."""
+    token = _current.set(forward)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001 - None by the mask function below
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function: [1, heads, tokens, width] each, to [1, tokens, heads, width]."""
+    progressed()
+    forward = current()
+    keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    layer = forward.cache.layer(module.layer_idx, keys, values)
+    layer.write(forward.metadata.slots, keys, values)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    params = AttentionParams(scale, sliding_window or None, softcap, s_aux)
+    queries = query[0].transpose(0, 1)
+    return forward.kernel(queries, layer, forward.cache.block_size, forward.metadata, params).unsqueeze(0), None
+
+
+def text_part(model: Any) -> Any:
+    """The part of a causal or composite model whose attention is ours: not its towers for images or sound."""
+    decoder = model.get_decoder()
+    return decoder if hasattr(decoder, "set_attn_implementation") else model
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """The metadata says what a mask would."""
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, _no_mask)

@@ -1,0 +1,218 @@
+"""The attention kernel in plain torch: gather what a sequence may see from its pages, then scaled dot product
+attention.
+
+Right for every option on every device, and what faster kernels are measured by. Sequences in decode, one new token
+each, are attended to in batches of similar length; longer pieces one by one. Padding repeats a slot of the sequence's
+own, so that no sequence ever reads another's numbers, not even to multiply them by zero: they might be NaN.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import repeat
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams, index_tensor
+from backends.native.engine.attention.kv_cache import LayerCache
+
+# The most bytes of keys gathered at once for sequences in decode. On a CPU as many as stay in its caches; larger copies
+# would be made in memory fresh from the system, page by page, which took four times as long.
+_CPU_BYTES = 1024 * 1024
+_DEVICE_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(slots=True, eq=False, frozen=True)
+class Group:
+    """Sequences with equally many new tokens.
+
+    Attributes:
+        tokens: [sequences * new] where their new tokens are in the pack.
+        slots: [sequences * keys] where their keys and values are in the cache.
+        mask: [sequences, 1, heads a key head has * new, keys] (or what broadcasts to it), True where a query sees a
+            key; None: everywhere, or as `causal` says.
+        sequences: how many.
+        causal: a whole prompt: a query sees the keys up to its own, which torch does faster without a mask.
+    """
+
+    tokens: Tensor
+    slots: Tensor
+    mask: Tensor | None
+    sequences: int
+    causal: bool = False
+
+    def split(self, most: int) -> list[Group]:
+        """The same in groups of at most `most` sequences, for sequences of one new token."""
+        if self.sequences <= most:
+            return [self]
+        masks = torch.split(self.mask, most) if self.mask is not None else repeat(None)
+        slots = torch.split(self.slots.view(self.sequences, -1), most)
+        parts = zip(torch.split(self.tokens, most), slots, masks, strict=False)
+        return [Group(tokens, rows.flatten(), mask, len(tokens)) for tokens, rows, mask in parts]
+
+    def select(self, rows: Tensor, index: Tensor) -> Tensor:
+        """The rows at `index`, by sequence: [sequences, rows of each, heads, width]."""
+        return rows.index_select(0, index).view(self.sequences, -1, *rows.shape[1:])
+
+
+def reference_kernel(
+    queries: Tensor, cache: LayerCache, block_size: int, metadata: AttentionMetadata, params: AttentionParams
+) -> Tensor:
+    """See `attention.Kernel`."""
+    output = queries.new_empty(*queries.shape[:2], cache.values.shape[2])
+    fill(output, queries, cache, block_size, metadata, params)
+    return output
+
+
+def fill(
+    output: Tensor,
+    queries: Tensor,
+    cache: LayerCache,
+    block_size: int,
+    metadata: AttentionMetadata,
+    params: AttentionParams,
+    *,
+    decoding: bool = True,
+) -> None:
+    """Write what `reference_kernel` gives to `output`; without `decoding`, only for sequences of several new tokens."""
+    sharing = queries.shape[1] // cache.keys.shape[1]
+    masked = params.softcap is not None or params.sinks is not None
+    most_bytes = _CPU_BYTES if queries.device.type == "cpu" else _DEVICE_BYTES
+    most_keys = most_bytes // (cache.keys.stride(0) * cache.keys.itemsize)
+    key = (params.sliding_window, sharing, masked, most_keys, decoding)
+    if key not in metadata.plans:
+        metadata.plans[key] = plan(metadata, block_size, *key)
+    for group in metadata.plans[key]:
+        attended = _attend(
+            group.select(queries, group.tokens),
+            group.select(cache.keys, group.slots),
+            group.select(cache.values, group.slots),
+            group,
+            params,
+        )
+        output.index_copy_(0, group.tokens, attended.flatten(0, 1))
+
+
+def plan(
+    metadata: AttentionMetadata,
+    block_size: int,
+    window: int | None,
+    sharing: int,
+    masked: bool,
+    most_keys: int,
+    decoding: bool,
+) -> list[Group]:
+    """Put sequences that decode together if their lengths are within a factor of two, up to `most_keys` together; all
+    others stay alone. Without `decoding` only those.
+    """
+    alone: list[list[int]] = []
+    together: defaultdict[int, list[int]] = defaultdict(list)
+    furthest = window or max(metadata.context_lengths)
+    for index, (new, context) in enumerate(zip(metadata.query_lengths, metadata.context_lengths, strict=True)):
+        if new > 1:
+            alone.append([index])
+        elif decoding:
+            together[(min(context, furthest) - 1).bit_length()].append(index)
+    groups = [_group(metadata, indices, block_size, window, sharing, masked) for indices in alone]
+    for bits, indices in together.items():
+        group = _group(metadata, indices, block_size, window, sharing, masked)
+        groups += group.split(max(1, most_keys >> bits))
+    return groups
+
+
+def _group(
+    metadata: AttentionMetadata, indices: list[int], size: int, window: int | None, sharing: int, masked: bool
+) -> Group:
+    device = metadata.block_tables.device
+    new = metadata.query_lengths[indices[0]]
+    contexts = [metadata.context_lengths[index] for index in indices]
+    # The beginning of the block with the first key that anybody's oldest query sees, and how many keys follow it.
+    firsts = [max(0, context - new - window + 1) // size * size for context in contexts] if window else []
+    lengths = [context - first for context, first in zip(contexts, firsts, strict=True)] if window else contexts
+
+    starts = metadata.starts
+    tokens = [starts[index] + offset for offset in range(new) for index in indices]  # one index, or one new token
+    causal = not masked and 1 < new == contexts[0] <= (window or new)
+    own = _own(lengths, device)
+    mask = None if causal else _mask(lengths, own, new, window, sharing, device)
+    tables = metadata.block_tables
+    if len(indices) < len(tables):  # else they are all, in order
+        tables = tables[index_tensor(indices, device)]
+    return Group(
+        tokens=index_tensor(tokens, device),
+        slots=_slots(tables, firsts, max(lengths), own, size).flatten(),
+        mask=mask,
+        sequences=len(indices),
+        causal=causal,
+    )
+
+
+def _own(lengths: list[int], device: torch.device) -> Tensor | None:
+    """[sequences, most keys], True where a sequence has a key of its own; None if all do."""
+    most = max(lengths)
+    if min(lengths) == most:
+        return None
+    return torch.arange(most, device=device) < index_tensor(lengths, device).unsqueeze(1)
+
+
+def _slots(tables: Tensor, firsts: list[int], most: int, own: Tensor | None, size: int) -> Tensor:
+    """[sequences, most keys]: slots from position `firsts` (0 if empty) on; the first of them where it is not `own`."""
+    device = tables.device
+    if any(firsts):
+        columns = index_tensor([first // size for first in firsts], device).unsqueeze(1)
+        columns = columns + torch.arange(-(-most // size), device=device)
+        tables = tables.gather(1, columns.clamp_(max=tables.shape[1] - 1))
+    slots = (tables.unsqueeze(2) * size + torch.arange(size, device=device)).flatten(1)[:, :most]
+    return slots if own is None else torch.where(own, slots, slots[:, :1])
+
+
+def _mask(
+    lengths: list[int], own: Tensor | None, new: int, window: int | None, sharing: int, device: torch.device
+) -> Tensor | None:
+    """See `Group.mask`, for the last `new` tokens of sequences of `lengths` keys."""
+    most = max(lengths)
+    if new == 1 and most <= (window or most):
+        return None if own is None else own.unsqueeze(1).unsqueeze(1)
+    key = torch.arange(most, device=device)
+    query = index_tensor(lengths, device).view(-1, 1, 1) + torch.arange(-new, 0, device=device).view(1, -1, 1)
+    visible = key <= query
+    if window is not None:
+        visible &= key > query - window
+    return visible.repeat(1, sharing, 1).unsqueeze(1)
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, group: Group, params: AttentionParams) -> Tensor:
+    """[sequences, new or keys, heads, width] each, to [sequences, new, query heads, value width]."""
+    if group.causal:
+        q, k, v = (rows.transpose(1, 2) for rows in (queries, keys, values))
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=params.scale, enable_gqa=True)
+        return out.transpose(1, 2)
+    count, new, heads, width = queries.shape
+    sharing = heads // keys.shape[2]
+    # Query heads that share a key head become rows of one matrix: [sequences, key heads, sharing * new, width].
+    q = queries.view(count, new, -1, sharing, width).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    k, v = keys.transpose(1, 2), values.transpose(1, 2)
+    if params.softcap is None and params.sinks is None:
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=params.scale)
+    else:
+        out = _explicit(q, k, v, group.mask, params)
+    return out.view(count, -1, sharing, new, out.shape[-1]).permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+
+def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, params: AttentionParams) -> Tensor:
+    """Attention with its scores in hand, for what torch's own cannot do."""
+    scores = (q @ k.transpose(2, 3)).float() * params.scale
+    if params.softcap is not None:
+        scores = torch.tanh(scores / params.softcap) * params.softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    if params.sinks is None:
+        return scores.softmax(-1).to(v.dtype) @ v
+    # One more column, whose weight is dropped: [query heads] to the rows of each key head.
+    rows = q.shape[1] * q.shape[2] // len(params.sinks)
+    sinks = params.sinks.float().repeat_interleave(rows).view(1, q.shape[1], q.shape[2], 1)
+    weights = torch.cat([scores, sinks.expand(len(q), -1, -1, -1)], dim=-1).softmax(-1)[..., :-1]
+    return weights.to(v.dtype) @ v

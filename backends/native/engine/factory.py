@@ -1,0 +1,274 @@
+"""Makes an engine out of options: loads the model, checks it, picks its tier, and sizes its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+
+from backends.native.engine.attention.kv_cache import KVCache
+from backends.native.engine.attention.progress import watch_layers
+from backends.native.engine.encoder_engine import EncoderEngine
+from backends.native.engine.layers.fuse_model import fuse_layers, fuse_whole_layers
+from backends.native.engine.layers.packed_linear import pack_linears
+from backends.native.engine.layers.quantized_linear import BITS, quantise_linears
+from backends.native.engine.loading.lora_check import why_not_adapted
+from backends.native.engine.loading.self_check import why_not_packed
+from backends.native.engine.loading.weights import LoadedModel, LoadError, is_encoder, load, load_encoder
+from backends.native.engine.loop import Engine
+from backends.native.engine.lora.layers import put_on
+from backends.native.engine.lora.weights import load_adapters
+from backends.native.engine.multimodal.profiling import find_processor, make_embedder, profile
+from backends.native.engine.pooling.hidden_states import HiddenStates
+from backends.native.engine.pooling.pooler import Pooler
+from backends.native.engine.runner.embedder import Embedder
+from backends.native.engine.runner.packed import PackedRunner, Runner
+from backends.native.engine.runner.per_sequence import CacheRunner
+from backends.native.engine.sampling.grammar_masks import Constraints
+from backends.native.engine.scheduling.block_pool import BlockPool
+from backends.native.engine.scheduling.scheduler import Scheduler
+from backends.native.engine.scheduling.sequence import Sequence, Work
+from backends.native.engine.serving.engine_thread import Steps
+from backends.native.machine import available_memory, physical_cores
+from backends.native.multimodal.processing import NotServed
+from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
+from backends.native.protocol.engine_options import EngineOptions
+from backends.native.protocol.messages import Loading, Ready, Submit
+from backends.native.sentence_transformers import PLAIN, Recipe, RecipeError, read_recipe
+
+log = structlog.get_logger()
+Report = Callable[[Loading], None]
+
+# The KV cache by default: no more than this share of the memory that is free once the model is loaded ...
+_GPU_SHARE = 0.85
+_CPU_SHARE = 0.25
+# ... and on a CPU, whose memory others want too, no more than this many bytes.
+_CPU_MOST = 8 * 1024**3
+# Tokens of all sequences together on the cache tier, whose bytes per token nobody can tell beforehand.
+_CACHE_TIER_TOKENS = 65_536
+# A model of fewer parameters is run by one thread about as fast as by three, for a third of the CPU time (measured).
+_SMALL_PARAMETERS = 8_000_000
+# What the log says of a new engine.
+_TOLD = ("tier", "device", "dtype", "context_length", "max_sequences", "adapters")
+
+
+def load_engine(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
+    """An engine ready to step, and the announcement of it.
+
+    Args:
+        options: what to load and how to run it.
+        report: told how far loading has come.
+
+    Raises:
+        LoadError: the model cannot be loaded or run with these options.
+    """
+    _check(options)
+    report(Loading(0.0, "weights"))
+    try:
+        recipe = read_recipe(options.model)
+    except RecipeError as error:
+        raise LoadError(str(error)) from None
+    folder = str(Path(options.model, recipe.folder if recipe else ""))
+    encodes = recipe is not None or is_encoder(folder)
+    made = _encoder(folder, recipe or PLAIN, options) if encodes else _generator(options, report)
+    log.info("engine.started", model=options.model, **{name: getattr(made[1], name) for name in _TOLD})
+    return made
+
+
+def _generator(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
+    """An engine that writes text, over a paged cache if it can."""
+    loaded = load(options.model, options.dtype, options.device)
+    torch.set_num_threads(options.threads or _threads(loaded.model))
+    report(Loading(0.6, "self-check"))
+    packed = _is_packed(loaded, options)
+    if options.adapters:
+        _put_adapters_on(loaded.model, options.adapters, "packed" if packed else "cache")
+    report(Loading(0.8, "cache"))
+    with torch.inference_mode():
+        runner, blocks = _packed(loaded, options) if packed else _cached(loaded, options)
+    return _assemble(loaded, options, runner, blocks)
+
+
+def _encoder(folder: str, recipe: Recipe, options: EngineOptions) -> tuple[Steps, Ready]:
+    """An engine that makes vectors and nothing else."""
+    loaded = load_encoder(folder, options.dtype, options.device)
+    torch.set_num_threads(options.threads or _threads(loaded.model))
+    watch_layers(loaded.model)
+    pooler = Pooler(recipe, options.model, loaded.config.hidden_size, loaded.model.device)
+    context = min(_context(loaded, options), recipe.max_length or loaded.context_length)
+    engine = EncoderEngine(
+        loaded.model,
+        pooler,
+        vocab_size=loaded.vocab_size,
+        context_length=context,
+        step_tokens=options.step_tokens,
+        max_sequences=options.max_sequences,
+        max_waiting=options.max_waiting,
+    )
+    return engine, _announced(loaded, options, context, tier="encoder", embedding_size=pooler.size, generates=False)
+
+
+def _announced(loaded: LoadedModel, options: EngineOptions, context: int, **more: Any) -> Ready:
+    return Ready(
+        context_length=context,
+        vocab_size=loaded.vocab_size,
+        eos_token_ids=loaded.eos_token_ids,
+        dtype=options.dtype if options.dtype in BITS else str(loaded.model.dtype).removeprefix("torch."),
+        device=str(loaded.model.device),
+        max_sequences=options.max_sequences,
+        **more,
+    )
+
+
+def _check(options: EngineOptions) -> None:
+    if options.tier not in ("auto", "packed", "cache"):
+        raise LoadError(f"'{options.tier}' is not a tier; it must be auto, packed or cache.")
+    for name in ("max_sequences", "step_tokens", "block_size"):
+        if getattr(options, name) < 1:
+            raise LoadError(f"{name} must be at least 1, not {getattr(options, name)}.")
+    for name in ("threads", "context_length", "kv_tokens", "max_waiting"):
+        if getattr(options, name) < 0:
+            raise LoadError(f"{name} must not be negative.")
+
+
+def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
+    """Whether the model runs on the packed tier; its linear layers are replaced if the self-check finds them right."""
+    if options.tier != "auto":
+        _quantise(loaded, options.dtype)
+        return options.tier == "packed"
+    fuse = partial(fuse_layers, longest=loaded.context_length, join=not options.adapters)
+
+    def change(small: Any) -> None:
+        fuse(small)
+        pack_linears(small, least=1)
+        fuse_whole_layers(small)
+
+    why = why_not_packed(loaded.model, change=change)
+    if why is None:
+        fuse(loaded.model)
+        _quantise(loaded, options.dtype)
+        pack_linears(loaded.model)
+        fuse_whole_layers(loaded.model)
+        return True
+    if options.dtype in BITS:
+        raise LoadError(f"This model cannot run in {options.dtype}: with other linear layers {why}.")
+    why = why_not_packed(loaded.model)
+    if why is not None:
+        log.warning("model.runs_slowly", model_type=loaded.config.model_type, tier="cache", why=why)
+    return why is None
+
+
+def _put_adapters_on(model: Any, folders: dict[str, str], tier: str) -> None:
+    adapters = load_adapters(model, folders)
+    why = why_not_adapted(model, {layer for adapter in adapters.values() for layer in adapter}, tier)
+    if why is not None:
+        raise LoadError(f"Adapters cannot be applied to this {model.config.model_type}: {why}.")
+    put_on(model, adapters)
+
+
+def _quantise(loaded: LoadedModel, dtype: str) -> None:
+    if dtype in BITS and not quantise_linears(loaded.model, BITS[dtype]):
+        raise LoadError(f"This model has no linear layers that could run in {dtype}.")
+
+
+def _threads(model: Any) -> int:
+    """One core is left to the workers; a small model's layers end sooner than several threads could meet."""
+    small = sum(each.numel() for each in model.parameters()) < _SMALL_PARAMETERS
+    return 1 if small else max(1, physical_cores() - 1)
+
+
+def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, blocks: int) -> tuple[Engine, Ready]:
+    context = min(_context(loaded, options), blocks * options.block_size)
+    step_tokens = max(options.step_tokens, options.max_sequences)
+    if not runner.chunked:  # the longest prompt must go in one step, beside everybody's next token
+        step_tokens = context + options.max_sequences
+    scheduler = Scheduler(
+        BlockPool(blocks, options.block_size, caching=options.prefix_caching and runner.chunked),
+        step_tokens=step_tokens,
+        max_sequences=options.max_sequences,
+        max_waiting=options.max_waiting,
+        chunked=runner.chunked,
+        on_preempted=runner.forget,
+    )
+    hidden = HiddenStates.of(loaded.model, runner)
+    ready = _announced(
+        loaded,
+        options,
+        context,
+        tier=runner.tier,
+        image_tokens=runner.image_tokens,
+        embedding_size=hidden.size if hidden else 0,
+        adapters=runner.adapters,
+    )
+    engine = Engine(
+        runner,
+        scheduler,
+        vocab_size=loaded.vocab_size,
+        context_length=context,
+        constraints=Constraints.load(options.model, loaded),
+        hidden=hidden,
+    )
+    return engine, ready
+
+
+def _context(loaded: LoadedModel, options: EngineOptions) -> int:
+    return min(options.context_length or loaded.context_length, loaded.context_length)
+
+
+def _wanted_blocks(loaded: LoadedModel, options: EngineOptions) -> int:
+    """Blocks to run as many sequences as may run at once, each as long as it may be."""
+    tokens = options.kv_tokens or options.max_sequences * _context(loaded, options)
+    return -(-tokens // options.block_size)
+
+
+def _packed(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
+    probe = PackedRunner(loaded.model, KVCache(1, options.block_size))
+    prompt = (0,) * min(2, options.block_size)  # two are attended to as prompts are, by what is compiled for them
+    sequence = Sequence(0, Submit(0, prompt, 1), 0)
+    sequence.blocks.append(0)
+    probe.run([Work(sequence, 0, len(prompt), samples=True)])
+    embedder = None if options.text_only else _embedder(loaded, options)
+    taken = profile(loaded.model, probe, embedder, options, _context(loaded, options)) if embedder else 0
+    affordable = _cache_bytes(loaded.model.device, taken) // probe.cache.bytes_per_block
+    blocks = _wanted_blocks(loaded, options)
+    if not options.kv_tokens:
+        blocks = min(blocks, affordable)
+    if blocks < 1 or (blocks > affordable and loaded.model.device.type != "cpu"):
+        raise LoadError(f"The KV cache does not fit into the memory that the model leaves of {loaded.model.device}.")
+    adapters = tuple(options.adapters)
+    return PackedRunner(loaded.model, probe.cache.resized(blocks), embedder=embedder, adapters=adapters), blocks
+
+
+def _embedder(loaded: LoadedModel, options: EngineOptions) -> Embedder | None:
+    try:
+        return make_embedder(loaded.model, options.model, options.step_tokens)
+    except NotServed as error:
+        raise _images_not_served(loaded, str(error)) from error
+
+
+def _images_not_served(loaded: LoadedModel, why: str) -> LoadError:
+    return LoadError(
+        f"{type(loaded.model).__name__} takes images, which cannot be served rightly here: {why}. To serve its text "
+        f"alone, set text_only = true. Models whose images are served by name: {', '.join(MULTIMODAL_REGISTRY.names)}."
+    )
+
+
+def _cached(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
+    text_only = options.text_only or options.tier == "cache"
+    if not text_only and find_processor(loaded.model, options.model) is not None:
+        raise _images_not_served(loaded, "it runs on the cache tier, which takes text only")
+    most = max(_CACHE_TIER_TOKENS, _context(loaded, options)) // options.block_size
+    blocks = _wanted_blocks(loaded, options)
+    return CacheRunner(loaded.model, tuple(options.adapters)), blocks if options.kv_tokens else min(blocks, most)
+
+
+def _cache_bytes(device: torch.device, taken: int) -> int:
+    """Memory for the KV cache, where a step may take as much; on a GPU that is reserved already, having been run."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * _GPU_SHARE)
+    return min(int(max(0, available_memory() - taken) * _CPU_SHARE), _CPU_MOST)

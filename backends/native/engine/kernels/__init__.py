@@ -1,0 +1,1 @@
+"""Compiled CPU kernels and the compiler that builds them."""

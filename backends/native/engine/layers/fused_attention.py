@@ -1,0 +1,272 @@
+"""A layer's attention on CPUs: queries, keys and values in one product, and one compiled pass that turns them to their
+positions and stores keys and values in their pages.
+
+Of what the model's own does between its projections and its attention function only norms of the heads (Qwen3) and
+rotary embeddings are known; one that does anything else is seen to ask for something else, and stays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams, Forward, current, running
+from backends.native.engine.attention.kv_cache import KVCache, LayerCache
+from backends.native.engine.attention.progress import progressed
+from backends.native.engine.kernels.jit import Routine, routine
+from backends.native.engine.layers.fused_norm import NORM_ROW
+from backends.native.engine.layers.fusion import Projections, alike
+
+_FUNCTIONS = {torch.float32: "place_float32", torch.bfloat16: "place_bfloat16"}
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_NORMS = ("q_norm", "k_norm")
+
+
+class FusedAttention(Projections):
+    """Takes the place of an attention module whose attention function is ours.
+
+    Args:
+        module: the model's own.
+        place: the compiled pass.
+        asked: what the model's own asks of the attention function.
+        join: whether its linear layers may be joined.
+    """
+
+    def __init__(self, module: Any, place: Routine, asked: AttentionParams, *, join: bool) -> None:
+        super().__init__({name: getattr(module, name) for name in _PROJECTIONS}, "qkv_proj" if join else "")
+        self.o_proj = module.o_proj
+        self.layer: int = module.layer_idx
+        self.width: int = module.head_dim
+        self.heads: int = module.q_proj.out_features // module.head_dim
+        self.key_heads: int = module.k_proj.out_features // module.head_dim
+        self.params = asked
+        norms = [getattr(module, name, None) for name in _NORMS]
+        self.norm_weights: list[Tensor | None] = [None if norm is None else norm.weight for norm in norms]
+        self.epsilon: float = 0.0 if norms[0] is None else norms[0].variance_epsilon
+        self._place = place
+
+    @classmethod
+    def of(cls, module: Any, longest: int, *, join: bool = True) -> Self | None:
+        """In place of `module`; None if it is something else, or nothing can be compiled.
+
+        Args:
+            module: of a model whose attention implementation is ours.
+            longest: tokens that a sequence may have.
+            join: whether its linear layers may be joined.
+        """
+        if not _is_made_of_heads(module) or module.q_proj.weight.device.type != "cpu":
+            return None
+        place = _function(module.q_proj.weight.dtype)
+        if place is None:
+            return None
+        try:
+            asked = _ask(module, module, longest)
+        except Exception:  # a foreign module may raise anything if it is another kind of attention
+            return None
+        fused = cls(module, place, asked.params, join=join)
+        return fused if asked.is_like(_ask(fused, module, longest)) else None
+
+    @property
+    def norm_addresses(self) -> list[int | None]:
+        """Of the queries' and the keys' norm's weight."""
+        return [None if weight is None else weight.data_ptr() for weight in self.norm_weights]
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
+    ) -> tuple[Tensor, None]:
+        """[1, tokens, width] to the same, beside the attention weights, of which there are none."""
+        progressed()
+        forward = current()
+        joined = self.project(hidden_states)[0]
+        heads = joined.view(len(joined), -1, self.width)
+        queries, keys = heads[:, : self.heads], heads[:, self.heads : self.heads + self.key_heads]
+        layer = forward.cache.layer(self.layer, keys, keys)
+        self._turn_and_store(joined, position_embeddings, layer, forward.metadata.slots)
+        attended = forward.kernel(queries, layer, forward.cache.block_size, forward.metadata, self.params)
+        return self.o_proj(attended.view(1, len(joined), -1)), None
+
+    def _turn_and_store(
+        self, joined: Tensor, position_embeddings: tuple[Tensor, Tensor], layer: LayerCache, slots: Tensor
+    ) -> None:
+        cosines, sines = angles(position_embeddings, len(joined), self.width, joined.dtype)
+        self._place(
+            joined.data_ptr(),
+            cosines.data_ptr(),
+            sines.data_ptr(),
+            *self.norm_addresses,
+            slots.data_ptr(),
+            layer.keys.data_ptr(),
+            layer.values.data_ptr(),
+            (ctypes.c_long * 6)(
+                len(joined), self.heads, self.key_heads, self.width, cosines.shape[-1], torch.get_num_threads()
+            ),
+            self.epsilon,
+        )
+
+
+def angles(given: tuple[Tensor, Tensor], rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines for so many rows, as the compiled passes read them: [1, rows, at most `width`].
+
+    Raises:
+        ValueError: they are others.
+    """
+    cosines, sines = (part.to(dtype).contiguous() for part in given)
+    turned = cosines.shape[-1]
+    if turned > width or not cosines.numel() == sines.numel() == rows * turned:
+        raise ValueError(f"rotary embeddings of shape {list(cosines.shape)} for {rows} tokens of width {width}")
+    return cosines, sines
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """What a module asked of the attention function, and what it made of the answer."""
+
+    queries: Tensor
+    cache: LayerCache
+    params: AttentionParams
+    output: Tensor
+
+    def is_like(self, other: _Asked) -> bool:
+        mine, theirs = ((each.queries, each.cache.keys, each.cache.values, each.output) for each in (self, other))
+        return all(alike(expected, found) for expected, found in zip(mine, theirs, strict=True))
+
+
+@torch.inference_mode()
+def _ask(asked: Any, module: Any, longest: int) -> _Asked:
+    """What `asked`, which is `module` or would be in its place, asks for the next tokens of three sequences.
+
+    They are at their begin, in the middle and at the end; one is ordinary, one so large that nothing may be cut off,
+    and one so small that a norm's epsilon counts.
+    """
+    draw = torch.Generator().manual_seed(0)
+    weight, width = module.q_proj.weight, module.head_dim
+    hidden = torch.randn(1, 3, weight.shape[1], generator=draw) * torch.tensor([[[1.0], [1e3], [1e-3]]])
+    turns = torch.rand(1, 3, width // 2, generator=draw).mul(6.3).repeat(1, 1, 2)
+    answer = torch.randn(3, module.q_proj.out_features // width, width, generator=draw).to(weight.dtype)
+    told: list[_Asked] = []
+
+    def kernel(
+        queries: Tensor,
+        cache: LayerCache,
+        block_size: int,  # noqa: ARG001 - named as kernels are
+        metadata: AttentionMetadata,  # noqa: ARG001
+        params: AttentionParams,
+    ) -> Tensor:
+        told.append(_Asked(queries.clone(), cache, params, answer))
+        return answer
+
+    metadata = AttentionMetadata(torch.arange(3), [1, 1, 1], [1, 1, 1], torch.zeros(3, 1, dtype=torch.int64))
+    positions = torch.tensor([[0, longest // 2, longest - 1]])
+    with running(Forward(KVCache(1, 3), metadata, kernel)):
+        output, _ = asked(
+            hidden_states=hidden.to(weight.dtype),
+            position_embeddings=(turns.cos().to(weight.dtype), turns.sin().to(weight.dtype)),
+            attention_mask=None,
+            position_ids=positions,
+            cache_position=positions[0],
+            past_key_values=None,
+            use_cache=False,
+        )
+    told[0].output = output
+    return told[0]
+
+
+def _is_made_of_heads(module: Any) -> bool:
+    """Whether it has the parts, and they the widths, that the compiled pass takes for granted."""
+    linears = [getattr(module, name, None) for name in _PROJECTIONS]
+    width = getattr(module, "head_dim", None)
+    if not all(type(linear) is nn.Linear for linear in linears) or not isinstance(width, int):
+        return False
+    if not hasattr(module, "layer_idx") or not hasattr(module, "o_proj"):
+        return False
+    queries, keys, values = (getattr(module, name).out_features for name in _PROJECTIONS)
+    if width % 2 or queries % width or keys % width or keys != values:
+        return False
+    norms = [getattr(module, name, None) for name in _NORMS]
+    return norms == [None, None] or all(_norms_heads(norm, module, norms[0]) for norm in norms)
+
+
+def _norms_heads(norm: Any, module: Any, like: Any) -> bool:
+    weight, epsilon = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", None)
+    same = epsilon is not None and epsilon == getattr(like, "variance_epsilon", None)
+    return (
+        same
+        and weight is not None
+        and weight.shape == (module.head_dim,)
+        and weight.dtype == module.q_proj.weight.dtype
+    )
+
+
+def _function(dtype: torch.dtype) -> Routine | None:
+    if dtype not in _FUNCTIONS:
+        return None
+    return routine("fused_attention", _SOURCE, _FUNCTIONS[dtype], *[ctypes.c_void_p] * 9, ctypes.c_float)
+
+
+# Numbers are rounded where the modules round them. What the angles do not cover of a head stays as it is.
+PLACE = (
+    NORM_ROW
+    + r"""
+struct Sizes {
+  long tokens, heads, key_heads, width, turned, threads;
+};
+
+template <class Kind>
+void turn(typename Kind::number* head, const typename Kind::number* cosines, const typename Kind::number* sines,
+          long turned) {
+  const long half = turned / 2;
+  for (long j = 0; j < half; j += LANES) {
+    const long left = half - j;
+    const floats a = read<Kind>(head + j, left), b = read<Kind>(head + half + j, left);
+    const floats first = rounded<Kind>(a * read<Kind>(cosines + j, left));
+    const floats second = rounded<Kind>(b * read<Kind>(cosines + half + j, left));
+    write<Kind>(head + j, first - rounded<Kind>(b * read<Kind>(sines + j, left)), left);
+    write<Kind>(head + half + j, second + rounded<Kind>(a * read<Kind>(sines + half + j, left)), left);
+  }
+}
+
+template <class Kind>
+void place(void* joined, const void* cosines, const void* sines, const void* query_norm, const void* key_norm,
+           const int64_t* slots, void* keys, void* values, const Sizes& size, float epsilon) {
+  using number = typename Kind::number;
+  const long all = size.heads + 2 * size.key_heads, stored = size.key_heads * size.width;
+#pragma omp for schedule(static)
+  for (long token = 0; token < size.tokens; token++) {
+    number* heads = static_cast<number*>(joined) + token * all * size.width;
+    for (long head = 0; head < size.heads + size.key_heads; head++) {
+      number* own = heads + head * size.width;
+      const void* norm = head < size.heads ? query_norm : key_norm;
+      if (norm) norm_row<Kind>(own, static_cast<const number*>(norm), own, size.width, epsilon);
+      turn<Kind>(own, static_cast<const number*>(cosines) + token * size.turned,
+                 static_cast<const number*>(sines) + token * size.turned, size.turned);
+    }
+    const number* key = heads + size.heads * size.width;
+    std::memcpy(static_cast<number*>(keys) + slots[token] * stored, key, stored * sizeof *key);
+    std::memcpy(static_cast<number*>(values) + slots[token] * stored, key + stored, stored * sizeof *key);
+  }
+}
+"""
+)
+"""Rows of queries, keys and values, turned in place and stored, by the threads of a region: `place`."""
+_SOURCE = (
+    PLACE
+    + r"""
+constexpr long ALONE = 1 << 13;  // so many numbers one thread is done with before others would have begun
+
+#define PLACE(name, kind)                                                                                            \
+  extern "C" void name(void* joined, const void* cosines, const void* sines, const void* query_norm,                \
+                       const void* key_norm, const int64_t* slots, void* keys, void* values, const Sizes* sizes,    \
+                       float epsilon) {                                                                              \
+    const Sizes size = *sizes;                                                                                       \
+    const long all = size.tokens * (size.heads + 2 * size.key_heads) * size.width;                                   \
+    _Pragma("omp parallel num_threads(size.threads) if (all > ALONE)")                                               \
+    place<kind>(joined, cosines, sines, query_norm, key_norm, slots, keys, values, size, epsilon);                   \
+  }
+PLACE(place_float32, Float32)
+PLACE(place_bfloat16, BFloat16)
+"""
+)

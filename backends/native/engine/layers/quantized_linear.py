@@ -1,0 +1,99 @@
+"""Linear layers on CPUs whose weights are rounded to 8 or 4 bits, for decode steps of a few rows.
+
+Weights only: activations stay as they are. A step of few rows is bound by how fast weights can be read, and reads a
+half or a quarter as much. One of more rows is bound by arithmetic, for which the same rounded weights are kept in the
+model's dtype too: this saves time, not memory. The output head stays as it is; its errors would go straight to the
+logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from backends.native.engine.attention.interface import text_part
+
+Product = Callable[[Tensor], Tensor]
+"""[rows, in_features] to [rows, out_features]."""
+
+BITS = {"int8": 8, "int4": 4}
+"""The dtypes of an engine's options that mean these layers."""
+# For more rows than this the product of whole weights is faster (measured).
+_MOST_ROWS = {8: 2, 4: 4}
+# So many weights of an output share a scale and a middle, in 4 bits; the number of outputs must divide by the other.
+_GROUP = 32
+_OUTPUTS = 16
+
+
+class QuantisedLinear(nn.Module):
+    """Takes the place of a linear layer. `many` is that layer, its weight now rounded; another may be put there."""
+
+    def __init__(self, linear: nn.Linear, bits: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        self._most_rows = _MOST_ROWS[bits]
+        weight = linear.weight.detach()
+        self._multiply, rounded = _to_int8(weight) if bits == BITS["int8"] else _to_int4(weight)
+        linear.weight = nn.Parameter(rounded.to(weight.dtype), requires_grad=False)
+        self.many: nn.Module = linear
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features]."""
+        if not 0 < rows.numel() <= self._most_rows * self.in_features:
+            product: Tensor = self.many(rows)
+            return product
+        product = self._multiply(rows.reshape(-1, self.in_features)).view(*rows.shape[:-1], self.out_features)
+        return product if self.bias is None else product + self.bias
+
+
+def quantise_linears(model: Any, bits: int) -> int:
+    """Round the plain linear layers of a language model but its head, one after the other, so that memory holds out.
+
+    Args:
+        model: the model, changed in place; what it has for pictures is left alone.
+        bits: 8 or 4.
+
+    Returns:
+        How many layers were rounded.
+    """
+    head = model.get_output_embeddings()
+    found = [
+        (parent, name, child)
+        for parent in text_part(model).modules()
+        for name, child in parent.named_children()
+        if type(child) is nn.Linear and child is not head and _fits(child, bits)
+    ]
+    for parent, name, child in found:
+        setattr(parent, name, QuantisedLinear(child, bits))
+    return len(found)
+
+
+def _fits(linear: nn.Linear, bits: int) -> bool:
+    return bits == BITS["int8"] or not (linear.in_features % _GROUP or linear.out_features % _OUTPUTS)
+
+
+def _to_int8(weight: Tensor) -> tuple[Product, Tensor]:
+    """A scale for each output. Scales are brought to the kernel's precision before they are divided by."""
+    scales = (weight.float().abs().amax(1) / 127).clamp_(min=1e-12).to(weight.dtype)
+    levels = (weight / scales.float().unsqueeze(1)).round_().clamp_(-127, 127).to(torch.int8)
+    multiply = torch.ops.aten._weight_int8pack_mm  # noqa: SLF001
+    return partial(multiply, mat2=levels, scales=scales), levels * scales.float().unsqueeze(1)
+
+
+def _to_int4(weight: Tensor) -> tuple[Product, Tensor]:
+    """A scale and a middle for each group: of 16 levels from the least weight to the greatest, what number 8 means."""
+    groups = weight.float().reshape(len(weight), -1, _GROUP)
+    least, greatest = groups.aminmax(dim=2, keepdim=True)
+    scales = ((greatest - least) / 15).clamp_(min=1e-12).to(weight.dtype).float()
+    middles = (least + 8 * scales).to(weight.dtype).float()
+    levels = ((groups - middles) / scales).round_().add_(8).clamp_(0, 15)
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels.flatten(1).int(), 1)  # noqa: SLF001
+    lines = torch.cat((scales, middles), dim=2).transpose(0, 1).to(weight.dtype).contiguous()  # [groups, outputs, 2]
+    multiply = torch.ops.aten._weight_int4pack_mm_for_cpu  # noqa: SLF001
+    product = partial(multiply, mat2=packed, qGroupSize=_GROUP, qScaleAndZeros=lines)
+    return product, ((levels - 8) * scales + middles).flatten(1)

@@ -1,0 +1,1 @@
+"""Loading: checkpoints, self-checks at start, tiny copies of models."""

@@ -1,0 +1,226 @@
+"""Loads a checkpoint folder into a model of transformers, offline, and says what the engine must know of it.
+
+Only local safetensors files and classes that ship with transformers: nothing is downloaded and no code from the
+folder is run. A composite checkpoint (LLaVA and the like) is loaded whole and run by its own forward, given text
+only. A model that makes vectors and no text is loaded by `load_encoder`, without an output layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_TEXT_ENCODING_MAPPING,
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForTextEncoding,
+    GenerationConfig,
+)
+
+from backends.native.engine.layers.quantized_linear import BITS
+
+_SMALL = 2 * 1024**3
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float16": torch.float16,
+}
+# What the context length is called, by age.
+_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "context_length", "max_seq_len", "seq_length")
+_UNBOUNDED_CONTEXT = 32_768
+# Weights that classes of encoders have and their last hidden states do not depend on; checkpoints often lack them.
+_BESIDE_THE_STATES = "pooler."
+
+
+class LoadError(Exception):
+    """The model cannot be loaded; the text is a sentence for the operator, naming the file."""
+
+
+@dataclass(slots=True, eq=False)
+class LoadedModel:
+    """A model ready for inference.
+
+    Attributes:
+        model: the language model or encoder, in evaluation mode, on its device.
+        config: the configuration of its text part.
+        eos_token_ids: every id that either of its configuration files calls an end; an encoder has none.
+        context_length: positions it was made for.
+        vocab_size: width of its logits, or how many tokens an encoder knows.
+    """
+
+    model: Any
+    config: Any
+    eos_token_ids: tuple[int, ...]
+    context_length: int
+    vocab_size: int
+
+
+def load(folder: str, dtype: str = "auto", device: str = "auto") -> LoadedModel:
+    """Load the checkpoint in `folder`.
+
+    Raises:
+        LoadError: it is not there, not a language model, damaged, or does not fit.
+    """
+    path = Path(folder)
+    config = _read_config(path)
+    target = pick_device(device)
+    model = _read_model(path, config, _auto_class(path, config), pick_dtype(dtype, path, config, target), target)
+    text = config.get_text_config(decoder=True)
+    head = model.get_output_embeddings()
+    return LoadedModel(
+        model=model,
+        config=text,
+        eos_token_ids=_eos_token_ids(path, config, text),
+        context_length=_context_length(text),
+        vocab_size=text.vocab_size if head is None else head.weight.shape[0],
+    )
+
+
+def is_encoder(folder: str) -> bool:
+    """Whether a checkpoint is of the families that read a text as a whole (BERT and the like) and cannot write.
+
+    Raises:
+        LoadError: it is no checkpoint.
+    """
+    config = _read_config(Path(folder))
+    return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not (
+        config.is_encoder_decoder or getattr(config, "is_decoder", False)
+    )
+
+
+def load_encoder(folder: str, dtype: str = "auto", device: str = "auto") -> LoadedModel:
+    """Load the checkpoint in `folder` up to its last hidden states.
+
+    Raises:
+        LoadError: it is not there, not of text, damaged, or does not fit.
+    """
+    path = Path(folder)
+    config = _read_config(path)
+    target = pick_device(device)
+    halved = config.is_encoder_decoder and type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
+    auto_class = AutoModelForTextEncoding if halved else AutoModel
+    model = _read_model(path, config, auto_class, pick_dtype(dtype, path, config, target), target)
+    return LoadedModel(
+        model=model,
+        config=config.get_text_config(),
+        eos_token_ids=(),
+        context_length=_context_length(config.get_text_config()) - _unused_positions(model),
+        vocab_size=model.get_input_embeddings().weight.shape[0],
+    )
+
+
+def pick_device(device: str) -> torch.device:
+    """`auto` is the first CUDA device, or the CPU."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        picked = torch.device(device)
+    except RuntimeError as error:
+        raise LoadError(f"'{device}' is not a device torch knows.") from error
+    if picked.type == "cuda" and not torch.cuda.is_available():
+        raise LoadError(f"The device '{device}' was asked for, but torch finds no CUDA device.")
+    return picked
+
+
+def pick_dtype(dtype: str, path: Path, config: Any, device: torch.device) -> torch.dtype:
+    """`auto` is the checkpoint's own dtype, but float32 on a CPU for weights of up to 2 GiB.
+
+    A batch's shape decides how a matrix product is summed up. In bfloat16 that moves logits enough to change which
+    token comes out, so that an answer would depend on its neighbours; in float32 hardly ever. Small models can afford
+    it, and CPUs without bfloat16 units are no slower in float32. With weights of fewer bits all else is bfloat16, on
+    CPUs that have such units.
+    """
+    if dtype in BITS:
+        if device.type != "cpu":
+            raise LoadError(f"The dtype {dtype} is for CPUs, not for {device}.")
+        return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32  # noqa: SLF001
+    if dtype != "auto":
+        if dtype not in _DTYPES:
+            raise LoadError(f"'{dtype}' is not a dtype; it must be one of auto, {', '.join((*_DTYPES, *BITS))}.")
+        return _DTYPES[dtype]
+    own = config.dtype or config.get_text_config(decoder=True).dtype or torch.float32
+    size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    small = size * torch.float32.itemsize // own.itemsize <= _SMALL
+    return torch.float32 if device.type == "cpu" and small else own
+
+
+def _read_config(path: Path) -> Any:
+    if not path.is_dir():
+        raise LoadError(f"There is no model folder '{path}'.")
+    if not (path / "config.json").is_file():
+        raise LoadError(f"The model folder '{path}' has no config.json.")
+    if not any(path.glob("*.safetensors")):
+        raise LoadError(f"The model folder '{path}' has no *.safetensors file; other formats are not loaded.")
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError, OSError, TypeError) as error:
+        raise LoadError(f"'{path / 'config.json'}' is not a configuration transformers knows: {error}") from error
+
+
+def _read_model(path: Path, config: Any, auto_class: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    try:
+        model, found = auto_class.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation="eager",  # the only one that heeds all a model asks: sdpa may drop a softcap
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+        model = model.to(device).eval()
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise LoadError(f"The model in '{path}' does not fit into the memory of {device}.") from error
+    except (
+        Exception
+    ) as error:  # safetensors, transformers and torch raise many kinds, all with the file's fault in them
+        raise LoadError(f"The weights in '{path}' cannot be loaded: {error}") from error
+    missing = (key for key in found["missing_keys"] if not key.startswith(_BESIDE_THE_STATES))
+    lacking = sorted(missing) + sorted(str(key) for key in found["mismatched_keys"])
+    if lacking:
+        raise LoadError(f"The weights in '{path}' lack {len(lacking)} tensors or have other shapes: {lacking[0]} ...")
+    return model
+
+
+def _auto_class(path: Path, config: Any) -> Any:
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return AutoModelForImageTextToText
+    raise LoadError(f"'{path / 'config.json'}' describes a {config.model_type}, which is not a language model.")
+
+
+def _eos_token_ids(path: Path, config: Any, text: Any) -> tuple[int, ...]:
+    sources = [config, text]
+    if (path / "generation_config.json").is_file():
+        try:
+            sources.append(GenerationConfig.from_pretrained(path, local_files_only=True))
+        except (ValueError, OSError) as error:
+            raise LoadError(f"'{path / 'generation_config.json'}' cannot be read: {error}") from error
+    ids: set[int] = set()
+    for source in sources:
+        found = getattr(source, "eos_token_id", None)
+        ids.update(found if isinstance(found, list | tuple) else [] if found is None else [found])
+    return tuple(sorted(ids))
+
+
+def _context_length(text: Any) -> int:
+    found = (getattr(text, name, None) for name in _CONTEXT_NAMES)
+    return next((length for length in found if isinstance(length, int) and length > 0), _UNBOUNDED_CONTEXT)
+
+
+def _unused_positions(model: Any) -> int:
+    """Of RoBERTa and its kin, which count positions from the one after the padding's."""
+    tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
+    padding = (getattr(table, "padding_idx", None) for table in tables)
+    return max((index + 1 for index in padding if index is not None), default=0)

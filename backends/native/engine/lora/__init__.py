@@ -1,0 +1,1 @@
+"""LoRA: configuration, weights and the layers that apply them."""

@@ -1,0 +1,1 @@
+"""Images in the engine: self-check, profiling and peak memory."""

@@ -1,0 +1,140 @@
+"""At load: can pictures be served, and what do they need? A worst step is run, so that the KV cache is given no memory
+that it takes: the encoder's cache full of the largest pictures, one more in the encoder, and as many tokens, sequences
+and logits as a step can have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+import torch
+from msgspec.structs import replace
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+from backends.native.engine.multimodal.peak_memory import peak_memory
+from backends.native.engine.multimodal.self_check import why_not_served
+from backends.native.engine.runner.embedder import Embedder
+from backends.native.engine.runner.packed import PackedRunner
+from backends.native.engine.sampling.sampler import sample
+from backends.native.engine.scheduling.sequence import Sequence, Work
+from backends.native.multimodal.processing import BaseMultiModalProcessor, NotServed
+from backends.native.multimodal.prompts import load_processor
+from backends.native.multimodal.registry import GENERIC, MULTIMODAL_REGISTRY, Registered
+from backends.native.protocol.engine_options import EngineOptions
+from backends.native.protocol.messages import Feature, SamplingParams, Submit
+
+log = structlog.get_logger()
+
+# All that may be asked of the sampler for a row of logits.
+_SAMPLING = SamplingParams(
+    temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, typical_p=0.9, repetition_penalty=1.1, presence_penalty=0.1
+)
+_TOP_LOGPROBS = 20
+
+
+def make_embedder(model: Any, folder: str, capacity: int) -> Embedder | None:
+    """The embedder of `model`, if it takes pictures, with room for `capacity` embeddings or the worst picture.
+
+    Raises:
+        NotServed: it takes pictures, and they cannot be served rightly.
+    """
+    processor = find_processor(model, folder)
+    if processor is None:
+        return None
+    known = MULTIMODAL_REGISTRY.about(model.config)
+    why = why_not_served(model, known, processor) if known is GENERIC else None
+    if why is not None:
+        raise NotServed(why)
+    worst = _worst(known, processor)
+    embedder = Embedder(known.model(model), max(capacity, worst.length), worst)
+    with torch.inference_mode():
+        made = len(embedder.encode(worst))
+    wanted = sum(worst.is_embed) or worst.length
+    if made != wanted:
+        raise NotServed(f"its encoder makes {made} embeddings for {wanted} placeholder tokens")
+    return embedder
+
+
+def find_processor(model: Any, folder: str) -> BaseMultiModalProcessor[Any] | None:
+    """What processes the pictures of `model`; None if it takes none, or `folder` has nothing to process them with.
+
+    Raises:
+        NotServed: it takes pictures, and they cannot be processed here.
+    """
+    known = MULTIMODAL_REGISTRY.about(model.config)
+    if known is GENERIC and type(model.config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return None
+    try:
+        return load_processor(folder)
+    except OSError as error:
+        log.warning("images.not_served", model=folder, why=str(error))
+        return None
+    except (ImportError, ValueError, AttributeError) as error:
+        raise NotServed(f"its image processor cannot be made: {error}") from error
+
+
+def profile(model: Any, probe: PackedRunner, embedder: Embedder, options: EngineOptions, context: int) -> int:
+    """The most bytes that a step may hold beside weights and KV cache. The dummies' embeddings stay in the encoder's
+    cache until others need the room.
+
+    Args:
+        model: as it will be run.
+        probe: a runner over a single block, which all tokens are written to here.
+        embedder: the model's, with its worst picture.
+        options: how many tokens and sequences a step may have.
+        context: tokens of the longest sequence.
+    """
+    assert embedder.worst is not None
+    runner = PackedRunner(model, probe.cache, embedder=embedder)
+    with torch.inference_mode(), peak_memory(model.device) as peak:
+        full, left = divmod(embedder.capacity, embedder.worst.length)
+        for number in range(full + 2):
+            made = embedder.encode(_renamed(embedder.worst, number))
+        smaller = made.new_empty(left, *made.shape[1:])  # the cache may hold pictures that fill it better
+        for sequences in (1, options.max_sequences):
+            works = _worst_works(embedder.worst, options, context, sequences)
+            sample(works, runner.run(works).nan_to_num_())  # most of the block was never written
+            embedder.encode(_renamed(embedder.worst, full + 2 + sequences))  # beside what the sampler remembers
+            for work in works:
+                runner.forget(work.sequence)
+        del smaller
+    return peak.bytes
+
+
+def _worst(known: Registered, processor: BaseMultiModalProcessor[Any]) -> Feature:
+    """The dummy picture."""
+    counts = {"image": 1}
+    dummies = known.dummy_inputs(processor.info)
+    items = [processor.process(picture) for picture in dummies.get_dummy_mm_data(counts)]
+    (feature,) = processor.apply(dummies.get_dummy_tokens(counts), items).features
+    return feature
+
+
+def _worst_works(worst: Feature, options: EngineOptions, context: int, sequences: int) -> list[Work]:
+    """The end of a longest prompt, made of pictures, all of its logits wanted; of the others the last two tokens each,
+    if the step has so many: for one alone attention may need less.
+    """
+    budget = max(options.step_tokens, options.max_sequences)
+    each = min(2, budget // options.max_sequences, context)
+    chunk = min(budget - each * (sequences - 1), context)
+    apart = worst.length + 1
+    count = min(chunk // apart + 2, context // apart)
+    places = range(context - count * apart, context - 1, apart)
+    features = tuple(replace(_renamed(worst, number), offset=place) for number, place in enumerate(places))
+    prompt = (0,) * context
+    submit = Submit(0, prompt, 1, _SAMPLING, top_logprobs=_TOP_LOGPROBS)
+    scored = Submit(0, prompt, 1, _SAMPLING, prompt_logprobs=_TOP_LOGPROBS, features=features)
+    blocks = [0] * -(-context // options.block_size)
+    works = []
+    for arrival in range(sequences):
+        sequence = Sequence(0, submit if arrival else scored, arrival)
+        sequence.blocks.extend(blocks)
+        tokens = each if arrival else chunk
+        works.append(Work(sequence, context - tokens, tokens, samples=True))
+    return works
+
+
+def _renamed(feature: Feature, number: int) -> Feature:
+    """The same as another picture."""
+    return replace(feature, identifier=feature.identifier + number.to_bytes(4, "big"))

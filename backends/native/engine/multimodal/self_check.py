@@ -1,0 +1,167 @@
+"""At load: can a model that nobody wrote a file for be served with pictures?
+
+A small random copy of the same class sees one picture twice: by transformers' own forward, and the way the engine runs
+it, in chunks that cut the picture. Logits must agree, and must depend on the picture, or agreement would mean nothing.
+What transformers gives the copy's decoder beside embeddings tells why some cannot: masks that look ahead, or features
+for deeper layers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise, product
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from backends.images import Picture
+from backends.native.engine.attention.interface import text_part
+from backends.native.engine.attention.kv_cache import KVCache
+from backends.native.engine.loading.tiny_copy import VOCAB, shrunken_copy
+from backends.native.engine.runner.embedder import Embedder
+from backends.native.engine.runner.packed import PackedRunner
+from backends.native.engine.scheduling.sequence import Sequence as EngineSequence
+from backends.native.engine.scheduling.sequence import Work
+from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
+from backends.native.multimodal.interfaces import SupportsMultiModal
+from backends.native.multimodal.processing import BaseMultiModalProcessor, NotServed
+from backends.native.multimodal.registry import Registered
+from backends.native.protocol.messages import Submit
+
+_BLOCK_SIZE = 8
+_IMAGE = VOCAB - 1  # the small copy's placeholder
+_SIZE = (64, 48)
+_MOST_PARAMETERS = 300_000_000  # towers keep their width, which much depends on
+_BEFORE, _AFTER = (5, 9, 7), (11, 6, 12, 8)
+_TOLERANCE, _SENSITIVITY = 1e-4, 1e-3  # as in the engine's `selfcheck`, of the largest logit
+_ORDINARY = {"inputs_embeds", "attention_mask", "position_ids", "past_key_values", "use_cache", "cache_position"}
+_ORDINARY |= {"input_ids", "output_attentions", "output_hidden_states", "return_dict"}
+
+
+def why_not_served(model: Any, known: Registered, processor: BaseMultiModalProcessor[Any]) -> str | None:
+    """Why pictures for `model` cannot be served rightly by what is `known` and `processor`; None if they can.
+
+    Raises:
+        processing.NotServed: the processor says so.
+    """
+    try:
+        items = [processor.process(_noise(seed)) for seed in (1, 2)]
+        target = known.dummy_inputs(processor.info).get_dummy_tokens({"image": 1})
+        prompts = [_renamed(processor.apply(target, [item])) for item in items]
+    except NotServed:
+        raise
+    except Exception as error:  # whatever a foreign processor raises without what it expects
+        return f"its processor fails with a picture ({type(error).__name__}: {error})"
+    whys: list[str] = []
+    for few_heads, few_layers in product((True, False), repeat=2):
+        try:
+            with torch.inference_mode():
+                small = shrunken_copy(
+                    model,
+                    few_heads=few_heads,
+                    few_layers=few_layers,
+                    image_token_id=_IMAGE,
+                    most_parameters=_MOST_PARAMETERS,
+                )
+                return _compare(small, known.model(small), prompts, items)
+        except Exception as error:  # whatever a foreign model class raises if its sizes do not suit it
+            whys.append(f"{type(error).__name__}: {error}")
+    return f"a small copy of it fails with a picture ({'; '.join(whys)})"
+
+
+def _noise(seed: int) -> Picture:
+    width, height = _SIZE
+    pixels = torch.randint(0, 256, (height * width * 3,), generator=torch.Generator().manual_seed(seed))
+    return Picture(width, height, bytearray(pixels.tolist()), bytes([seed]))
+
+
+def _renamed(inputs: MultiModalInputs) -> MultiModalInputs:
+    """Text, the prompt of a picture alone, text; in the small copy's vocabulary."""
+    (feature,) = inputs.features
+    embeds = range(feature.offset, feature.offset + feature.length)
+    is_embed = dict(zip(embeds, feature.is_embed or b"\1" * feature.length, strict=True))
+    ids = (_IMAGE if is_embed.get(at) else 2 + id % (_IMAGE - 2) for at, id in enumerate(inputs.prompt_token_ids))
+    moved = msgspec.structs.replace(feature, offset=feature.offset + len(_BEFORE))
+    return MultiModalInputs((*_BEFORE, *ids, *_AFTER), (moved,))
+
+
+def _compare(
+    small: Any, wrapper: SupportsMultiModal, prompts: Sequence[MultiModalInputs], items: Sequence[ImageItem]
+) -> str | None:
+    embedder = Embedder(wrapper, 1)
+    (feature,) = prompts[0].features
+    made, wanted = len(embedder.encode(feature)), prompts[0].prompt_token_ids.count(_IMAGE)
+    if made != wanted:
+        return f"its encoder makes {made} embeddings for {wanted} placeholder tokens"
+    with _watching(small) as given:
+        plain, other = (_plain(small, *each) for each in zip(prompts, items, strict=True))
+    why = _why_not_causal(given)
+    if why is not None:
+        return why
+    error = float((_packed(small, prompts[0], embedder) - plain).abs().max())
+    scale, moved = float(plain.abs().max()), float((plain[-1] - other[-1]).abs().max())
+    if not error <= _TOLERANCE * scale:
+        return f"its small copy gives other logits when packed ({error:.1e} of {scale:.1e})"
+    if not moved >= max(_SENSITIVITY * scale, 10 * error):
+        return f"its small copy hardly depends on the picture ({moved:.1e} of {scale:.1e})"
+    return None
+
+
+@contextmanager
+def _watching(model: Any) -> Iterator[dict[str, Any]]:
+    """What the decoder is given by name."""
+    given: dict[str, Any] = {}
+    hook = model.get_decoder().register_forward_pre_hook(lambda _, __, named: given.update(named), with_kwargs=True)
+    try:
+        yield given
+    finally:
+        hook.remove()
+
+
+def _why_not_causal(given: Mapping[str, Any]) -> str | None:
+    masks = given.get("attention_mask")
+    for mask in masks.values() if isinstance(masks, Mapping) else [masks]:
+        if isinstance(mask, Tensor) and mask.dim() == 4 and _looks_ahead(mask):
+            return (
+                "the tokens of a picture attend to later ones (bidirectional attention), which the KV cache does not do"
+            )
+    more = sorted(name for name, value in given.items() if value is not None and name not in _ORDINARY)
+    deep = [name for name in more if "deepstack" in name or isinstance(given[name], list | tuple)]
+    if deep:
+        return f"its decoder takes features of pictures at several layers ({', '.join(deep)}), not only embeddings"
+    return None
+
+
+def _looks_ahead(mask: Tensor) -> bool:
+    """Whether any query of [1, heads, queries, keys] sees a later key. Masks are True or 0 where one sees."""
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    return bool(seen.triu(1).any())
+
+
+def _plain(model: Any, inputs: MultiModalInputs, item: ImageItem) -> Tensor:
+    """[tokens, vocabulary]: transformers' own."""
+    text_part(model).set_attn_implementation("eager")
+    ids = torch.tensor([inputs.prompt_token_ids], device=model.device)
+    given: dict[str, Any] = {name: torch.from_numpy(value).to(model.device) for name, value in item.arrays.items()}
+    names = inspect.signature(model.forward).parameters
+    kinds = (ids == _IMAGE).int()
+    given |= {name: kinds for name in ("token_type_ids", "mm_token_type_ids") if name in names}
+    logits: Tensor = model(input_ids=ids, **given, use_cache=False).logits[0]
+    return logits
+
+
+def _packed(model: Any, inputs: MultiModalInputs, embedder: Embedder) -> Tensor:
+    """The same by our runner."""
+    length = len(inputs.prompt_token_ids)
+    blocks = -(-length // _BLOCK_SIZE)
+    runner = PackedRunner(model, KVCache(blocks, _BLOCK_SIZE), embedder=embedder)
+    submit = Submit(0, inputs.prompt_token_ids, 1, prompt_logprobs=0, features=inputs.features)
+    sequence = EngineSequence(0, submit, 0)
+    sequence.blocks.extend(range(blocks))
+    cuts = (0, length // 3, length // 2, length)  # inside the picture, and inside a block mostly
+    works = [Work(sequence, start, end - start, samples=end == length) for start, end in pairwise(cuts)]
+    return torch.cat([runner.run([work]) for work in works])

@@ -1,0 +1,1 @@
+"""Pooling: hidden states to embedding vectors."""

@@ -1,0 +1,75 @@
+"""From a text's last hidden states to its vector, as its recipe says: pooling, dense layers, length 1.
+
+Sums are in float32, whatever the model's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from backends.native.engine.loading.weights import LoadError
+from backends.native.sentence_transformers import Pooling, Recipe
+
+_WAYS: dict[Pooling, Callable[[Tensor], Tensor]] = {
+    "cls": lambda states: states[0],
+    "max": lambda states: states.amax(0),
+    "mean": lambda states: states.mean(0),
+    "mean_sqrt_len_tokens": lambda states: states.sum(0) / len(states) ** 0.5,
+    "lasttoken": lambda states: states[-1],
+}
+
+
+class Pooler:
+    """Makes vectors. `size` is theirs.
+
+    Args:
+        recipe: how.
+        folder: the checkpoint's, where the weights of dense layers are.
+        width: of the hidden states.
+        device: where they are.
+
+    Raises:
+        LoadError: a dense layer cannot be loaded.
+    """
+
+    def __init__(self, recipe: Recipe, folder: str, width: int, device: torch.device) -> None:
+        self._recipe = recipe
+        self._layers = nn.Sequential()
+        self.size = width * len(recipe.pooling)
+        for dense in recipe.dense:
+            linear = _linear(Path(folder, dense.folder), self.size)
+            self._layers.extend((linear, getattr(nn, dense.activation)()))
+            self.size = linear.out_features
+        self._layers.to(device).eval()
+
+    def vector(self, states: Tensor, unpooled: int = 0) -> Tensor:
+        """[size], of a text's states [tokens, width], the first `unpooled` left out, but never all."""
+        skip = 0 if self._recipe.include_prompt else min(unpooled, len(states) - 1)
+        states = states.float()
+        pooled = torch.cat([_pool(way, states, skip) for way in self._recipe.pooling])
+        vector: Tensor = self._layers(pooled)
+        return nn.functional.normalize(vector, dim=0) if self._recipe.normalize else vector
+
+
+def _pool(way: Pooling, states: Tensor, skip: int) -> Tensor:
+    if way == "weightedmean":
+        weights = torch.arange(skip + 1, len(states) + 1, device=states.device, dtype=states.dtype)
+        return weights @ states[skip:] / weights.sum()
+    return _WAYS[way](states[skip:])
+
+
+def _linear(folder: Path, width: int) -> nn.Linear:
+    file = folder / "model.safetensors"
+    try:
+        weights = load_file(file)
+        weight, bias = weights["linear.weight"], weights.get("linear.bias")
+        linear = nn.Linear(width, len(weight), bias=bias is not None)
+        linear.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
+    except (OSError, KeyError, RuntimeError) as error:
+        raise LoadError(f"'{file}' does not hold a linear layer of width {width}: {error}") from error
+    return linear.float()

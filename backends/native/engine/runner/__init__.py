@@ -1,0 +1,1 @@
+"""Runners: one forward pass of the model over a batch of sequences."""

@@ -1,0 +1,147 @@
+"""The engine's part: the pictures of a step's work as embeddings, each picture encoded once while it is remembered.
+
+The cache holds embeddings and counts them, least recently used ones go first. What a sequence needs and the cache has
+lost is encoded again, since a sequence keeps its arrays; so nothing here can be wrong, only slow.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from backends.native.engine.scheduling.sequence import Sequence, Work
+from backends.native.multimodal.interfaces import SupportsMultiModal
+from backends.native.protocol.messages import Feature
+
+Positions = tuple[Tensor, int]
+"""A prompt's positions, [3, tokens], and what later tokens add to their index."""
+
+
+class EncoderCache:
+    """Embeddings by content, `capacity` of them or one item, if that has more."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._items: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._held = 0
+
+    def get(self, identifier: bytes) -> Tensor | None:
+        """An item's embeddings, [tokens, hidden]."""
+        found = self._items.get(identifier)
+        if found is not None:
+            self._items.move_to_end(identifier)
+        return found
+
+    def put(self, identifier: bytes, embeddings: Tensor) -> None:
+        """Remember them, and forget others for it."""
+        self._items[identifier] = embeddings
+        self._held += len(embeddings)
+        while self._held > self._capacity and len(self._items) > 1:
+            self._held -= len(self._items.popitem(last=False)[1])
+
+
+class Embedder:
+    """Input embeddings of works with pictures.
+
+    Args:
+        model: the multimodal model.
+        capacity: embeddings remembered.
+        worst: the picture of the most tokens, where there is a limit.
+    """
+
+    def __init__(self, model: SupportsMultiModal, capacity: int, worst: Feature | None = None) -> None:
+        self.capacity = capacity
+        self.worst = worst
+        self._model = model
+        self._device = model.model.device
+        self._positions: dict[Sequence, Positions | None] = {}
+        self.cache = EncoderCache(capacity)
+
+    def embed(self, ids: Tensor, works: Seq[Work]) -> Tensor | None:
+        """[1, tokens, hidden] for the packed `ids` [1, tokens] of `works`; None if no picture is among them."""
+        mask = torch.zeros(ids.shape[1], dtype=torch.bool)
+        rows: list[Tensor] = []
+        first = 0
+        for work in works:
+            for feature in work.sequence.request.features:
+                found = self._part(feature, work)
+                if found is not None:
+                    where, embeddings = found
+                    mask[[first + place for place in where]] = True
+                    rows.append(embeddings)
+            first += work.count
+        if not rows:
+            return None
+        return self._model.get_input_embeddings(ids, rows, is_multimodal=mask.to(self._device))
+
+    def encode(self, feature: Feature) -> Tensor:
+        """A picture's embeddings, [tokens, hidden]: remembered, or made by the model's encoder."""
+        found = self.cache.get(feature.identifier)
+        if found is None:
+            found = self._model.get_multimodal_embeddings(**self._fields(feature))[0]
+            self.cache.put(feature.identifier, found)
+        return found
+
+    def positions(self, works: Seq[Work]) -> Tensor | None:
+        """[3, 1, tokens] for the packed `works`; None if all positions are what they seem."""
+        found = [self._sequence_positions(work.sequence) for work in works]
+        if all(each is None for each in found):
+            return None
+        parts = [_positions(work, each) for work, each in zip(works, found, strict=True)]
+        return torch.cat(parts, dim=1).unsqueeze(1).to(self._device)
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence ended or was preempted."""
+        self._positions.pop(sequence, None)
+
+    def _sequence_positions(self, sequence: Sequence) -> Positions | None:
+        if not sequence.request.features:
+            return None
+        if sequence not in self._positions:
+            ids = torch.tensor(sequence.request.prompt, device=self._device)
+            mask = torch.zeros(len(ids), dtype=torch.bool)
+            for feature in sequence.request.features:
+                mask[feature.offset : feature.offset + feature.length] = torch.tensor(
+                    list(feature.is_embed or b"\1" * feature.length), dtype=torch.bool
+                )
+            fields = [self._fields(feature) for feature in sequence.request.features]
+            found = self._model.get_mrope_input_positions(ids, mask.to(self._device), fields)
+            self._positions[sequence] = found and (found[0].cpu(), found[1])
+        return self._positions[sequence]
+
+    def _fields(self, feature: Feature) -> dict[str, Tensor]:
+        """A picture's arrays as tensors."""
+        return {
+            array.name: torch.from_numpy(np.frombuffer(array.data, array.dtype).reshape(array.shape).copy()).to(
+                self._device
+            )
+            for array in feature.arrays
+        }
+
+    def _part(self, feature: Feature, work: Work) -> tuple[list[int], Tensor] | None:
+        """Where in `work` tokens of a picture are replaced, and by what; None if nowhere."""
+        begin = max(work.start, feature.offset) - feature.offset
+        end = min(work.start + work.count, feature.offset + feature.length) - feature.offset
+        if begin >= end:
+            return None
+        is_embed = feature.is_embed or b"\1" * feature.length
+        where = [feature.offset + place - work.start for place in range(begin, end) if is_embed[place]]
+        if not where:
+            return None
+        before, embeddings = sum(is_embed[:begin]), self.encode(feature)
+        part = embeddings[before : before + len(where)]
+        return where, part if len(part) == len(embeddings) else part.clone()  # not to keep all of it past the cache
+
+
+def _positions(work: Work, found: Positions | None) -> Tensor:
+    """[3, count] of a piece of work."""
+    plain = torch.arange(work.start, work.start + work.count).expand(3, -1)
+    if found is None:
+        return plain
+    prompt, delta = found
+    after = plain[:, max(0, prompt.shape[1] - work.start) :] + delta
+    return torch.cat([prompt[:, work.start : work.start + work.count], after], dim=1)

@@ -1,0 +1,167 @@
+"""Runs a step's work through the model and returns the wanted logits.
+
+`PackedRunner` is the fast tier: the tokens of all sequences in one row, attention over the paged cache. The slow tier
+is in `cache_runner`. A runner keeps nothing between steps that it could not rebuild from a sequence's tokens and
+blocks.
+"""
+
+from __future__ import annotations
+
+import inspect
+from array import array
+from collections.abc import Sequence as Seq
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from backends.native.engine.attention.cpu_decode import paged_kernel
+from backends.native.engine.attention.interface import (
+    NAME,
+    AttentionMetadata,
+    Forward,
+    Kernel,
+    index_tensor,
+    running,
+    text_part,
+)
+from backends.native.engine.attention.kv_cache import KVCache
+from backends.native.engine.lora.layers import adapting
+from backends.native.engine.runner.embedder import Embedder
+from backends.native.engine.scheduling.sequence import Sequence, Work
+
+
+class Runner(Protocol):
+    """How the engine runs its model."""
+
+    tier: str
+    """Its name, for the log and for `Ready`."""
+    chunked: bool
+    """Whether a prompt may be run in pieces."""
+    image_tokens: int
+    """The most that a picture may take in a prompt; 0: prompts hold no pictures."""
+    adapters: tuple[str, ...]
+    """Those that a sequence may ask for."""
+
+    def run(self, works: Seq[Work]) -> Tensor:
+        """[rows, vocabulary] logits: for each work in turn, its `wanted`.
+
+        May be called again with a part of the same works if it raised.
+        """
+        ...
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence ended or was preempted."""
+        ...
+
+
+class PackedRunner:
+    """Many sequences in one `[1, tokens]` forward over a paged cache.
+
+    Args:
+        model: a causal language model of transformers with an attention interface; its decoder is set to ours.
+        embedder: puts pictures in, if it takes any.
+        adapters: those that were put on the model (`lora.put_on`).
+    """
+
+    tier = "packed"
+    chunked = True
+
+    def __init__(
+        self,
+        model: Any,
+        cache: KVCache,
+        kernel: Kernel = paged_kernel,
+        embedder: Embedder | None = None,
+        adapters: tuple[str, ...] = (),
+    ) -> None:
+        text_part(model).set_attn_implementation(NAME)
+        self._model = model
+        self.cache = cache
+        self._kernel = kernel
+        self._device = model.device
+        self._embedder = embedder
+        self.image_tokens = embedder.worst.length if embedder is not None and embedder.worst is not None else 0
+        self.adapters = adapters
+        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def run(self, works: Seq[Work]) -> Tensor:
+        """See `Runner`."""
+        ids, positions = _inputs(works)
+        tokens, places = (index_tensor(values, self._device) for values in (ids, positions))
+        rows = index_tensor(wanted_rows(works), self._device)
+        extra = {"logits_to_keep": rows} if self._keeps else {}
+        with running(Forward(self.cache, self._metadata(works, places), self._kernel)), adapting(works):
+            logits: Tensor = self._model(
+                **self._embedded(tokens.unsqueeze(0), works),
+                position_ids=self._positions(places, works),
+                use_cache=False,
+                **extra,
+            ).logits[0]
+        return logits if self._keeps else logits[rows]
+
+    def _embedded(self, ids: Tensor, works: Seq[Work]) -> dict[str, Tensor]:
+        embeds = self._embedder.embed(ids, works) if self._embedder is not None else None
+        return {"input_ids": ids} if embeds is None else {"inputs_embeds": embeds}
+
+    def _positions(self, places: Tensor, works: Seq[Work]) -> Tensor:
+        """[1, tokens], or [3, 1, tokens] for pictures whose model wants it so."""
+        found = self._embedder.positions(works) if self._embedder is not None else None
+        return places.unsqueeze(0) if found is None else found
+
+    def forget(self, sequence: Sequence) -> None:
+        """Its blocks are all there was, but for what pictures left."""
+        if self._embedder is not None:
+            self._embedder.forget(sequence)
+
+    def _metadata(self, works: Seq[Work], positions: Tensor) -> AttentionMetadata:
+        size = self.cache.block_size
+        counts = [work.count for work in works]
+        ends = [work.start + work.count for work in works]
+        tables = self._block_tables(works, -(-max(ends) // size))
+        owners = torch.arange(len(works), device=self._device)
+        if len(positions) > len(works):
+            owners = owners.repeat_interleave(index_tensor(counts, self._device), output_size=len(positions))
+        return AttentionMetadata(
+            slots=tables[owners, positions // size] * size + positions % size,
+            query_lengths=counts,
+            context_lengths=ends,
+            block_tables=tables,
+        )
+
+    def _block_tables(self, works: Seq[Work], width: int) -> Tensor:
+        """[works, width], padded with block 0."""
+        padding = array("q", bytes(8 * width))
+        tables = array("q")
+        for blocks in [work.sequence.blocks for work in works]:
+            lacking = width - len(blocks)
+            tables.extend(blocks if lacking >= 0 else blocks[:width])
+            if lacking > 0:
+                tables.extend(padding[:lacking])
+        return index_tensor(tables, self._device).view(len(works), width)
+
+
+def _inputs(works: Seq[Work]) -> tuple[array[int], array[int]]:
+    """Tokens and positions of the pack."""
+    if all(work.count == 1 for work in works):
+        return array("q", [work.sequence.tokens[work.start] for work in works]), array("q", [w.start for w in works])
+    ids, positions = array("q"), array("q")
+    for work in works:
+        ids.extend(work.tokens)
+        positions.extend(range(work.start, work.start + work.count))
+    return ids, positions
+
+
+def wanted_rows(works: Seq[Work]) -> array[int]:
+    """The positions in the pack whose logits are wanted."""
+    if all(work.count == 1 and work.samples for work in works):
+        return array("q", range(len(works)))
+    rows = array("q")
+    end = 0
+    for work in works:
+        end += work.count
+        if work.wanted == 1:
+            rows.append(end - 1)
+        else:
+            rows.extend(range(end - work.wanted, end))
+    return rows

@@ -1,0 +1,83 @@
+"""The slow tier: each sequence by itself, over a cache object of the model's own making.
+
+For models that the packed tier would answer wrongly: recurrent or convolutional state, no attention interface,
+positions of their own. It drives a model as `generate` does, so whatever `generate` can run this can, one sequence at
+a time. A prompt is run whole, since recurrent models restart their state when given several tokens.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.native.engine.attention.progress import watch_layers
+from backends.native.engine.lora.layers import adapting
+from backends.native.engine.scheduling.sequence import Sequence, Work
+
+
+@dataclass(slots=True, eq=False)
+class _State:
+    """How far a sequence was run, and what the model wants to be told next time."""
+
+    computed: int
+    inputs: dict[str, Any]
+
+
+class CacheRunner:
+    """Implements `runner.Runner` for any causal language model that `generate` can run.
+
+    Args:
+        model: the model.
+        adapters: those that were put on it (`lora.put_on`).
+    """
+
+    tier = "cache"
+    chunked = False
+    image_tokens = 0
+
+    def __init__(self, model: Any, adapters: tuple[str, ...] = ()) -> None:
+        self._model = model
+        self.adapters = adapters
+        self._states: dict[Sequence, _State] = {}
+        watch_layers(model)
+        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def run(self, works: Seq[Work]) -> Tensor:
+        """See `runner.Runner`."""
+        return torch.cat([self._run_one(work) for work in works])
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop its cache."""
+        self._states.pop(sequence, None)
+
+    def _run_one(self, work: Work) -> Tensor:
+        state = self._states.pop(work.sequence, None)
+        if state is None or state.computed != work.start:  # new, preempted, or half run in a step that failed
+            state = None
+        end = work.start + work.count
+        tokens = torch.tensor([work.sequence.tokens[:end]], device=self._model.device)
+        with adapting([Work(work.sequence, 0, end, work.samples) if state is None else work]):
+            outputs, state = self._forward(tokens, state, work.wanted)
+        self._states[work.sequence] = state
+        logits: Tensor = outputs.logits[0]
+        return logits[len(logits) - work.wanted :]
+
+    def _forward(self, tokens: Tensor, state: _State | None, rows: int) -> tuple[Any, _State]:
+        """Run what `state` has not seen of `tokens` [1, length]."""
+        inputs = state.inputs if state else {"attention_mask": torch.ones_like(tokens), "use_cache": True}
+        if self._keeps:
+            inputs["logits_to_keep"] = max(rows, 1)
+        prepared = self._model.prepare_inputs_for_generation(
+            tokens,
+            next_sequence_length=None if state is None else tokens.shape[1] - state.computed,
+            is_first_iteration=state is None,
+            **inputs,
+        )
+        outputs = self._model(**prepared, return_dict=True)
+        inputs = self._model._update_model_kwargs_for_generation(outputs, inputs)  # noqa: SLF001 - generate's own step
+        return outputs, _State(tokens.shape[1], inputs)

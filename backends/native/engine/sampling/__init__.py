@@ -1,0 +1,1 @@
+"""Sampling: logits processors, warpers, grammar masks and the choice of a token."""

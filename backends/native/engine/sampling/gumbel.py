@@ -1,0 +1,99 @@
+"""Gumbel noise as a pure function of (seed, position, token id): a seed replays alone, in any batch, after preemption.
+
+A counter hash in integer arithmetic, so the bits are the same on every device; no generator and no state. Adding the
+noise to scores and taking the largest draws from their softmax (Gumbel-max trick).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from backends.native.engine.kernels.gumbel import add_noise
+
+_MASK = 0xFFFFFFFF
+_MASK64 = 0xFFFFFFFFFFFFFFFF
+# The multipliers of MurmurHash3's fmix32 as an int32 holds them: products wrap to the same bits.
+_FIRST = 0x85EBCA6B - (1 << 32)
+_SECOND = 0xC2B2AE35 - (1 << 32)
+# Picking scores out pays if they are fewer than one in so many.
+_FEW = 8
+
+
+def gumbel(seeds: Sequence[int], positions: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
+    """Standard Gumbel noise.
+
+    Args:
+        seeds: one unsigned 64-bit seed a row.
+        positions: the index in its sequence of the token to be chosen, one a row.
+        vocab_size: tokens to choose from.
+        device: where the noise is wanted; its values do not depend on it.
+
+    Returns:
+        [rows, vocab_size] float32, finite.
+    """
+    return _gumbel_of(random_bits(seeds, positions, vocab_size, device))
+
+
+def _gumbel_of(bits: Tensor) -> Tensor:
+    # A uniform close to 0 keeps its precision in float32, one close to 1 does not: so let large noise come from small
+    # values. The clamp keeps 1 - uniform above 0.
+    uniform = bits.view(torch.uint32).to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
+
+
+def perturb(scores: Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Tensor:
+    """Add the noise of `gumbel` to [rows, vocabulary] scores, in place; in rows where few are left, only to those."""
+    low, high = _row_keys(seeds, positions, scores.device)
+    if add_noise(scores, low, high):
+        return scores
+    left = scores > float("-inf")
+    few = left.sum(-1) * _FEW <= scores.shape[1]
+    many = (~few).nonzero().squeeze(1)
+    if len(many):
+        everything = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device)
+        noise = _gumbel_of(_hash(everything, low[many].unsqueeze(1), high[many].unsqueeze(1)))
+        scores.index_add_(0, many, noise)
+    if len(many) < len(scores):
+        rows, tokens = (left & few.unsqueeze(1)).nonzero(as_tuple=True)
+        scores[rows, tokens] += _gumbel_of(_hash(tokens.int(), low[rows], high[rows]))
+    return scores
+
+
+def random_bits(seeds: Sequence[int], positions: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
+    """[rows, vocab_size] int32 of 32 random bits each."""
+    low, high = _row_keys(seeds, positions, device)
+    return _hash(torch.arange(vocab_size, dtype=torch.int32, device=device), low.unsqueeze(1), high.unsqueeze(1))
+
+
+def _hash(tokens: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    return _mix(_mix(tokens + low).bitwise_xor_(high))
+
+
+def _row_keys(seeds: Sequence[int], positions: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The lower and the upper halves of every row's key, [rows] int32 each."""
+    keys = [_row_key(seed, position) for seed, position in zip(seeds, positions, strict=True)]
+    halves = torch.tensor([[key & _MASK, key >> 32] for key in keys], device=device).view(-1, 2)
+    low, high = halves.to(torch.int32).unbind(1)  # the bits stay
+    return low, high
+
+
+def _row_key(seed: int, position: int) -> int:
+    return _mix64(_mix64(seed & _MASK64) ^ position)
+
+
+def _mix64(value: int) -> int:
+    """SplitMix64's step: Steele, Lea and Flood, OOPSLA 2014."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return value ^ (value >> 31)
+
+
+def _mix(value: Tensor) -> Tensor:
+    """MurmurHash3's 32-bit finaliser, in place. An int32 is shifted with its sign, which does not belong there."""
+    value.bitwise_xor_((value >> 16).bitwise_and_(0xFFFF)).mul_(_FIRST)
+    value.bitwise_xor_((value >> 13).bitwise_and_(0x7FFFF)).mul_(_SECOND)
+    return value.bitwise_xor_((value >> 16).bitwise_and_(0xFFFF))

@@ -1,0 +1,148 @@
+"""What changes scores before greedy choice and sampling alike, by what was asked and what the sequence holds so far.
+
+Order: watermark, logit_bias, repetition penalty, presence and frequency penalties, bans, grammar. Rows that ask for
+nothing cost nothing. Definitions are those of transformers (repetition, watermark) and of OpenAI (presence,
+frequency: additive, over generated tokens only).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from backends.native.engine.attention.interface import index_tensor
+from backends.native.engine.sampling.grammar_masks import mask_scores
+from backends.native.engine.scheduling.sequence import Sequence
+from backends.native.protocol.messages import SamplingParams
+
+_NEVER = float("-inf")
+# The constants of text-generation-inference, whose detector and that of transformers then find the mark.
+_WATERMARK_KEY = 15485863
+_WATERMARK_SHARE = 0.5
+_WATERMARK_BIAS = 2.0
+
+
+def process(scores: Tensor, sequences: Seq[Sequence]) -> Tensor:
+    """Apply what the rows ask for.
+
+    Args:
+        scores: [rows, vocabulary] float32, left as it is.
+        sequences: one a row.
+
+    Returns:
+        New scores, or `scores` itself if nothing was asked for.
+    """
+    asking = [row for row, sequence in enumerate(sequences) if _asks(sequence)]
+    if not asking:
+        return scores
+    scores = scores.clone()
+    _watermark(scores, sequences, asking)
+    _bias(scores, sequences, asking)
+    _penalise(scores, sequences, asking)
+    _ban(scores, sequences, asking)
+    _constrain(scores, sequences, asking)
+    return scores
+
+
+def _asks(sequence: Sequence) -> bool:
+    request = sequence.request
+    sampling = request.sampling
+    return bool(
+        _penalised(sampling)
+        or sampling.logit_bias
+        or sampling.watermark
+        or (request.min_new_tokens and _too_early(sequence))
+        or sequence.constraint is not None
+    )
+
+
+def _penalised(sampling: SamplingParams) -> bool:
+    return sampling.repetition_penalty != 1.0 or bool(sampling.presence_penalty or sampling.frequency_penalty)
+
+
+def _too_early(sequence: Sequence) -> bool:
+    return sequence.generated < sequence.request.min_new_tokens
+
+
+def _watermark(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
+    """Favour the green list that the last token seeds (Kirchenbauer et al., arXiv 2301.10226)."""
+    vocab = scores.shape[1]
+    generator = torch.Generator()
+    for row in rows:
+        if sequences[row].request.sampling.watermark:
+            generator.manual_seed(_WATERMARK_KEY * sequences[row].tokens[-1] % (2**64 - 1))
+            green = torch.randperm(vocab, generator=generator)[: int(vocab * _WATERMARK_SHARE)]
+            scores[row, green.to(scores.device)] += _WATERMARK_BIAS
+
+
+def _bias(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
+    entries = [(row, token, bias) for row in rows for token, bias in sequences[row].request.sampling.logit_bias]
+    if entries:
+        index = [torch.tensor(column, device=scores.device) for column in zip(*entries, strict=True)]
+        scores.index_put_((index[0], index[1]), index[2].to(scores.dtype), accumulate=True)
+
+
+def _ban(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
+    """No end or stop token before `min_new_tokens`."""
+    entries = [
+        (row, token)
+        for row in rows
+        if _too_early(sequences[row])
+        for token in sequences[row].request.eos_token_ids + sequences[row].request.stop_token_ids
+    ]
+    if entries:
+        banned = torch.tensor(entries, device=scores.device)
+        scores[banned[:, 0], banned[:, 1]] = _NEVER
+
+
+def _constrain(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
+    constrained = [row for row in rows if sequences[row].constraint is not None]
+    mask_scores(scores, constrained, [sequences[row].constraint.words for row in constrained])
+
+
+class History:
+    """How often a sequence's output holds each token: `counts` is [vocabulary], on the device, kept up as it grows.
+
+    Preemption does not touch it, as it does not touch the tokens.
+    """
+
+    __slots__ = ("_known", "counts")
+
+    def __init__(self, sequence: Sequence, like: Tensor) -> None:
+        self.counts = torch.zeros(like.shape[-1], dtype=like.dtype, device=like.device)
+        self._known = len(sequence.request.prompt)
+
+    def update(self, tokens: list[int]) -> None:
+        """Take in the tokens that are new since the last call."""
+        for token in tokens[self._known :]:
+            self.counts[token] += 1
+        self._known = len(tokens)
+
+
+def _penalise(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
+    """Only what a sequence holds is touched. A token that it holds twice is penalised, and written, twice alike."""
+    rows = [row for row in rows if _penalised(sequences[row].request.sampling)]
+    if not rows:
+        return
+    device = scores.device
+    held = [index_tensor(sequences[row].tokens, device) for row in rows]
+    counts = torch.cat([_counts(sequences[row], scores)[tokens] for row, tokens in zip(rows, held, strict=True)])
+    lengths = torch.tensor([len(tokens) for tokens in held], device=device)
+    params = [sequences[row].request.sampling for row in rows]
+    table = scores.new_tensor([(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params])
+    repetition, presence, frequency = table.repeat_interleave(lengths, dim=0).unbind(1)
+
+    where = (torch.tensor(rows, device=device).repeat_interleave(lengths), torch.cat(held))
+    asked = scores[where]
+    asked = torch.where(asked < 0, asked * repetition, asked / repetition)
+    scores[where] = asked - presence * (counts > 0) - frequency * counts
+
+
+def _counts(sequence: Sequence, like: Tensor) -> Tensor:
+    if sequence.history is None:
+        sequence.history = History(sequence, like)
+    history: History = sequence.history
+    history.update(sequence.tokens)
+    return history.counts

@@ -1,0 +1,1 @@
+"""Serving: the engine's thread, its sockets and its process."""

@@ -1,0 +1,104 @@
+"""An engine as a process of its own: ``python -m backends.native.engine.serving --socket PATH --model DIR``.
+
+Listens at once, so that workers can watch it load; then steps in the main thread until SIGTERM or SIGINT, which lets
+the current step finish. Exit code 1 if the model cannot be loaded. What the workers say and hear is in `messages`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
+from typing import get_origin
+
+import msgspec
+import structlog
+
+from backends.native.engine.serving.engine_thread import Inbox, serve, stop
+from backends.native.engine.serving.socket import Connections
+from backends.native.machine import keep_freed_memory
+from backends.native.protocol.engine_options import EngineOptions
+from backends.native.protocol.messages import Failed, Loading
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run an engine; returns the exit code."""
+    socket, options = parse(argv)
+    _log_as_json()
+    inbox: Inbox = SimpleQueue()
+    connections = Connections(socket, inbox)
+    try:
+        return _run(options, inbox, connections)
+    finally:
+        connections.close()
+
+
+def parse(argv: Sequence[str] | None) -> tuple[Path, EngineOptions]:
+    """Every field of `EngineOptions` is an option of the same name; tables are JSON."""
+    parser = argparse.ArgumentParser(prog="python -m backends.native.engine.serving", description=__doc__)
+    parser.add_argument("--socket", type=Path, required=True, help="path of the Unix socket to listen on")
+    for option in msgspec.structs.fields(EngineOptions):
+        flag = f"--{option.name.replace('_', '-')}"
+        if option.type is bool:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=option.default)
+        elif get_origin(option.type) is dict:
+            parser.add_argument(flag, type=msgspec.json.decode, default={})
+        else:
+            required = option.default is msgspec.NODEFAULT
+            default = None if required else option.default
+            parser.add_argument(flag, type=option.type, required=required, default=default)
+    given = vars(parser.parse_args(argv))
+    return given.pop("socket"), EngineOptions(**given)
+
+
+def _run(options: EngineOptions, inbox: Inbox, connections: Connections) -> int:
+    connections.announce(Loading(0.0, "torch"))
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    gc.disable()  # what is imported stays: walking it again and again would take an eighth of the start
+    from transformers.utils.logging import disable_progress_bar  # seconds of import, with workers already watching
+
+    from backends.native.engine.factory import load_engine
+    from backends.native.engine.loading.weights import LoadError
+
+    gc.freeze()
+    gc.enable()
+    disable_progress_bar()
+    try:
+        engine, ready = load_engine(options, connections.announce)
+    except LoadError as error:
+        structlog.get_logger().error("engine.failed", why=str(error))
+        connections.announce(Failed(str(error)))
+        return 1
+    except Exception as error:  # the engine's top: the workers must hear of it too
+        connections.announce(Failed(f"the model could not be loaded: {type(error).__name__}"))
+        raise
+    stopping = Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stop(inbox, stopping))
+    keep_freed_memory()
+    connections.announce(ready)
+    serve(engine, inbox, connections.send, stopping)
+    return 0
+
+
+def _log_as_json() -> None:
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

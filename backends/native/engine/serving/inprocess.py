@@ -1,0 +1,60 @@
+"""An engine in a thread of this process, spoken to with the same messages: for tests and examples.
+
+Loading it sets the number of torch's threads for the whole process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Event, Thread
+
+import structlog
+
+from backends.native.engine.factory import load_engine
+from backends.native.engine.loading.weights import LoadError
+from backends.native.engine.serving.engine_thread import Inbox, serve, stop
+from backends.native.import_lock import in_turn
+from backends.native.protocol.engine_options import EngineOptions
+from backends.native.protocol.messages import Failed, FromEngine, ToEngine
+
+log = structlog.get_logger()
+
+
+class InProcessEngine:
+    """Loads and runs a model in a thread.
+
+    Args:
+        options: what to run.
+        deliver: called in the engine's thread with each message, in order: `Loading`, then `Ready` or `Failed`, then
+            what answers those sent. It must not block. `queue.SimpleQueue().put` is one;
+            `loop.call_soon_threadsafe` brings messages into an event loop.
+    """
+
+    def __init__(self, options: EngineOptions, deliver: Callable[[FromEngine], None]) -> None:
+        self._options = options
+        self._deliver = deliver
+        self._inbox: Inbox = SimpleQueue()
+        self._stopping = Event()
+        self._thread = Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def send(self, message: ToEngine) -> None:
+        """Tell the engine; may be called from any thread, and before it is ready."""
+        self._inbox.put((0, message))
+
+    def close(self) -> None:
+        """Stop after the current step. Idempotent."""
+        stop(self._inbox, self._stopping)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            engine, ready = in_turn(load_engine, self._options, self._deliver)
+            self._deliver(ready)
+            serve(engine, self._inbox, lambda _, message: self._deliver(message), self._stopping)
+        except LoadError as error:
+            self._deliver(Failed(str(error)))
+        except Exception as error:  # the thread's end: whoever waits for it must hear
+            log.error("engine.died", error=repr(error))
+            self._deliver(Failed(f"the engine died: {type(error).__name__}"))

@@ -1,0 +1,1 @@
+"""Grammars for structured output, and the limits on schemas and regular expressions."""

@@ -1,0 +1,126 @@
+"""What of a JSON schema is too much, said before it is compiled: what llguidance's own limits do not count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+from math import lcm
+from typing import Any
+
+import msgspec
+
+from backends.native.grammar.regex_limits import check_regex
+from schemas.errors import InvalidRequest
+
+MOST_BYTES = 64 * 1024
+"""Of a grammar's text."""
+
+_MOST_DEPTH = 32
+_MOST_PROPERTIES = 1_000
+_MOST_ENUM_VALUES = 2_000
+# The automaton of a multiple has as many states as the number, of several that hold at once as their common multiple.
+_MOST_STATES = 10_000
+_TOGETHER = ("allOf", "anyOf", "oneOf")
+# llguidance takes numbers for doubles, and would write another one than the schema's.
+_MOST_EXACT = 2**53
+_NUMBERS = ("enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
+
+def check_schema(schema: Any, param: str) -> None:
+    """Refuse a schema beyond the limits.
+
+    Args:
+        schema: as decoded.
+        param: the request's field that it came from.
+
+    Raises:
+        schemas.errors.InvalidRequest: names the limit.
+    """
+    if not isinstance(schema, dict):
+        raise InvalidRequest("A JSON schema must be an object.", param=param)
+    # First, so that nobody waits until millions of values are looked at.
+    _at_most(MOST_BYTES, len(msgspec.json.encode(schema)), "bytes", param)
+    found = list(_nodes(schema, _MOST_DEPTH, param))
+    nodes = [node for node in found if node and isinstance(node, dict)]
+    for pattern in _patterns(nodes):
+        check_regex(pattern, param)
+    _at_most(_MOST_PROPERTIES, sum(_size(node.get("properties")) for node in nodes), "properties", param)
+    _at_most(_MOST_ENUM_VALUES, sum(_size(node.get("enum")) for node in nodes), "enum values", param)
+    if sum(map(_common_multiple, _multiples(schema, nodes))) > _MOST_STATES:
+        raise InvalidRequest(f"multipleOf is supported for numbers up to {_MOST_STATES} in all only.", param=param)
+    for keyword in _NUMBERS:
+        values = [value for node in nodes if keyword in node for value in _nodes(node[keyword], _MOST_DEPTH, param)]
+        if any(isinstance(value, int) and abs(value) > _MOST_EXACT for value in values):
+            raise InvalidRequest(f"{keyword} is supported for whole numbers up to 2^53 only.", param=param)
+
+
+def _patterns(nodes: list[dict[str, Any]]) -> Iterator[str]:
+    """Every regular expression in it."""
+    for node in nodes:
+        if isinstance(node.get("pattern"), str):
+            yield node["pattern"]
+        if isinstance(node.get("patternProperties"), dict):
+            yield from node["patternProperties"]
+
+
+def _at_most(limit: int, count: int, what: str, param: str) -> None:
+    if count > limit:
+        raise InvalidRequest(f"A JSON schema may have at most {limit} {what}; this one has {count}.", param=param)
+
+
+def _nodes(value: Any, depth: int, param: str) -> Iterator[Any]:
+    """Every value in it, the outer before the inner."""
+    levels: list[Iterator[Any]] = [iter((value,))]
+    while levels:
+        for each in levels[-1]:
+            yield each
+            if children := _children(each):
+                if len(levels) > depth:
+                    raise InvalidRequest(f"A JSON schema may be nested at most {_MOST_DEPTH} deep.", param=param)
+                levels.append(iter(children))
+                break
+        else:
+            levels.pop()
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+def _size(value: Any) -> int:
+    return len(_children(value))
+
+
+def _multiples(schema: dict[str, Any], nodes: list[dict[str, Any]]) -> list[list[int | float]]:
+    """The schema's multiples, those together that may hold at once; with references, any may."""
+    if any("$ref" in node for node in nodes):
+        return [[node["multipleOf"] for node in nodes if _is_number(node.get("multipleOf"))]]
+    groups: list[list[int | float]] = []
+    _group(schema, [], groups)
+    return groups
+
+
+def _group(value: Any, group: list[int | float], groups: list[list[int | float]]) -> None:
+    if not isinstance(value, dict):
+        for each in _children(value):
+            _group(each, group, groups)
+        return
+    if _is_number(value.get("multipleOf")):
+        if not group:
+            groups.append(group)
+        group.append(value["multipleOf"])
+    for keyword, inner in value.items():
+        _group(inner, group if keyword in _TOGETHER else [], groups)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _common_multiple(numbers: list[int | float]) -> int:
+    """The least common multiple, in units of their finest decimal."""
+    exact = [abs(Decimal(str(number))) for number in numbers]
+    places = max((-int(number.as_tuple().exponent) for number in exact), default=0)
+    return lcm(*(int(number.scaleb(max(0, places))) for number in exact))

@@ -1,0 +1,1 @@
+"""Text: tokenizer codec, chat templates, tool calls, fill-in-the-middle."""

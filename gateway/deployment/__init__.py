@@ -1,0 +1,1 @@
+"""Deployment: the endpoints as configured and as changed while serving."""

@@ -1,0 +1,167 @@
+"""What is deployed now, and the file that keeps what was changed: all workers share it, and it survives them.
+
+It is replaced, never written to: a reader sees the old state or the new one, whole. Changes take a lock beside it, so
+that none is lost; looking whether it has changed costs one `stat`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from backends.base import Health
+from gateway.config import Config, ConfigError
+from gateway.deployment.deployments import Deployment, Deployments, State, changed, deployed, settled
+from schemas.catalog import Change
+from schemas.errors import Forbidden
+
+log = structlog.get_logger()
+
+
+class StateFile:
+    """One state file; it need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def check(self) -> None:
+        """Whether it could be written.
+
+        Raises:
+            ConfigError: its folder is not there, or not ours to write to.
+        """
+        if not os.access(self._path.parent, os.W_OK | os.X_OK):
+            raise ConfigError(f"server.state_file: the folder '{self._path.parent}' cannot be written to")
+
+    def stamp(self) -> int:
+        """Another number after each change. What cannot be looked at is as good as changed: `read` says why."""
+        try:
+            return os.stat(self._path).st_mtime_ns
+        except FileNotFoundError:
+            return 0
+        except OSError:
+            return -1
+
+    def read(self) -> State:
+        """What it says.
+
+        Raises:
+            ConfigError: it cannot be read, or makes no sense.
+        """
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=State)
+        except FileNotFoundError:
+            return State()
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{self._path}: cannot be read: {error}") from None
+
+    def change(self, make: Callable[[State], State]) -> None:
+        """Replace the state with what `make` makes of it. Blocks; what `make` raises changes nothing.
+
+        Raises:
+            ConfigError: as for `read`.
+            OSError: it cannot be written.
+        """
+        with self._locked():
+            old = self.read()
+            if (new := make(old)) != old:
+                self._write(msgspec.json.format(msgspec.json.encode(new)))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._path.with_name(f"{self._path.name}.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _write(self, data: bytes) -> None:
+        new = self._path.with_name(f"{self._path.name}.new")
+        with new.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        stamp = max(time.time_ns(), self.stamp() + 1)  # a file system's clock may stand still for milliseconds
+        os.utime(new, ns=(stamp, stamp))
+        new.replace(self._path)
+
+
+class Live:
+    """What is deployed now, as far as this worker has looked.
+
+    Args:
+        config: the configuration, whose endpoints are there as long as nobody changed them.
+
+    Raises:
+        ConfigError: the state file contradicts the configuration, or cannot be read.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._file = StateFile(Path(config.server.state_file)) if config.server.state_file is not None else None
+        if self._file is not None:
+            self._file.check()
+        self._stamp = self._file.stamp() if self._file is not None else 0
+        self.deployments = self._deployed(self._file.read() if self._file is not None else State())
+
+    def refresh(self) -> bool:
+        """Look again; whether something was changed. A state that makes no sense is refused, and the last one kept."""
+        if self._file is None or (stamp := self._file.stamp()) == self._stamp:
+            return False
+        self._stamp = stamp
+        try:
+            self.deployments = self._deployed(self._file.read())
+        except ConfigError as error:
+            log.error("state.refused", why=str(error))
+            return False
+        return True
+
+    async def change(self, change: Change, health: Mapping[str, Health]) -> None:
+        """Make a change, for all workers.
+
+        Raises:
+            schemas.errors.RequestError: it cannot be made.
+        """
+
+        def make(found: Deployments) -> Deployment | None:
+            return changed(found, change, health, time.time_ns())
+
+        await self._change(change.endpoint, make)
+
+    async def settle(self, health: Mapping[str, Health]) -> None:
+        """End the updates whose backends have become ready, or have failed; tried again if the file is out of order."""
+
+        def make(found: Deployments, name: str) -> Deployment | None:
+            return settled(found[name], health, time.time_ns()) if name in found else None
+
+        for name, waiting in self.deployments.items():
+            if settled(waiting, health, 0) == waiting:
+                continue
+            try:
+                await self._change(name, partial(make, name=name))
+            except (ConfigError, OSError) as error:
+                log.error("state.refused", why=str(error))
+
+    async def _change(self, name: str, make: Callable[[Deployments], Deployment | None]) -> None:
+        if self._file is None:
+            raise Forbidden("Endpoints cannot be changed here: the server has no state file.")
+
+        def edit(state: State) -> State:
+            new = make(self._deployed(state))
+            if new is not None and new.failed:
+                log.warning("update.failed", model=name, why=new.failed)
+            rest = {other: kept for other, kept in state.endpoints.items() if other != name}
+            forgotten = new is None and name not in self._config.endpoints
+            return State(endpoints=rest if forgotten else rest | {name: new})
+
+        await asyncio.to_thread(self._file.change, edit)
+
+    def _deployed(self, state: State) -> Deployments:
+        return deployed(self._config.endpoints, state, self._config.backends)

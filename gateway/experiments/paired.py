@@ -1,0 +1,245 @@
+"""Paired mode: a share of the control's answers is given once more by another arm, from the same prompt and seed, and
+both models tell how likely they find either answer.
+
+Begins when the client has its answer, and cannot be seen in it. Both arms must tell token ids of one vocabulary, which
+only our own engine does: with a remote arm there are no pairs, and the figures say why. Each model renders the prompt
+with its own template, as it would for a client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from math import fsum, isfinite, nan
+from random import random
+
+from msgspec.structs import replace
+
+from backends.base import Feature, needs
+from backends.prompts import as_asked
+from gateway.experiments.agreement import UNPAIRED, Ids, likeness
+from gateway.experiments.background import Background, read
+from gateway.experiments.experiment import Experiment
+from gateway.observability.metrics import Metrics
+from gateway.routing.router import Plan, Target
+from schemas.errors import BackendFailed, ContextLengthExceeded
+from schemas.ir import (
+    Delta,
+    Events,
+    Finished,
+    Generate,
+    Prompt,
+    Started,
+    Stopping,
+    Token,
+    Tokenize,
+    TokensPrompt,
+    Usage,
+)
+
+_UNSUITABLE = {Feature.IMAGES, Feature.TOOLS, Feature.SUFFIX, Feature.ADAPTERS}
+"""Features whose prompts are more than their token ids, or whose answers more than their tokens."""
+
+
+@dataclass(slots=True, eq=False)
+class _Heard:
+    """One answer's tokens, as they are told."""
+
+    ids: list[int | None] = field(default_factory=list)
+    prompt_tokens: int = 0
+    generated: int | None = None
+    seed: int | None = None
+    whole: bool = False
+
+    def take(self, batch: Events) -> None:
+        for event in batch:
+            if isinstance(event, Delta):
+                self.ids += [token.id for token in event.tokens]
+            elif isinstance(event, Started):
+                self.prompt_tokens = event.prompt_tokens or 0
+            if isinstance(event, Finished):
+                self.generated, self.seed = event.generated, event.seed
+            self.whole = isinstance(event, Usage)
+
+    @property
+    def tokens(self) -> Ids:
+        """All ids; () if not all were told."""
+        ids = tuple(id for id in self.ids if id is not None)
+        return ids if self.whole and len(ids) == len(self.ids) == self.generated else ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pair:
+    """What one arm is to do once more."""
+
+    request: Generate
+    control: Target
+    arm: Target
+    answer: Ids
+    seed: int
+    max_tokens: int
+
+
+class Pairing:
+    """One worker's pairs under way.
+
+    Args:
+        metrics: counts them, by outcome.
+        ready: whether a backend can answer now.
+    """
+
+    def __init__(self, metrics: Metrics, ready: Callable[[str], bool]) -> None:
+        self._metrics = metrics
+        self._background = Background(ready)
+
+    def follow(
+        self,
+        events: AsyncGenerator[Events, None],
+        request: Generate,
+        plan: Plan,
+        target: Target,
+        experiment: Experiment,
+    ) -> AsyncGenerator[Events, None]:
+        """The same events of `target`; if it is the control and drawn, they are listened to."""
+        if target is not plan.targets[0]:
+            return events
+        drawn = tuple(arm for arm in plan.paired if arm.entity.paired and random() < arm.entity.paired.share)
+        return self._listen(events, request, plan, drawn, experiment) if drawn else events
+
+    async def aclose(self) -> None:
+        """Stop all of them."""
+        await self._background.aclose()
+
+    async def _listen(
+        self,
+        events: AsyncGenerator[Events, None],
+        request: Generate,
+        plan: Plan,
+        drawn: tuple[Target, ...],
+        experiment: Experiment,
+    ) -> AsyncGenerator[Events, None]:
+        heard = _Heard()
+        try:
+            async for batch in events:
+                heard.take(batch)
+                yield batch
+        finally:
+            await events.aclose()
+        if heard.whole:
+            for arm in drawn:
+                self._pair(heard, request, plan, arm, experiment)
+
+    def _pair(self, heard: _Heard, request: Generate, plan: Plan, arm: Target, experiment: Experiment) -> None:
+        control, limits = plan.targets[0], arm.entity.paired
+        assert plan.unit is not None
+        assert limits is not None
+        ended = partial(self._ended, arm, experiment)
+        if not _alike(control, arm):
+            ended("unlike_tokenizers")
+        elif heard.seed is None or not heard.tokens or not _suitable(request):
+            ended("unsuitable")
+        elif heard.prompt_tokens + len(heard.tokens) > limits.max_tokens:
+            ended("too_long")
+        else:
+            pair = _Pair(request, control, arm, heard.tokens, heard.seed, limits.max_tokens)
+            work = partial(_compare, pair, plan.unit.bucket, experiment)
+            self._background.begin(arm, work, ended, at_once=limits.max_concurrent_requests, seconds=limits.timeout)
+
+    def _ended(self, arm: Target, experiment: Experiment, outcome: str) -> None:
+        self._metrics.paired(arm.endpoint, arm.entity.name, outcome)
+        if outcome != "ok":
+            why = "too_long" if outcome == ContextLengthExceeded.kind else outcome
+            experiment.unpaired(arm, why if why in UNPAIRED else "failed")
+
+
+async def _compare(pair: _Pair, bucket: int, experiment: Experiment) -> None:
+    """Have the arm answer, have both models score both answers, and count what that shows.
+
+    Raises:
+        schemas.errors.GatewayError: one of them could not.
+    """
+    other = await _answer_again(pair)
+    answers = (pair.answer, other)
+    by_control = await _scores(pair, pair.control, answers)
+    by_arm = await _scores(pair, pair.arm, answers)
+    experiment.paired(pair.arm, bucket, likeness(*answers, by_control, by_arm))
+
+
+async def _answer_again(pair: _Pair) -> Ids:
+    """The arm's own answer; one that is cut at `max_tokens` will be found too long with its prompt."""
+    stopping = pair.request.stopping
+    asked = replace(
+        pair.request,
+        id=f"{pair.request.id}-{pair.arm.entity.name}",
+        sampling=replace(pair.request.sampling, seed=pair.seed),
+        stopping=replace(stopping, max_new_tokens=min(stopping.max_new_tokens or pair.max_tokens, pair.max_tokens)),
+        logprobs=False,
+        top_logprobs=0,
+        prompt_logprobs=False,
+        echo=False,
+        background=True,
+    )
+    heard = _Heard()
+    await read(asked, pair.arm, heard.take)
+    if not heard.tokens:
+        raise BackendFailed("The backend did not tell its answer's tokens.")
+    return heard.tokens
+
+
+async def _scores(pair: _Pair, model: Target, answers: tuple[Ids, Ids]) -> tuple[float, float]:
+    """The log-likelihoods of two answers under a model, per token.
+
+    Raises:
+        schemas.errors.ContextLengthExceeded: one of them is too long.
+    """
+    prompt = await _prompt(pair.request, model)
+    if len(prompt) + max(map(len, answers)) > pair.max_tokens:
+        raise ContextLengthExceeded("Prompt and answer are too long to be scored.")
+    found = {answer: await _score(pair.request, model, prompt, answer) for answer in dict.fromkeys(answers)}
+    return found[answers[0]], found[answers[1]]
+
+
+async def _score(request: Generate, model: Target, prompt: Ids, answer: Ids) -> float:
+    asked = Generate(
+        id=f"{request.id}-score",
+        model=request.model,
+        prompts=(TokensPrompt(prompt + answer),),
+        stopping=Stopping(max_new_tokens=0),
+        prompt_logprobs=True,
+        adapter_id=request.adapter_id,
+        background=True,
+    )
+    scored: list[Token] = []
+    await read(asked, model, lambda batch: scored.extend(_scored(batch)))
+    value = fsum(nan if token.logprob is None else token.logprob for token in scored[len(prompt) :]) / len(answer)
+    if not isfinite(value):
+        raise BackendFailed("The model has no likelihood for an answer.")
+    return value
+
+
+def _scored(batch: Events) -> Iterator[Token]:
+    return (token for event in batch if isinstance(event, Started) for token in event.prompts[0])
+
+
+async def _prompt(request: Generate, model: Target) -> Ids:
+    """The prompt's tokens as this model sees them."""
+    prompt, truncate = as_asked(request)[0], request.truncate_prompt_tokens
+    ids = prompt.ids if isinstance(prompt, TokensPrompt) else await _tokenized(request.id, prompt, model)
+    return ids[-truncate:] if truncate else ids
+
+
+async def _tokenized(id: str, prompt: Prompt, model: Target) -> Ids:
+    tokens = await model.backend.tokenize(Tokenize(id=id, model=model.model, prompt=prompt))
+    return tuple(span.id for span in tokens.spans)
+
+
+def _alike(control: Target, arm: Target) -> bool:
+    tokenizer = control.backend.capabilities.tokenizer
+    return tokenizer is not None and tokenizer == arm.backend.capabilities.tokenizer
+
+
+def _suitable(request: Generate) -> bool:
+    """Whether it asks for one answer to one prompt of text."""
+    choices = len(request.prompts) * max(request.n, request.best_of or 1)
+    return choices == 1 and not needs(request) & _UNSUITABLE

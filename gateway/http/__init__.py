@@ -1,0 +1,1 @@
+"""HTTP: routes, one request from its first byte to its last, and the operational endpoints."""

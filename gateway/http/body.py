@@ -1,0 +1,65 @@
+"""Request bodies off the wire, bounded in size and in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any
+
+from gateway.config import Limits
+from gateway.http.disconnect import Reception
+from schemas.errors import BodyTooLarge, RequestTimeout, UnsupportedMediaType
+
+_IMAGES = (b'"image', b"![](data:image/")
+"""What every protocol's images begin with: the fields `image` and `image_url`, and TGI's markdown."""
+
+
+async def read_body(receive: Any, headers: Mapping[str, str], limits: Limits) -> bytes | None:
+    """The whole body; None if the client left before it had sent it.
+
+    Raises:
+        schemas.errors.BodyTooLarge: it is, or says it will be, over the limit.
+        schemas.errors.UnsupportedMediaType: it is compressed or a form with parts.
+        schemas.errors.RequestTimeout: it does not arrive.
+    """
+    most = max(limits.max_body, limits.max_image_body)
+    _check_headers(headers, most)
+    deadline = monotonic() + limits.body_total
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        reception = Reception(receive)
+        if (message := reception.message) is None:
+            try:
+                async with asyncio.timeout(min(limits.body_idle, deadline - monotonic())):
+                    message = await reception
+            except TimeoutError:
+                raise RequestTimeout("The request body did not arrive in time.") from None
+        if message["type"] == "http.disconnect":
+            return None
+        part = message.get("body", b"")
+        size += len(part)
+        if size > most:
+            raise _too_large(most)
+        parts.append(part)
+        if not message.get("more_body", False):
+            body = part if len(parts) == 1 else b"".join(parts)
+            if size > limits.max_body and not any(mark in body for mark in _IMAGES):
+                raise _too_large(limits.max_body)
+            return body
+
+
+def _check_headers(headers: Mapping[str, str], most: int) -> None:
+    length = headers.get("content-length", "")
+    if length.isdigit() and int(length) > most:
+        raise _too_large(most)
+    encoding = headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise UnsupportedMediaType("Compressed request bodies are not accepted.")
+    if headers.get("content-type", "").lower().startswith("multipart/"):
+        raise UnsupportedMediaType("The request body must be JSON.")
+
+
+def _too_large(most: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The request body is larger than {most} bytes.")

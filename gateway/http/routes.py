@@ -1,0 +1,201 @@
+"""Routes of adapters, behind one raw ASGI handler of Litestar's.
+
+Raw, because the adapters own every byte: Litestar carries the application, and neither reads bodies nor writes answers
+here. What no route matches is answered by the protocol whose paths lie nearest, in its own words.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from litestar.handlers import ASGIRouteHandler, asgi
+
+from adapters.base import Adapter, Reply, Route
+from gateway.config import Config, ConfigError, nearest
+from gateway.http import experiment
+from gateway.http.path_templates import Paths
+from gateway.http.request import Exchange, Operation
+from gateway.service import Service
+from schemas.errors import GatewayError, MethodNotAllowed, RouteNotFound
+
+Methods = dict[str, Operation]
+Table = dict[str, Methods]
+"""Path template -> method -> operation."""
+
+
+class Mounts:
+    """Every path of every mount, per listener.
+
+    Args:
+        adapters: the protocols, by name.
+        config: says which dialects; overrides single fields of them.
+
+    Raises:
+        ConfigError: a dialect or one of its fields does not exist, or two routes have the same path and method.
+    """
+
+    def __init__(self, adapters: Mapping[str, Adapter], config: Config) -> None:
+        self._adapters = adapters
+        self._dialects = _dialects(adapters, config.server.dialect_options)
+        base = config.server.dialects
+        prefixes = {"": base} | {mount.prefix.rstrip("/"): base | mount.dialects for mount in config.server.mounts}
+        self._default = self._table(prefixes)
+        self._by_port = {
+            listener.port: self._table({prefix: dialects | listener.dialects for prefix, dialects in prefixes.items()})
+            for listener in config.server.listeners
+        }
+        self._paths = _paths(self._default)
+        self._paths_by_port = {port: _paths(table) for port, table in self._by_port.items()}
+
+    def handler(self, service: Service) -> ASGIRouteHandler:
+        """The handler of every path that is not another handler's."""
+
+        @asgi("/", is_mount=True, copy_scope=False)
+        async def handle(scope: Any, receive: Any, send: Any) -> None:
+            path, method = scope["raw_path"].decode("latin-1"), scope["method"]
+            port = scope["server"][1]
+            found = self._paths_by_port.get(port, self._paths).find(path)
+            if path == "/" and method in ("GET", "HEAD"):
+                await _alive(send)
+                return
+            if found is None:
+                await _otherwise(service, self.nearest(path, port), path, scope, send)
+                return
+            methods, parameters = found
+            operation = methods.get("GET" if method == "HEAD" else method)
+            if operation is None:
+                await refuse(service, next(iter(methods.values())), not_allowed(method, methods), scope, send)
+                return
+            service.running += 1
+            try:
+                await Exchange(service, operation, parameters, scope, send).run(receive)
+            finally:
+                service.running -= 1
+
+        return handle
+
+    def nearest(self, path: str, port: int | None) -> Operation:
+        """Some operation of the protocol whose paths have the most leading segments in common with `path`."""
+        table = self._by_port.get(port or 0, self._default)
+        asked = path.split("/")
+        best = max(table, key=lambda known: (_common(asked, known.split("/")), -len(known)))
+        return next(iter(table[best].values()))
+
+    def _table(self, prefixes: Mapping[str, Mapping[str, str]]) -> Table:
+        table: defaultdict[str, Methods] = defaultdict(dict)
+        for prefix, dialects in prefixes.items():
+            if unknown := set(dialects) - set(self._adapters):
+                raise ConfigError(f"dialects: there is no protocol '{min(unknown)}'")
+            for name, adapter in self._adapters.items():
+                face = adapter.server(self._dialect(name, dialects.get(name)))
+                for route in face.routes:
+                    methods = table[prefix if prefix and route.path == "/" else prefix + route.path]
+                    if route.method in methods:
+                        raise ConfigError(f"two protocols want {route.method} {prefix}{route.path}")
+                    methods[route.method] = Operation(name, route, face)
+        return dict(table)
+
+    def _dialect(self, protocol: str, name: str | None) -> Any:
+        known = self._dialects[protocol]
+        name = name or next(iter(known))
+        if name not in known:
+            raise ConfigError(f"dialects.{protocol}: there is no dialect '{name}'; there are {', '.join(known)}")
+        return known[name]
+
+
+def _dialects(adapters: Mapping[str, Adapter], options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Each protocol's dialects by name, with the fields that the configuration sets."""
+    known = {name for adapter in adapters.values() for name in adapter.dialects}
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"dialect_options: there is no dialect '{name}'{nearest(name, known)}")
+    return {
+        protocol: {name: _with(name, dialect, options.get(name, {})) for name, dialect in adapter.dialects.items()}
+        for protocol, adapter in adapters.items()
+    }
+
+
+def _with(name: str, dialect: Any, options: Mapping[str, Any]) -> Any:
+    if not options:
+        return dialect
+    fields = msgspec.to_builtins(dialect)
+    for field in options:
+        if field not in fields:
+            raise ConfigError(f"dialect_options.{name}: there is no field '{field}'{nearest(field, fields)}")
+    try:
+        return msgspec.convert(fields | dict(options), type(dialect))
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"dialect_options.{name}: {error}") from None
+
+
+def _paths(table: Table) -> Paths[Methods]:
+    paths: Paths[Methods] = Paths()
+    for template, methods in table.items():
+        paths.add(template, methods)
+    return paths
+
+
+def _common(asked: list[str], known: list[str]) -> int:
+    count = 0
+    for a, b in zip(asked, known, strict=False):
+        if a != b and not b.startswith("{"):
+            break
+        count += 1
+    return count
+
+
+async def _alive(send: Any) -> None:
+    """`GET /` is TGI's health check, whoever else lives there."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+_FIGURES: Paths[None] = Paths()
+_FIGURES.add(experiment.PATH, None)
+
+
+async def _otherwise(service: Service, nearest: Operation, path: str, scope: Any, send: Any) -> None:
+    """Answer what is no protocol's: an experiment's figures, or nothing that there is."""
+    found = _FIGURES.find(path)
+    try:
+        if found is None:
+            raise not_found(path)
+        await experiment.answer(service, found[1]["name"], scope, send)
+    except GatewayError as error:
+        await refuse(service, nearest, error, scope, send)
+
+
+def not_allowed(method: str, methods: Iterable[str]) -> MethodNotAllowed:
+    """The refusal of a method, naming those that would do."""
+    return MethodNotAllowed(f"Method {method} is not allowed here.", allowed=tuple(sorted(methods)))
+
+
+def not_found(path: str) -> RouteNotFound:
+    """The refusal of a path."""
+    return RouteNotFound(f"There is no such path: {path}")
+
+
+async def refuse(service: Service, operation: Operation, error: GatewayError, scope: Any, send: Any) -> None:
+    """Answer an error where there is nothing to run, in the words of `operation`'s protocol."""
+    reply: Reply = operation.face.error(error)
+    headers = [
+        (b"content-type", reply.media_type.encode()),
+        (b"content-length", b"%d" % len(reply.body)),
+        (b"x-request-id", service.new_id().encode()),
+        *((name.encode(), value.encode()) for name, value in reply.headers),
+    ]
+    body = b"" if scope["method"] == "HEAD" else reply.body
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def routes(adapters: Mapping[str, Adapter]) -> list[tuple[str, Route]]:
+    """Every protocol's routes in its default dialect, for documents."""
+    return [
+        (name, route)
+        for name, adapter in adapters.items()
+        for route in adapter.server(next(iter(adapter.dialects.values()))).routes
+    ]

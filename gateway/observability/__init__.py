@@ -1,0 +1,1 @@
+"""Observability: logs and Prometheus metrics."""

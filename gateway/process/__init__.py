@@ -1,0 +1,1 @@
+"""Processes: the supervisor, its children and the HTTP workers."""

@@ -1,0 +1,248 @@
+"""What the client face sends, and what it refuses to."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from adapters.openai.client import OpenAIClient
+from schemas.errors import (
+    UnsupportedFeature,
+)
+from schemas.ir import (
+    ChatPrompt,
+    Generate,
+    Grammar,
+    ImagePart,
+    Message,
+    Origin,
+    Sampling,
+    Stopping,
+    TextPart,
+    TextPrompt,
+    TokensPrompt,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+from tests.adapters.openai.remote_scenes import asked, talk
+from tests.adapters.openai.scenes import chat, client, completion
+
+
+def body(request: Generate, face: OpenAIClient | None = None) -> dict[str, Any]:
+    return json.loads((face or client()).encode(request).body)
+
+
+def test_a_raw_prompt() -> None:
+    outbound = client().encode(asked(stopping=Stopping(max_new_tokens=5, stop=("a",))))
+    assert outbound.path == "/completions"
+    assert json.loads(outbound.body) == {
+        "model": "up",
+        "max_tokens": 5,
+        "prompt": "Once",
+        "temperature": 0.0,
+        "stop": ["a"],
+    }
+
+
+def test_an_unlimited_raw_prompt_says_so() -> None:
+    assert body(asked()) == {"model": "up", "max_tokens": None, "prompt": "Once", "temperature": 0.0}
+
+
+def test_a_text_that_wants_the_template_is_a_turn() -> None:
+    outbound = client().encode(asked(raw_prompt=False, sampling=Sampling(do_sample=True)))
+    assert outbound.path == "/chat/completions"
+    assert json.loads(outbound.body) == {"model": "up", "messages": [{"role": "user", "content": "Once"}]}
+
+
+def test_streams_are_asked_for_their_usage() -> None:
+    assert body(talk(stream=True)) == {
+        "model": "up",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    assert "stream_options" not in body(talk(stream=True), client(ask_usage=False))
+
+
+def test_everything_a_chat_can_say() -> None:
+    request = talk(
+        Message("system", "Be brief."),
+        Message("user", (TextPart("What?"), ImagePart("/9j/AA", "data", "low"), ImagePart("http://a/b", "url"))),
+        Message("assistant", None, tool_calls=(ToolCall("c", "f", "{}"),), reasoning="Hm."),
+        Message("tool", "4", tool_call_id="c"),
+        sampling=Sampling(
+            do_sample=True,
+            temperature=0.5,
+            top_k=3,
+            top_p=0.9,
+            min_p=0.1,
+            repetition_penalty=1.5,
+            presence_penalty=1.0,
+            frequency_penalty=-1.0,
+            logit_bias=((7, 1.0),),
+            seed=2**64 - 1,
+        ),
+        stopping=Stopping(9, 2, ("a",), (5,), ignore_eos=True, include_stop=True),
+        n=2,
+        truncate_prompt_tokens=8,
+        logprobs=True,
+        top_logprobs=3,
+        tools=(Tool("f", "d", {"type": "object"}, True), Tool("g")),
+        tool_choice=ToolChoice("allowed", ("f",), required=True),
+        parallel_tool_calls=False,
+        grammar=Grammar("json_schema", {"type": "object"}, "a", True),
+        user="u",
+        hints={"reasoning_effort": "low", "priority": 3},
+        extra={"details": True},
+    )
+    assert body(request) == {
+        "model": "up",
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "What?"},
+                    {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,/9j/AA", "detail": "low"}},
+                    {"type": "image_url", "image_url": {"url": "http://a/b"}},
+                ],
+            },
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+                "reasoning_content": "Hm.",
+            },
+            {"role": "tool", "content": "4", "tool_call_id": "c"},
+        ],
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "repetition_penalty": 1.5,
+        "presence_penalty": 1.0,
+        "frequency_penalty": -1.0,
+        "logit_bias": {"7": 1.0},
+        "seed": -1,
+        "max_tokens": 9,
+        "min_tokens": 2,
+        "stop": ["a"],
+        "stop_token_ids": [5],
+        "ignore_eos": True,
+        "include_stop_str_in_output": True,
+        "n": 2,
+        "truncate_prompt_tokens": 8,
+        "logprobs": True,
+        "top_logprobs": 3,
+        "tools": [
+            {
+                "type": "function",
+                "function": {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True},
+            },
+            {"type": "function", "function": {"name": "g"}},
+        ],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "f"}}]},
+        },
+        "parallel_tool_calls": False,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "a", "schema": {"type": "object"}, "strict": True},
+        },
+        "user": "u",
+        "reasoning_effort": "low",
+    }
+
+
+@pytest.mark.parametrize(
+    ("request_", "feature"),
+    [
+        (asked(prompt_logprobs=True, stream=True), "prompt_logprobs"),
+        (talk(prompt_logprobs=True), "prompt_logprobs"),
+        (asked(grammar=Grammar("regex", "a+")), "grammar"),
+        (asked(sampling=Sampling(watermark=True)), "watermark"),
+        (asked(sampling=Sampling(typical_p=0.9)), "typical_p"),
+        (asked(adapter_id="a"), "adapters"),
+        (asked(tools=(Tool("f"),)), "tools"),
+        (asked(best_of=2, stream=True), "best_of"),
+        (talk(best_of=2), "best_of"),
+        (talk(suffix="a"), "suffix"),
+        (talk(Message("user", (ImagePart("/a.png", "path"),))), "images"),
+        (Generate(id="r", model="m", prompts=(TextPrompt("a", (ImagePart("b", "url"),)),)), "images"),
+        (Generate(id="r", model="m", prompts=(TokensPrompt((1,)),), raw_prompt=False), "token_prompts"),
+        (Generate(id="r", model="m", prompts=(TextPrompt("a"), TextPrompt("b")), raw_prompt=False), "several_prompts"),
+    ],
+)
+def test_what_the_protocol_cannot_say(request_: Generate, feature: str) -> None:
+    with pytest.raises(UnsupportedFeature) as caught:
+        client().encode(request_)
+    assert caught.value.feature == feature
+
+
+@pytest.mark.parametrize(
+    ("request_", "feature"),
+    [
+        (talk(stopping=Stopping(stop=("a",))), "stop"),
+        (talk(n=2), "n"),
+        (talk(logprobs=True), "logprobs"),
+        (talk(tools=(Tool("f"),)), "tools"),
+        (talk(sampling=Sampling(do_sample=True, top_k=3)), "top_k"),
+    ],
+)
+def test_what_mindies_page_cannot_say(request_: Generate, feature: str) -> None:
+    with pytest.raises(UnsupportedFeature) as caught:
+        client("mindie-openai").encode(request_)
+    assert caught.value.feature == feature
+
+
+def test_mindies_page_in_its_words() -> None:
+    request = talk(sampling=Sampling(), stopping=Stopping(20), user="u", stream=True)
+    assert body(request, client("mindie-openai")) == {
+        "model": "up",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "temperature": 0.001,  # a temperature of 0 is out of its range
+        "max_tokens": 20,
+        "stream": True,
+    }
+
+
+# --- relays ----------------------------------------------------------------------------------------------------------
+
+
+def relayed(sent: bytes, operation: str = "chat", **fields: Any) -> bytes:
+    origin = Origin("openai", "openai", operation, sent)
+    return client().encode(Generate(id="r", model="up", prompts=(ChatPrompt(()),), origin=origin, **fields)).body
+
+
+def test_a_relay_changes_nothing_but_the_model() -> None:
+    sent = b'{"messages":[],"big":12345678901234567890123,"model":"chat","x":{"y":1.50e3,"z":"\\u00eb"},"seed":null}'
+    assert relayed(sent) == sent.replace(b'"model":"chat"', b'"model":"up"')
+
+
+def test_a_relayed_stream_is_asked_for_its_usage() -> None:
+    sent = b'{"model":"chat","stream":true}'
+    assert relayed(sent, stream=True) == b'{"model":"up","stream":true,"stream_options":{"include_usage":true}}'
+    asking = b'{"model":"up","stream":true,"stream_options":{"include_usage":true,"x":1}}'
+    assert relayed(asking, stream=True, stream_usage=True) == asking
+
+
+def test_a_relay_streams_as_the_dialects_default_says() -> None:
+    assert b'"stream":true' in relayed(b'{"model":"chat"}', stream=True)
+
+
+def test_a_relay_does_not_ask_a_known_prompt_back() -> None:
+    def sent(request: Generate) -> dict[str, Any]:
+        return json.loads(client().encode(request).body)
+
+    assert sent(completion(echo=True)) == {"model": "chat", "prompt": "Once"}
+    assert sent(completion(echo=True, logprobs=1))["echo"] is True
+    assert sent(completion(echo=True, prompt=[1, 2]))["echo"] is True
+
+
+def test_other_dialects_are_not_relayed() -> None:
+    request = chat("mindie-openai", top_k=5)
+    assert "top_k" not in json.loads(client().encode(request).body)

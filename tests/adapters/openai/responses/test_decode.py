@@ -1,0 +1,442 @@
+"""The Responses API: what is read, what is written, whole and as typed events."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from adapters.fold import fold
+from schemas.errors import BackendFailed, InvalidRequest, RouteNotFound
+from schemas.ir import (
+    ChatPrompt,
+    Delta,
+    Events,
+    Finished,
+    FinishReason,
+    Generate,
+    Grammar,
+    ImagePart,
+    Message,
+    Sampling,
+    Started,
+    TextPart,
+    Token,
+    Tokenize,
+    Tokens,
+    TokenSpan,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolDelta,
+    TopToken,
+    Usage,
+)
+from tests.adapters.openai.scenes import ROUTES, call, server
+
+WEATHER = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}, "strict": True}
+SAID: Events = (
+    Started("m", 9),
+    Delta(reasoning="Hm."),
+    Delta(text="Hel"),
+    Delta(text="lo\u2028"),
+    Delta(tool_calls=(ToolDelta(0, "call_1", "f"),)),
+    Delta(tool_calls=(ToolDelta(0, arguments='{"a":'),)),
+    Delta(tool_calls=(ToolDelta(0, arguments="1}"),)),
+    Delta(tool_calls=(ToolDelta(1, "call_2", "g", "{}"),)),
+    Finished(reason=FinishReason.TOOL_CALL, generated=20),
+    Usage(9, 20, cached_tokens=4, reasoning_tokens=3),
+)
+
+
+def ask(**fields: Any) -> Generate:
+    body = {"model": "m", "input": "Hi"} | fields
+    request = server().decode(ROUTES["responses"], json.dumps(body).encode(), call())
+    assert isinstance(request, Generate)
+    return request
+
+
+def events(data: bytes) -> list[dict[str, Any]]:
+    """The events, whose names are their types and whose numbers have no gap."""
+    told = []
+    for block in data.decode().split("\n\n")[:-1]:
+        name, line = block.split("\n")
+        event = json.loads(line.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        assert event["sequence_number"] == len(told)
+        told.append(event)
+    return told
+
+
+def test_the_smallest_question() -> None:
+    request = ask()
+    assert request.prompts == (ChatPrompt((Message("user", "Hi"),)),)
+    assert request.sampling == Sampling(do_sample=True)
+    assert not request.stream
+
+
+def test_every_parameter() -> None:
+    request = ask(
+        instructions="Be brief.",
+        max_output_tokens=7,
+        temperature=0,
+        top_p=0.5,
+        stream=True,
+        tools=[WEATHER],
+        tool_choice={"type": "function", "name": "get_weather"},
+        parallel_tool_calls=False,
+        text={"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}},
+        reasoning={"effort": "low"},
+        metadata={"a": "b"},
+        user="u1",
+        store=False,
+        new=1,
+    )
+    assert request.prompts == (ChatPrompt((Message("system", "Be brief."), Message("user", "Hi"))),)
+    assert request.sampling == Sampling(do_sample=True, temperature=0, top_p=0.5)
+    assert request.stopping.max_new_tokens == 7
+    assert request.stream
+    assert request.tools == (Tool("get_weather", None, {"type": "object"}, True),)
+    assert request.tool_choice == ToolChoice("named", ("get_weather",))
+    assert request.parallel_tool_calls is False
+    assert request.grammar == Grammar("json_schema", {"type": "object"}, "n", True)
+    assert request.hints == {"reasoning_effort": "low", "metadata": {"a": "b"}}
+    assert (request.user, request.extra) == ("u1", {"new": 1})
+
+
+def test_items() -> None:
+    items = [
+        {"role": "developer", "content": "Be kind."},
+        {
+            "type": "message",
+            "role": "user",
+            "content": [
+                {"type": "input_text", "text": "What?"},
+                {"type": "input_image", "image_url": "https://example.com/a.png", "detail": "low"},
+            ],
+        },
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "I ask.", "annotations": []}],
+        },
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a":1}'},
+        {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "5"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "6"}]},
+    ]
+    assert ask(input=items).prompts[0] == ChatPrompt(
+        (
+            Message("developer", "Be kind."),
+            Message("user", (TextPart("What?"), ImagePart("https://example.com/a.png", "url", "low"))),
+            Message(
+                "assistant",
+                (TextPart("I ask."),),
+                tool_calls=(ToolCall("c1", "f", '{"a":1}'), ToolCall("c2", "g", "{}")),
+            ),
+            Message("tool", "5", tool_call_id="c1"),
+            Message("tool", (TextPart("6"),), tool_call_id="c2"),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": None}, "model"),
+        ({"input": []}, "input"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"type": "function_call", "call_id": "c"}]}, "input[0].name"),
+        ({"input": [{"type": "web_search_call", "id": "w"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input[0].content[0].type"),
+        ({"temperature": 3}, "temperature"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
+    ],
+)
+def test_refusals_name_their_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        ask(**fields)
+    assert raised.value.param == param
+
+
+def test_a_whole_answer() -> None:
+    request = ask(tools=[WEATHER], instructions="Be brief.", metadata={"a": "b"})
+    said = json.loads(server().encode(request, fold(SAID)).body)
+    assert said["id"] == f"resp_{request.id}"
+    assert (said["status"], said["error"], said["incomplete_details"]) == ("completed", None, None)
+    assert [item["type"] for item in said["output"]] == ["reasoning", "message", "function_call", "function_call"]
+    assert said["output"][1]["content"] == [
+        {"type": "output_text", "annotations": [], "logprobs": [], "text": "Hello\u2028"}
+    ]
+    assert (said["output"][2]["call_id"], said["output"][2]["arguments"]) == ("call_1", '{"a":1}')
+    assert said["usage"] == {
+        "input_tokens": 9,
+        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
+        "output_tokens": 20,
+        "output_tokens_details": {"reasoning_tokens": 3},
+        "total_tokens": 29,
+    }
+    assert (said["tools"], said["instructions"], said["metadata"]) == ([WEATHER], "Be brief.", {"a": "b"})
+
+
+def test_a_stream_folds_to_the_whole() -> None:
+    request = ask(stream=True)
+    writer = server().encoder(request)
+    told = events(b"".join(writer.feed((event,)) for event in SAID))
+    assert [event["type"].removeprefix("response.") for event in told] == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "completed",
+    ]
+    assert told[-1]["response"] == json.loads(server().encode(request, fold(SAID)).body)
+    done = [event["item"] for event in told if event["type"] == "response.output_item.done"]
+    assert told[-1]["response"]["output"] == done
+    places = [("rs", 0), ("msg", 1), ("msg", 1), ("fc", 2), ("fc", 2), ("fc", 3)]
+    assert [event["item_id"] for event in told if event["type"].endswith(".delta")] == [
+        f"{prefix}_{request.id}_{place}" for prefix, place in places
+    ]
+    assert "".join(event["delta"] for event in told if event["type"] == "response.output_text.delta") == "Hello\u2028"
+
+
+@pytest.mark.parametrize(
+    ("reason", "why"), [(FinishReason.LENGTH, "max_output_tokens"), (FinishReason.CONTENT_FILTER, "content_filter")]
+)
+def test_what_is_cut_is_incomplete(reason: FinishReason, why: str) -> None:
+    cut = (Started("m", 1), Delta(text="Hel"), Finished(reason=reason), Usage(1, 1))
+    request = ask(stream=True)
+    last = events(server().encoder(request).feed(cut))[-1]
+    assert last["type"] == "response.incomplete"
+    assert last["response"]["incomplete_details"] == {"reason": why}
+    assert last["response"]["output"][-1]["status"] == "incomplete"
+    assert last["response"] == json.loads(server().encode(request, fold(cut)).body)
+
+
+def test_a_failed_stream_says_so() -> None:
+    writer = server().encoder(ask(stream=True))
+    data = writer.feed((Started("m", 1), Delta(text="Hel"))) + writer.fail(BackendFailed("Because."))
+    last = events(data)[-1]
+    assert last["type"] == "response.failed"
+    assert last["response"]["status"] == "failed"
+    assert last["response"]["error"]["message"] == "Because."
+
+
+SCORES: Events = (
+    Started("m", 9),
+    Delta(text="He", tokens=(Token(1, "He", -0.25, top=(TopToken(1, "He", -0.25), TopToken(2, "Hi", -1.5))),)),
+    Delta(tokens=(Token(7, "", -0.5, bytes=b"\xf0\x9f"),)),
+    Delta(text="🙂", tokens=(Token(8, "🙂", -2.0, bytes=b"\x99\x82"),)),
+    Delta(tokens=(Token(9, "", -0.5, bytes=b"\xf0"),)),
+    Finished(reason=FinishReason.EOS, tokens=(Token(0, "</s>", -0.0625, special=True),)),
+    Usage(9, 4),
+)
+
+
+def test_log_probabilities_whole_and_streamed() -> None:
+    request = ask(stream=True, include=["message.output_text.logprobs"], top_logprobs=2)
+    assert (request.logprobs, request.top_logprobs) == (True, 2)
+    (part,) = json.loads(server().encode(request, fold(SCORES)).body)["output"][0]["content"]
+    assert [entry["logprob"] for entry in part["logprobs"]] == [-0.25, -0.5, -2.0, -0.5]
+    assert [top["token"] for top in part["logprobs"][0]["top_logprobs"]] == ["He", "Hi"]
+    writer = server().encoder(request)
+    told = events(b"".join(writer.feed((event,)) for event in SCORES))
+    deltas = [event for event in told if event["type"] == "response.output_text.delta"]
+    assert [entry for event in deltas for entry in event["logprobs"]] == part["logprobs"]
+    (done,) = [event for event in told if event["type"] == "response.output_text.done"]
+    assert done["logprobs"] == part["logprobs"]
+    assert told[-1]["response"] == json.loads(server().encode(request, fold(SCORES)).body)
+
+
+def test_without_include_there_are_none() -> None:
+    request = ask(top_logprobs=2)
+    assert (request.logprobs, request.top_logprobs) == (False, 0)
+    assert json.loads(server().encode(request, fold(SCORES)).body)["top_logprobs"] == 2
+    (part,) = json.loads(server().encode(request, fold(SCORES)).body)["output"][0]["content"]
+    assert part["logprobs"] == []
+
+
+class Shelf:
+    """Records of one client."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+
+    def get(self, id: str) -> bytes | None:
+        return self.kept.get(id)
+
+    def delete(self, id: str) -> bool:
+        return self.kept.pop(id, None) is not None
+
+
+def answered(shelf: Shelf, id: str, *, stream: bool = False, **fields: Any) -> tuple[Generate, dict[str, Any]]:
+    """A question that was answered with `SAID`, and is kept; the response."""
+    body = json.dumps({"model": "m", "stream": stream} | fields).encode()
+    request = server().decode(ROUTES["responses"], body, replace(call(), id=id, records=shelf))
+    assert isinstance(request, Generate)
+    if stream:
+        writer = server().encoder(request)
+        said = events(writer.feed(SAID))[-1]["response"]
+        record = writer.record
+    else:
+        reply = server().encode(request, fold(SAID))
+        said, record = json.loads(reply.body), reply.record
+    if record is not None:
+        shelf.kept[record.id] = record.data
+    return request, said
+
+
+def describe(shelf: Shelf, name: str, id: str, **query: str) -> Any:
+    told = server().describe(ROUTES[name], replace(call(), path={"id": id}, records=shelf, query=query), b"")
+    return json.loads(told.body)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_goes_on(stream: bool) -> None:
+    shelf = Shelf()
+    _, first = answered(shelf, "1", stream=stream, input="Hi", instructions="Be brief.")
+    assert (first["id"], first["store"], first["previous_response_id"]) == ("resp_1", True, None)
+    outputs = [{"type": "function_call_output", "call_id": call, "output": "5"} for call in ("call_1", "call_2")]
+    request, second = answered(shelf, "2", stream=stream, input=outputs, previous_response_id="resp_1")
+    assert (second["store"], second["previous_response_id"]) == (True, "resp_1")
+    calls = (ToolCall("call_1", "f", '{"a":1}'), ToolCall("call_2", "g", "{}"))
+    so_far = (
+        Message("user", (TextPart("Hi"),)),
+        Message("assistant", (TextPart("Hello\u2028"),), tool_calls=calls),
+        Message("tool", "5", tool_call_id="call_1"),
+        Message("tool", "5", tool_call_id="call_2"),
+    )
+    assert request.prompts == (ChatPrompt(so_far),)
+    shelf.delete("resp_1")  # the second knows it all
+    third, _ = answered(shelf, "3", input="And?", previous_response_id="resp_2")
+    (prompt,) = third.prompts
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages[:4] == so_far
+    assert prompt.messages[-1] == Message("user", "And?")
+    assert describe(shelf, "response", "resp_2") == second
+
+
+def test_what_it_answers_is_listed() -> None:
+    shelf = Shelf()
+    answered(shelf, "1", input="Hi")
+    answered(shelf, "2", input=[{"role": "user", "content": "And?"}], previous_response_id="resp_1")
+    page = describe(shelf, "input_items", "resp_2", order="asc")
+    kinds = [(item["type"], item.get("role")) for item in page["data"]]
+    assert kinds == [
+        ("message", "user"),
+        ("reasoning", None),
+        ("message", "assistant"),
+        ("function_call", None),
+        ("function_call", None),
+        ("message", "user"),
+    ]
+    assert page["data"][0] == {
+        "type": "message",
+        "id": "msg_1_in0",
+        "status": "completed",
+        "role": "user",
+        "content": [{"type": "input_text", "text": "Hi"}],
+    }
+    ids = [item["id"] for item in page["data"]]
+    assert (page["object"], page["first_id"], page["last_id"], page["has_more"]) == ("list", ids[0], ids[-1], False)
+    newest = describe(shelf, "input_items", "resp_2", limit="2")
+    assert ([item["id"] for item in newest["data"]], newest["has_more"]) == (ids[:-3:-1], True)
+    rest = describe(shelf, "input_items", "resp_2", limit="100", after=newest["last_id"])
+    assert ([item["id"] for item in rest["data"]], rest["has_more"]) == (ids[-3::-1], False)
+    assert describe(shelf, "input_items", "resp_2", after=ids[0])["data"] == []
+    for query in ({"limit": "0"}, {"limit": "x"}, {"limit": "1" * 5000}, {"order": "up"}):
+        with pytest.raises(InvalidRequest):
+            describe(shelf, "input_items", "resp_2", **query)
+
+
+def test_what_is_not_to_be_kept_is_not() -> None:
+    shelf = Shelf()
+    _, said = answered(shelf, "1", input="Hi", store=False)
+    assert (said["store"], shelf.kept) == (False, {})
+    request = ask(store=True)  # where nothing is ever kept
+    reply = server().encode(request, fold(SAID))
+    assert (json.loads(reply.body)["store"], reply.record) == (False, None)
+
+
+def test_what_is_not_there() -> None:
+    shelf = Shelf()
+    for name in ("response", "forget", "input_items", "cancel"):
+        for records in (shelf, None):
+            with pytest.raises(RouteNotFound, match="Response with id 'resp_9' not found"):
+                server().describe(ROUTES[name], replace(call(), path={"id": "resp_9"}, records=records), b"")
+    with pytest.raises(InvalidRequest) as raised:
+        answered(shelf, "1", input="Hi", previous_response_id="resp_9")
+    assert (raised.value.param, raised.value.code) == ("previous_response_id", "previous_response_not_found")
+    answered(shelf, "1", input="Hi")
+    assert describe(shelf, "forget", "resp_1") == {"id": "resp_1", "object": "response", "deleted": True}
+    assert shelf.kept == {}
+    answered(shelf, "2", input="Hi")
+    with pytest.raises(InvalidRequest, match="synchronous"):
+        describe(shelf, "cancel", "resp_2")
+
+
+def test_items_are_referred_to_by_id() -> None:
+    shelf = Shelf()
+    _, first = answered(shelf, "1", input="Hi")
+    message, call_item = first["output"][1:3]
+    said = [{"role": "user", "content": "Hi"}, {"type": "item_reference", "id": message["id"]}]
+    said += [{"type": "item_reference", "id": call_item["id"]}, {"role": "user", "content": "And?"}]
+    request, _ = answered(shelf, "2", input=said)
+    called = Message("assistant", (TextPart("Hello\u2028"),), tool_calls=(ToolCall("call_1", "f", '{"a":1}'),))
+    assert request.prompts == (ChatPrompt((Message("user", "Hi"), called, Message("user", "And?"))),)
+    kept = describe(shelf, "input_items", "resp_2", order="asc")["data"]
+    assert kept[1:3] == [message, call_item]
+    answered(shelf, "3", input=[{"type": "item_reference", "id": kept[0]["id"]}])
+
+
+@pytest.mark.parametrize("id", ["msg_9_0", "msg_1_9", "odd", ""])
+def test_items_that_are_not_known(id: str) -> None:
+    shelf = Shelf()
+    answered(shelf, "1", input="Hi")
+    with pytest.raises(RouteNotFound, match=f"Item with id '{id}' not found") as raised:
+        answered(shelf, "2", input=[{"type": "item_reference", "id": id}])
+    assert raised.value.param == "input"
+
+
+@pytest.mark.parametrize(("choice", "told"), [(None, 1), ("required", 1), ("none", 0)])
+def test_counting(choice: str | None, told: int) -> None:
+    body = {"model": "m", "input": "Hi", "instructions": "Be brief.", "tools": [WEATHER], "tool_choice": choice}
+    request = server().decode(ROUTES["input_tokens"], json.dumps(body).encode(), call())
+    assert isinstance(request, Tokenize)
+    assert request.prompt == ChatPrompt((Message("system", "Be brief."), Message("user", "Hi")))
+    assert len(request.tools) == told
+    spans = tuple(TokenSpan(place, "x", place, place + 1) for place in range(7))
+    said = server().encode_tokens(request, Tokens(spans, "x" * 7))
+    assert json.loads(said.body) == {"object": "response.input_tokens", "input_tokens": 7}

@@ -1,0 +1,95 @@
+"""A stream of typed events is the whole response: put together by a client, and as its own last event tells it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.fold import fold
+from schemas.errors import BackendFailed
+from schemas.ir import Delta, Events, Finished, FinishReason, Started, ToolDelta, Usage
+from tests.adapters.laws import batches, streams
+from tests.adapters.openai.responses.test_decode import WEATHER, ask, events
+from tests.adapters.openai.scenes import server
+
+Json = dict[str, Any]
+
+
+def put_together(told: list[Json]) -> Json:
+    """As the SDKs do: items are added, their parts grow by deltas, and what is done is what had grown."""
+    answer: Json = {}
+    output: list[Json] = []
+    for event in told:
+        kind = event["type"].removeprefix("response.")
+        if "response" in event:
+            answer = event["response"]
+        elif kind == "output_item.added":
+            assert event["output_index"] == len(output)
+            output.append(event["item"])
+        elif kind == "content_part.added":
+            output[-1]["content"].append(event["part"])
+        elif kind.endswith(".delta"):
+            _grow(output[event["output_index"]], kind, event)
+        elif kind == "content_part.done":
+            assert output[-1]["content"][-1] == event["part"]
+        elif kind == "output_item.done":
+            output[-1]["status"] = event["item"]["status"]
+            assert output[-1] == event["item"]
+    return answer | {"output": output}
+
+
+def _grow(item: Json, kind: str, event: Json) -> None:
+    if kind == "function_call_arguments.delta":
+        item["arguments"] += event["delta"]
+    else:
+        item["content"][-1]["refusal" if kind == "refusal.delta" else "text"] += event["delta"]
+        if "logprobs" in event:
+            item["content"][-1]["logprobs"] += event["logprobs"]
+
+
+answers = streams(tools=True, reasoning=True, with_logprobs=True, tops=2, end_token=True, reasons=tuple(FinishReason))
+
+
+@pytest.mark.parametrize("scored", [{}, {"include": ["message.output_text.logprobs"], "top_logprobs": 1}])
+@given(data=st.data(), said=answers, refused=st.booleans())
+def test_streams(scored: Json, data: st.DataObject, said: Events, refused: bool) -> None:
+    if refused:
+        place = data.draw(st.integers(1, len(said) - 2))
+        said = (*said[:place], Delta(refusal="No. "), *said[place:])
+    request = ask(stream=True, tools=[WEATHER], **scored)
+    writer = server().encoder(request)
+    told = events(b"".join(writer.feed(batch) for batch in data.draw(batches(said))))
+    whole = json.loads(server().encode(request, fold(said)).body)
+    assert told[-1]["response"] == whole
+    grown = put_together(told)
+    if whole["status"] == "incomplete" and grown["output"]:
+        grown["output"][-1]["status"] = "incomplete"  # which only the end tells
+    assert grown == whole
+
+
+def test_what_comes_after_a_call_comes_after_all_of_them() -> None:
+    said: Events = (
+        Started("m", 1),
+        Delta(tool_calls=(ToolDelta(0, "c0", "f", "{"),)),
+        Delta(text="One "),
+        Delta(tool_calls=(ToolDelta(0, arguments="}"), ToolDelta(1, "c1", "f", "{}"))),
+        Finished(text="more.", reason=FinishReason.EOS),
+        Usage(1, 9),
+    )
+    request = ask(stream=True, tools=[WEATHER])
+    last = events(server().encoder(request).feed(said))[-1]["response"]
+    assert [item["type"] for item in last["output"]] == ["function_call", "function_call", "message"]
+    assert last["output"][0]["arguments"] == "{}"
+    assert last["output"][2]["content"][0]["text"] == "One more."
+    assert last == json.loads(server().encode(request, fold(said)).body)
+
+
+def test_entangled_calls_are_a_failure() -> None:
+    writer = server().encoder(ask(stream=True, tools=[WEATHER]))
+    writer.feed((Started("m", 1), Delta(tool_calls=(ToolDelta(0, "c0", "f"), ToolDelta(1, "c1", "f")))))
+    with pytest.raises(BackendFailed, match="entangled"):
+        writer.feed((Delta(tool_calls=(ToolDelta(0, arguments="{}"),)),))

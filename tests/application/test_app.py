@@ -1,0 +1,165 @@
+"""The routes that are nobody's protocol, dialects by mount, port and option, and what a request may cost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.config import Listener, Mount, ServerSection
+from tests.gateway.serving import listening, running, scripted
+
+CHAT = {"model": "echo", "messages": [{"role": "user", "content": "one two three"}]}
+
+
+async def test_health() -> None:
+    app, _ = scripted("echo")
+    async with running(app) as client:
+        for path in ("/", "/health", "/ping", "/health/ready"):
+            assert (await client.get(path)).status_code == 200
+        assert (await client.get("/health/ready")).json() == {"status": "ready", "detail": ""}
+        app.state.service.draining = True
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/health/ready")).status_code == 503
+
+
+async def test_metrics_count_what_was_asked() -> None:
+    app, _ = scripted("echo", "error")
+    async with running(app) as client:
+        await client.post("/v1/chat/completions", json=CHAT)
+        await client.post("/v1/chat/completions", json=CHAT | {"model": "error"})
+        text = (await client.get("/metrics")).text
+    lines = [line for line in text.splitlines() if line.startswith("gw_requests_total{")]
+    assert any('outcome="ok"' in line and line.endswith(" 1.0") for line in lines), lines
+    assert any('outcome="backend_failed"' in line and line.endswith(" 1.0") for line in lines), lines
+
+
+async def test_the_openapi_document_names_every_route() -> None:
+    app, _ = scripted("echo")
+    async with running(app) as client:
+        document = (await client.get("/openapi.json")).json()
+    assert {
+        "/generate",
+        "/v1/chat/completions",
+        "/serving-endpoints/{name}/invocations",
+        "/v2/models/{model}/generate_stream",
+    } <= set(document["paths"])
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            asked = {parameter["name"] for parameter in operation.get("parameters", ())}
+            assert asked == {part[1:-1] for part in path.split("/") if part.startswith("{")}, path
+    told = document["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
+    assert told["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatCompletion"}
+    assert told["text/event-stream"]["schema"] == {"type": "string"}  # and not one whole answer
+
+
+async def test_head_is_get_without_a_body() -> None:
+    app, _ = scripted("echo")
+    async with running(app) as client:
+        ours = ("/health", "/health/ready", "/metrics", "/ui", "/openapi.json")
+        for path in ("/v1/models", "/info", "/v2/health/ready", "/nowhere", *ours):
+            whole, head = await client.get(path), await client.head(path)
+            assert head.status_code == whole.status_code
+            assert head.content == b""
+            assert head.headers["content-length"] == str(len(whole.content))
+
+
+ANOTHER_METHOD = {("/v1/feedback", "GET"): "POST", ("/health", "POST"): "GET, HEAD", ("/ui/", "PUT"): "GET, HEAD"}
+
+
+@pytest.mark.parametrize(("path", "method"), ANOTHER_METHOD)
+async def test_a_refused_method_is_told_those_that_would_do(path: str, method: str) -> None:
+    app, _ = scripted("echo")
+    async with running(app) as client:
+        answer = await client.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, ANOTHER_METHOD[path, method])
+
+
+async def test_feedback_that_is_too_large_is_told_so() -> None:
+    app, _ = scripted("echo")
+    async with running(app) as client:
+        answer = await client.post("/v1/feedback", content=b" " * 10_000_001)
+    assert answer.status_code == 413
+    assert "too large" in answer.json()["error"]["message"]
+
+
+async def test_a_mount_speaks_another_dialect() -> None:
+    server = ServerSection(mounts=(Mount("/mindie", {"tgi": "mindie", "openai": "mindie-openai"}),))
+    app, _ = scripted("echo", server=server)
+    async with running(app) as client:
+        ours = (await client.post("/v1/chat/completions", content=b"{")).json()
+        theirs = (await client.post("/mindie/v1/chat/completions", content=b"{")).json()
+        assert set(ours) == {"error"}
+        assert set(theirs) == {"error", "error_type"}
+        assert (await client.post("/mindie", json={"inputs": "one two"})).status_code == 200
+
+
+async def test_a_dialect_field_can_be_set() -> None:
+    options = {"triton": {"malformed": "no: {reason}"}}
+    app, _ = scripted("echo", server=ServerSection(dialect_options=options))
+    async with running(app) as client:
+        answer = await client.post("/v2/models/echo/generate", content=b"{")
+        assert answer.json()["error"].startswith("no: ")
+
+
+async def test_a_port_speaks_another_dialect() -> None:
+    app, _ = scripted("echo")
+    async with listening(app) as port:
+        pass
+    app, _ = scripted("echo", server=ServerSection(listeners=(Listener(port, {"openai": "mindie-openai"}),)))
+    async with running(app, f"http://gateway:{port}") as client:
+        assert set((await client.post("/v1/chat/completions", content=b"{")).json()) == {"error", "error_type"}
+    async with running(app, "http://gateway:1") as client:
+        assert set((await client.post("/v1/chat/completions", content=b"{")).json()) == {"error"}
+
+
+async def test_too_many_choices() -> None:
+    app, _ = scripted("echo")
+    async with running(app) as client:
+        body = {"model": "echo", "prompt": ["x"] * 100, "n": 100}
+        answer = await client.post("/v1/completions", json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "n"
+
+
+async def read_raw(port: int, model: str) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = json.dumps({"text_input": "one two three"}).encode()
+    path = f"/v2/models/{model}/generate_stream".encode()
+    writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path, len(body), body))
+    data = b""
+    while part := await asyncio.wait_for(reader.read(1000), 60):
+        data += part
+        if data.endswith(b"\r\n0\r\n\r\n"):
+            break
+    writer.close()
+    return data
+
+
+@pytest.mark.parametrize("abort", [False, True])
+async def test_a_failed_stream_can_be_cut(abort: bool) -> None:
+    options: dict[str, Any] = {"triton": {"abort_on_error": abort}}
+    app, _ = scripted("error-after-2", server=ServerSection(dialect_options=options))
+    async with listening(app) as port:
+        data = await read_raw(port, "error-after-2")
+    assert b'"error"' in data
+    assert data.endswith(b"\r\n0\r\n\r\n") != abort
+
+
+async def test_more_than_may_run_at_once_are_told_to_come_again() -> None:
+    from gateway.config import Limits
+
+    app, _ = scripted("hang", "echo", server=ServerSection(limits=Limits(max_concurrent_requests=1)))
+    async with running(app) as client:
+        hanging = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"model": "hang"}))
+        while app.state.service.running < 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        refused: httpx.Response = await client.post("/v1/chat/completions", json=CHAT)
+        assert refused.status_code in (429, 503)
+        assert refused.headers["retry-after"] == "1"
+        hanging.cancel()
+        await asyncio.gather(hanging, return_exceptions=True)
+        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200

@@ -1,0 +1,358 @@
+"""Endpoints changed while the gateway serves: over HTTP, by several workers, and across a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from litestar import Litestar
+
+from backends.base import Health
+from backends.scripted import ScriptedBackend
+from gateway.app import create_app
+from gateway.config import Config, ConfigError, Endpoint, ServerSection, parse
+from gateway.deployment.state_file import Live
+from tests.gateway.routing.test_router import MESSAGES, chat, endpoint, unit_for
+from tests.gateway.serving import running
+
+URL = "/api/2.0/serving-endpoints"
+CHAT = endpoint(("a", "echo", 100), ("b", "scripted", 0))
+ADMIN = {"authorization": "Bearer root"}
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADMIN_KEYS", "root")
+    monkeypatch.setenv("CLIENT_KEYS", "guest")
+
+
+def config(folder: Path, server: dict[str, Any] | None = None, **endpoints: Endpoint) -> Config:
+    section = ServerSection(admin_keys_env="ADMIN_KEYS", state_file=str(folder / "state.json"), **(server or {}))
+    return Config(
+        server=section,
+        backends={"s": {"kind": "scripted"}, "t": {"kind": "scripted"}},
+        endpoints=endpoints or {"chat": CHAT},
+    )
+
+
+def worker(folder: Path, backends: Iterable[ScriptedBackend] = (), server: dict[str, Any] | None = None) -> Litestar:
+    found = {"s": ScriptedBackend("s"), "t": ScriptedBackend("t")} | {backend.name: backend for backend in backends}
+    return create_app(config(folder, server), found, folder / "shared")
+
+
+def arms(*shares: tuple[str, str, int]) -> dict[str, Any]:
+    """A configuration of arms as (name, entity, share)."""
+    return {
+        "served_entities": [{"name": name, "entity_name": entity} for name, entity, _ in shares],
+        "traffic_config": {
+            "routes": [{"served_entity_name": name, "traffic_percentage": share} for name, _, share in shares]
+        },
+    }
+
+
+async def put(client: httpx.AsyncClient, body: dict[str, Any], name: str = "chat") -> httpx.Response:
+    return await client.put(f"{URL}/{name}/config", json=body, headers=ADMIN)
+
+
+async def create(client: httpx.AsyncClient, name: str, body: dict[str, Any]) -> httpx.Response:
+    return await client.post(URL, json={"name": name, "config": body}, headers=ADMIN)
+
+
+def split(told: dict[str, Any]) -> dict[str, int]:
+    routes = told["config"]["traffic_config"]["routes"]
+    return {route["served_entity_name"]: route["traffic_percentage"] for route in routes}
+
+
+async def test_a_split_is_changed(tmp_path: Path) -> None:
+    async with running(worker(tmp_path)) as client:
+        assert (await chat(client, user=unit_for("b"))).headers["served-model-name"] == "a"
+        told = (await put(client, arms(("a", "s/echo", 50), ("b", "s/scripted", 50)))).json()
+        assert (split(told), told["config"]["config_version"]) == ({"a": 50, "b": 50}, 2)
+        assert told["state"] == {"ready": "READY", "config_update": "NOT_UPDATING"}
+        assert (await client.get(f"{URL}/chat")).json() == told
+        for arm in "ab":
+            assert (await chat(client, user=unit_for(arm))).headers["served-model-name"] == arm
+
+
+async def test_shares_alone_can_be_changed_and_what_was_told_can_be_said_back(tmp_path: Path) -> None:
+    async with running(worker(tmp_path)) as client:
+        entities = (await client.get(f"{URL}/chat")).json()["config"]["served_entities"]
+        shares = arms(("a", "", 10), ("b", "", 90))["traffic_config"]
+        told = (await put(client, {"traffic_config": shares})).json()
+        assert split(told) == {"a": 10, "b": 90}
+        again = (await put(client, {"served_entities": entities, "traffic_config": shares})).json()
+        assert again["config"]["served_entities"] == entities
+        assert again["config"]["config_version"] == 3
+
+
+async def test_an_endpoint_is_created_served_and_deleted(tmp_path: Path) -> None:
+    async with running(worker(tmp_path)) as client:
+        told = await create(client, "new", {"served_entities": [{"entity_name": "s/echo", "entity_version": "3"}]})
+        assert (told.status_code, split(told.json())) == (200, {"s-echo-3": 100})
+        assert told.json()["config"]["config_version"] == 1
+        answer = await chat(client, model="new")
+        assert (answer.status_code, answer.headers["served-model-name"]) == (200, "s-echo-3")
+        listed = (await client.get(URL)).json()["endpoints"]
+        assert [endpoint["name"] for endpoint in listed] == ["chat", "new"]
+        assert (await client.get("/serving-endpoints/new/experiment")).json()["arms"][0]["exposures"] == 1
+        gone = await client.delete(f"{URL}/new", headers=ADMIN)
+        assert (gone.status_code, gone.json()) == (200, {})
+        assert (await chat(client, model="new")).status_code == 404
+        assert (await client.get("/serving-endpoints/new/experiment")).status_code == 404
+        assert (await client.get(f"{URL}/new")).status_code == 404
+
+
+WRONG: dict[str, tuple[str, str, Any, int, str]] = {
+    "no endpoint": ("PUT", "/none/config", arms(("a", "s/echo", 100)), 404, "RESOURCE_DOES_NOT_EXIST"),
+    "nothing to delete": ("DELETE", "/none", None, 404, "RESOURCE_DOES_NOT_EXIST"),
+    "the name is taken": ("POST", "", {"name": "chat", "config": arms(("a", "s", 100))}, 409, "RESOURCE_CONFLICT"),
+    "the name is none": ("POST", "", {"name": "a/b", "config": arms(("a", "s", 100))}, 400, "INVALID_PARAMETER_VALUE"),
+    "no arm": ("POST", "", {"name": "new", "config": {"served_entities": []}}, 400, "INVALID_PARAMETER_VALUE"),
+    "no config": ("POST", "", {"name": "new"}, 400, "INVALID_PARAMETER_VALUE"),
+    "no backend": ("PUT", "/chat/config", arms(("a", "none/echo", 100)), 400, "INVALID_PARAMETER_VALUE"),
+    "not 100": ("PUT", "/chat/config", arms(("a", "s/echo", 90)), 400, "INVALID_PARAMETER_VALUE"),
+    "negative": ("PUT", "/chat/config", arms(("a", "s", 110), ("b", "s", -10)), 400, "INVALID_PARAMETER_VALUE"),
+    "a name twice": ("PUT", "/chat/config", arms(("a", "s", 50), ("a", "s", 50)), 400, "INVALID_PARAMETER_VALUE"),
+    "no arm's name": ("PUT", "/chat/config", arms(("a b", "s", 100)), 400, "INVALID_PARAMETER_VALUE"),
+    "no shares": (
+        "PUT",
+        "/chat/config",
+        {"served_entities": arms(("a", "s", 50), ("b", "s", 50))["served_entities"]},
+        400,
+        "INVALID_PARAMETER_VALUE",
+    ),
+    "a share of nobody": (
+        "PUT",
+        "/chat/config",
+        {"traffic_config": arms(("c", "s", 100))["traffic_config"]},
+        400,
+        "INVALID_PARAMETER_VALUE",
+    ),
+    "an external model": (
+        "PUT",
+        "/chat/config",
+        {"served_entities": [{"name": "a", "external_model": {"provider": "openai"}}]},
+        400,
+        "INVALID_PARAMETER_VALUE",
+    ),
+    "not JSON": ("PUT", "/chat/config", "{", 400, "BAD_REQUEST"),
+    "not an object": ("POST", "", [], 400, "BAD_REQUEST"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+async def test_what_makes_no_sense_changes_nothing(case: str, tmp_path: Path) -> None:
+    method, path, body, status, code = WRONG[case]
+    content = body if isinstance(body, str) else json.dumps(body)
+    async with running(worker(tmp_path)) as client:
+        before = (await client.get(URL)).json()
+        answer = await client.request(method, URL + path, content=content, headers=ADMIN)
+        assert (answer.status_code, answer.json()["error_code"]) == (status, code), answer.text
+        assert (await client.get(URL)).json() == before
+        assert not (tmp_path / "state.json").exists()
+
+
+@pytest.mark.parametrize(("key", "status"), [(None, 401), ("guest", 403), ("stranger", 401), ("root", 200)])
+async def test_changes_want_an_admin_key_which_may_also_ask(key: str | None, status: int, tmp_path: Path) -> None:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    async with running(worker(tmp_path, server={"keys_env": "CLIENT_KEYS"})) as client:
+        body = {"traffic_config": arms(("a", "", 100))["traffic_config"]}
+        assert (await client.put(f"{URL}/chat/config", json=body, headers=headers)).status_code == status
+        asked = await client.post("/serving-endpoints/chat/invocations", json={"messages": MESSAGES}, headers=headers)
+        assert asked.status_code == (200 if key in ("guest", "root") else 401)
+
+
+async def test_without_admin_keys_nothing_is_changed() -> None:
+    app = create_app(
+        Config(backends={"s": {"kind": "scripted"}}, endpoints={"chat": CHAT}), {"s": ScriptedBackend("s")}
+    )
+    async with running(app) as client:
+        assert (await put(client, arms(("a", "s/echo", 100)))).status_code == 403
+        assert (await client.delete(f"{URL}/chat", headers=ADMIN)).status_code == 403
+    with pytest.raises(ConfigError, match="2: server: `admin_keys_env` needs a `state_file`"):
+        parse('[server]\nadmin_keys_env = "ADMIN_KEYS"\n')
+
+
+async def test_an_update_waits_for_its_backends_and_bars_others(tmp_path: Path) -> None:
+    slow = ScriptedBackend("t")
+    app = worker(tmp_path, [slow])
+    async with running(app) as client:
+        slow.health = Health("loading")
+        await app.state.service._look()
+        told = (await put(client, arms(("a", "s/echo", 0), ("c", "t/echo", 100)))).json()
+        assert told["state"]["config_update"] == "IN_PROGRESS"
+        assert (split(told), told["config"]["config_version"]) == ({"a": 100, "b": 0}, 1)
+        assert (told["pending_config"]["config_version"], split({"config": told["pending_config"]})) == (
+            2,
+            {"a": 0, "c": 100},
+        )
+        assert (await chat(client)).headers["served-model-name"] == "a"
+        barred = await put(client, arms(("a", "s/echo", 100)))
+        assert (barred.status_code, barred.json()["error_code"]) == (409, "RESOURCE_CONFLICT")
+        slow.health = Health("ready")
+        for _ in range(2):
+            await app.state.service._look()
+        told = (await client.get(f"{URL}/chat")).json()
+        assert (split(told), told["config"]["config_version"]) == ({"a": 0, "c": 100}, 2)
+        assert "pending_config" not in told
+        assert (await chat(client)).headers["served-model-name"] == "c"
+
+
+async def test_an_update_is_ended_once_the_state_is_in_order_again(tmp_path: Path) -> None:
+    slow, file = ScriptedBackend("t"), tmp_path / "state.json"
+    app = worker(tmp_path, [slow])
+    async with running(app) as client:
+        slow.health = Health("loading")
+        await app.state.service._look()
+        await put(client, arms(("c", "t/echo", 100)))
+        slow.health, kept = Health("ready"), file.read_bytes()
+        for state in (b"{", kept):
+            file.write_bytes(state)
+            for _ in range(2):
+                await app.state.service._look()
+        assert (await chat(client)).headers["served-model-name"] == "c"
+
+
+async def test_an_update_fails_with_its_backend_and_the_old_arms_go_on(tmp_path: Path) -> None:
+    dead = ScriptedBackend("t")
+    app = worker(tmp_path, [dead])
+    async with running(app) as client:
+        dead.health = Health("failed")
+        await app.state.service._look()
+        told = (await put(client, arms(("c", "t/echo", 100)))).json()
+        assert (told["state"]["config_update"], split(told)) == ("UPDATE_FAILED", {"a": 100, "b": 0})
+        assert (await chat(client)).headers["served-model-name"] == "a"
+        told = (await put(client, arms(("a", "s/echo", 100), ("c", "t/echo", 0)))).json()
+        assert (told["state"]["config_update"], told["config"]["config_version"]) == ("NOT_UPDATING", 2)
+
+
+async def test_a_new_endpoint_that_waits_answers_as_far_as_it_can_and_leaves_the_server_ready(tmp_path: Path) -> None:
+    slow = ScriptedBackend("t")
+    app = worker(tmp_path, [slow])
+    async with running(app) as client:
+        slow.health = Health("loading")
+        await app.state.service._look()
+        told = (await create(client, "new", arms(("c", "t/echo", 100), ("d", "s/echo", 0)))).json()
+        assert (told["state"], told["config"]["config_version"]) == (
+            {"ready": "NOT_READY", "config_update": "IN_PROGRESS"},
+            0,
+        )
+        assert (await client.get("/health/ready")).status_code == 200
+        assert (await chat(client, model="new")).headers["served-model-name"] == "d"
+        slow.health = Health("ready")
+        for _ in range(2):
+            await app.state.service._look()
+        told = (await client.get(f"{URL}/new")).json()
+        assert (told["state"]["config_update"], told["config"]["config_version"]) == ("NOT_UPDATING", 1)
+
+
+async def test_what_one_worker_was_told_the_other_knows_at_once(tmp_path: Path) -> None:
+    async with running(worker(tmp_path)) as one, running(worker(tmp_path)) as two:
+        for number in range(20):
+            name = f"new-{number}"
+            assert (await create(one, name, arms(("a", "s/echo", 100)))).status_code == 200
+            assert (await chat(two, model=name)).status_code == 200
+            assert (await put(two, arms(("b", "s/scripted", 100)), name)).status_code == 200
+            assert (await chat(one, model=name)).headers["served-model-name"] == "b"
+            await one.delete(f"{URL}/{name}", headers=ADMIN)
+            assert (await chat(two, model=name)).status_code == 404
+        for client in (one, two):
+            assert len((await client.get(URL)).json()["endpoints"]) == 1
+
+
+async def test_changes_survive_a_restart(tmp_path: Path) -> None:
+    async with running(worker(tmp_path)) as client:
+        await put(client, arms(("b", "s/scripted", 100)))
+        await create(client, "new", arms(("a", "s/echo", 100)))
+        before = (await client.get(f"{URL}/chat")).json()["config"]
+    async with running(worker(tmp_path)) as client:
+        assert (await client.get(f"{URL}/chat")).json()["config"] == before
+        assert (await chat(client, model="new")).headers["served-model-name"] == "a"
+        for name in ("chat", "new"):
+            assert (await client.delete(f"{URL}/{name}", headers=ADMIN)).status_code == 200
+    async with running(worker(tmp_path)) as client:
+        assert (await client.get(URL)).json() == {"endpoints": []}
+
+
+@pytest.mark.parametrize(
+    ("state", "word"),
+    [
+        (
+            '{"endpoints":{"new":{"endpoint":{"served_entities":[{"name":"a","backend":"gone"}]}}}}',
+            "endpoints.new.a: no backend is called 'gone'",
+        ),
+        ('{"endpoints":{"new":{}}}', "endpoints.new: there is neither"),
+        ('{"endpoints":{"new":{"vesrion":2}}}', "vesrion"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_a_state_that_makes_no_sense_is_refused_at_the_start(state: str, word: str, tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text(state)
+    with pytest.raises(ConfigError, match=word):
+        worker(tmp_path)
+
+
+def test_a_state_file_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written to"):
+        Live(config(tmp_path / "nowhere"))
+
+
+async def test_a_state_broken_by_hand_leaves_the_last_one_serving(tmp_path: Path) -> None:
+    async with running(worker(tmp_path)) as client:
+        await put(client, arms(("b", "s/scripted", 100)))
+        (tmp_path / "state.json").write_text("{")
+        assert (await chat(client)).headers["served-model-name"] == "b"
+
+
+async def test_a_state_that_cannot_be_looked_at_leaves_the_last_one_serving(tmp_path: Path) -> None:
+    async with running(worker(tmp_path)) as client:
+        state = tmp_path / "state.json"
+        state.unlink(missing_ok=True)
+        state.symlink_to(state)  # too many levels of links
+        assert (await chat(client)).status_code == 200
+
+
+async def test_changes_under_load_lose_no_request_and_cut_no_stream(tmp_path: Path) -> None:
+    async with running(worker(tmp_path)) as one, running(worker(tmp_path)) as two:
+        done = asyncio.Event()
+        statuses: list[int] = []
+
+        async def ask(client: httpx.AsyncClient, number: int) -> None:
+            while not done.is_set():
+                answer = await chat(client, user=str(len(statuses)), stream=bool(number % 2))
+                assert number % 2 == 0 or answer.text.endswith("data: [DONE]\n\n")
+                statuses.append(answer.status_code)
+
+        asking = [asyncio.create_task(ask((one, two)[number // 2 % 2], number)) for number in range(8)]
+        for number in range(50):
+            share = number * 2
+            changed = await put((one, two)[number % 2], arms(("a", "s/echo", share), ("b", "t/scripted", 100 - share)))
+            assert changed.status_code == 200
+        while len(statuses) <= 100:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        done.set()
+        await asyncio.gather(*asking)
+        assert set(statuses) == {200}
+        for client in (one, two):
+            assert (await client.get(f"{URL}/chat")).json()["config"]["config_version"] == 51
+        kept = {path.stem for path in (tmp_path / "shared").iterdir()}
+        assert len(kept) == 2  # the present experiment's figures, and the ring of requests
+
+
+async def test_a_request_in_flight_counts_where_it_was_assigned(tmp_path: Path) -> None:
+    app = create_app(config(tmp_path), {name: ScriptedBackend(name) for name in "st"})  # figures are its own
+    async with running(app) as client:
+        await put(client, arms(("a", "s/slow", 100)))
+        experiment = app.state.service.experiments["chat"]
+        asking = asyncio.create_task(chat(client, stream=True))
+        while not app.state.service.running:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await client.delete(f"{URL}/chat", headers=ADMIN)
+        answer = await asking
+        assert answer.text.endswith("data: [DONE]\n\n")
+        assert experiment.report().arms[0].means["success"] == 1.0

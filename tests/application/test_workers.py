@@ -1,0 +1,81 @@
+"""Several worker processes: a unit has the same arm on each of them, and each tells the figures of all."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.routing.assignment import assign
+from tests.gateway.processes import LIMIT, Gateway, serving, state, until
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+[server]
+workers = 4
+[backends.s]
+kind = "scripted"
+[endpoints.chat]
+experiment = { feedback = { liked = "higher" } }
+served_entities = [
+  { name = "a", backend = "s", model = "echo", traffic_percentage = 80 },
+  { name = "b", backend = "s", model = "echo", traffic_percentage = 20 },
+]
+"""
+SHARES = {"a": 80.0, "b": 20.0}
+
+
+def test_workers_agree_and_tell_whole_figures(tmp_path: Path) -> None:
+    (file := tmp_path / "gateway.toml").write_text(CONFIG)
+    with serving("--config", str(file), log=tmp_path / "log") as gateway:
+        workers, ids = gateway.workers(), list[str]()
+        for worker in workers:
+            with stopped([each for each in workers if each != worker], gateway):
+                ids += [ask(gateway, user) for user in range(50)]
+        assert len({id[:16] for id in ids}) == len(workers) == 4
+        for number, id in enumerate(ids):
+            tell(gateway, id, number % 2)
+        reports = [report(gateway) for _ in range(20)]
+    assert all(each == reports[0] for each in reports)
+    arms = reports[0]["arms"]
+    assert sum(arm["exposures"] for arm in arms) == 200
+    assert sum(arm["exposures"] * arm["means"]["liked"] for arm in arms) == pytest.approx(100)
+
+
+@contextmanager
+def stopped(workers: list[int], gateway: Gateway) -> Iterator[None]:
+    """What is asked meanwhile, the others must answer."""
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    until(lambda: all(state(worker) == "T" for worker in workers), gateway.log)
+    yield
+    for worker in workers:
+        os.kill(worker, signal.SIGCONT)
+
+
+def ask(gateway: Gateway, user: int) -> str:
+    """The id of an answer, which came from the user's arm."""
+    body = {"model": "chat", "user": f"user {user}", "messages": [{"role": "user", "content": "Hi"}]}
+    with gateway.open("/v1/chat/completions", body) as answer:
+        assert answer.headers["served-model-name"] == assign("chat", SHARES, body["user"])
+        return str(answer.headers["x-request-id"])
+
+
+def tell(gateway: Gateway, id: str, value: int) -> None:
+    """Send feedback, to whichever worker takes it."""
+    with gateway.open("/v1/feedback", {"request_id": id, "metric": "liked", "value": value}) as answer:
+        assert answer.status == 204
+
+
+def report(gateway: Gateway) -> Any:
+    """The figures, as whichever worker tells them."""
+    with urllib.request.urlopen(f"{gateway.url}/serving-endpoints/chat/experiment", timeout=LIMIT) as answer:
+        return json.load(answer)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from backends.native.client import engine_process
+from backends.native.client.engine_process import EngineProcess, engine_command
+from backends.native.protocol.engine_options import EngineOptions
+from tests.backends.native.client.test_engine_client import until
+
+NOTES = """
+import os, signal, sys, time
+if sys.argv[2] == "stubborn": signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with open(sys.argv[1], "a") as notes: notes.write(f"{os.getpid()}\\n")
+if sys.argv[2] == "broken": sys.exit(3)
+time.sleep(60)
+"""
+
+
+def process(notes: Path, kind: str, exits: list[int]) -> EngineProcess:
+    return EngineProcess([sys.executable, "-c", NOTES, str(notes), kind], exits.append, stop_limit=0.2)
+
+
+def pids(notes: Path) -> list[int]:
+    return [int(line) for line in notes.read_text().split()] if notes.exists() else []
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_it_runs_until_it_is_stopped(tmp_path: Path) -> None:
+    engine = process(tmp_path / "notes", "calm", exits := [])
+    await engine.start()
+    await until(lambda: bool(pids(tmp_path / "notes")))
+    (pid,) = pids(tmp_path / "notes")
+    await engine.aclose()
+    await engine.aclose()
+    assert not alive(pid)
+    assert exits == []
+
+
+async def test_it_is_started_again_although_that_fails_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "_FIRST_DELAY", 0.01)
+    engine = process(tmp_path / "notes", "calm", exits := [])
+    await engine.start()
+    await until(lambda: bool(pids(tmp_path / "notes")))
+    program, engine._command[0] = engine._command[0], str(tmp_path / "nothing")
+    os.kill(pids(tmp_path / "notes")[0], signal.SIGKILL)
+    await until(lambda: bool(exits))
+    await asyncio.sleep(0.05)
+    engine._command[0] = program
+    await until(lambda: len(pids(tmp_path / "notes")) == 2)
+    await engine.aclose()
+
+
+async def test_it_is_started_again(tmp_path: Path) -> None:
+    engine = process(tmp_path / "notes", "calm", exits := [])
+    await engine.start()
+    await until(lambda: bool(pids(tmp_path / "notes")))
+    os.kill(pids(tmp_path / "notes")[0], signal.SIGKILL)
+    await until(lambda: len(pids(tmp_path / "notes")) == 2)
+    assert exits == [-signal.SIGKILL]
+    await engine.aclose()
+    assert not any(map(alive, pids(tmp_path / "notes")))
+
+
+async def test_its_exit_is_told(tmp_path: Path) -> None:
+    engine = process(tmp_path / "notes", "broken", exits := [])
+    await engine.start()
+    await until(lambda: exits == [3])
+    await engine.aclose()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_stubborn_one_is_killed(tmp_path: Path) -> None:
+    engine = process(tmp_path / "notes", "stubborn", [])
+    await engine.start()
+    await until(lambda: bool(pids(tmp_path / "notes")))
+    await engine.aclose()
+    assert not any(map(alive, pids(tmp_path / "notes")))
+
+
+@pytest.mark.torch
+def test_the_engine_reads_its_arguments() -> None:
+    from backends.native.engine.serving.__main__ import parse
+
+    adapters = {"team/a": "folder 'a'", "b": '"b"'}
+    options = EngineOptions("folder", threads=2, kv_tokens=100, prefix_caching=False, tier="cache", adapters=adapters)
+    assert parse(engine_command(options, Path("s"))[3:]) == (Path("s"), options)

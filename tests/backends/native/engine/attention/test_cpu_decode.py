@@ -1,0 +1,92 @@
+"""The compiled kernel beside the reference: what `test_reference` does not try."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from backends.native.engine.attention import cpu_decode
+from backends.native.engine.attention.cpu_decode import find_decoding, paged_kernel
+from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams
+from backends.native.engine.attention.kv_cache import KVCache, LayerCache
+from backends.native.engine.attention.reference import reference_kernel
+from backends.native.engine.kernels import jit
+
+pytestmark = pytest.mark.torch
+
+SIZE = 16
+
+
+def stored(contexts: list[int], heads: int, width: int, dtype: torch.dtype) -> tuple[LayerCache, AttentionMetadata]:
+    """Random keys and values of sequences in decode, on shuffled pages."""
+    torch.manual_seed(0)
+    most = -(-max(contexts) // SIZE)
+    tables = torch.randperm(len(contexts) * most).view(len(contexts), most)
+    like = torch.zeros(1, heads, width, dtype=dtype)
+    layer = KVCache(tables.numel(), SIZE).layer(0, like, like)
+    layer.keys.normal_()
+    layer.values.normal_()
+    return layer, AttentionMetadata(torch.empty(0), [1] * len(contexts), contexts, tables)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("sharing", [1, 2, 3, 4, 5, 6, 7, 8, 12])
+@pytest.mark.parametrize("window", [None, 200])
+def test_it_equals_the_reference(dtype: torch.dtype, tolerance: float, sharing: int, window: int | None) -> None:
+    contexts = [1, 127, 128, 129, 400]
+    layer, metadata = stored(contexts, 2, 64, dtype)
+    queries = torch.randn(2 * sharing, len(contexts), 64).to(dtype).transpose(0, 1)  # as models give them
+    params = AttentionParams(64**-0.5, window)
+    expected = reference_kernel(queries, layer, SIZE, metadata, params)
+    torch.testing.assert_close(
+        paged_kernel(queries, layer, SIZE, metadata, params), expected, atol=tolerance, rtol=tolerance
+    )
+
+
+@pytest.mark.parametrize("width", [4, 16, 20, 96, 512])
+def test_any_width_and_great_scores(width: int) -> None:
+    layer, metadata = stored([30, 140], 1, width, torch.float32)
+    queries, params = torch.randn(2, 3, width), AttentionParams(20.0)
+    expected = reference_kernel(queries, layer, SIZE, metadata, params)
+    torch.testing.assert_close(paged_kernel(queries, layer, SIZE, metadata, params), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_several_threads() -> None:
+    layer, metadata = stored([70] * 5, 2, 32, torch.float32)
+    queries, params = torch.randn(5, 4, 32), AttentionParams(0.2)
+    alone = paged_kernel(queries, layer, SIZE, metadata, params)
+    torch.set_num_threads(3)
+    try:
+        assert torch.equal(paged_kernel(queries, layer, SIZE, metadata, params), alone)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_what_is_no_number_stays_with_its_sequence() -> None:
+    layer, metadata = stored([20, 20], 1, 16, torch.float32)
+    layer.keys[int(metadata.block_tables[1, 1]) * SIZE] = float("nan")
+    out = paged_kernel(torch.randn(2, 1, 16), layer, SIZE, metadata, AttentionParams(0.2))
+    assert out[0].isfinite().all()
+    assert out[1].isnan().all()
+
+
+def test_the_sequences_in_decode_are_found() -> None:
+    tables = torch.arange(8).view(4, 2)
+    found = find_decoding(AttentionMetadata(torch.empty(0), [1, 3, 1, 2], [9, 3, 4, 12], tables))
+    assert (found.tokens.tolist(), found.contexts.tolist(), found.alone) == ([0, 4], [9, 4], False)
+    assert found.tables.tolist() == [[0, 1], [4, 5]]
+    found = find_decoding(AttentionMetadata(torch.empty(0), [1, 1], [9, 3], tables[:2]))
+    assert (found.tokens.tolist(), found.alone) == ([0, 1], True)
+
+
+def test_it_is_the_compiled_one_that_is_tried() -> None:
+    if jit.load("nothing", "") is None:
+        pytest.skip("there is no compiler")
+    layer, metadata = stored([20, 20], 1, 16, torch.bfloat16)
+    queries, params = torch.randn(2, 1, 16).bfloat16(), AttentionParams(0.2)
+    paged_kernel(queries, layer, SIZE, metadata, params)
+    assert list(metadata.plans) == ["decoding"]
+    assert not cpu_decode._takes(queries, layer, replace(params, softcap=1.0))
+    assert not cpu_decode._takes(queries.half(), layer, params)

@@ -1,0 +1,202 @@
+"""A layer in one call gives what its parts do, in the steps that it takes, and takes the place of no other layer."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from backends.native.engine.attention.cpu_decode import paged_kernel
+from backends.native.engine.attention.interface import AttentionMetadata, Forward, running
+from backends.native.engine.attention.kv_cache import KVCache
+from backends.native.engine.attention.reference import reference_kernel
+from backends.native.engine.kernels import jit
+from backends.native.engine.layers.fuse_model import fuse_layers, fuse_whole_layers
+from backends.native.engine.layers.fused_decoder_layer import WholeLayer
+from backends.native.engine.layers.fusion import alike
+from backends.native.engine.layers.packed_linear import pack_linears
+from backends.native.engine.loading.self_check import why_not_packed
+from backends.native.engine.runner.packed import PackedRunner
+from backends.native.protocol.messages import Submit
+from tests.backends.native.engine.tiny import CONTEXT, VOCAB, prompt, tiny
+
+pytestmark = pytest.mark.torch
+
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": CONTEXT,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""Whose weights `few_rows` can read."""
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "qwen2": {},
+    "qwen3": {},
+    "mistral": {"sliding_window": 10},
+}
+
+
+@pytest.fixture(autouse=True)
+def _compiler() -> None:
+    if jit.load("nothing", "") is None:
+        pytest.skip("there is no compiler")
+
+
+def build(family: str, **more: Any) -> Any:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **(SIZES | FAMILIES.get(family, {}) | more))
+    built = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    for parameter in built.parameters():
+        wide = parameter.dim() >= 2
+        parameter.data.normal_(0.0 if wide else 1.0, 1.5 / parameter.shape[-1] ** 0.5 if wide else 0.2)
+    return built
+
+
+def fused(model: Any, *, join: bool = True) -> Any:
+    own = copy.deepcopy(model)
+    with torch.inference_mode():
+        fuse_layers(own, CONTEXT, join=join)
+        pack_linears(own, least=1)
+        fuse_whole_layers(own)
+    return own
+
+
+def wholes(model: Any) -> list[WholeLayer]:
+    return [part for part in model.modules() if type(part) is WholeLayer]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_with_them_answers_as_generate_does(family: str) -> None:
+    plain = build(family)
+    own = fused(plain)
+    assert len(wholes(own)) == 2
+    asked = [Submit(seq, prompt(length, seq), 12) for seq, length in enumerate((3, 17, 30, 41))]
+    for apart in (0, 1):  # prompts beside sequences in decode, which parts do, too
+        answers = tiny(PackedRunner(own, KVCache(64, 4))).answers(asked, apart=apart)
+        for request in asked:
+            ids = torch.tensor([request.prompt])
+            expected = plain.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+            assert answers[request.seq].ids == expected[0, len(request.prompt) :].tolist()
+
+
+def step(rows: int, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tensor], AttentionMetadata]:
+    """Next tokens of so many sequences, from their second to their hundred and thirtieth."""
+    torch.manual_seed(rows)
+    angles = torch.rand(1, rows, 16).mul(6.3).repeat(1, 1, 2)
+    contexts = torch.randint(2, 131, (rows,)).tolist()
+    tables = torch.randperm(rows * 9).view(rows, 9)
+    last = torch.tensor(contexts) - 1
+    slots = tables[torch.arange(rows), last // 16] * 16 + last % 16
+    hidden = torch.randn(1, rows, 64).to(dtype)
+    return (
+        hidden,
+        (angles.cos().to(dtype), angles.sin().to(dtype)),
+        AttentionMetadata(slots, [1] * rows, contexts, tables),
+    )
+
+
+def run(layer: Any, rows: int, dtype: torch.dtype, kernel: Any = paged_kernel) -> tuple[Tensor, Tensor, Tensor]:
+    """What a layer says, and all keys and values after it."""
+    hidden, places, metadata = step(rows, dtype)
+    given, cache = hidden.clone(), KVCache(rows * 9, 16)
+    pools = cache.layer(0, torch.empty(1, 2, 32, dtype=dtype), torch.empty(1, 2, 32, dtype=dtype))
+    for pool in (pools.keys, pools.values):
+        pool.normal_(generator=torch.Generator().manual_seed(1))
+    with running(Forward(cache, metadata, kernel)):
+        output = layer(given, position_embeddings=places)
+    assert torch.equal(given, hidden), "what it was given is not its own"
+    return output, pools.keys, pools.values
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("rows", [1, 2, 7, 24, 25, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_says_what_its_parts_do(family: str, dtype: torch.dtype, rows: int, threads: int) -> None:
+    own = fused(build(family).to(dtype))
+    if not wholes(own):
+        pytest.skip("oneDNN does not multiply this here")
+    whole = wholes(own)[0]
+    torch.set_num_threads(threads)
+    try:
+        for expected, found in zip(run(whole.layer, rows, dtype), run(whole, rows, dtype), strict=True):
+            assert alike(expected, found)
+    finally:
+        torch.set_num_threads(1)
+
+
+@torch.inference_mode()
+def test_the_steps_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = wholes(fused(build("llama")))[0]
+    calls = []
+    monkeypatch.setattr(whole, "_compute", lambda *_: calls.append(1))
+    run(whole, 64, torch.float32)
+    assert len(calls) == 1
+    run(whole, 65, torch.float32)
+    run(whole, 3, torch.float32, reference_kernel)
+    hidden, places, metadata = step(3, torch.float32)
+    metadata.query_lengths[:] = [2, 1]  # a prompt's first two tokens
+    metadata.context_lengths[:] = [2, 5]
+    with running(Forward(KVCache(27, 16), metadata, paged_kernel)):
+        whole(hidden, position_embeddings=places)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("granite", {"residual_multiplier": 0.5}),
+        ("gemma2", {"attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 32}),
+        ("olmo2", {}),  # norms after
+        ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+        ("llama", {"intermediate_size": 100}),  # no whole block
+    ],
+)
+def test_other_layers_stay(family: str, more: dict[str, Any]) -> None:
+    assert not wholes(fused(build(family, **more)))
+
+
+class Wanting(LlamaDecoderLayer):
+    def forward(self, hidden_states: Tensor, louder: float, **given: Any) -> Any:
+        return super().forward(hidden_states * louder, **given)
+
+
+def test_a_layer_that_wants_more_stays() -> None:
+    model = build("llama")
+    model.model.layers[1].__class__ = Wanting
+    assert len(wholes(fused(model))) == 1
+
+
+def test_layers_with_adapters_stay() -> None:
+    assert not wholes(fused(build("llama"), join=False))
+
+
+def test_models_see_the_layer_itself() -> None:
+    whole = wholes(fused(build("qwen2")))[0]
+    assert whole.hidden_size == 64
+    with pytest.raises(AttributeError):
+        _ = whole.nothing_like_it
+
+
+def test_the_self_check_runs_with_them() -> None:
+    def change(small: Any) -> None:
+        partial(fuse_layers, longest=CONTEXT)(small)
+        pack_linears(small, least=1)
+        fuse_whole_layers(small)
+
+    assert why_not_packed(build("llama"), change=change) is None

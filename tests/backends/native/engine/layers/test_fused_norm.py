@@ -1,0 +1,83 @@
+"""The compiled norm gives what the model's own does, and only takes the place of one that it equals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from backends.native.engine.kernels import jit
+from backends.native.engine.layers.fused_norm import FusedNorm
+from backends.native.engine.layers.fusion import replace_parts
+
+pytestmark = pytest.mark.torch
+DTYPES = [(torch.float32, 2**-21), (torch.bfloat16, 2**-8)]
+
+
+def norm(width: int, dtype: torch.dtype = torch.float32) -> LlamaRMSNorm:
+    torch.manual_seed(0)
+    made = LlamaRMSNorm(width, eps=1e-5)
+    made.weight.data.normal_()
+    return made.to(dtype)
+
+
+def of(module: nn.Module) -> FusedNorm:
+    found = FusedNorm.of(module)
+    if found is None:
+        pytest.skip("there is no compiler")
+    return found
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1, 64), (7, 896), (3, 40), (2, 5, 7), (90, 512), (0, 64), (1, 0, 64)])
+def test_it_computes_the_same(dtype: torch.dtype, tolerance: float, shape: tuple[int, ...]) -> None:
+    plain, rows = norm(shape[-1], dtype), torch.randn(shape).to(dtype)
+    found = of(plain)(rows)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, plain(rows), rtol=tolerance, atol=tolerance)
+
+
+@torch.inference_mode()
+def test_rows_that_do_not_lie_together() -> None:
+    plain, rows = norm(24), torch.randn(5, 24, 2)[..., 1]
+    torch.testing.assert_close(of(plain)(rows), plain(rows))
+
+
+@torch.inference_mode()
+def test_no_number_stays_none_in_its_row() -> None:
+    rows = torch.ones(3, 32)
+    rows[1, 7] = float("inf")
+    assert of(norm(32))(rows).isnan().any(1).tolist() == [False, True, False]
+
+
+@torch.inference_mode()
+def test_rows_of_another_precision_are_left_to_the_module() -> None:
+    plain, rows = norm(32, torch.bfloat16), torch.randn(2, 32)
+    assert torch.equal(of(plain)(rows), plain(rows))
+
+
+def test_other_formulas_stay() -> None:
+    class Centred(LlamaRMSNorm):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return super().forward(rows - rows.mean(-1, keepdim=True))
+
+    class Careless(LlamaRMSNorm):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return self.weight * rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True))
+
+    gemma = GemmaRMSNorm(32)
+    gemma.variance_epsilon = gemma.eps
+    model = nn.Sequential(Centred(32), Careless(32), gemma, nn.LayerNorm(32), norm(32).half(), nn.Linear(32, 32))
+    kinds = [type(part) for part in model]
+    replace_parts(model, FusedNorm.of)
+    assert [type(part) for part in model] == kinds
+
+
+def test_without_a_compiler_all_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "load", lambda *_: None)
+    model = nn.Sequential(norm(32))
+    replace_parts(model, FusedNorm.of)
+    assert type(model[0]) is LlamaRMSNorm

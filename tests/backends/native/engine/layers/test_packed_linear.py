@@ -1,0 +1,85 @@
+"""Packed linear layers compute what plain ones do, and are left out where they would not."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from backends.native.engine.layers.packed_linear import PackedLinear, pack_linears
+from backends.native.engine.loading.self_check import why_not_packed
+from tests.backends.native.engine.test_equality_with_generate import assert_equal, requests
+from tests.backends.native.engine.tiny import FAMILIES, build, packed_runner, tiny
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN"),
+]
+
+
+@pytest.mark.parametrize("shape", [(1, 24), (33, 24), (1, 5, 24), (0, 24), (1, 0, 24)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_it_computes_the_same(shape: tuple[int, ...], bias: bool, dtype: torch.dtype, tolerance: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(24, 40, bias=bias)).to(dtype)
+    rows = torch.randn(shape).to(dtype)
+    with torch.inference_mode():
+        expected = model(rows)
+        pack_linears(model, least=1)
+        torch.testing.assert_close(model(rows), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_only_plain_layers_in_float32_and_bfloat16_are_packed() -> None:
+    class Special(nn.Linear):
+        pass
+
+    model = nn.ModuleDict({"float16": nn.Linear(4, 4).half(), "special": Special(4, 4), "plain": nn.Linear(4, 4)})
+    pack_linears(model, least=1)
+    assert [type(part) for part in model.values()] == [nn.Linear, Special, PackedLinear]
+
+
+def test_small_weights_are_left_alone() -> None:
+    model = nn.ModuleDict({"small": nn.Linear(255, 256), "large": nn.Linear(256, 256)})
+    pack_linears(model)
+    assert [type(part) for part in model.values()] == [nn.Linear, PackedLinear]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_packed_model_answers_as_generate_does(family: str) -> None:
+    runner = packed_runner(family)
+    runner._model = copy.deepcopy(runner._model)
+    pack_linears(runner._model, least=1)
+    asked = requests()
+    assert_equal(family, asked, tiny(runner).answers(asked, apart=1))
+
+
+def test_the_self_check_notices_a_model_that_cannot_have_them() -> None:
+    def wrong(model: Any) -> None:
+        pack_linears(model, least=1)
+        model.lm_head.forward = lambda rows: rows.new_zeros(*rows.shape[:-1], model.lm_head.out_features)
+
+    def broken(model: Any) -> None:
+        pack_linears(model, least=1)
+        model.lm_head.forward = lambda rows: rows @ model.lm_head.weight.T
+
+    model = build("llama")
+    assert why_not_packed(model, change=partial(pack_linears, least=1)) is None
+    assert "other logits" in (why_not_packed(model, change=wrong) or "")
+    assert "AttributeError" in (why_not_packed(model, change=broken) or "")
+
+
+def test_a_small_layer_has_the_compiled_product_with_any_number_of_threads() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        few = PackedLinear(nn.Linear(896, 128, dtype=torch.bfloat16)).few_rows
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(threads)
+    alone = PackedLinear(nn.Linear(896, 128, dtype=torch.bfloat16)).few_rows
+    assert (few is None) == (alone is None)

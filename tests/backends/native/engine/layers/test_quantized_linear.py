@@ -1,0 +1,168 @@
+"""Rounded weights: one and the same whatever the rows, close to the float ones, and as good on a trained model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoTokenizer
+
+from backends.native.demo import WEIGHTS
+from backends.native.engine.factory import load_engine
+from backends.native.engine.layers.packed_linear import PackedLinear, pack_linears
+from backends.native.engine.layers.quantized_linear import BITS, QuantisedLinear, quantise_linears
+from backends.native.engine.loading.weights import LoadError, load
+from backends.native.engine.loop import Engine
+from backends.native.protocol.engine_options import EngineOptions
+from backends.native.protocol.messages import Submit
+from tests.backends.native.engine.tiny import build
+from tools.demo_model.chats import Chat
+from tools.demo_model.evaluate import draw_questions
+from tools.demo_model.questions import QUESTIONNAIRE
+
+pytestmark = pytest.mark.torch
+
+DTYPES = [torch.float32, torch.bfloat16]
+# Of a normally distributed weight, the root mean square of what rounding takes away: half a level is at most 1/254 of
+# the largest weight, or 1/30 of a group's range (4 to 5 standard deviations), and 1/sqrt(12) of a level on average.
+ERRORS = {"int8": 0.01, "int4": 0.1}
+# Of a trained model's choices, the share that stays, and by how many nats a token its distribution moves.
+SAME = {"int8": 0.999, "int4": 0.99}
+DIVERGENCES = {"int8": 1e-4, "int4": 1e-2}
+names = pytest.mark.parametrize("name", BITS)
+
+
+def linear(dtype: torch.dtype, *, bias: bool = True) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(256, 128, bias=bias).to(dtype)
+
+
+@names
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1,), (2,), (4,), (5,), (33,), (1, 1), (1, 7), (0,), (1, 0)])
+def test_few_rows_and_many_see_the_same_weights(name: str, dtype: torch.dtype, bias: bool, shape: tuple[int]) -> None:
+    plain = linear(dtype, bias=bias)
+    rounded = QuantisedLinear(plain, BITS[name])  # and `plain` has the rounded weight now
+    rows = torch.randn(*shape, 256).to(dtype)
+    tolerance = 1e-4 if dtype == torch.float32 else 3e-2
+    with torch.inference_mode():
+        torch.testing.assert_close(rounded(rows), plain(rows), atol=tolerance, rtol=tolerance)
+
+
+@names
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_rounding_takes_away_is_bounded(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    plain = linear(dtype)
+    nn.init.normal_(plain.weight)
+    before = plain.weight.detach().float().clone()
+    QuantisedLinear(plain, BITS[name])
+    error = (plain.weight.float() - before).square().mean().sqrt()
+    assert ERRORS[name] / 3 < error < ERRORS[name]
+
+
+@names
+def test_weights_that_are_zero_or_all_the_same_stay_so(name: str) -> None:
+    plain = linear(torch.float32)
+    with torch.no_grad():
+        plain.weight[0] = 0
+        plain.weight[1] = -0.5
+    before = plain.weight.detach().clone()
+    QuantisedLinear(plain, BITS[name])
+    torch.testing.assert_close(plain.weight[:2], before[:2], atol=1e-6, rtol=1e-6)
+
+
+def test_the_head_and_layers_that_do_not_fit_are_left_alone() -> None:
+    model = build("llama")
+    assert quantise_linears(model, 8) == 14
+    assert type(model.lm_head) is nn.Linear
+    assert quantise_linears(build("llama"), 4) == 2  # the others' 48 inputs are no multiple of 32
+
+
+def test_the_many_rows_product_can_be_packed_too() -> None:
+    model = build("llama")
+    quantise_linears(model, 8)
+    pack_linears(model, least=1)
+    layer = model.model.layers[0].mlp.up_proj
+    assert isinstance(layer, QuantisedLinear)
+    assert isinstance(layer.many, PackedLinear)
+
+
+@pytest.fixture(scope="module")
+def questions() -> list[tuple[list[int], list[int]]]:
+    """Prompt and right answer of each, in tokens."""
+    tokenizer = AutoTokenizer.from_pretrained(WEIGHTS)
+    found = []
+    for question in (each for task in QUESTIONNAIRE for each in draw_questions(task, 0, 4)):
+        if isinstance(question.prompt, Chat) and not question.prompt.images and not question.prompt.tools:
+            prompt = tokenizer.apply_chat_template(
+                question.prompt.messages, add_generation_prompt=True, return_dict=False
+            )
+            found.append((prompt, tokenizer.encode(question.answer, add_special_tokens=False)))
+    assert len(found) > 40
+    return found
+
+
+@names
+def test_a_trained_model_says_almost_what_it_says_in_float32(
+    name: str, questions: list[tuple[list[int], list[int]]]
+) -> None:
+    plain, rounded = (load(str(WEIGHTS), "float32").model for _ in range(2))
+    assert quantise_linears(rounded, BITS[name])
+    same, moved, count = 0, 0.0, 0
+    for prompt, answer in questions:
+        given = torch.tensor([prompt + answer])
+        with torch.inference_mode():
+            expected, found = (m(given).logits[0, len(prompt) - 1 : -1].log_softmax(-1) for m in (plain, rounded))
+        same += int((expected.argmax(-1) == found.argmax(-1)).sum())
+        moved += float((expected.exp() * (expected - found)).sum())
+        count += len(answer)
+    assert same / count >= SAME[name]
+    assert moved / count < DIVERGENCES[name]
+
+
+@names
+def test_an_engine_answers_alone_and_in_a_batch_as_in_float32(
+    name: str, questions: list[tuple[list[int], list[int]]]
+) -> None:
+    some = questions[:: len(questions) // 16]
+    asked = [Submit(seq, tuple(prompt), len(answer)) for seq, (prompt, answer) in enumerate(some)]
+    plain, rounded = engine("float32"), engine(name)
+    expected = answers(plain, asked)
+    batched = answers(rounded, asked)
+    alone = {request.seq: answers(rounded, [request])[request.seq] for request in asked}
+    for found in (batched, alone):
+        assert sum(found[seq] == expected[seq] for seq in expected) >= 0.9 * len(asked)
+
+
+def engine(dtype: str) -> Engine:
+    made, ready = load_engine(EngineOptions(str(WEIGHTS), dtype=dtype, device="cpu", threads=1), lambda _: None)
+    assert ready.dtype == dtype
+    return made
+
+
+def answers(made: Engine, asked: list[Submit]) -> dict[int, list[int]]:
+    told: dict[int, list[int]] = {request.seq: [] for request in asked}
+    for request in asked:
+        made.submit(0, request)
+    while made.busy:
+        for output in (output for step in made.step().values() for output in step.outputs):
+            assert output.error is None
+            told[output.seq] += output.ids
+    return told
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"dtype": "int8", "device": "meta"}, "The dtype int8 is for CPUs, not for meta"),
+        ({"dtype": "int4"}, "This model has no linear layers that could run in int4"),
+    ],
+)
+def test_what_cannot_be_rounded_is_refused(options: dict[str, str], why: str, tmp_path: Path) -> None:
+    build("gpt2").save_pretrained(tmp_path)
+    with pytest.raises(LoadError, match=why):
+        load_engine(EngineOptions(str(tmp_path), **options), lambda _: None)  # type: ignore[arg-type]

@@ -1,0 +1,121 @@
+"""The load-time check: it passes what is right, and notices every way of being wrong we know."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlavaConfig, LlavaForConditionalGeneration
+
+from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams, Kernel
+from backends.native.engine.attention.kv_cache import LayerCache
+from backends.native.engine.attention.reference import reference_kernel
+from backends.native.engine.loading.self_check import why_not_packed
+from backends.native.engine.loading.tiny_copy import shrunken_config
+from tests.backends.native.engine.tiny import FAMILIES, build
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_models_are_packed(family: str) -> None:
+    assert why_not_packed(build(family)) is None
+
+
+@pytest.mark.parametrize(
+    ("family", "why"),
+    [
+        ("mamba", "it has no attention interface"),
+        ("bloom", "it has no attention interface"),
+        ("lfm2", "it has layers of kind conv"),
+    ],
+)
+def test_models_with_other_state_are_not(family: str, why: str) -> None:
+    assert why_not_packed(build(family)) == why
+
+
+def test_recurrent_layers_are_noticed_by_the_logits_too() -> None:
+    """As if nothing had declared them."""
+    model = build("lfm2")
+    del model.config.layer_types  # the class rebuilds it from the indices below, where the shrunken copy is made
+    model.config.full_attn_idxs = [1]
+    why = why_not_packed(model)
+    assert why is not None
+    assert "other logits" in why or "lacks" in why or "fails" in why
+
+
+def wrong(**changes: Any) -> Kernel:
+    def kernel(
+        queries: torch.Tensor,
+        cache: LayerCache,
+        block_size: int,
+        metadata: AttentionMetadata,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        return reference_kernel(queries, cache, block_size, metadata, replace(params, **changes))
+
+    return kernel
+
+
+def forgetful(
+    queries: torch.Tensor, cache: LayerCache, block_size: int, metadata: AttentionMetadata, params: AttentionParams
+) -> torch.Tensor:
+    """Sees the tokens of this step only."""
+    cut = AttentionMetadata(metadata.slots, metadata.query_lengths, metadata.query_lengths, metadata.block_tables)
+    return reference_kernel(queries, cache, block_size, cut, params)
+
+
+@pytest.mark.parametrize(
+    ("family", "kernel"),
+    [
+        ("llama", forgetful),
+        ("llama", wrong(scale=0.2)),
+        ("llama", wrong(sliding_window=9)),
+        ("mistral", wrong(sliding_window=None)),
+        ("gemma3_text", wrong(sliding_window=None)),
+        ("gemma2", wrong(softcap=None)),
+        ("gpt_oss", wrong(sinks=None)),
+    ],
+)
+def test_a_wrong_kernel_is_noticed(family: str, kernel: Kernel) -> None:
+    why = why_not_packed(build(family), kernel)
+    assert why is not None
+    assert "gives other logits when packed" in why
+
+
+def test_a_composite_model_is_checked_whole() -> None:
+    text = build("llama").config
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    config = LlavaConfig(
+        vision_config={"model_type": "clip_vision_model", "image_size": 8, "patch_size": 4, **vision},
+        text_config=text.to_dict(),
+        image_token_index=90,
+    )
+    assert why_not_packed(LlavaForConditionalGeneration(config).eval()) is None
+
+
+def test_the_check_leaves_the_model_and_the_random_state_alone() -> None:
+    model = build("llama")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    config = model.config.to_dict()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    why_not_packed(model)
+    assert torch.equal(torch.rand(3), expected)
+    assert model.config.to_dict() == config
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert model.config._attn_implementation == "eager"
+
+
+def test_a_large_configuration_becomes_small_and_keeps_its_kinds() -> None:
+    config = build("gemma3_text").config
+    config.num_hidden_layers = 12
+    config.layer_types = (["sliding_attention"] * 5 + ["full_attention"]) * 2
+    config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim = 4096, 32, 8, 128
+    small = shrunken_config(config, few_heads=True, few_layers=True)
+    assert small.layer_types == ["sliding_attention"] * 5 + ["full_attention"]
+    assert (small.num_attention_heads, small.num_key_value_heads, small.hidden_size) == (4, 2, 512)
+    assert config.num_hidden_layers == 12

@@ -1,0 +1,114 @@
+"""What is measured with the dummy inputs at load bounds what requests use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from backends.native.engine.attention.kv_cache import KVCache
+from backends.native.engine.factory import load_engine
+from backends.native.engine.loading.weights import load
+from backends.native.engine.loop import Engine
+from backends.native.engine.multimodal.peak_memory import peak_memory
+from backends.native.engine.multimodal.profiling import _SAMPLING, make_embedder, profile
+from backends.native.engine.runner.packed import PackedRunner
+from backends.native.engine.scheduling.sequence import Sequence, Work
+from backends.native.multimodal.inputs import MultiModalInputs
+from backends.native.protocol.engine_options import EngineOptions
+from backends.native.protocol.messages import SamplingParams, Submit
+from tests.backends.native.multimodal.families import save_idefics3, save_llava_next
+from tests.backends.native.multimodal.tiny import IMAGE, Checkpoint, save_fuyu, save_llava, save_qwen
+
+pytestmark = pytest.mark.torch
+
+CPU = torch.device("cpu")
+MODELS: dict[str, tuple[Callable[[Path], Path], list[int]]] = {
+    "llava": (save_llava, [5, IMAGE, 7]),
+    "qwen2_vl": (lambda folder: save_qwen(folder, "qwen2_vl"), [5, IMAGE, 7]),
+    "fuyu": (save_fuyu, [5, 7]),
+    "idefics3": (save_idefics3, [5, 70, 7]),
+    "llava_next": (save_llava_next, [5, 70, 7]),
+}
+SIDES = (4, 8, 20, 33, 64, 90, 200, 400)
+
+
+def profiled(options: EngineOptions) -> int:
+    """What the engine finds at load."""
+    loaded = load(options.model, options.dtype)
+    probe = PackedRunner(loaded.model, KVCache(1, options.block_size))
+    sequence = Sequence(0, Submit(0, (0,), 1), 0)
+    sequence.blocks.append(0)
+    with torch.inference_mode():
+        probe.run([Work(sequence, 0, 1, samples=True)])
+    embedder = make_embedder(loaded.model, options.model, options.step_tokens)
+    assert embedder is not None
+    return profile(loaded.model, probe, embedder, options, min(loaded.context_length, options.context_length))
+
+
+class Requests:
+    """A random one each time: pictures of any size, texts of any length, and all that a sampler can be asked for."""
+
+    def __init__(self, checkpoint: Checkpoint, ids: list[int], seed: int) -> None:
+        self._checkpoint = checkpoint
+        self._ids = ids
+        self._rng = Random(seed)
+
+    def submit(self, seq: int, context: int) -> Submit:
+        rng, most_new = self._rng, 4
+        inputs = self._pictured() if rng.random() < 0.7 else MultiModalInputs((5,))
+        room = context - most_new - len(inputs.prompt_token_ids)
+        if room < 0:
+            return self.submit(seq, context)
+        text = tuple(rng.randrange(2, 60) for _ in range(rng.choice((0, 3, room // 2, room))))
+        sampling = rng.choice((SamplingParams(), _SAMPLING))
+        return Submit(
+            seq,
+            (*inputs.prompt_token_ids, *text),
+            rng.randint(1, most_new),
+            sampling,
+            top_logprobs=rng.choice((-1, 5)),
+            prompt_logprobs=rng.choice((-1, -1, 5)),
+            priority=rng.randint(0, 2),
+            features=inputs.features,
+        )
+
+    def _pictured(self) -> MultiModalInputs:
+        rng = self._rng
+        width, height = rng.choice([(w, h) for w in SIDES for h in SIDES if max(w, h) <= 50 * min(w, h)])
+        seed = 1000 * width + height + rng.choice((0, 10**6))  # two pictures of each size
+        return self._checkpoint.processor.apply(self._ids, [self._checkpoint.item(seed, width, height)])
+
+
+def serve(engine: Engine, requests: Requests, count: int, context: int) -> None:
+    """All of them, arriving a few each step."""
+    sent = 0
+    for _ in range(5000):
+        for _ in range(3 if sent < count else 0):
+            sent += 1
+            engine.submit(0, requests.submit(sent, context))
+        for step in engine.step().values():
+            assert not [output.error for output in step.outputs if output.error]
+        if sent >= count and not engine.busy:
+            return
+    raise AssertionError("it never ended")
+
+
+WIDE, NARROW = {"step_tokens": 64, "max_sequences": 8}, {"step_tokens": 16, "max_sequences": 16}
+
+
+@pytest.mark.parametrize(("name", "limits"), [*((name, WIDE) for name in MODELS), ("qwen2_vl", NARROW)])
+def test_a_hundred_random_requests_use_no_more(name: str, limits: dict[str, int], tmp_path: Path) -> None:
+    save, ids = MODELS[name]
+    folder = save(tmp_path)
+    options = EngineOptions(model=str(folder), threads=1, dtype="float32", context_length=200, kv_tokens=3200, **limits)
+    bound = profiled(options)
+    engine, ready = load_engine(options, lambda _: None)
+    requests = Requests(Checkpoint(folder), ids, seed=5)
+    with peak_memory(CPU) as used:
+        serve(engine, requests, 102, ready.context_length)
+    print(f"{name}: {used.bytes:,} of {bound:,} bytes")
+    assert 0.1 * bound < used.bytes <= bound, "a bound, and of the right size"

@@ -1,0 +1,249 @@
+"""Constrained sequences in the engine: like a slow reference, held, preempted, cancelled while compiling, at fault."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from threading import Event
+
+import pytest
+from llguidance import LLMatcher
+from torch import Tensor
+
+from backends.native.demo import WEIGHTS
+from backends.native.engine.factory import load_engine
+from backends.native.engine.loop import Engine
+from backends.native.engine.sampling import grammar_masks, logits_processors
+from backends.native.engine.sampling.grammar_masks import Constraint
+from backends.native.engine.scheduling.sequence import Sequence
+from backends.native.grammar.grammar import GrammarError, grammar_source
+from backends.native.protocol.engine_options import EngineOptions
+from backends.native.protocol.messages import SamplingParams, Submit
+from schemas.ir import Grammar
+from tests.backends.native.engine.tiny import Answer, packed_runner, prompt, tiny
+
+pytestmark = pytest.mark.torch
+
+WORDS = grammar_source(Grammar("regex", "([a-z]{3} ){20}[a-z]{3}"))
+LIST = grammar_source(Grammar("json_schema", {"type": "array", "items": {"enum": ["x", 17, None]}, "minItems": 20}))
+ANYTHING = grammar_source(Grammar("json_object", ""))
+
+
+def engine(kv_tokens: int) -> tuple[Engine, list[int]]:
+    """The bundled model's, and the sequences that it preempted."""
+    options = EngineOptions(str(WEIGHTS), dtype="float32", device="cpu", threads=1, kv_tokens=kv_tokens, tier="packed")
+    made, _ = load_engine(options, lambda _: None)
+    preempted: list[int] = []
+    made._scheduler._on_preempted = lambda sequence: preempted.append(sequence.request.seq)
+    return made, preempted
+
+
+def submit(seq: int, grammar: str, **fields: object) -> Submit:
+    sampling = SamplingParams(temperature=1.0, seed=seq)
+    return Submit(seq, (5, 6, 7, 8 + seq), 100, sampling, eos_token_ids=(1,), grammar=grammar, **fields)  # type: ignore[arg-type]
+
+
+def answers(made: Engine, requests: list[Submit]) -> dict[int, Answer]:
+    told = {request.seq: Answer() for request in requests}
+    for request in requests:
+        made.submit(0, request)
+    while made.busy:
+        for step in made.step().values():
+            for output in step.outputs:
+                told[output.seq].add(output)
+    return told
+
+
+def test_preemption_changes_nothing() -> None:
+    requests = [submit(seq, LIST if seq % 2 else WORDS) for seq in range(6)]
+    (roomy, none), (tight, some) = engine(4096), engine(256)
+    undisturbed, disturbed = answers(roomy, requests), answers(tight, requests)
+    assert (none, len(some) > 0) == ([], True)
+    assert {seq: answer.ids for seq, answer in disturbed.items()} == {s: a.ids for s, a in undisturbed.items()}
+    assert all(answer.error is None for answer in disturbed.values())
+
+
+def test_a_grammar_that_does_not_compile_is_its_own_sequences_fault() -> None:
+    made, _ = engine(1024)
+    told = answers(made, [submit(0, WORDS), submit(1, json.dumps({"grammars": [{"lark_grammar": "start: nowhere"}]}))])
+    assert told[0].error is None
+    assert "nowhere" in (told[1].error or "")
+
+
+def test_cancelled_while_it_compiles() -> None:
+    made, _ = engine(1024)
+    made.submit(0, submit(0, WORDS))
+    made.cancel(0, 0)
+    assert not made.busy
+    made.submit(0, submit(1, WORDS))
+    made.disconnect(0)
+    assert made.step() == {}
+
+
+def test_a_model_without_a_tokenizer_refuses() -> None:
+    told = tiny(packed_runner("llama")).answers([Submit(0, prompt(4, 0), 5, grammar=WORDS)])
+    assert "no tokenizer" in (told[0].error or "")
+
+
+def test_what_is_cancelled_before_it_compiles_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = engine(4096)
+    assert made._constraints is not None
+    grammars, compiled, go = made._constraints._automata._grammars, list[str](), Event()
+
+    def compile(source: str) -> LLMatcher:
+        compiled.append(source)
+        assert go.wait(30)
+        return type(grammars).compile(grammars, source)
+
+    monkeypatch.setattr(grammars, "compile", compile, raising=False)
+    sources = [grammar_source(Grammar("regex", f"{seq} [a-z]{{9}}")) for seq in range(20)]
+    for seq, source in enumerate(sources):
+        made.submit(0, submit(seq, source))
+    made.submit(0, submit(20, sources[19]))
+    for seq in range(20):
+        made.cancel(0, seq)
+    go.set()
+    while made.busy:
+        made.step()
+    assert sources[19] in compiled, "which another wants, too"
+    assert 1 <= len(compiled) <= 3, "and those that two threads had begun with"
+    assert not made._constraints._automata._users
+
+
+def reference(made: Engine) -> Callable[[Tensor, list[Sequence], list[int]], None]:
+    """Masks as slow as they are simple: a new automaton for every one, read bit by bit."""
+    assert made._constraints is not None
+    grammars = made._constraints._automata._grammars
+
+    def constrain(scores: Tensor, sequences: list[Sequence], rows: list[int]) -> None:
+        for row in rows:
+            source, prompt = sequences[row].request.grammar, sequences[row].request.prompt
+            if source is not None:
+                matcher = grammars.compile(source)
+                assert matcher.consume_tokens(sequences[row].tokens[len(prompt) :])
+                bits = matcher.compute_bitmask()
+                for token in range(scores.shape[1]):
+                    if not bits[token // 8] >> token % 8 & 1:
+                        scores[row, token] = float("-inf")
+
+    return constrain
+
+
+def mixed() -> list[Submit]:
+    """Shared grammars and one of its own, sampled and greedy, beside sequences without."""
+    grammars = (WORDS, LIST, None, WORDS, ANYTHING, LIST, None)
+    return [
+        Submit(
+            seq,
+            (5, 6, 7, 8 + seq),
+            60,
+            SamplingParams(temperature=seq % 3 / 2, seed=seq),
+            eos_token_ids=(1,),
+            grammar=source,
+        )
+        for seq, source in enumerate(grammars)
+    ]
+
+
+def ids(made: Engine, requests: list[Submit]) -> dict[int, list[int]]:
+    told = answers(made, requests)
+    assert all(answer.error is None for answer in told.values())
+    return {seq: answer.ids for seq, answer in told.items()}
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[int, list[int]]:
+    """What the reference makes of `mixed`."""
+    made, _ = engine(4096)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logits_processors, "_constrain", reference(made))
+        return ids(made, mixed())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"_LONG": 0.0}, {"_LONG": 0.0, "_KEPT": 0}, {"_PATIENCE": 0.0}],
+    ids=["as it is", "all slow", "none kept", "without patience"],
+)
+def test_tokens_are_those_of_the_reference(
+    expected: dict[int, list[int]], changed: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in changed.items():
+        monkeypatch.setattr(grammar_masks, name, value)
+    made, _ = engine(4096)
+    assert ids(made, mixed()) == expected
+    assert ids(made, mixed()) == expected  # whose automata know the way by now
+
+
+def test_a_broken_automaton_is_not_shared_further(
+    expected: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Constraint._make
+
+    def make(self: Constraint, tokens: list[int]) -> None:
+        if len(tokens) == 9 and not self._own:
+            raise GrammarError("too many states")
+        real(self, tokens)
+
+    made, _ = engine(4096)
+    assert made._constraints is not None
+    before = made._constraints.begin(WORDS, 1).job
+    monkeypatch.setattr(Constraint, "_make", make)
+    assert ids(made, mixed()) == expected
+    assert made._constraints.begin(WORDS, 1).job is not before
+
+
+def test_nobody_waits_for_anothers_mask(expected: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = Event()
+    real = Constraint._make
+
+    def make(self: Constraint, tokens: list[int]) -> None:
+        assert go_on.wait(30)
+        real(self, tokens)
+
+    monkeypatch.setattr(Constraint, "_make", make)
+    made, _ = engine(4096)
+    told = {request.seq: Answer() for request in mixed()}
+    for request in mixed():
+        made.submit(0, request)
+    while made.busy:
+        for output in (output for step in made.step().values() for output in step.outputs):
+            told[output.seq].add(output)
+        if told[2].reason and told[6].reason:  # those without a grammar are done
+            assert go_on.is_set() or all(len(told[seq].ids) <= 1 for seq in (0, 1, 3, 4, 5))
+            go_on.set()
+    assert {seq: answer.ids for seq, answer in told.items()} == expected
+
+
+def test_a_fault_in_making_a_mask_ends_those_it_is_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(self: Constraint, tokens: list[int]) -> None:
+        raise ArithmeticError
+
+    monkeypatch.setattr(Constraint, "_make", make)
+    made, _ = engine(4096)
+    for _ in range(2):
+        told = answers(made, mixed())
+        assert {seq for seq, answer in told.items() if answer.error is None} == {2, 6}
+
+
+def test_what_takes_too_long_in_all_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_masks, "_MOST_SECONDS", 0.0)
+    monkeypatch.setattr(grammar_masks, "_MOST_SECONDS_A_TOKEN", 0.0)
+    made, _ = engine(4096)
+    told = answers(made, mixed())
+    assert {seq for seq, answer in told.items() if answer.error is None} == {2, 6}
+    assert "too long" in (told[0].error or "")
+
+
+def test_a_grammar_is_compiled_once() -> None:
+    made, _ = engine(1024)
+    assert made._constraints is not None
+    first = made._constraints.begin(WORDS, 1).job
+    others = [
+        made._constraints.begin(f'{{"grammars": [{{"lark_grammar": "start: \\"{n}\\""}}]}}', 1) for n in range(31)
+    ]
+    assert made._constraints.begin(WORDS, 1).job is first
+    assert len({id(other.job) for other in others}) == 31
+    made._constraints.begin(LIST, 1)
+    assert others[0].job not in made._constraints._automata._kept.values()  # the one that was not asked for longest
+    assert made._constraints.begin(WORDS, 1).job is first

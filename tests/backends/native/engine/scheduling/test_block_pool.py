@@ -1,0 +1,107 @@
+"""The block pool: conservation, reuse by content, and which block is evicted first."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends.native.engine.scheduling.block_pool import BlockPool, block_key, extend_keys
+
+
+def keys_of(tokens: list[int], size: int, extra: bytes = b"") -> list[bytes]:
+    keys: list[bytes] = []
+    extend_keys(keys, tokens, len(tokens) // size, size, extra)
+    return keys
+
+
+def test_keys_depend_on_all_tokens_before_and_on_the_salt() -> None:
+    plain = keys_of([1, 2, 3, 4, 5, 6], 2)
+    assert len(set(plain)) == 3
+    assert keys_of([1, 2, 3, 4], 2) == plain[:2]
+    assert keys_of([9, 2, 3, 4], 2)[1] != plain[1]
+    assert not set(keys_of([1, 2, 3, 4], 2, b"adapter")) & set(plain)
+    assert keys_of([1, 1, 1, 1], 2)[0] != keys_of([1, 1, 1, 1], 2)[1]
+
+
+def test_keys_are_extended_not_rebuilt() -> None:
+    keys = keys_of([1, 2], 2)
+    extend_keys(keys, [1, 2, 3, 4], 2, 2)
+    assert keys == keys_of([1, 2, 3, 4], 2)
+    assert keys[1] == block_key(keys[0], [3, 4])
+
+
+def test_a_published_block_is_found_after_its_owner_left() -> None:
+    pool = BlockPool(4, 2)
+    keys = keys_of([1, 2, 3, 4], 2)
+    blocks = pool.allocate(2)
+    for block, key in zip(blocks, keys, strict=True):
+        pool.publish(block, key)
+    pool.release(blocks)
+    assert pool.free == 4
+    assert pool.find(keys) == blocks
+    assert pool.idle(blocks) == 2
+    pool.take(blocks)
+    assert pool.free == 2
+    assert pool.idle(blocks) == 0
+    pool.check()
+
+
+def test_finding_stops_at_the_first_gap() -> None:
+    pool = BlockPool(4, 2)
+    keys = keys_of([1, 2, 3, 4, 5, 6], 2)
+    blocks = pool.allocate(3)
+    pool.publish(blocks[0], keys[0])
+    pool.publish(blocks[2], keys[2])
+    assert pool.find(keys) == blocks[:1]
+
+
+def test_eviction_takes_blank_blocks_first_then_the_tail_of_the_least_recent() -> None:
+    pool = BlockPool(5, 2)
+    old, new = keys_of([1, 1, 2, 2], 2), keys_of([3, 3], 2)
+    first = pool.allocate(2)
+    for block, key in zip(first, old, strict=True):
+        pool.publish(block, key)
+    pool.release(first)
+    second = pool.allocate(1)
+    pool.publish(second[0], new[0])
+    pool.release(second)
+
+    pool.allocate(2)  # the two that never held anything
+    assert pool.find(old) == first
+    pool.allocate(1)
+    assert pool.find(old) == first[:1]
+    assert pool.find(new) == second
+    pool.allocate(1)
+    assert pool.find(old) == []
+    assert pool.find(new) == second
+    pool.check()
+
+
+def test_a_key_keeps_its_first_block() -> None:
+    pool = BlockPool(2, 1)
+    first, second = pool.allocate(2)
+    pool.publish(first, b"same")
+    pool.publish(second, b"same")
+    pool.release([second])
+    assert pool.find([b"same"]) == [first]
+    pool.check()
+
+
+def test_without_caching_nothing_is_found() -> None:
+    pool = BlockPool(1, 1, caching=False)
+    block = pool.allocate(1)[0]
+    pool.publish(block, b"key")
+    assert pool.find([b"key"]) == []
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
+def test_blocks_for(tokens: int, blocks: int) -> None:
+    assert BlockPool(1, 4).blocks_for(tokens) == blocks
+
+
+def test_more_than_there_is_is_refused_and_nothing_is_lost() -> None:
+    pool = BlockPool(2, 1)
+    with pytest.raises(ValueError, match="3 blocks wanted, 2 free"):
+        pool.allocate(3)
+    assert pool.free == 2
+    with pytest.raises(ValueError, match="at least one block"):
+        BlockPool(0, 1)

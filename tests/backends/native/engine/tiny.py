@@ -1,0 +1,205 @@
+"""Tiny models of many families with wide random weights, and an engine around one: what the engine's tests share.
+
+At an ordinary initialisation greedy tokens hardly depend on the context, and wrong attention passes unseen.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from backends.native.engine.attention.kv_cache import KVCache
+from backends.native.engine.loop import Engine
+from backends.native.engine.runner.packed import PackedRunner, Runner
+from backends.native.engine.runner.per_sequence import CacheRunner
+from backends.native.engine.scheduling.block_pool import BlockPool
+from backends.native.engine.scheduling.scheduler import Scheduler
+from backends.native.protocol.messages import Logprobs, Output, Submit
+from schemas.ir import FinishReason
+
+VOCAB = 96
+CONTEXT = 128
+
+_SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": CONTEXT,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_SLIDING = {"sliding_window": 10, "layer_types": ["sliding_attention", "full_attention"]}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": _SHAPE,
+    "qwen2": _SHAPE,
+    "qwen3": _SHAPE,
+    "mistral": _SHAPE | {"sliding_window": 10},
+    "gemma2": _SHAPE | _SLIDING | {"query_pre_attn_scalar": 12, "attn_logit_softcapping": 5.0},
+    "gemma3_text": _SHAPE | _SLIDING | {"query_pre_attn_scalar": 12},
+    "phi3": _SHAPE | {"sliding_window": 10},
+    "gpt2": {"vocab_size": VOCAB, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
+    | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+    "gpt_oss": _SHAPE | _SLIDING | {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+RECURRENT: dict[str, dict[str, Any]] = {
+    "mamba": {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "pad_token_id": 0},
+    "lfm2": _SHAPE | {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3},
+    "bloom": {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 2, "n_head": 4, "pad_token_id": 0},
+}
+
+
+def build(family: str) -> Any:
+    """A tiny model, in float32, with its own attention; always the same."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **(FAMILIES | RECURRENT)[family])
+    built = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    for parameter in built.parameters():
+        if parameter.dim() >= 2:
+            parameter.data.normal_(0.0, 1.5 / parameter.shape[-1] ** 0.5)
+        else:
+            parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
+    return built
+
+
+plain = functools.lru_cache(build)
+"""The reference's model of a family."""
+_packed = functools.lru_cache(build)
+"""The packed tier's, whose attention is set to ours."""
+
+
+def prompt(length: int, seed: int) -> tuple[int, ...]:
+    """Random tokens, none of them special."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(3, VOCAB, (length,), generator=generator).tolist())
+
+
+@dataclass(slots=True)
+class Answer:
+    """All that a sequence was told."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    prompt: tuple[Logprobs, ...] = ()
+    cached_tokens: int = 0
+    reason: FinishReason | None = None
+    error: str | None = None
+    overloaded: bool = False
+
+    def add(self, output: Output) -> None:
+        """Take in what a step told."""
+        assert self.reason is None, "told after its end"
+        assert self.error is None, "told after its end"
+        self.ids += output.ids
+        self.logprobs += output.logprobs
+        self.prompt += output.prompt
+        self.cached_tokens += output.cached_tokens
+        self.reason, self.error, self.overloaded = output.reason, output.error, output.overloaded
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was told that it ended."""
+        return self.reason is not None or self.error is not None
+
+
+@dataclass(slots=True)
+class Tiny:
+    """An engine over a tiny model, with all its parts in reach."""
+
+    engine: Engine
+    scheduler: Scheduler
+    runner: Runner
+    preemptions: list[int] = field(default_factory=list)
+
+    def answers(self, requests: Iterable[Submit], *, apart: int = 0) -> dict[int, Answer]:
+        """Run until all have ended; `apart` steps lie between one submit and the next."""
+        answers = {request.seq: Answer() for request in requests}
+        for request in requests:
+            self.engine.submit(0, request)
+            for _ in range(apart):
+                self.take(answers)
+        while self.engine.busy:
+            self.take(answers)
+        assert all(answer.ended for answer in answers.values())
+        assert self.scheduler.pool.free == self.scheduler.pool.count
+        return answers
+
+    def take(self, answers: dict[int, Answer]) -> None:
+        """One step."""
+        for step in self.engine.step().values():
+            for output in step.outputs:
+                answers[output.seq].add(output)
+
+
+def packed_runner(family: str, blocks: int = 64, size: int = 4) -> PackedRunner:
+    """The fast tier."""
+    return PackedRunner(_packed(family), KVCache(blocks, size))
+
+
+def tiny(
+    runner: Runner,
+    *,
+    blocks: int = 64,
+    size: int = 4,
+    caching: bool = True,
+    step_tokens: int = CONTEXT + 8,
+    max_sequences: int = 8,
+    max_waiting: int = 1024,
+) -> Tiny:
+    """An engine around `runner`, whose cache must have `blocks` blocks of `size` tokens."""
+    preemptions: list[int] = []
+
+    def on_preempted(sequence: Any) -> None:
+        preemptions.append(sequence.request.seq)
+        runner.forget(sequence)
+
+    scheduler = Scheduler(
+        BlockPool(blocks, size, caching=caching and runner.chunked),
+        step_tokens=step_tokens,
+        max_sequences=max_sequences,
+        max_waiting=max_waiting,
+        chunked=runner.chunked,
+        on_preempted=on_preempted,
+    )
+    engine = Engine(runner, scheduler, vocab_size=VOCAB, context_length=CONTEXT)
+    return Tiny(engine, scheduler, runner, preemptions)
+
+
+def cache_runner(family: str) -> CacheRunner:
+    """The slow tier, over a model with its own attention."""
+    return CacheRunner(plain(family))
+
+
+@dataclass(slots=True, frozen=True)
+class Reference:
+    """What transformers' own `generate` gives, greedy."""
+
+    ids: list[int]
+    logprobs: torch.Tensor  # [tokens, vocabulary]
+
+
+@functools.lru_cache(maxsize=512)
+def reference(family: str, tokens: tuple[int, ...], new: int) -> Reference:
+    """Greedy generation by transformers, past any end token."""
+    given = torch.tensor([tokens])
+    out = plain(family).generate(
+        given,
+        attention_mask=torch.ones_like(given),
+        max_new_tokens=new,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    ids = out.sequences[0, len(tokens) :].tolist()
+    return Reference(ids, torch.stack(out.logits)[:, 0].float().log_softmax(-1))

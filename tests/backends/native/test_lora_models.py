@@ -1,0 +1,124 @@
+"""Adapters over the bundled model: every answer is that of a backend whose checkpoint has the adapter merged in."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+from transformers import AutoModelForImageTextToText
+
+from backends.base import Feature
+from backends.native.backend import NativeBackend
+from backends.native.demo import WEIGHTS
+from schemas.errors import BackendFailed, BackendUnavailable
+from schemas.ir import Completion, Embed, Embeddings, Generate, Sampling, Stopping, TextPrompt
+from tests.backends import laws
+from tests.backends.native.engine.lora import folders
+from tests.backends.native.multimodal.test_images import chat, picture
+
+pytestmark = [pytest.mark.torch, pytest.mark.asyncio(loop_scope="module")]
+
+NAMES = ("", "team/a", "b")
+OPTIONS = {"engine": "inprocess", "threads": 1, "dtype": "float32", "device": "cpu", "kv_tokens": 4096}
+PROMPTS = (
+    chat("What is the capital of France?"),
+    TextPrompt("Once upon a time"),
+    chat(picture(1)[1], "What is in the picture?"),
+)
+Backends = tuple[NativeBackend, dict[str, NativeBackend]]
+
+
+def save_merged(folder: Path, adapter: Path, model: Any) -> None:
+    shutil.copytree(WEIGHTS, folder)
+    folders.merged(model, adapter).save_pretrained(folder)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backends(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Backends]:
+    """One with adapters, and one for each of them merged."""
+    folder = tmp_path_factory.mktemp("lora")
+    model = AutoModelForImageTextToText.from_pretrained(WEIGHTS, local_files_only=True, dtype=torch.float32)
+    targets = r".*language_model.*(q|v|down)_proj"
+    table: dict[str, str] = {}
+    merged = {"": NativeBackend("base", OPTIONS)}
+    for seed, name in enumerate(NAMES[1:]):
+        table[name] = str(folders.save(folder / name, model, targets, seed, alpha=1 + seed))
+        save_merged(folder / "merged" / name, folder / name, model)
+        merged[name] = NativeBackend(f"merged {name}", OPTIONS | {"model": str(folder / "merged" / name)})
+    adapted = NativeBackend("adapted", OPTIONS | {"adapters": table})
+    started = (adapted, *merged.values())
+    for backend in started:
+        await backend.start()
+    yield adapted, merged
+    for backend in started:
+        await backend.aclose()
+
+
+async def ask(backend: NativeBackend, adapter: str | None = None, **fields: Any) -> Completion:
+    asked = Generate(
+        id="r", model="demo", prompts=PROMPTS, stopping=Stopping(24, ignore_eos=True), adapter_id=adapter, **fields
+    )
+    return laws.check(await laws.collect(backend.generate(asked)), asked)
+
+
+def ids(answer: Completion) -> list[list[int | None]]:
+    return [[token.id for token in choice.tokens] for choice in answer.choices]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"sampling": Sampling(temperature=0.0)}, {"sampling": Sampling(seed=5, temperature=1.0), "n": 2}]
+)
+async def test_answers(backends: Backends, fields: Any) -> None:
+    """Greedy, and several at a time from a seed; about a picture, too."""
+    adapted, merged = backends
+    expected = [ids(await ask(merged[name], **fields)) for name in NAMES]
+    for _ in range(2):  # the second time the prefixes are in the cache
+        told = await asyncio.gather(*(ask(adapted, name or None, **fields) for name in NAMES))
+        assert [ids(answer) for answer in told] == expected
+    assert expected[0] != expected[1] != expected[2]
+
+
+async def test_vectors(backends: Backends) -> None:
+    adapted, merged = backends
+
+    async def embed(backend: NativeBackend, name: str | None) -> torch.Tensor:
+        inputs = (TextPrompt("A star is a big ball of hot gas."), TextPrompt("Hi"))
+        found: Embeddings = await backend.embed(Embed(id="e", model="demo", inputs=inputs, adapter_id=name))
+        return torch.tensor(found.vectors)
+
+    told = [await embed(adapted, name or None) for name in NAMES]
+    for vectors, name in zip(told, NAMES, strict=True):
+        torch.testing.assert_close(vectors, await embed(merged[name], None), atol=1e-5, rtol=0)
+    assert float((told[0] - told[1]).abs().max()) > 1e-2
+
+
+async def test_it_says_what_it_has(backends: Backends) -> None:
+    adapted, merged = backends
+    assert adapted.capabilities.adapters == NAMES[1:]
+    assert Feature.ADAPTERS in adapted.capabilities.features
+    assert Feature.ADAPTERS not in merged[""].capabilities.features
+
+
+async def test_the_engine_knows_its_own(backends: Backends) -> None:
+    """Who asks it for another all the same gets an error, and never the model without."""
+    with pytest.raises(BackendFailed, match="there is no adapter 'c'"):
+        await ask(backends[0], "c")
+
+
+async def test_an_adapter_that_cannot_be_applied_keeps_the_engine_from_starting(tmp_path: Path) -> None:
+    backend = NativeBackend("native", OPTIONS | {"adapters": {"a": str(tmp_path)}})
+    with pytest.raises(BackendUnavailable, match=r"There is no adapter in '.*': adapter_config.json cannot be read"):
+        await backend.start()
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../a", "/a", "a//b", "a/", "-a", "a/-b", "a b", "é", "a" * 257])
+async def test_names_that_no_protocol_could_say_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="adapters"):
+        NativeBackend("native", {"adapters": {name: "folder"}})

@@ -1,0 +1,37 @@
+"""Cores and memory, as far as any machine must agree."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from backends.native.machine import available_memory, physical_cores
+
+
+def test_cores() -> None:
+    assert 1 <= physical_cores() <= (os.cpu_count() or 1)
+
+
+def test_memory() -> None:
+    assert 2**20 < available_memory() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+def test_freed_memory_is_used_again() -> None:
+    code = """
+from resource import RUSAGE_SELF, getrusage
+from backends.native.machine import keep_freed_memory
+def faults():
+    before = getrusage(RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        bytearray(b"1") * 20_000_000
+    return getrusage(RUSAGE_SELF).ru_minflt - before
+assert keep_freed_memory()
+first = faults()
+assert faults() < first / 10, (first, faults())
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

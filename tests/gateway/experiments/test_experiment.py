@@ -1,0 +1,197 @@
+"""What is counted, what is kept apart, and that every worker tells the whole figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from backends.scripted import ScriptedBackend
+from gateway.app import create_app
+from gateway.config import Config, Endpoint, Guardrail
+from gateway.config import Experiment as Settings
+from gateway.experiments.confidence import Interval
+from gateway.experiments.experiment import METRICS, Experiment, Outcome, decide
+from gateway.routing.assignment import bucket_of
+from gateway.routing.router import Plan, Router
+from schemas.ir import FinishReason, Generate, TextPrompt, Usage
+from tests.gateway.routing.test_router import MESSAGES, application, chat, endpoint, unit_for
+from tests.gateway.serving import running
+
+PAIR = endpoint(("a", "scripted", 50), ("b", "scripted", 50))
+GUARDED = msgspec.structs.replace(PAIR, experiment=Settings(guardrail=Guardrail(worse_than=0.02)))
+ANSWERED = Outcome("ok", 0.25, 1.5, Usage(5, 11), (FinishReason.EOS,))
+
+
+class Traffic:
+    """Requests of many units at one endpoint, without a server."""
+
+    def __init__(self, arms: Endpoint, *experiments: Experiment) -> None:
+        self._router = Router({"chat": arms}, {"s": ScriptedBackend("s")})
+        self._experiments = experiments
+
+    def plan(self, user: str) -> Plan:
+        return self._router.plan(Generate(id=user, model="chat", prompts=(TextPrompt("Hi"),), user=user), {})
+
+    def send(self, count: int, fails: str = "") -> None:
+        """Half of the requests of the arm `fails` fail."""
+        for number in range(count):
+            plan, experiment = self.plan(f"user {number % 400}"), self._experiments[number % len(self._experiments)]
+            experiment.exposed(plan)
+            failed = plan.targets[0].entity.name == fails and number * 7919 % 1013 % 2
+            experiment.ended(plan, plan.targets[0], Outcome("backend_failed") if failed else ANSWERED)
+
+
+def test_figures_of_an_arm() -> None:
+    experiment = Experiment("chat", PAIR)
+    Traffic(PAIR, experiment).send(2000)
+    report = experiment.report()
+    assert sum(arm.exposures for arm in report.arms) == 2000
+    for arm in report.arms:
+        assert arm.means == {
+            "success": 1.0,
+            "time_to_first_token": 0.25,
+            "inter_token_latency": 0.125,
+            "latency": 1.5,
+            "prompt_tokens": 5.0,
+            "completion_tokens": 11.0,
+        }
+        assert arm.finish_reasons == {"eos": arm.exposures}
+        assert set(arm.apart.values()) == {0}
+    assert {comparison.decision for comparison in report.comparisons} == {"no difference"}
+    assert not report.sample_ratio_mismatch
+
+
+def test_a_worse_arm_is_called_worse() -> None:
+    experiment = Experiment("chat", PAIR)
+    Traffic(PAIR, experiment).send(4000, fails="b")
+    by_metric = {comparison.metric: comparison for comparison in experiment.report().comparisons}
+    assert by_metric["success"].decision == "worse"
+    assert -0.6 < by_metric["success"].low < by_metric["success"].high < -0.4
+    assert by_metric["latency"].decision == "no difference"  # of answered requests
+
+
+def test_all_workers_tell_the_figures_of_all(tmp_path: Path) -> None:
+    workers = [Experiment("chat", PAIR, tmp_path, f"worker-{number}") for number in range(4)]
+    alone = Experiment("chat", PAIR)
+    Traffic(PAIR, *workers).send(3000, fails="b")
+    Traffic(PAIR, alone).send(3000, fails="b")
+    assert [worker.report() for worker in workers] == [alone.report()] * 4
+    late = Experiment("chat", PAIR, tmp_path, "worker-4")
+    assert late.report() == alone.report()
+    changed = endpoint(("a", "scripted", 60), ("b", "scripted", 40))
+    assert Experiment("chat", changed, tmp_path, "worker-0").report().arms[0].exposures == 0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "apart"), [("client_gone", "cancelled"), ("context_length", "refused"), ("rate_limited", "refused")]
+)
+def test_what_no_arm_can_be_blamed_for_is_kept_apart(outcome: str, apart: str) -> None:
+    experiment = Experiment("chat", PAIR)
+    plan = Traffic(PAIR).plan("u")
+    experiment.exposed(plan)
+    experiment.ended(plan, plan.targets[0], Outcome(outcome))
+    arm = next(arm for arm in experiment.report().arms if arm.exposures)
+    assert (arm.means, arm.apart[apart]) == ({}, 1)
+
+
+def test_the_guardrail_stops_an_arm_on_every_worker(tmp_path: Path) -> None:
+    one, other = (Experiment("chat", GUARDED, tmp_path, name) for name in ("one", "other"))
+    traffic = Traffic(GUARDED, one)
+    traffic.send(150, fails="b")
+    assert one.stopped() == frozenset()
+    traffic.send(4000, fails="b")
+    assert one.stopped() == {"b"}
+    assert other.stopped() == {"b"}
+    assert other.report().arms[1].apart["stopped"] == 1
+    assert not other.report().sample_ratio_mismatch
+    router = Router({"chat": GUARDED}, {"s": ScriptedBackend("s")})
+    router.stop({"chat": other.stopped()})
+    request = Generate(id="r", model="chat", prompts=(TextPrompt("Hi"),), user=unit_for("b"))
+    assert router.plan(request, {}).targets[0].entity.name == "a"
+
+
+def test_the_guardrail_never_stops_the_control_or_an_arm_as_good() -> None:
+    experiment = Experiment("chat", GUARDED)
+    traffic = Traffic(GUARDED, experiment)
+    traffic.send(4000, fails="a")
+    assert experiment.stopped() == frozenset()
+
+
+async def test_a_running_gateway_heeds_its_guardrail() -> None:
+    app = application(chat=GUARDED)
+    async with running(app) as client:
+        user = unit_for("b")
+        assert (await chat(client, user=user)).headers["served-model-name"] == "b"
+        Traffic(GUARDED, app.state.service.experiments["chat"]).send(4000, fails="b")
+        await app.state.service._look()
+        assert (await chat(client, user=user)).headers["served-model-name"] == "a"
+        assert (await chat(client, model="chat:b")).headers["served-model-name"] == "b"
+
+
+SUCCESS, LATENCY, TOKENS = METRICS[0], METRICS[3], METRICS[5]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "metric", "decision"),
+    [
+        (-0.01, 0.01, SUCCESS, "no difference"),
+        (0.001, 0.015, SUCCESS, "no difference"),
+        (-0.03, 0.01, SUCCESS, "keep collecting"),
+        (float("-inf"), float("inf"), SUCCESS, "keep collecting"),
+        (0.01, 0.1, SUCCESS, "better"),
+        (-0.1, -0.01, SUCCESS, "worse"),
+        (0.01, 0.1, LATENCY, "worse"),
+        (-0.1, -0.01, LATENCY, "better"),
+        (-0.1, -0.01, TOKENS, "lower"),
+    ],
+)
+def test_decisions(low: float, high: float, metric: Any, decision: str) -> None:
+    assert decide(Interval((low + high) / 2, low, high), metric, 0.02) == decision
+
+
+async def figures(client: httpx.AsyncClient) -> dict[str, Any]:
+    answer = await client.get("/serving-endpoints/chat/experiment")
+    assert answer.status_code == 200
+    return {arm["name"]: arm for arm in answer.json()["arms"]}
+
+
+async def test_the_figures_of_a_running_gateway() -> None:
+    arms = endpoint(("a", "scripted", 40), ("b", "error", 30), ("c", "context-length", 30))
+    shares = {"a": 40.0, "b": 30.0, "c": 30.0}
+    async with running(application(chat=arms)) as client:
+        for stream in (False, True):
+            for arm in "abc":
+                await chat(client, user=unit_for(arm, weights=shares), stream=stream)
+        await chat(client, model="chat:a")
+        await client.post("/serving-endpoints/chat/served-models/b/invocations", json={"messages": MESSAGES})
+        found = await figures(client)
+        assert (found["a"]["exposures"], found["a"]["means"]["success"], found["a"]["finish_reasons"]) == (
+            2,
+            1.0,
+            {"eos": 2},
+        )
+        assert found["a"]["apart"]["direct"] == 1
+        assert (found["b"]["exposures"], found["b"]["means"]) == (2, {})
+        assert (found["b"]["apart"]["fell_back"], found["b"]["apart"]["direct"]) == (2, 1)
+        assert (found["c"]["means"], found["c"]["apart"]["refused"]) == ({}, 2)
+        answer = await client.get("/serving-endpoints/chat/experiment")
+        assert answer.json()["comparisons"][0]["low"] is None
+        assert (await client.get("/serving-endpoints/other/experiment")).status_code == 404
+
+
+async def test_the_figures_want_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THE_KEYS", "right")
+    server = msgspec.structs.replace(Config().server, keys_env="THE_KEYS")
+    config = Config(server=server, backends={"s": {"kind": "scripted"}}, endpoints={"chat": PAIR})
+    async with running(create_app(config, {"s": ScriptedBackend("s")})) as client:
+        assert (await client.get("/serving-endpoints/chat/experiment")).status_code == 401
+        headers = {"authorization": "Bearer right"}
+        assert (await client.get("/serving-endpoints/chat/experiment", headers=headers)).status_code == 200
+
+
+def test_buckets_do_not_depend_on_the_assignment() -> None:
+    assert len({bucket_of(str(number)) for number in range(10_000)}) == 512

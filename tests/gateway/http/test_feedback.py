@@ -1,0 +1,128 @@
+"""A user's own metric: sent to any worker, counted for the arm that answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from litestar import Litestar
+
+from backends.scripted import ScriptedBackend
+from gateway.app import create_app
+from gateway.config import Config
+from gateway.config import Experiment as Settings
+from gateway.experiments.feedback_ring import Answered, Recall
+from tests.gateway.experiments.test_experiment import PAIR, figures
+from tests.gateway.routing.test_router import chat, unit_for
+from tests.gateway.serving import running
+
+LIKED = msgspec.structs.replace(PAIR, experiment=Settings(feedback={"liked": "higher", "hated": "lower"}))
+
+
+def worker(folder: Path, slot: str | None = None) -> Litestar:
+    config = Config(backends={"s": {"kind": "scripted"}}, endpoints={"other": PAIR, "chat": LIKED})
+    return create_app(config, {"s": ScriptedBackend("s")}, folder, slot)
+
+
+async def test_feedback_reaches_the_arm_whichever_worker_hears_it(tmp_path: Path) -> None:
+    async with running(worker(tmp_path)) as one, running(worker(tmp_path)) as two:
+        for value in (1.0, 0.0):
+            answer = await chat(one, user=unit_for("b"))
+            told = {"request_id": answer.headers["x-request-id"], "metric": "liked", "value": value}
+            for client in (one, two):
+                assert (await client.post("/v1/feedback", json=told)).status_code == 204
+        for client in (one, two):
+            found = await figures(client)
+            assert found["b"]["means"]["liked"] == 0.5
+            assert "liked" not in found["a"]["means"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_feedback_may_come_as_soon_as_the_end_is_out(stream: bool, tmp_path: Path) -> None:
+    """The client has the last bytes while the worker that sent them is still at it."""
+    app, headers, told = worker(tmp_path), dict[bytes, bytes](), list[dict[str, Any]]()
+    async with running(app), running(worker(tmp_path)) as other:
+
+        async def watched(scope: Any, receive: Any, send: Any) -> None:
+            async def sent(message: Any) -> None:
+                await send(message)
+                headers.update(message.get("headers", ()))
+                if b"[DONE]" in message.get("body", b"") or not (stream or message.get("more_body", True)):
+                    await tell(other, headers[b"x-request-id"].decode(), 1.0)
+                    told.append((await figures(other))["b"])
+
+            await app(scope, receive, sent)
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(watched), base_url="http://gateway") as client:
+            await chat(client, user=unit_for("b"), stream=stream)
+    (found,) = told
+    assert (found["means"]["success"], found["means"]["liked"], found["finish_reasons"]) == (1.0, 1.0, {"eos": 1})
+
+
+def kept(folder: Path, pattern: str) -> int:
+    return len(list(folder.glob(pattern)))
+
+
+async def tell(client: httpx.AsyncClient, id: str, value: float, metric: str = "liked") -> None:
+    told = {"request_id": id, "metric": metric, "value": value}
+    assert (await client.post("/v1/feedback", json=told)).status_code == 204
+
+
+async def test_of_feedback_told_twice_the_last_counts_whichever_worker_hears_it(tmp_path: Path) -> None:
+    async with running(worker(tmp_path)) as one, running(worker(tmp_path)) as two, running(worker(tmp_path)) as three:
+        ids = [(await chat(one, user=unit_for("b"))).headers["x-request-id"] for _ in range(2)]
+        for client, value in ((one, 1.0), (two, 1.0), (two, 5.0), (three, 3.0), (three, 3.0)):
+            await tell(client, ids[0], value)
+        await tell(two, ids[0], 7.0, "hated")
+        await tell(two, ids[1], 2.0)
+        for client in (one, two, three):
+            found = (await figures(client))["b"]
+            assert (found["means"]["liked"], found["means"]["hated"]) == (2.5, 7.0)
+
+
+async def test_a_worker_in_anothers_place_goes_on_with_its_figures(tmp_path: Path) -> None:
+    async with running(worker(tmp_path, "worker-0")) as first, running(worker(tmp_path, "worker-1")) as other:
+        id = (await chat(first, user=unit_for("b"))).headers["x-request-id"]
+        await tell(other, id, 1.0)
+    for count in range(2, 6):  # each takes the place of the last one, which may have been killed
+        async with running(worker(tmp_path, "worker-0")) as client:
+            if count == 2:
+                await tell(client, id, 3.0)
+            await chat(client, user=unit_for("b"))
+            found = (await figures(client))["b"]
+            assert (found["exposures"], found["means"]["success"], found["means"]["liked"]) == (count, 1.0, 3.0)
+    assert kept(tmp_path, "*.worker-0") == 2  # one file an endpoint
+    assert kept(tmp_path, "requests/worker-0.*") == 2
+
+
+@pytest.mark.parametrize(
+    ("told", "word"),
+    [
+        ({"request_id": "no-such", "metric": "liked", "value": 1}, "remembered"),
+        ({"request_id": "0" * 24, "metric": "liked", "value": 1}, "remembered"),
+        ({"request_id": "{id}", "metric": "loved", "value": 1}, "no metric 'loved'"),
+        ({"request_id": "{id}", "metric": "liked", "value": "much"}, "value"),
+        ({"request_id": "{id}", "metric": "liked"}, "value"),
+    ],
+)
+async def test_what_cannot_be_counted_is_refused(told: dict[str, object], word: str, tmp_path: Path) -> None:
+    async with running(worker(tmp_path)) as client:
+        answer = await chat(client)
+        told = {name: answer.headers["x-request-id"] if value == "{id}" else value for name, value in told.items()}
+        refused = await client.post("/v1/feedback", json=told)
+        assert refused.status_code == 400
+        assert word in refused.json()["error"]["message"]
+
+
+def test_what_was_overwritten_is_forgotten() -> None:
+    recall = Recall("ab" * 8)
+    first, later = "ab" * 8 + "00000003", "ab" * 8 + "00010003"
+    recall.note(first, Answered(2**30 - 1, 255, 511))
+    assert recall.find(first) == Answered(2**30 - 1, 255, 511)
+    assert recall.find(later) is None
+    recall.note(later, Answered(0, 0, 0))
+    assert recall.find(first) is None
+    assert recall.find(later) == Answered(0, 0, 0)

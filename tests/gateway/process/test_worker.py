@@ -1,0 +1,55 @@
+"""What a worker does at its end, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import uvicorn
+
+from gateway.process import worker
+from gateway.process.uvicorn_protocol import Connection
+from gateway.process.worker import _Server
+from tests.gateway.serving import scripted
+
+GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+@asynccontextmanager
+async def ending() -> AsyncIterator[tuple[_Server, asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A worker that has been told to stop, and somebody who had connected to it just before."""
+    app, _ = scripted("echo")
+    settings = uvicorn.Config(app, http=Connection, lifespan="on", log_config=None, access_log=False)
+    server = _Server(settings, app.state.service, None)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = asyncio.create_task(server._serve([listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        while not server.server_state.connections:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        server.should_exit = True
+        while any(each.is_serving() for each in server.servers):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        yield server, reader, writer
+        writer.close()
+        await serving
+
+
+async def test_who_has_just_connected_is_heard_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_GRACE", 0.0)
+    monkeypatch.setattr(worker, "_LONGEST_GRACE", 60.0)
+    async with ending() as (_, reader, writer):
+        for _ in range(3):
+            await asyncio.sleep(worker._TURN)
+        writer.write(GET)
+        answer = await reader.read()  # to the connection's end
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\nconnection: close\r\n" in answer
+
+
+async def test_who_never_asks_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_LONGEST_GRACE", 3 * worker._TURN)
+    async with ending() as (_, reader, _writer):
+        assert await reader.read() == b""

@@ -1,0 +1,114 @@
+"""Pictures through every protocol: the same answer from a model of ours, and through every kind of upstream that can
+carry them. Where one cannot, the request is refused before the upstream is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from backends.native.backend import NativeBackend
+from gateway.app import create_app
+from schemas.errors import GatewayError, UnsupportedFeature
+from schemas.ir import ChatPrompt, Generate, ImagePart, Message, Stopping, TextPart, TextPrompt
+from tests.backends.images.audit import watching
+from tests.equality import agree, say
+from tests.faults.recorded import KINDS, MOUNTED, SERVER, playing, remote
+from tests.faults.upstream import response
+from tests.gateway.serving import config, listening
+from tests.images import ASK, COLOURS, FORMS, square, way
+
+pytestmark = [pytest.mark.torch, pytest.mark.asyncio(loop_scope="module")]
+
+MODEL = "demo"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def native() -> AsyncIterator[NativeBackend]:
+    backend = NativeBackend("s", {"engine": "inprocess", "threads": 1})
+    await backend.start()
+    yield backend
+    await backend.aclose()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def port() -> AsyncIterator[int]:
+    backend = NativeBackend("s", {"engine": "inprocess", "threads": 1})
+    async with listening(create_app(config(MODEL, server=SERVER), {"s": backend})) as port:
+        yield port
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_every_form_says_the_same(native: NativeBackend, colour: str, stream: bool) -> None:
+    data = square(colour)
+    said = {form: await say(way(form, data), ASK, native, MODEL, stream) for form in FORMS}
+    agree(said)
+    assert {answer.text for answer in said.values()} == {f"A {colour} square."}
+
+
+RAW_FORMS = {"tgi", "tgi-0.9", "triton", "mindie-triton"}
+CHATS = set(FORMS) - RAW_FORMS
+SEEDED = {"mindie-openai"}
+CARRIES = {
+    "openai": CHATS,
+    "mindie-openai": CHATS,
+    "databricks": CHATS - SEEDED,
+    "anthropic": CHATS - SEEDED,
+    "tgi": CHATS | RAW_FORMS,
+    "tgi-0.9": RAW_FORMS,
+    "mindie": CHATS,
+    "triton": RAW_FORMS,
+    "mindie-triton": CHATS | {"triton", "mindie-triton"},
+}
+"""Which forms a kind of upstream can be sent: MindIE's have a seed, TGI's include the stop string."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_through_an_upstream(kind: str, port: int) -> None:
+    carried = set()
+    async with remote(kind, f"http://127.0.0.1:{port}{MOUNTED.get(kind, '')}") as outer:
+        for form, stream in ((form, stream) for form in FORMS for stream in (False, True)):
+            colour = ("red", "blue")[stream]
+            try:
+                said = await say(way(form, square(colour)), ASK, outer, MODEL, stream)
+            except UnsupportedFeature:
+                continue
+            assert said.text == f"A {colour} square.", form
+            carried.add(form)
+    assert carried == CARRIES[kind]
+
+
+def asked(kind: str, image: ImagePart) -> Generate:
+    """What the kind can say, but for the picture."""
+    prompt: Any = TextPrompt("Hi", (image,))
+    if kind not in ("triton", "tgi-0.9"):
+        prompt = ChatPrompt((Message("user", (image, TextPart("Hi"))),))
+    return Generate(id="r", model=MODEL, prompts=(prompt,), stopping=Stopping(max_new_tokens=5))
+
+
+ELSEWHERE = "https://pics.example/a.png"
+OUT_OF_REACH = {
+    "a path": (ImagePart("/srv/a.png", "path"), set(KINDS) - {"mindie"}),
+    "a URL": (ImagePart(ELSEWHERE, "url"), {"triton"}),
+}
+"""What kinds cannot be sent. MindIE's TGI reads paths of its own; Triton's tensor holds the picture itself."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("image", "refusing"), OUT_OF_REACH.values(), ids=OUT_OF_REACH)
+async def test_a_picture_that_is_somewhere_else(kind: str, image: ImagePart, refusing: set[str]) -> None:
+    """Refused with no call, or in what the upstream is sent; never fetched or opened here."""
+    fails = (response(b"{}", status="400 Bad Request"),)
+    async with playing(kind, lambda _: fails) as (backend, upstream):
+        with watching() as seen, pytest.raises(GatewayError) as refused:
+            _ = [events async for events in backend.generate(asked(kind, image))]
+        calls = [call.body for call in upstream.asked if call.line.startswith("POST ")]
+    assert isinstance(refused.value, UnsupportedFeature) == (kind in refusing)
+    assert len(calls) == (0 if kind in refusing else 1)
+    assert all(image.ref.encode() in body for body in calls)
+    assert not [event for event, arguments in seen if event == "open" and str(arguments[0]) == image.ref]
+    assert {arguments[0] for event, arguments in seen if event == "socket.getaddrinfo"} <= {"127.0.0.1"}

@@ -1,0 +1,1 @@
+"""Tools for developers of the project. Not part of the installed product."""

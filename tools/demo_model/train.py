@@ -1,0 +1,212 @@
+"""Trains the demo model on a CPU: ``python -m tools.demo_model.train --out DIR``.
+
+Three stages, counted in steps, so a seed and a thread count fix the result up to float rounding:
+
+1. copying: random tokens repeated wake the copy circuit that ``model.py`` wrote;
+2. vision: each patch names the colour and form on it, and the picture's background;
+3. chats: the tower is frozen (trained on, it forgets shapes) and projector and language model learn to talk, in
+   two cycles. Some batches are copying again, and the rate is halved: else copying is lost within 100 steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import structlog
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
+
+from tools.demo_model.batches import IGNORED, Batch, copying_batch, to_pixels, training_batches
+from tools.demo_model.checkpoint import save
+from tools.demo_model.model import GRID, build_model
+from tools.demo_model.picture_chats import IMAGE_SIZE
+from tools.demo_model.samples import BROAD, TOOL_HEAVY, Mix
+from tools.demo_model.scenes import BACKGROUNDS, COLORS, FORMS, draw_scene, patch_classes, render
+from tools.demo_model.tokenizer import train_tokenizer
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """One pass of the chat stage, its rate raised and lowered once."""
+
+    name: str
+    mix: Mix
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long each stage trains and on how much per step."""
+
+    seed: int = 0
+    copying_steps: int = 250
+    vision_steps: int = 1_200
+    chat_cycles: tuple[Cycle, ...] = (Cycle("chats", BROAD, 3_800), Cycle("more tools", TOOL_HEAVY, 3_400))
+    copying_batch: int = 24
+    vision_batch: int = 96
+    chat_batch: int = 32
+    checkpoint_every: int = 500
+
+
+SMOKE = Plan(
+    copying_steps=2,
+    vision_steps=2,
+    chat_cycles=(Cycle("chats", BROAD, 2), Cycle("more tools", TOOL_HEAVY, 2)),
+    copying_batch=2,
+    vision_batch=2,
+    chat_batch=2,
+    checkpoint_every=2,
+)
+"""Two steps of each stage: shows that the script runs, teaches nothing."""
+
+
+def train(plan: Plan, out: Path) -> None:
+    """Trains by ``plan`` and leaves a checkpoint folder in ``out``, rewritten every few hundred steps."""
+    tokenizer = train_tokenizer(plan.seed)
+    model = build_model(plan.seed)
+    train_copying(model, plan)
+    train_vision(model, plan)
+    model.model.vision_tower.requires_grad_(False)
+    for cycle in plan.chat_cycles:
+        train_chats(model, tokenizer, plan, cycle, out)
+
+
+def train_copying(model: LlavaForConditionalGeneration, plan: Plan) -> None:
+    """Stage 1: ``prefix S separator S`` of random tokens; only the second S is learnt."""
+    stage = Stage("copying", model.model.language_model.parameters(), plan.copying_steps, weight_decay=0.02)
+    generator = torch.Generator().manual_seed(plan.seed)
+    while stage.running:
+        loss, accuracy = answer_loss(model, copying_batch(generator, plan.copying_batch))
+        stage.step(loss, accuracy=accuracy)
+
+
+def train_vision(model: LlavaForConditionalGeneration, plan: Plan) -> None:
+    """Stage 2: the tower with a linear head per patch; the head is thrown away."""
+    tower = model.model.vision_tower
+    sizes = (len(COLORS) + 1, len(FORMS) + 1, len(BACKGROUNDS))
+    head = nn.Linear(tower.config.hidden_size, sum(sizes))
+    stage = Stage("vision", [*tower.parameters(), *head.parameters()], plan.vision_steps)
+    rng = Random(f"{plan.seed}:vision")
+    while stage.running:
+        scenes = [draw_scene(rng) for _ in range(plan.vision_batch)]
+        pixels = to_pixels([render(scene, rng, IMAGE_SIZE, IMAGE_SIZE) for scene in scenes])
+        truth = torch.from_numpy(np.stack([patch_classes(scene, GRID) for scene in scenes])).flatten(0, 1)
+        guesses = head(tower(pixels).last_hidden_state[:, 1:]).flatten(0, 1).split(sizes, dim=-1)
+        covered = truth[:, 0] > 0
+        right = (guesses[1].argmax(-1) == truth[:, 1])[covered].float().mean()
+        stage.step(_patch_loss(guesses, truth, covered), form_accuracy=right)
+
+
+def train_chats(
+    model: LlavaForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, plan: Plan, cycle: Cycle, out: Path
+) -> None:
+    """Stage 3: all chats and completions; loss on the answers."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    stage = Stage(cycle.name, trained, cycle.steps, peak_rate=1e-3, hold=0.3)
+    batches = training_batches(tokenizer, Random(f"{plan.seed}:{cycle.name}"), cycle.mix, plan.chat_batch)
+    while stage.running:
+        batch = next(batches)
+        loss, accuracy = answer_loss(model, batch)
+        stage.step(loss, **{f"{batch.kind}_accuracy": accuracy})
+        if stage.done % plan.checkpoint_every == 0 or not stage.running:
+            save(model, tokenizer, out)
+
+
+def answer_loss(model: LlavaForConditionalGeneration, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy and accuracy over the labelled tokens only; logits of others are never computed."""
+    hidden = model.model(input_ids=batch.ids, pixel_values=batch.pixels, use_cache=False).last_hidden_state
+    labels = batch.labels[:, 1:]
+    learnt = labels != IGNORED
+    logits, labels = model.lm_head(hidden[:, :-1][learnt]), labels[learnt]
+    return functional.cross_entropy(logits, labels), (logits.argmax(-1) == labels).float().mean()
+
+
+class Stage:
+    """AdamW over some parameters with warm-up and linear decay, and a log line every 50 steps."""
+
+    def __init__(
+        self,
+        name: str,
+        parameters: Iterable[nn.Parameter],
+        steps: int,
+        peak_rate: float = 2e-3,
+        weight_decay: float = 0.05,
+        hold: float = 0.0,
+    ) -> None:
+        """``hold`` is the share of ``steps`` before the decay begins."""
+        self.done = 0
+        self._name, self._steps, self._peak_rate, self._hold = name, steps, peak_rate, hold
+        self._parameters = list(parameters)
+        matrices = [parameter for parameter in self._parameters if parameter.ndim >= 2]
+        others = [parameter for parameter in self._parameters if parameter.ndim < 2]
+        groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+        self._optimizer = torch.optim.AdamW(groups, lr=peak_rate, betas=(0.9, 0.98), fused=True)
+        self._seen: dict[str, list[float]] = {}
+        self._started = (time.monotonic(), time.process_time())
+
+    @property
+    def running(self) -> bool:
+        """Whether steps are left."""
+        return self.done < self._steps
+
+    def step(self, loss: Tensor, **figures: Tensor) -> None:
+        """One update of the parameters; ``figures`` are averaged into the log."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate()
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        self._optimizer.step()
+        self.done += 1
+        for name, value in {"loss": loss, **figures}.items():
+            self._seen.setdefault(name, []).append(value.item())
+        if self.done % 50 == 0 or not self.running:
+            self._report()
+
+    def _rate(self) -> float:
+        progress = self.done / self._steps
+        warm_up = min(1.0, (self.done + 1) / 100)
+        decay = min(1.0, max(0.01, (1 - progress) / (1 - self._hold)))
+        return self._peak_rate * warm_up * decay
+
+    def _report(self) -> None:
+        wall, cpu = time.monotonic() - self._started[0], time.process_time() - self._started[1]
+        means = {name: round(sum(values) / len(values), 4) for name, values in self._seen.items()}
+        log.info("stage.advanced", stage=self._name, step=self.done, wall_s=round(wall), cpu_s=round(cpu), **means)
+        self._seen.clear()
+
+
+def _patch_loss(guesses: tuple[Tensor, ...], truth: Tensor, covered: Tensor) -> Tensor:
+    """Cross-entropy of colour, form and background; empty patches, the easy majority, count less."""
+    weights = torch.where(covered, 1.0, 0.15)
+    losses = [
+        functional.cross_entropy(guess, answer, reduction="none")
+        for guess, answer in zip(guesses, truth.unbind(-1), strict=True)
+    ]
+    return (sum(losses, start=torch.zeros(())) * weights).sum() / weights.sum()
+
+
+def main(arguments: list[str] | None = None, run: Callable[[Plan, Path], None] = train) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Train Interlingua's demo model on a CPU.")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write the checkpoint to")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--smoke", action="store_true", help="two tiny steps of each stage")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    run(SMOKE if options.smoke else Plan(seed=options.seed), options.out)
+
+
+if __name__ == "__main__":
+    main()
