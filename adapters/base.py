@@ -119,7 +119,7 @@ class RecordingEncoder(Protocol):
     """What is to be kept; None before the end, and if nothing is."""
 
 
-class ServerAdapter(Protocol):
+class ServerCodec(Protocol):
     """What clients of a protocol see."""
 
     routes: ClassVar[tuple[Route, ...]]
@@ -199,7 +199,7 @@ class StreamDecoder(Protocol):
         ...
 
 
-class ClientAdapter(Protocol):
+class ClientCodec(Protocol):
     """How a remote of a protocol is called."""
 
     def encode(self, request: Generate) -> Outbound:
@@ -222,7 +222,7 @@ class ClientAdapter(Protocol):
         """
         ...
 
-    def tells_ids(self, request: Generate) -> bool:
+    def returns_token_ids(self, request: Generate) -> bool:
         """Whether the answer to `request` tells the ids of its tokens."""
         ...
 
@@ -232,7 +232,7 @@ class ClientAdapter(Protocol):
 
 
 @runtime_checkable
-class EmbeddingClient(Protocol):
+class EmbeddingCodec(Protocol):
     """What the client face of a protocol can do beside, if that knows vectors."""
 
     def encode_embed(self, request: Embed) -> Outbound:
@@ -261,5 +261,5 @@ class Adapter:
 
     name: str
     dialects: Mapping[str, Any]
-    server: Callable[[Any], ServerAdapter]
-    client: Callable[[Any], ClientAdapter]
+    server: Callable[[Any], ServerCodec]
+    client: Callable[[Any], ClientCodec]

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from backends.native.engine.layers.fuse_model import fuse_layers, fuse_whole_layers
 from backends.native.engine.layers.packed_linear import pack_linears
-from backends.native.engine.layers.quantized_linear import quantise_linears
+from backends.native.engine.layers.quantized_linear import quantize_linears
 
 SHAPES = {
     "qwen2.5-0.5b": Qwen2Config(
@@ -50,7 +50,7 @@ def as_served(model: Any, bits: int = 0) -> Any:
     own = copy.deepcopy(model)
     fuse_layers(own, own.config.max_position_embeddings)
     if bits:
-        quantise_linears(own, bits)
+        quantize_linears(own, bits)
     pack_linears(own)
     fuse_whole_layers(own)
     return own

@@ -18,7 +18,7 @@ from backends.base import Backend
 from gateway.auth import Keys, keys_from
 from gateway.config import Config, ConfigError
 from gateway.deployment.state_file import Live
-from gateway.errors import shown
+from gateway.errors import to_client_error
 from gateway.http import feedback, health, ui
 from gateway.http.openapi import document
 from gateway.http.routes import Mounts, not_allowed, not_found
@@ -170,4 +170,4 @@ def _failure(error: Exception, app: Litestar, path: str, method: str) -> Gateway
         return not_allowed(method, [name for name in methods if name != "OPTIONS"])
     if status == 413:
         return BodyTooLarge("The request body is too large.")
-    return InvalidRequest("The request cannot be read.") if status < 500 else shown(error, "")
+    return InvalidRequest("The request cannot be read.") if status < 500 else to_client_error(error, "")

@@ -18,7 +18,7 @@ from schemas.errors import (
 log = structlog.get_logger()
 
 
-def shown(error: Exception, request_id: str) -> GatewayError:
+def to_client_error(error: Exception, request_id: str) -> GatewayError:
     """The error itself if it was meant for clients; else a fixed sentence, and the truth in the log."""
     if type(error) is not GatewayError and isinstance(error, GatewayError):
         return error
@@ -28,7 +28,7 @@ def shown(error: Exception, request_id: str) -> GatewayError:
     return InternalError()
 
 
-def another_may_answer(error: Exception) -> bool:
+def is_failover_eligible(error: Exception) -> bool:
     """Whether another served entity may be asked after this error, which came before any event.
 
     Yes if a backend failed, is full or limits its callers; no after a timeout, which has used up the client's patience,

@@ -18,7 +18,7 @@ from gateway.auth import Keys
 from gateway.config import Config
 from gateway.deployment.catalog import catalog
 from gateway.deployment.state_file import Live
-from gateway.errors import shown
+from gateway.errors import to_client_error
 from gateway.experiments.experiment import Experiment, Outcome, key
 from gateway.experiments.feedback_ring import Answered, Recall
 from gateway.experiments.paired import Pairing
@@ -259,7 +259,7 @@ class Service:
             try:
                 await backend.start()
             except Exception as error:  # a bug of its own, too, must not leave it loading for ever
-                why = shown(error, f"start of {name}").message
+                why = to_client_error(error, f"start of {name}").message
                 log.error("backend.failed", backend=name, why=why, again_in=delay)
                 self._failed[name] = Health("failed", why)
                 await self._look()
@@ -311,4 +311,4 @@ async def _healthy(name: str, backend: Backend) -> Health:
     try:
         return await backend.healthy()
     except Exception as error:  # as in `Service._start`: or nobody would look at any backend again
-        return Health("failed", shown(error, f"health of {name}").message)
+        return Health("failed", to_client_error(error, f"health of {name}").message)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
-from adapters.base import Adapter, Call, ServerAdapter
+from adapters.base import Adapter, Call, ServerCodec
 from adapters.fold import fold
 from backends.base import Backend, Feature
 from schemas.catalog import Catalog, ModelCard
@@ -83,7 +83,7 @@ async def say(way: Way, ask: Ask, backend: Backend, model: str, stream: bool) ->
     return way.read_whole(json.loads(server.encode(request, fold(tuple(events))).body))
 
 
-async def _stream(server: ServerAdapter, request: Generate, backend: Backend) -> bytes:
+async def _stream(server: ServerCodec, request: Generate, backend: Backend) -> bytes:
     encoder = server.encoder(request)
     return b"".join([encoder.feed(batch) async for batch in backend.generate(request)])
 

@@ -32,7 +32,7 @@ class AnthropicClient:
         """The whole answer to `request`, as its events."""
         return read_answer(self._dialect, request, reply)
 
-    def tells_ids(self, request: Generate) -> bool:  # noqa: ARG002
+    def returns_token_ids(self, request: Generate) -> bool:  # noqa: ARG002
         """The protocol has no token ids."""
         return False
 

@@ -41,7 +41,7 @@ class DatabricksClient:
         """The answer to a request for vectors."""
         return read_embeddings(self._dialect, request, reply)
 
-    def tells_ids(self, request: Generate) -> bool:  # noqa: ARG002
+    def returns_token_ids(self, request: Generate) -> bool:  # noqa: ARG002
         """The protocol has no token ids."""
         return False
 

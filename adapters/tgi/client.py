@@ -29,7 +29,7 @@ class TgiClient:
         """The whole answer to `request`."""
         return read_answer(self._dialect, request, reply)
 
-    def tells_ids(self, request: Generate) -> bool:  # noqa: ARG002
+    def returns_token_ids(self, request: Generate) -> bool:  # noqa: ARG002
         """Every token has one."""
         return True
 

@@ -69,7 +69,7 @@ class TritonClient:
         reader = AnswerReader(request, self._dialect)
         return reader.response(reply.body) + reader.close()
 
-    def tells_ids(self, request: Generate) -> bool:
+    def returns_token_ids(self, request: Generate) -> bool:
         """With the log-probabilities, and only then are there tokens."""
         return request.logprobs
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from adapters.base import TOKEN_IDS, ClientAdapter, EmbeddingClient, Headers, Outbound, Reply
+from adapters.base import TOKEN_IDS, ClientCodec, EmbeddingCodec, Headers, Outbound, Reply
 from backends.base import Capabilities, Feature, Health
 from backends.remote.breaker import Breaker
 from backends.remote.options import RemoteOptions
@@ -57,10 +57,10 @@ class RemoteBackend:
         name: str,
         options: RemoteOptions | Mapping[str, Any],
         *,
-        faces: Sequence[tuple[str, ClientAdapter]],
+        faces: Sequence[tuple[str, ClientCodec]],
         features: frozenset[Feature],
         health: str,
-        embeddings: EmbeddingClient | None = None,
+        embeddings: EmbeddingCodec | None = None,
     ) -> None:
         self.name = name
         self._options = msgspec.convert(options, RemoteOptions)
@@ -148,7 +148,7 @@ class RemoteBackend:
             raise self._clean(error) from None
         try:
             filled = self._with_ids(events)
-            told = face.tells_ids(request) and filled == events
+            told = face.returns_token_ids(request) and filled == events
             yield _marked(filled, self._token_ids(response, told=told))
             while reading is not None and not isinstance(events[-1], Usage):
                 events = await reading.more()
@@ -176,7 +176,7 @@ class RemoteBackend:
         model = self._options.models.get(request.model)
         return request if model is None else msgspec.structs.replace(request, model=model)
 
-    def _encode(self, request: Generate) -> tuple[ClientAdapter, Outbound]:
+    def _encode(self, request: Generate) -> tuple[ClientCodec, Outbound]:
         """Through the first face that can say it; if none can, the first tells why."""
         refusal: UnsupportedFeature | None = None
         for prefix, face in self._faces:
@@ -204,7 +204,7 @@ class RemoteBackend:
         return reply
 
     async def _open(
-        self, face: ClientAdapter, request: Generate, outbound: Outbound, deadline: float
+        self, face: ClientCodec, request: Generate, outbound: Outbound, deadline: float
     ) -> tuple[Response, Reading | None, Events]:
         """Ask once, up to the first events: of a stream, or of an answer that came whole, all of them."""
         if self._transport is None:
@@ -244,7 +244,7 @@ def _marked(events: Events, ids: TokenIds) -> Events:
     return (*events[:place], started, *events[place + 1 :])
 
 
-def _refusal(face: ClientAdapter, reply: Reply) -> GatewayError:
+def _refusal(face: ClientCodec, reply: Reply) -> GatewayError:
     """An error status. A key of ours that is refused is nothing the client could mend."""
     if reply.status in (401, 403):
         return BackendFailed("The backend refused the gateway's key.", code="upstream_unauthorized")

@@ -15,7 +15,7 @@ from adapters import databricks as _databricks
 from adapters import openai as _openai
 from adapters import tgi as _tgi
 from adapters import triton as _triton
-from adapters.base import Adapter, ClientAdapter, EmbeddingClient
+from adapters.base import Adapter, ClientCodec, EmbeddingCodec
 from backends.base import Feature
 from backends.remote.backend import RemoteBackend
 from backends.remote.options import RemoteOptions
@@ -29,7 +29,7 @@ class Face:
     dialect: str
     prefix: str = ""
 
-    def client(self) -> ClientAdapter:
+    def client(self) -> ClientCodec:
         """The client face."""
         return self.adapter.client(self.adapter.dialects[self.dialect])
 
@@ -58,7 +58,7 @@ class Kind:
         """
         faces = [(face.prefix, face.client()) for face in self.faces]
         vectors = faces[0][1] if self.embeddings else None
-        assert vectors is None or isinstance(vectors, EmbeddingClient)
+        assert vectors is None or isinstance(vectors, EmbeddingCodec)
         return RemoteBackend(name, options, faces=faces, features=self.features, health=self.health, embeddings=vectors)
 
     Options = RemoteOptions

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from backends.base import check
-from gateway.errors import shown
+from gateway.errors import to_client_error
 from gateway.routing.router import Target
 from schemas.errors import Incomplete
 from schemas.ir import Events, Generate, Usage
@@ -72,7 +72,7 @@ class Background:
         except TimeoutError:
             outcome = "timeout"
         except Exception as error:  # a stream loop: there is nobody to tell
-            outcome = shown(error, "background").kind
+            outcome = to_client_error(error, "background").kind
         finally:
             self._running[name] -= 1
             ended(outcome)

@@ -18,10 +18,10 @@ from urllib.parse import parse_qsl
 import msgspec
 import structlog
 
-from adapters.base import Call, Record, RecordingEncoder, Reply, Route, ServerAdapter, StreamEncoder
+from adapters.base import Call, Record, RecordingEncoder, Reply, Route, ServerCodec, StreamEncoder
 from adapters.fold import Fold
 from backends.base import check
-from gateway.errors import another_may_answer, shown
+from gateway.errors import is_failover_eligible, to_client_error
 from gateway.experiments.experiment import Experiment, Outcome
 from gateway.http.body import read_body
 from gateway.http.disconnect import Reception
@@ -44,7 +44,7 @@ class Operation:
 
     protocol: str
     route: Route
-    face: ServerAdapter
+    face: ServerCodec
 
 
 class Exchange:
@@ -189,7 +189,7 @@ class Exchange:
             except Exception as error:  # as above; nothing was written yet
                 if failure is None or not isinstance(error, UnsupportedFeature):
                     failure = error  # that an entity fallen back to cannot do it is not what went wrong
-                if self._first or target is targets[-1] or not another_may_answer(failure):
+                if self._first or target is targets[-1] or not is_failover_eligible(failure):
                     break
                 self._fall_back(target, error.kind if isinstance(error, GatewayError) else "internal")
         assert failure is not None
@@ -270,7 +270,7 @@ class Exchange:
                 await self._send(_END)
             raise
         except Exception as error:  # the stream loop: too late for a status
-            failure = shown(error, self._id)
+            failure = to_client_error(error, self._id)
             self._end(failure.kind)
             await self._write(encoder.fail(failure))
             if encoder.abort_after_error:
@@ -298,7 +298,7 @@ class Exchange:
                 self._reasons.append(event.reason)
 
     async def _refuse(self, error: Exception) -> None:
-        failure = shown(error, self._id)
+        failure = to_client_error(error, self._id)
         request = self._request if isinstance(self._request, Generate) else None
         await self._reply(self._face.error(failure, request), failure.kind)
 

@@ -15,7 +15,7 @@ from backends.native.engine.attention.progress import watch_layers
 from backends.native.engine.encoder_engine import EncoderEngine
 from backends.native.engine.layers.fuse_model import fuse_layers, fuse_whole_layers
 from backends.native.engine.layers.packed_linear import pack_linears
-from backends.native.engine.layers.quantized_linear import BITS, quantise_linears
+from backends.native.engine.layers.quantized_linear import BITS, quantize_linears
 from backends.native.engine.loading.lora_check import why_not_adapted
 from backends.native.engine.loading.self_check import why_not_packed
 from backends.native.engine.loading.weights import LoadedModel, LoadError, is_encoder, load, load_encoder
@@ -138,7 +138,7 @@ def _check(options: EngineOptions) -> None:
 def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
     """Whether the model runs on the packed tier; its linear layers are replaced if the self-check finds them right."""
     if options.tier != "auto":
-        _quantise(loaded, options.dtype)
+        _quantize(loaded, options.dtype)
         return options.tier == "packed"
     fuse = partial(fuse_layers, longest=loaded.context_length, join=not options.adapters)
 
@@ -150,7 +150,7 @@ def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
     why = why_not_packed(loaded.model, change=change)
     if why is None:
         fuse(loaded.model)
-        _quantise(loaded, options.dtype)
+        _quantize(loaded, options.dtype)
         pack_linears(loaded.model)
         fuse_whole_layers(loaded.model)
         return True
@@ -170,8 +170,8 @@ def _put_adapters_on(model: Any, folders: dict[str, str], tier: str) -> None:
     put_on(model, adapters)
 
 
-def _quantise(loaded: LoadedModel, dtype: str) -> None:
-    if dtype in BITS and not quantise_linears(loaded.model, BITS[dtype]):
+def _quantize(loaded: LoadedModel, dtype: str) -> None:
+    if dtype in BITS and not quantize_linears(loaded.model, BITS[dtype]):
         raise LoadError(f"This model has no linear layers that could run in {dtype}.")
 
 

@@ -29,7 +29,7 @@ _GROUP = 32
 _OUTPUTS = 16
 
 
-class QuantisedLinear(nn.Module):
+class QuantizedLinear(nn.Module):
     """Takes the place of a linear layer. `many` is that layer, its weight now rounded; another may be put there."""
 
     def __init__(self, linear: nn.Linear, bits: int) -> None:
@@ -51,7 +51,7 @@ class QuantisedLinear(nn.Module):
         return product if self.bias is None else product + self.bias
 
 
-def quantise_linears(model: Any, bits: int) -> int:
+def quantize_linears(model: Any, bits: int) -> int:
     """Round the plain linear layers of a language model but its head, one after the other, so that memory holds out.
 
     Args:
@@ -69,7 +69,7 @@ def quantise_linears(model: Any, bits: int) -> int:
         if type(child) is nn.Linear and child is not head and _fits(child, bits)
     ]
     for parent, name, child in found:
-        setattr(parent, name, QuantisedLinear(child, bits))
+        setattr(parent, name, QuantizedLinear(child, bits))
     return len(found)
 
 

@@ -20,7 +20,7 @@ from backends.native.engine.layers.fused_mlp import FusedMLP
 from backends.native.engine.layers.fusion import alike
 from backends.native.engine.layers.fusion import join as join_linears
 from backends.native.engine.layers.packed_linear import pack_linears
-from backends.native.engine.layers.quantized_linear import QuantisedLinear, quantise_linears
+from backends.native.engine.layers.quantized_linear import QuantizedLinear, quantize_linears
 from backends.native.engine.loading.self_check import why_not_packed
 from tests.backends.native.engine.test_equality_with_generate import assert_equal, requests
 from tests.backends.native.engine.tiny import CONTEXT, FAMILIES, build, packed_runner, tiny
@@ -180,8 +180,8 @@ def test_all_of_a_layer_is_joined(family: str) -> None:
 def test_joined_linears_are_rounded_like_others() -> None:
     model = build("llama")
     fuse_layers(model, CONTEXT)
-    assert quantise_linears(model, 8) == 4 * len(model.model.layers)
-    assert type(model.model.layers[0].self_attn.qkv_proj) is QuantisedLinear
+    assert quantize_linears(model, 8) == 4 * len(model.model.layers)
+    assert type(model.model.layers[0].self_attn.qkv_proj) is QuantizedLinear
 
 
 @pytest.mark.usefixtures("no_compiler")

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from backends.native.demo import WEIGHTS
 from backends.native.engine.factory import load_engine
 from backends.native.engine.layers.packed_linear import PackedLinear, pack_linears
-from backends.native.engine.layers.quantized_linear import BITS, QuantisedLinear, quantise_linears
+from backends.native.engine.layers.quantized_linear import BITS, QuantizedLinear, quantize_linears
 from backends.native.engine.loading.weights import LoadError, load
 from backends.native.engine.loop import Engine
 from backends.native.protocol.engine_options import EngineOptions
@@ -45,7 +45,7 @@ def linear(dtype: torch.dtype, *, bias: bool = True) -> nn.Linear:
 @pytest.mark.parametrize("shape", [(1,), (2,), (4,), (5,), (33,), (1, 1), (1, 7), (0,), (1, 0)])
 def test_few_rows_and_many_see_the_same_weights(name: str, dtype: torch.dtype, bias: bool, shape: tuple[int]) -> None:
     plain = linear(dtype, bias=bias)
-    rounded = QuantisedLinear(plain, BITS[name])  # and `plain` has the rounded weight now
+    rounded = QuantizedLinear(plain, BITS[name])  # and `plain` has the rounded weight now
     rows = torch.randn(*shape, 256).to(dtype)
     tolerance = 1e-4 if dtype == torch.float32 else 3e-2
     with torch.inference_mode():
@@ -59,7 +59,7 @@ def test_what_rounding_takes_away_is_bounded(name: str, dtype: torch.dtype) -> N
     plain = linear(dtype)
     nn.init.normal_(plain.weight)
     before = plain.weight.detach().float().clone()
-    QuantisedLinear(plain, BITS[name])
+    QuantizedLinear(plain, BITS[name])
     error = (plain.weight.float() - before).square().mean().sqrt()
     assert ERRORS[name] / 3 < error < ERRORS[name]
 
@@ -71,23 +71,23 @@ def test_weights_that_are_zero_or_all_the_same_stay_so(name: str) -> None:
         plain.weight[0] = 0
         plain.weight[1] = -0.5
     before = plain.weight.detach().clone()
-    QuantisedLinear(plain, BITS[name])
+    QuantizedLinear(plain, BITS[name])
     torch.testing.assert_close(plain.weight[:2], before[:2], atol=1e-6, rtol=1e-6)
 
 
 def test_the_head_and_layers_that_do_not_fit_are_left_alone() -> None:
     model = build("llama")
-    assert quantise_linears(model, 8) == 14
+    assert quantize_linears(model, 8) == 14
     assert type(model.lm_head) is nn.Linear
-    assert quantise_linears(build("llama"), 4) == 2  # the others' 48 inputs are no multiple of 32
+    assert quantize_linears(build("llama"), 4) == 2  # the others' 48 inputs are no multiple of 32
 
 
 def test_the_many_rows_product_can_be_packed_too() -> None:
     model = build("llama")
-    quantise_linears(model, 8)
+    quantize_linears(model, 8)
     pack_linears(model, least=1)
     layer = model.model.layers[0].mlp.up_proj
-    assert isinstance(layer, QuantisedLinear)
+    assert isinstance(layer, QuantizedLinear)
     assert isinstance(layer.many, PackedLinear)
 
 
@@ -111,7 +111,7 @@ def test_a_trained_model_says_almost_what_it_says_in_float32(
     name: str, questions: list[tuple[list[int], list[int]]]
 ) -> None:
     plain, rounded = (load(str(WEIGHTS), "float32").model for _ in range(2))
-    assert quantise_linears(rounded, BITS[name])
+    assert quantize_linears(rounded, BITS[name])
     same, moved, count = 0, 0.0, 0
     for prompt, answer in questions:
         given = torch.tensor([prompt + answer])
