@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import openai
@@ -67,7 +68,7 @@ def test_openai(encoder: Server, texts: list[str], golden: list[list[float]]) ->
 
 
 def test_databricks(encoder: Server, texts: list[str], golden: list[list[float]]) -> None:
-    sdk = pytest.importorskip("databricks.sdk")
+    sdk = import_module("databricks.sdk")
     workspace = sdk.WorkspaceClient(host=encoder.url, token="unused")
     answer = workspace.serving_endpoints.query(encoder.model, input=texts)
     close([entry.embedding for entry in answer.data], golden)
@@ -75,7 +76,7 @@ def test_databricks(encoder: Server, texts: list[str], golden: list[list[float]]
 
 
 def test_mlflow(encoder: Server, texts: list[str], golden: list[list[float]], monkeypatch: pytest.MonkeyPatch) -> None:
-    deployments = pytest.importorskip("mlflow.deployments")
+    deployments = import_module("mlflow.deployments")
     monkeypatch.setenv("DATABRICKS_HOST", encoder.url)
     monkeypatch.setenv("DATABRICKS_TOKEN", "unused")
     answer = deployments.get_deploy_client("databricks").predict(endpoint=encoder.model, inputs={"input": texts})
@@ -83,7 +84,7 @@ def test_mlflow(encoder: Server, texts: list[str], golden: list[list[float]], mo
 
 
 def test_langchain(encoder: Server, texts: list[str], golden: list[list[float]]) -> None:
-    langchain = pytest.importorskip("langchain_openai")
+    langchain = import_module("langchain_openai")
     asked = langchain.OpenAIEmbeddings(
         model=encoder.model, base_url=f"{encoder.url}/v1", api_key="unused", check_embedding_ctx_length=False
     )
@@ -91,7 +92,7 @@ def test_langchain(encoder: Server, texts: list[str], golden: list[list[float]])
 
 
 def test_litellm(encoder: Server, texts: list[str], golden: list[list[float]]) -> None:
-    litellm = pytest.importorskip("litellm")
+    litellm = import_module("litellm")
     answer = litellm.embedding(
         model=f"openai/{encoder.model}", input=texts, api_base=f"{encoder.url}/v1", api_key="unused"
     )

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("lm_eval", reason="lm-eval is tested from the main environment, see decision 2")
-
 import torch
 import transformers
 from lm_eval.api.instance import Instance

@@ -1,6 +1,6 @@
 """The clients for Node, by Node's own test runner: `node/*.test.mjs`.
 
-npm brings the Node that they want, for Linux; elsewhere it is the machine's. Skipped where there is none, or where npm
+npm installs the version of Node that they need on Linux; elsewhere it is the machine's. Skipped without Node, or if npm
 could not install their packages (`make` tries).
 """
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.conftest import LIMIT, Server
+from tests.missing_tools import missing
 
 HERE = Path(__file__).parent / "node"
 INSTALLED = HERE / "node_modules/.package-lock.json"  # npm writes it last
@@ -22,8 +23,8 @@ NODE = next(HERE.glob("node_modules/node-*/bin/node"), None) or shutil.which("no
 pytestmark = [
     pytest.mark.clients,
     pytest.mark.node,
-    pytest.mark.skipif(NODE is None, reason="there is no node"),
-    pytest.mark.skipif(not INSTALLED.exists(), reason="npm has not installed tests/clients/node"),
+    pytest.mark.skipif(NODE is None, reason=missing("node")),
+    pytest.mark.skipif(not INSTALLED.exists(), reason=missing("npm packages of tests/clients/node")),
 ]
 
 

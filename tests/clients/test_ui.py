@@ -12,8 +12,9 @@ import pytest
 
 from tests.clients.chromium import PATH, Page, browser
 from tests.clients.conftest import serving
+from tests.missing_tools import missing
 
-pytestmark = [pytest.mark.clients, pytest.mark.skipif(PATH is None, reason="no Chromium here")]
+pytestmark = [pytest.mark.clients, pytest.mark.skipif(PATH is None, reason=missing("chromium"))]
 
 CONFIG = """
 [server]

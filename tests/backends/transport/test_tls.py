@@ -14,8 +14,9 @@ from adapters.base import Outbound
 from backends.transport import Transport
 from schemas.errors import BackendUnavailable
 from tests.faults.upstream import Upstream, response
+from tests.missing_tools import missing
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason=missing("openssl, which makes the certificate"))
 ASK = Outbound("/", b"", "GET", ())
 
 

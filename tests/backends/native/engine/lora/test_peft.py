@@ -17,8 +17,9 @@ from backends.native.engine.lora.weights import load_adapters
 from backends.native.engine.runner.packed import PackedRunner
 from backends.native.protocol.messages import Submit
 from tests.backends.native.engine.tiny import Tiny, build, plain, prompt, tiny
+from tests.missing_tools import missing
 
-peft = pytest.importorskip("peft", reason="peft is in the `check` extra")
+peft = pytest.importorskip("peft", reason=missing("peft, of the `check` extra"))
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")]
 
