@@ -16,22 +16,25 @@ CLIENT_ENV := TOKENIZERS_PARALLELISM=false INTERLINGUA_GATEWAY=$(VENV)/bin/gatew
 # Clients that want what the main environment has: the newest versions, and a tokenizer.
 NEWEST := huggingface_hub openai openai_responses lm_eval
 
-.PHONY: help serve test check format bench bench-engine bench-rivals clean
+.PHONY: help serve lint test check format bench bench-engine bench-rivals clean
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 serve: $(VENV)/.installed  ## serve the bundled model on HOST:PORT
 	$(VENV)/bin/gateway serve --host $(HOST) --port $(PORT)
 
-check: $(VENV)/.checked  ## format, lint, types, import contracts, and all tests that need no torch
+lint: $(VENV)/.checked  ## format, lint, types, import contracts
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(TEST_ENV) $(VENV)/bin/pytest -q -n logical -m "not torch and not slow" --ignore tests/clients
 
-test: check $(CLIENTS)/.installed $(NODE)/node_modules/.package-lock.json  ## the whole suite
-	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 --dist loadfile -m "torch or slow" --ignore tests/clients
+check: lint  ## lint, and the fast tests that need no torch
+	$(TEST_ENV) HYPOTHESIS_PROFILE=fast $(VENV)/bin/pytest -q -n logical -m "not torch and not slow" --ignore tests/clients
+
+test: lint $(CLIENTS)/.installed $(NODE)/node_modules/.package-lock.json  ## the whole suite
+	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 -m "not torch" --ignore tests/clients
+	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 --dist loadfile -m torch --ignore tests/clients
 	$(CLIENT_ENV) $(VENV)/bin/pytest -q $(NEWEST:%=tests/clients/test_%.py)
 	$(CLIENT_ENV) $(CLIENTS)/bin/python -m pytest -q -c tests/clients/pytest.ini --ignore tests/clients/test_lm_eval.py tests/clients
 

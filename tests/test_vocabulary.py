@@ -1,0 +1,87 @@
+"""One word per thing: words that were replaced do not come back. `docs/glossary.md` has the words in use."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+RETIRED = {
+    "another_may_answer": "is_failover_eligible",
+    "be_patient": "name the timeout by what it bounds",
+    "doomed": "quarantined",
+    "few_rows": "gemv",
+    "guilty": "poison request",
+    "hear_out": "drain",
+    "impatience": "name the timeout by what it bounds",
+    "impatient": "name the timeout by what it bounds",
+    "likeliest": "top-k",
+    "likeness": "agreement",
+    "patience": "name the timeout by what it bounds",
+    "picture": "image",
+    "pictures": "images",
+    "put_on": "inject_lora",
+    "quantise": "quantize",
+    "quantised": "quantized",
+    "recall": "feedback store",
+    "sort_out": "drain",
+    "tally": "counters",
+    "told": "sent, logged, returned, reported or known: whichever it is",
+    "untold": "not sent, not reported",
+    "whole_layer": "fused decoder layer",
+    "wrong_split": "sample-ratio mismatch",
+}
+"""Retired word: what to write instead."""
+
+EXEMPT = (
+    "tests/test_vocabulary.py",  # this list
+    "tools/demo_model/*",  # training data: the weights were trained on these sentences
+    "tests/tools/demo_model/*",
+    "backends/native/demo/*",
+    "docs/demo-model.md",
+    "tests/golden/*",  # recorded bytes
+    "tests/clients/node/*",
+)
+SUFFIXES = {".py", ".md", ".toml", ".js", ".html", ".css", ".cpp", ".h", ".mk", ".txt"}
+
+
+def sources() -> list[str]:
+    """The tracked text files that the vocabulary holds for."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
+    return [
+        name
+        for name in listed
+        if (Path(name).suffix in SUFFIXES or name == "Makefile")
+        and (ROOT / name).exists()
+        and not any(Path(name).match(pattern) or name.startswith(pattern.rstrip("*")) for pattern in EXEMPT)
+    ]
+
+
+def words(text: str) -> str:
+    """The text in lower-case words: identifiers are split at capitals; underscores within one stay."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", text).lower()
+
+
+PATTERN = re.compile(r"(?<![a-z0-9])(" + "|".join(RETIRED) + r")(?![a-z0-9])")
+
+
+@pytest.mark.parametrize("name", sources())
+def test_no_retired_word(name: str) -> None:
+    text = words((ROOT / name).read_text())
+    found = [
+        f"{name}:{text.count(chr(10), 0, at.start()) + 1}: {at[1]} -> {RETIRED[at[1]]}" for at in PATTERN.finditer(text)
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"), [("what_was_told", "told"), ("WholeLayer", "whole_layer"), ("a picture of", "picture")]
+)
+def test_words_within_identifiers_are_found(text: str, word: str) -> None:
+    assert PATTERN.search(words(text))[1] == word  # type: ignore[index]
