@@ -41,15 +41,15 @@ class Feature(StrEnum):
     BEST_OF = "best_of"
     SUFFIX = "suffix"
     WATERMARK = "watermark"
-    ADAPTERS = "adapters"
+    LORA = "lora_adapters"
 
 
 class Capabilities(msgspec.Struct, frozen=True):
     """What a backend can do and how far.
 
     `tokenizer` is a name for its vocabulary: backends with the same one mean the same by a token id. None: not known.
-    `adapters` are those that it has, if it tells: the values of `adapter_id` that it takes, and the only ones of
-    `model` that a served entity of it may have.
+    `lora_adapters` are the LoRA adapters that it has, if known: the values of `lora_adapter` that it takes, and the
+    only values of `model` that a served entity of it may have.
     """
 
     generates: bool = True
@@ -62,7 +62,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     tokenizer: str | None = None
     dtype: str | None = None
     device: str | None = None
-    adapters: tuple[str, ...] = ()
+    lora_adapters: tuple[str, ...] = ()
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -161,7 +161,7 @@ def needs(request: Generate) -> frozenset[Feature]:
         (Feature.BEST_OF, request.best_of is not None and request.best_of > request.n),
         (Feature.SUFFIX, bool(request.suffix)),
         (Feature.WATERMARK, sampling.watermark),
-        (Feature.ADAPTERS, request.adapter_id is not None),
+        (Feature.LORA, request.lora_adapter is not None),
     )
     return frozenset([feature for feature, asked in wanted if asked])
 
@@ -170,7 +170,7 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
     """Refuse a request that a backend of these capabilities cannot answer as asked.
 
     Raises:
-        schemas.errors.InvalidRequest: it asks for too many choices, or for an adapter that is not there.
+        schemas.errors.InvalidRequest: it asks for too many choices, or for a LoRA adapter that is not there.
         schemas.errors.UnsupportedFeature: names the first feature that is missing.
     """
     if not capabilities.generates:
@@ -189,8 +189,9 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
             f"The model '{model}' does not support {feature.value.replace('_', ' ')} yet.",
             feature=feature.value,
         )
-    if request.adapter_id is not None and capabilities.adapters and request.adapter_id not in capabilities.adapters:
-        raise InvalidRequest(f"The model '{model}' has no adapter '{request.adapter_id}'.", param="adapter_id")
+    lora = request.lora_adapter
+    if lora is not None and capabilities.lora_adapters and lora not in capabilities.lora_adapters:
+        raise InvalidRequest(f"The model '{model}' has no LoRA adapter '{lora}'.", param="lora_adapter")
 
 
 def _has_images(prompt: Prompt) -> bool:

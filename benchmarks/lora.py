@@ -1,9 +1,9 @@
-"""What adapters cost: decode and prefill of a batch of 16 with none, one and four of them in it.
+"""What LoRA adapters cost: decode and prefill of a batch of 16 with none, one and four of them in it.
 
     python -m benchmarks.lora [--layers 8] [--rank 16] [--rounds 10]
 
-Random weights of the 0.5B Qwen2.5 shape with fewer layers, and adapters on all of its linear layers but the last.
-Prints the best of several rounds, taken in turns, in CPU time, beside what the same model does that has no adapters.
+Random weights of the 0.5B Qwen2.5 shape with fewer layers, and LoRA adapters on all of its linear layers but the last.
+Prints the best of several rounds, taken in turns, in CPU time, beside what the same model without LoRA adapters does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from backends.native.engine.layers.fuse_model import fuse_layers
 from backends.native.engine.layers.packed_linear import pack_linears
-from backends.native.engine.lora.layers import Adapter, LowRank, put_on
+from backends.native.engine.lora.layers import LoraAdapter, LowRank, inject_lora
 from benchmarks.systems import Job, System, interlingua
 
 BATCH, VOCAB = 16, 32_000
@@ -33,7 +33,7 @@ SHAPE = {
     "tie_word_embeddings": True,
 }
 NAMES = ("a", "b", "c", "d")
-BARE = "no adapters loaded"
+BARE = "no LoRA adapters loaded"
 
 
 def main() -> None:
@@ -45,18 +45,18 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     model = build(given.layers)
-    adapters = {name: draw(model, given.rank) for name in NAMES}
+    lora_adapters = {name: draw(model, given.rank) for name in NAMES}
     fuse_layers(model, model.config.max_position_embeddings, join=False)
     pack_linears(model)
-    bare = {layer: model.get_submodule(layer) for layer in adapters["a"]}
-    put_on(model, adapters)
+    bare = {layer: model.get_submodule(layer) for layer in lora_adapters["a"]}
+    inject_lora(model, lora_adapters)
     systems = {
         BARE: without(model, bare, interlingua(model)),
         "none in use": interlingua(model),
-        "one, for all": interlingua(model, adapters=NAMES[:1]),
-        "one, for every other": interlingua(model, adapters=("", "a")),
-        "four, by turns": interlingua(model, adapters=NAMES),
-        "four and none, by turns": interlingua(model, adapters=("", *NAMES)),
+        "one, for all": interlingua(model, lora_adapters=NAMES[:1]),
+        "one, for every other": interlingua(model, lora_adapters=("", "a")),
+        "four, by turns": interlingua(model, lora_adapters=NAMES),
+        "four and none, by turns": interlingua(model, lora_adapters=("", *NAMES)),
     }
     print(f"torch {torch.__version__}, 1 thread, {given.layers} layers, rank {given.rank}, float32")
     for workload, jobs in workloads().items():
@@ -99,8 +99,8 @@ def build(layers: int) -> Any:
     return Qwen2ForCausalLM(Qwen2Config(num_hidden_layers=layers, **SHAPE)).eval()
 
 
-def draw(model: Any, rank: int) -> Adapter:
-    """A random adapter."""
+def draw(model: Any, rank: int) -> LoraAdapter:
+    """A random LoRA adapter."""
     return {
         name: LowRank(torch.randn(rank, layer.in_features) / 100, torch.randn(rank, layer.out_features) / 100)
         for name, layer in model.named_modules()

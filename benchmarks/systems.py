@@ -31,13 +31,13 @@ KV_TOKENS, BLOCK, STEP_TOKENS = 16_384, 16, 512
 
 
 def interlingua(
-    model: Any, sampling: Sequence[SamplingParams] = (), adapters: Sequence[str] = ("",), *, caching: bool = False
+    model: Any, sampling: Sequence[SamplingParams] = (), lora_adapters: Sequence[str] = ("",), *, caching: bool = False
 ) -> System:
-    """This engine, as a worker's messages drive it; `sampling` and `adapters` are given to the jobs in turn.
+    """This engine, as a worker's messages drive it; `sampling` and `lora_adapters` are given to the jobs in turn.
 
     With `caching` prompts share what they begin with alike, but nothing is kept from one run to the next.
     """
-    runner = PackedRunner(model, KVCache(KV_TOKENS // BLOCK, BLOCK), adapters=tuple(adapters))
+    runner = PackedRunner(model, KVCache(KV_TOKENS // BLOCK, BLOCK), lora_adapters=tuple(lora_adapters))
     vocab, context = model.config.vocab_size, model.config.max_position_embeddings
 
     def run(jobs: Sequence[Job]) -> list[list[int]]:
@@ -46,7 +46,8 @@ def interlingua(
         engine = Engine(runner, scheduler, vocab_size=vocab, context_length=context)
         for seq, (prompt, new) in enumerate(jobs):
             params = sampling[seq % len(sampling)] if sampling else SamplingParams()
-            engine.submit(0, Submit(seq, tuple(prompt), new, params, adapter=adapters[seq % len(adapters)]))
+            lora = lora_adapters[seq % len(lora_adapters)]
+            engine.submit(0, Submit(seq, tuple(prompt), new, params, lora_adapter=lora))
         answers: list[list[int]] = [[] for _ in jobs]
         while engine.busy:
             for output in (output for step in engine.step().values() for output in step.outputs):

@@ -168,7 +168,7 @@ class Service:
         """Have a target answer; what it says may be compared, later, with what others would have said.
 
         Raises:
-            schemas.errors.ModelNotFound: it has no such adapter.
+            schemas.errors.ModelNotFound: it has no such LoRA adapter.
         """
         events = target.backend.generate(target.addressed(request))
         return events if self.draining else self._pairing.follow(events, request, plan, target, experiment)

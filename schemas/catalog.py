@@ -49,8 +49,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """What listings tell of an endpoint. `context_length` is in tokens, prompt and answer together.
 
     `created` and `changed` are Unix times in seconds. `pending` are the served entities of an update under way,
-    `version` counts those that were put in force. `adapters` are the values of `adapter_id` that it takes; an endpoint
-    that is nothing but adapters has that of their model, if there is one, for its `parent`.
+    `version` counts those that were put in force. `lora_adapters` are the LoRA adapters that
+    requests may name; the `parent` of an endpoint of nothing but LoRA adapters is the endpoint of their base model, if
+    there is one.
     """
 
     name: str
@@ -67,7 +68,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
     vocab_size: int | None = None
     images: bool = False
-    adapters: tuple[str, ...] = ()
+    lora_adapters: tuple[str, ...] = ()
     parent: str | None = None
     tensors: TensorNames = TensorNames()
     counts: RequestCounts = RequestCounts()

@@ -206,7 +206,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     grammar: Grammar | None = None
-    adapter_id: str | None = None
+    lora_adapter: str | None = None
     background: bool = False
     user: str | None = None
     client_request_id: str | None = None
@@ -222,7 +222,7 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     inputs: tuple[TextPrompt | TokensPrompt, ...]
     instruction: str | None = None
-    adapter_id: str | None = None
+    lora_adapter: str | None = None
     encoding: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     user: str | None = None

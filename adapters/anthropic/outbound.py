@@ -18,7 +18,16 @@ DEFAULT_MAX_TOKENS = 4096
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _SAMPLING = ("seed", "min_p", "typical_p", "logit_bias", "watermark", *_PENALTIES)
-_ASKED = ("best_of", "echo", "suffix", "logprobs", "prompt_logprobs", "grammar", "truncate_prompt_tokens", "adapter_id")
+_ASKED = (
+    "best_of",
+    "echo",
+    "suffix",
+    "logprobs",
+    "prompt_logprobs",
+    "grammar",
+    "truncate_prompt_tokens",
+    "lora_adapter",
+)
 _MODES = {"auto": "auto", "none": "none", "required": "any", "named": "tool"}
 
 

@@ -30,8 +30,8 @@ def check(dialect: Dialect, parameters: Parameters, *, stream: bool, context_len
         _check_truncate(parameters.truncate, context_length)
     if stream and parameters.decoder_input_details:
         raise _invalid("decoder_input_details", dialect.streamed_decoder_input_details)
-    adapter, pattern = parameters.adapter_id, dialect.adapter_pattern
-    if adapter is not None and pattern is not None and not re.fullmatch(pattern, adapter):
+    lora, pattern = parameters.adapter_id, dialect.adapter_pattern
+    if lora is not None and pattern is not None and not re.fullmatch(pattern, lora):
         raise _invalid("adapter_id", "The format of adapter_id is invalid.")
 
 

@@ -64,7 +64,7 @@ def read_generate(dialect: Dialect, operation: str, body: bytes, call: Call) -> 
         top_logprobs=top_n,
         prompt_logprobs=bool(parameters.decoder_input_details),
         grammar=grammar,
-        adapter_id=None if parameters.adapter_id == dialect.no_adapter else parameters.adapter_id,
+        lora_adapter=None if parameters.adapter_id == dialect.no_adapter else parameters.adapter_id,
         extra=extra,
         origin=_origin(dialect, operation, body),
     )

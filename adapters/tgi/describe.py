@@ -31,7 +31,7 @@ def _info(dialect: Dialect, call: Call, card: ModelCard) -> Info:
         max_input_tokens=_max_input(card),
         max_total_tokens=card.context_length or 0,
         version=call.catalog.version,
-        adapters=card.adapters or UNSET,
+        adapters=card.lora_adapters or UNSET,
     )
 
 

@@ -28,7 +28,7 @@ _FIELDS = {
     "prompt_logprobs": "decoder_input_details",
     "best_of": "best_of",
     "watermark": "watermark",
-    "adapters": "adapter_id",
+    "lora_adapters": "adapter_id",
 }
 """What the protocol calls a `backends.base.Feature`."""
 

@@ -51,7 +51,7 @@ def _unsayable(dialect: Dialect, request: Generate) -> dict[str, bool]:
         "logprobs": request.logprobs and not dialect.scores and not _from_tgi(request),
         "top_logprobs": request.top_logprobs > 0 and "top_n_tokens" in deaf,
         "grammar": request.grammar is not None and ("grammar" in deaf or request.grammar.kind == "json_object"),
-        "adapters": request.adapter_id is not None and "adapter_id" in deaf,
+        "lora_adapters": request.lora_adapter is not None and "adapter_id" in deaf,
         "frequency_penalty": bool(sampling.frequency_penalty) and "frequency_penalty" in deaf,
         "typical_p": sampling.typical_p not in (None, 1.0) and "typical_p" in deaf,
         "watermark": sampling.watermark and "watermark" in deaf,
@@ -80,7 +80,7 @@ def _parameters(dialect: Dialect, request: Generate) -> dict[str, Any]:
         "best_of": request.n if request.n > 1 else None,
         "top_n_tokens": request.top_logprobs or None,
         "grammar": _grammar(request.grammar),
-        "adapter_id": request.adapter_id,
+        "adapter_id": request.lora_adapter,
         "return_full_text": False,
     }
     # What the dialect does not know was refused above, unless its value is the neutral one.

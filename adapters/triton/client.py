@@ -22,7 +22,7 @@ from schemas.errors import GatewayError, UnsupportedFeature
 from schemas.ir import Events, Generate, Grammar, ImagePart, TextPrompt, TokensPrompt
 
 # The feature that a request wants which needs a parameter the dialect lacks; of the others a parameter's name says it.
-_FEATURES = {"structured_outputs": "grammar", "lora_name": "adapters"}
+_FEATURES = {"structured_outputs": "grammar", "lora_name": "lora_adapters"}
 
 
 class TritonClient:
@@ -89,8 +89,8 @@ class TritonClient:
             said["logprobs"] = request.top_logprobs
         if request.grammar is not None:
             said["structured_outputs"] = _structured_outputs(request.grammar)
-        if request.adapter_id is not None:
-            said["lora_name"] = request.adapter_id
+        if request.lora_adapter is not None:
+            said["lora_name"] = request.lora_adapter
         if self._dialect.details:
             said["details"] = True
         return said

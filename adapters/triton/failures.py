@@ -25,7 +25,7 @@ _PARAMETERS = {
     "min_p": "min_p",
     "best_of": "best_of",
     "watermark": "watermark",
-    "adapters": "lora_name",
+    "lora_adapters": "lora_name",
 }
 
 

@@ -121,7 +121,7 @@ class Answer:
                 priority=_BACKGROUND if request.background else 0,
                 grammar=self._grammar,
                 features=prompt.features,
-                adapter=request.adapter_id or "",
+                lora_adapter=request.lora_adapter or "",
             )
             self.submits.append(submit)
             detokenizer = self._text.vocabulary.detokenizer(ids)

@@ -10,8 +10,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from backends.base import Capabilities, EngineState, Feature, Health
 from backends.native import embedding
 from backends.native.answer import Answer
@@ -23,7 +21,7 @@ from backends.native.grammar.grammar import GrammarCheck, grammar_source
 from backends.native.import_lock import in_turn
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.multimodal.prompts import ImagePrompts, images_of
-from backends.native.options import NativeOptions
+from backends.native.options import NativeOptions, read_options
 from backends.native.protocol.messages import Ready
 from backends.native.sentence_transformers import PLAIN, Recipe, RecipeError, read_recipe
 from backends.native.text.codec import TextCodec
@@ -72,7 +70,7 @@ class NativeBackend:
         self.name = name
         self.capabilities = Capabilities()
         self._started = False
-        self._options = msgspec.convert(options or {}, NativeOptions)
+        self._options = options if isinstance(options, NativeOptions) else read_options(options or {})
         self._recipe = PLAIN
         self._text: TextCodec | None = None
         self._grammars: GrammarCheck | None = None
@@ -95,7 +93,7 @@ class NativeBackend:
         Raises:
             msgspec.ValidationError: the options are wrong.
         """
-        given = msgspec.convert(options, NativeOptions)
+        given = read_options(options)
         shared = given.engine == "process" and given.socket is None
         return engine_command(given.engine_options, socket) if shared else None
 
@@ -289,7 +287,7 @@ def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilit
         Feature.GRAMMAR: grammars,
         Feature.TOOLS: text.can_call,
         Feature.IMAGES: ready.images,
-        Feature.ADAPTERS: bool(ready.adapters),
+        Feature.LORA: bool(ready.lora_adapters),
         Feature.SUFFIX: text.can_infill,
     }
     return Capabilities(
@@ -302,5 +300,5 @@ def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilit
         tokenizer=text.vocabulary.digest,
         dtype=ready.dtype,
         device=ready.device,
-        adapters=ready.adapters,
+        lora_adapters=ready.lora_adapters,
     )

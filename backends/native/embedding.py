@@ -44,9 +44,9 @@ async def embed(request: Embed, link: EngineLink, text: TextCodec, ready: Ready,
     for ids in inputs:
         check_ids("input", ids, ready.vocab_size)
         fit(len(ids), 0, ready.context_length)
-    adapter = request.adapter_id or ""
+    lora = request.lora_adapter or ""
     submits = [
-        Submit(0, ids, 0, pool=True, unpooled=unpooled if isinstance(given, TextPrompt) else 0, adapter=adapter)
+        Submit(0, ids, 0, pool=True, unpooled=unpooled if isinstance(given, TextPrompt) else 0, lora_adapter=lora)
         for given, ids in zip(request.inputs, inputs, strict=True)
     ]
     unit = recipe.normalize and size < ready.embedding_size

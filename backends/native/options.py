@@ -1,14 +1,21 @@
-"""What the native backend can be told in a configuration."""
+"""The options of the native backend, as a configuration gives them."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import msgspec
+import structlog
 
 from backends.images import ImageOptions
 from backends.native.demo import WEIGHTS
 from backends.native.protocol.engine_options import EngineOptions
+
+log = structlog.get_logger()
+
+_RENAMED = {"adapters": "lora_adapters"}
+"""Former names of options, which are still read."""
 
 
 class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -37,3 +44,19 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
         """The engine's part."""
         fields = msgspec.structs.fields(EngineOptions)
         return EngineOptions(**{field.name: getattr(self, field.name) for field in fields})
+
+
+def read_options(given: Mapping[str, Any]) -> NativeOptions:
+    """Convert the fields of a backend's configuration; former names of options are accepted with a warning.
+
+    Raises:
+        msgspec.ValidationError: an option is unknown, of a wrong type, or given by its former name and its name.
+    """
+    fields = dict(given)
+    for former, name in _RENAMED.items():
+        if former in fields:
+            if name in fields:
+                raise msgspec.ValidationError(f"`{former}` is the former name of `{name}`: give only `{name}`")
+            fields[name] = fields.pop(former)
+            log.warning("backend.option_deprecated", option=former, use=name)
+    return msgspec.convert(fields, NativeOptions)

@@ -64,9 +64,9 @@ class Kind:
     Options = RemoteOptions
 
 
-_COMPLETIONS = frozenset(Feature) - {Feature.WATERMARK, Feature.ADAPTERS}
+_COMPLETIONS = frozenset(Feature) - {Feature.WATERMARK, Feature.LORA}
 _CHATS = _COMPLETIONS - {Feature.TOKEN_PROMPTS, Feature.PROMPT_LOGPROBS, Feature.SUFFIX, Feature.BEST_OF}
-_TGI = _COMPLETIONS | {Feature.WATERMARK, Feature.ADAPTERS}
+_TGI = _COMPLETIONS | {Feature.WATERMARK, Feature.LORA}
 _TRITON = frozenset(Feature) - {Feature.CHAT, Feature.TOKEN_PROMPTS, Feature.TOOLS, Feature.PROMPT_LOGPROBS}
 _TRITON -= {Feature.SUFFIX, Feature.WATERMARK}
 

@@ -22,10 +22,10 @@ def catalog(
 ) -> Catalog:
     """The catalog; `created` is a Unix time in seconds."""
     models = {name: _model(deployed.serving, backends) for name, deployed in deployments.items()}
-    bases = {backend: name for name, (backend, adapters) in reversed(models.items()) if backend and not adapters}
+    bases = {backend: name for name, (backend, is_lora) in reversed(models.items()) if backend and not is_lora}
     cards = {name: _card(name, deployed, backends, health, created) for name, deployed in deployments.items()}
-    for name, (backend, adapters) in models.items():
-        if adapters and backend in bases:
+    for name, (backend, is_lora) in models.items():
+        if is_lora and backend in bases:
             cards[name] = replace(cards[name], parent=bases[backend])
     return Catalog(cards, next(iter(cards), None), gateway.__version__, max_concurrent_requests)
 
@@ -52,15 +52,15 @@ def _card(
         device=can.device,
         vocab_size=can.vocab_size,
         images=all(Feature.IMAGES in backend.capabilities.features for backend in behind),
-        adapters=can.adapters,
+        lora_adapters=can.lora_adapters,
         tensors=endpoint.tensors,
     )
 
 
 def _model(endpoint: Endpoint, backends: Mapping[str, Backend]) -> tuple[str, bool]:
-    """The backend that all arms are of, and whether they are adapters there; "" if not all are the same."""
+    """The backend that all arms are of, and whether they are LoRA adapters there; "" if not all are the same."""
     found = {
-        (arm.backend, arm.model in backends[arm.backend].capabilities.adapters) for arm in endpoint.served_entities
+        (arm.backend, arm.model in backends[arm.backend].capabilities.lora_adapters) for arm in endpoint.served_entities
     }
     return found.pop() if len(found) == 1 else ("", False)
 

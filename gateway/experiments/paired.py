@@ -38,7 +38,7 @@ from schemas.ir import (
     Usage,
 )
 
-_UNSUITABLE = {Feature.IMAGES, Feature.TOOLS, Feature.SUFFIX, Feature.ADAPTERS}
+_UNSUITABLE = {Feature.IMAGES, Feature.TOOLS, Feature.SUFFIX, Feature.LORA}
 """Features whose prompts are more than their token ids, or whose answers more than their tokens."""
 
 
@@ -207,7 +207,7 @@ async def _score(request: Generate, model: Target, prompt: Ids, answer: Ids) -> 
         prompts=(TokensPrompt(prompt + answer),),
         stopping=Stopping(max_new_tokens=0),
         prompt_logprobs=True,
-        adapter_id=request.adapter_id,
+        lora_adapter=request.lora_adapter,
         background=True,
     )
     scored: list[Token] = []

@@ -22,8 +22,8 @@ _Request = TypeVar("_Request", bound=Request)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """Where a request goes. `model` is the name that the backend knows, its model's or one of its adapters'; `task` is
-    the endpoint's.
+    """Where a request goes. `model` is the name that the backend knows, its model's or one of its LoRA adapters';
+    `task` is the endpoint's.
     """
 
     endpoint: str
@@ -33,19 +33,19 @@ class Target:
     task: Task = "chat"
 
     def addressed(self, request: _Request) -> _Request:
-        """The request as the backend is to get it. An adapter that the client chose itself goes before the entity's.
+        """The request as the backend is to get it. A LoRA adapter that the client chose overrides the entity's.
 
         Raises:
-            schemas.errors.ModelNotFound: the entity names an adapter that the backend does not have.
+            schemas.errors.ModelNotFound: the entity names a LoRA adapter that the backend does not have.
         """
-        adapters, named = self.backend.capabilities.adapters, self.entity.model
-        if not adapters or named is None or isinstance(request, Tokenize):
+        lora_adapters, named = self.backend.capabilities.lora_adapters, self.entity.model
+        if not lora_adapters or named is None or isinstance(request, Tokenize):
             return replace(request, model=self.model)
-        if named not in adapters:
+        if named not in lora_adapters:
             raise ModelNotFound(
-                f"The backend '{self.entity.backend}' has no adapter '{named}'.", code="model_not_found"
+                f"The backend '{self.entity.backend}' has no LoRA adapter '{named}'.", code="model_not_found"
             )
-        return replace(request, model=named, adapter_id=request.adapter_id or named)
+        return replace(request, model=named, lora_adapter=request.lora_adapter or named)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -38,7 +38,7 @@ ENDPOINTS = {
     "support": Endpoint(served_entities=(arm("support-1", "team/support"),)),
     "both": Endpoint(served_entities=(arm("a", "team/support", 50), arm("b", "sql", 50))),
     "mixed": Endpoint(served_entities=(arm("a", None, 50), arm("b", "sql", 50))),
-    "sql": Endpoint(served_entities=(arm("base", None),)),  # called as an adapter is, and none
+    "sql": Endpoint(served_entities=(arm("base", None),)),  # called as a LoRA adapter is, and none
     "typo": Endpoint(served_entities=(arm("typo", "suport"),)),
     "shadowed": Endpoint(served_entities=(arm("a", None), arm("b", "sql", 0, Shadow()))),
 }
@@ -46,7 +46,7 @@ ENDPOINTS = {
 
 @pytest.fixture
 def engine() -> FakeEngine:
-    return FakeEngine(ready=msgspec.structs.replace(READY, adapters=("team/support", "sql"), embedding_size=4))
+    return FakeEngine(ready=msgspec.structs.replace(READY, lora_adapters=("team/support", "sql"), embedding_size=4))
 
 
 @asynccontextmanager
@@ -69,7 +69,7 @@ TRITON = {"text_input": "Hi", "parameters": {"max_tokens": 2}}
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "adapter"),
+    ("path", "body", "lora_adapter"),
     [
         ("/generate", tgi(), ""),
         ("/generate", tgi(adapter_id="sql"), "sql"),
@@ -86,40 +86,40 @@ TRITON = {"text_input": "Hi", "parameters": {"max_tokens": 2}}
         ("/v2/models/support/generate", TRITON | {"parameters": {"max_tokens": 2, "lora_name": "sql"}}, "sql"),
     ],
 )
-async def test_who_asks_for_an_adapter_gets_it(path: str, body: Any, adapter: str, engine: FakeEngine) -> None:
+async def test_who_asks_for_a_lora_adapter_gets_it(path: str, body: Any, lora_adapter: str, engine: FakeEngine) -> None:
     async with serving(engine) as client:
         answer = await client.post(path, json=body)
         assert answer.status_code == 200, answer.text
-        assert [submit.adapter for submit in engine.submitted] == [adapter]
+        assert [submit.lora_adapter for submit in engine.submitted] == [lora_adapter]
 
 
-async def test_arms_of_one_endpoint_are_adapters_of_one_engine(engine: FakeEngine) -> None:
+async def test_arms_of_one_endpoint_are_lora_adapters_of_one_engine(engine: FakeEngine) -> None:
     async with serving(engine) as client:
-        for name, adapters in (("both", ("team/support", "sql")), ("mixed", ("", "sql"))):
-            for served, adapter in zip("ab", adapters, strict=True):
+        for name, lora_adapters in (("both", ("team/support", "sql")), ("mixed", ("", "sql"))):
+            for served, lora_adapter in zip("ab", lora_adapters, strict=True):
                 unit = {"x-ab-unit": unit_for(served, name)}
                 answer = await client.post("/v1/chat/completions", json=chat(name), headers=unit)
                 assert answer.headers["served-model-name"] == served
-                assert engine.submitted[-1].adapter == adapter
+                assert engine.submitted[-1].lora_adapter == lora_adapter
 
 
-async def test_a_shadow_can_be_an_adapter(engine: FakeEngine) -> None:
+async def test_a_shadow_can_be_a_lora_adapter(engine: FakeEngine) -> None:
     async with serving(engine) as client:
         await client.post("/v1/chat/completions", json=chat("shadowed"))
         for _ in range(500):
             if len(engine.submitted) == 2:
                 break
             await asyncio.sleep(0.01)
-        assert sorted(submit.adapter for submit in engine.submitted) == ["", "sql"]
+        assert sorted(submit.lora_adapter for submit in engine.submitted) == ["", "sql"]
 
 
 async def test_all_answers_to_a_request_have_it(engine: FakeEngine) -> None:
     async with serving(engine) as client:
         await client.post("/v1/completions", json={"model": "support", "prompt": ["a", "b"], "n": 2, "max_tokens": 2})
-        assert [submit.adapter for submit in engine.submitted] == ["team/support"] * 4
+        assert [submit.lora_adapter for submit in engine.submitted] == ["team/support"] * 4
 
 
-UNKNOWN = "has no adapter 'none'."
+UNKNOWN = "has no LoRA adapter 'none'."
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ UNKNOWN = "has no adapter 'none'."
             404,
             {
                 "error": {
-                    "message": "The backend 'local' has no adapter 'suport'.",
+                    "message": "The backend 'local' has no LoRA adapter 'suport'.",
                     "type": "invalid_request_error",
                     "param": "model",
                     "code": "model_not_found",
@@ -158,7 +158,7 @@ UNKNOWN = "has no adapter 'none'."
         ),
     ],
 )
-async def test_an_unknown_adapter_is_refused_before_any_work(
+async def test_an_unknown_lora_adapter_is_refused_before_any_work(
     path: str, body: Any, status: int, told: Any, engine: FakeEngine
 ) -> None:
     async with serving(engine) as client:
@@ -170,34 +170,32 @@ async def test_an_unknown_adapter_is_refused_before_any_work(
 TABLE = """
 [backends.local]
 kind = "native"
-[backends.local.adapters]
-support = "./adapters/support"
-"team/sql" = "./adapters/sql"
+[backends.local.lora_adapters]
+support = "./lora/support"
+"team/sql" = "./lora/sql"
 [endpoints.support]
 served_entities = [{ name = "support", backend = "local", model = "support" }]
 """
 
 
-def test_a_table_in_the_configuration() -> None:
-    (backend,) = make_backends(parse(TABLE)).values()
+@pytest.mark.parametrize("table", [TABLE, TABLE.replace("lora_adapters", "adapters")], ids=["its name", "former name"])
+def test_a_table_in_the_configuration(table: str) -> None:
+    (backend,) = make_backends(parse(table)).values()
     assert isinstance(backend, NativeBackend)
-    assert backend._options.engine_options.adapters == {
-        "support": "./adapters/support",
-        "team/sql": "./adapters/sql",
-    }
+    assert backend._options.engine_options.lora_adapters == {"support": "./lora/support", "team/sql": "./lora/sql"}
 
 
-def test_vectors_are_the_adapter_s_and_tokens_nobody_s() -> None:
+def test_vectors_are_the_lora_adapter_s_and_tokens_nobody_s() -> None:
     backend = NativeBackend("local", {})
-    backend.capabilities = Capabilities(adapters=("sql",))
+    backend.capabilities = Capabilities(lora_adapters=("sql",))
     target = Target("tuned", arm("a", "sql"), backend, "sql")
     asked = Embed(id="e", model="tuned", inputs=())
-    assert target.addressed(asked) == msgspec.structs.replace(asked, model="sql", adapter_id="sql")
+    assert target.addressed(asked) == msgspec.structs.replace(asked, model="sql", lora_adapter="sql")
     tokens = Tokenize(id="t", model="tuned", prompt=TextPrompt("Hi"))
     assert target.addressed(tokens) == msgspec.structs.replace(tokens, model="sql")
 
 
-def test_databricks_clients_create_endpoints_of_adapters() -> None:
+def test_databricks_clients_create_endpoints_of_lora_adapters() -> None:
     change = Change(action="create", endpoint="new", served_entities=(Entity("a", "local/team/support", 100),))
     deployed = changed({}, change, {"local": Health("ready")}, 1)
     assert deployed is not None
@@ -220,7 +218,7 @@ async def test_the_next_engine_is_asked_for_the_same(engine: FakeEngine) -> None
         engine.rule = lambda submit: dying(engine)
         answer = await client.post("/v1/completions", json={"model": "support", "prompt": "Hi", "max_tokens": 4})
         assert answer.status_code == 200, answer.text
-        assert [submit.adapter for submit in engine.submitted] == ["team/support"] * 2
+        assert [submit.lora_adapter for submit in engine.submitted] == ["team/support"] * 2
 
 
 def dying(engine: FakeEngine) -> Any:

@@ -27,7 +27,7 @@ _FIELDS = {
     "min_p": "min_p",
     "best_of": "best_of",
     "suffix": "suffix",
-    "adapters": "model",
+    "lora_adapters": "model",
 }
 """What the protocol calls a `backends.base.Feature`."""
 

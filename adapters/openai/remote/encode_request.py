@@ -109,7 +109,7 @@ def _unsayable(request: Generate) -> dict[str, bool]:
         "best_of": (request.best_of or 1) > request.n and (chat or request.stream),
         "grammar": request.grammar is not None and request.grammar.kind == "regex",
         "watermark": request.sampling.watermark,
-        "adapters": request.adapter_id is not None,
+        "lora_adapters": request.lora_adapter is not None,
     }
 
 

@@ -100,7 +100,7 @@ def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect
         top_logprobs=values.get("logprobs", 0),
         prompt_logprobs="prompt_logprobs" in values,
         grammar=parameters.grammar(values),
-        adapter_id=_adapter(values.get("lora_name", values.get("adapter_id"))),
+        lora_adapter=_lora_adapter(values.get("lora_name", values.get("adapter_id"))),
         client_request_id=given.id or None,
         hints=_hints(values, wanted),
         extra=extra,
@@ -160,7 +160,7 @@ def _echo(exclude: bool | None, stream: bool, dialect: Dialect) -> bool:
     return not stream and not (dialect.exclude_input_by_default if exclude is None else exclude)
 
 
-def _adapter(name: str | None) -> str | None:
+def _lora_adapter(name: str | None) -> str | None:
     """MindIE's default is the text "None"."""
     return None if name == "None" else name
 

@@ -20,8 +20,8 @@ from backends.native.engine.loading.lora_check import why_not_adapted
 from backends.native.engine.loading.self_check import why_not_packed
 from backends.native.engine.loading.weights import LoadedModel, LoadError, is_encoder, load, load_encoder
 from backends.native.engine.loop import Engine
-from backends.native.engine.lora.layers import put_on
-from backends.native.engine.lora.weights import load_adapters
+from backends.native.engine.lora.layers import inject_lora
+from backends.native.engine.lora.weights import load_lora_adapters
 from backends.native.engine.multimodal.profiling import find_processor, make_embedder, profile
 from backends.native.engine.pooling.hidden_states import HiddenStates
 from backends.native.engine.pooling.pooler import Pooler
@@ -53,7 +53,7 @@ _CACHE_TIER_TOKENS = 65_536
 # A model of fewer parameters is run by one thread about as fast as by three, for a third of the CPU time (measured).
 _SMALL_PARAMETERS = 8_000_000
 # What the log says of a new engine.
-_TOLD = ("tier", "device", "dtype", "context_length", "max_sequences", "adapters")
+_TOLD = ("tier", "device", "dtype", "context_length", "max_sequences", "lora_adapters")
 
 
 def load_engine(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
@@ -85,8 +85,8 @@ def _generator(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
     torch.set_num_threads(options.threads or _threads(loaded.model))
     report(Loading(0.6, "self-check"))
     packed = _is_packed(loaded, options)
-    if options.adapters:
-        _put_adapters_on(loaded.model, options.adapters, "packed" if packed else "cache")
+    if options.lora_adapters:
+        _inject_lora_adapters(loaded.model, options.lora_adapters, "packed" if packed else "cache")
     report(Loading(0.8, "cache"))
     with torch.inference_mode():
         runner, blocks = _packed(loaded, options) if packed else _cached(loaded, options)
@@ -140,7 +140,7 @@ def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
     if options.tier != "auto":
         _quantize(loaded, options.dtype)
         return options.tier == "packed"
-    fuse = partial(fuse_layers, longest=loaded.context_length, join=not options.adapters)
+    fuse = partial(fuse_layers, longest=loaded.context_length, join=not options.lora_adapters)
 
     def change(small: Any) -> None:
         fuse(small)
@@ -162,12 +162,12 @@ def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
     return why is None
 
 
-def _put_adapters_on(model: Any, folders: dict[str, str], tier: str) -> None:
-    adapters = load_adapters(model, folders)
-    why = why_not_adapted(model, {layer for adapter in adapters.values() for layer in adapter}, tier)
+def _inject_lora_adapters(model: Any, folders: dict[str, str], tier: str) -> None:
+    lora_adapters = load_lora_adapters(model, folders)
+    why = why_not_adapted(model, {layer for lora in lora_adapters.values() for layer in lora}, tier)
     if why is not None:
-        raise LoadError(f"Adapters cannot be applied to this {model.config.model_type}: {why}.")
-    put_on(model, adapters)
+        raise LoadError(f"LoRA adapters cannot be applied to this {model.config.model_type}: {why}.")
+    inject_lora(model, lora_adapters)
 
 
 def _quantize(loaded: LoadedModel, dtype: str) -> None:
@@ -202,7 +202,7 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         tier=runner.tier,
         image_tokens=runner.image_tokens,
         embedding_size=hidden.size if hidden else 0,
-        adapters=runner.adapters,
+        lora_adapters=runner.lora_adapters,
     )
     engine = Engine(
         runner,
@@ -239,8 +239,8 @@ def _packed(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
         blocks = min(blocks, affordable)
     if blocks < 1 or (blocks > affordable and loaded.model.device.type != "cpu"):
         raise LoadError(f"The KV cache does not fit into the memory that the model leaves of {loaded.model.device}.")
-    adapters = tuple(options.adapters)
-    return PackedRunner(loaded.model, probe.cache.resized(blocks), embedder=embedder, adapters=adapters), blocks
+    cache, names = probe.cache.resized(blocks), tuple(options.lora_adapters)
+    return PackedRunner(loaded.model, cache, embedder=embedder, lora_adapters=names), blocks
 
 
 def _embedder(loaded: LoadedModel, options: EngineOptions) -> Embedder | None:
@@ -263,7 +263,7 @@ def _cached(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
         raise _images_not_served(loaded, "it runs on the cache tier, which takes text only")
     most = max(_CACHE_TIER_TOKENS, _context(loaded, options)) // options.block_size
     blocks = _wanted_blocks(loaded, options)
-    return CacheRunner(loaded.model, tuple(options.adapters)), blocks if options.kv_tokens else min(blocks, most)
+    return CacheRunner(loaded.model, tuple(options.lora_adapters)), blocks if options.kv_tokens else min(blocks, most)
 
 
 def _cache_bytes(device: torch.device, taken: int) -> int:

@@ -28,7 +28,7 @@ from schemas.ir import FinishReason
 
 log = structlog.get_logger()
 
-_ADAPTER = attrgetter("sequence.request.adapter")
+_LORA_ADAPTER = attrgetter("sequence.request.lora_adapter")
 
 
 class Engine:
@@ -81,7 +81,7 @@ class Engine:
 
     def submit(self, connection: int, request: Submit) -> None:
         """Take a sequence, or tell in the next step why not."""
-        sequence = Sequence(connection, request, next(self._arrivals), salt=request.adapter.encode())
+        sequence = Sequence(connection, request, next(self._arrivals), salt=request.lora_adapter.encode())
         try:
             self._check(connection, request)
             self._begin(sequence)
@@ -124,8 +124,8 @@ class Engine:
         """
         held = self._follow_grammars()
         works = self._scheduler.schedule()
-        if self._runner.adapters:
-            works.sort(key=_ADAPTER)  # those of an adapter go through it together
+        if self._runner.lora_adapters:
+            works.sort(key=_LORA_ADAPTER)  # those of a LoRA adapter go through it together
         if held and not works:
             Constraints.wait(held)
         with torch.inference_mode():
@@ -146,8 +146,8 @@ class Engine:
             raise Refused(f"an image takes more than the {self._runner.image_tokens} tokens that are made ready for")
         if request.pool and self._hidden is None:
             raise Refused("the model makes no vectors")
-        if request.adapter and request.adapter not in self._runner.adapters:
-            raise Refused(f"there is no adapter '{request.adapter}'")
+        if request.lora_adapter and request.lora_adapter not in self._runner.lora_adapters:
+            raise Refused(f"there is no LoRA adapter '{request.lora_adapter}'")
         biased = (token for token, _ in request.sampling.logit_bias)
         named = (*request.prompt, *biased, *request.stop_token_ids, *request.eos_token_ids)
         if min(named) < 0 or max(named) >= self._vocab_size:

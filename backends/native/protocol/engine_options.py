@@ -6,10 +6,10 @@ from typing import Annotated
 
 import msgspec
 
-AdapterName = Annotated[
+LoraName = Annotated[
     str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$", max_length=256)
 ]
-"""What every protocol that has adapters takes for a name. It is a key of a table, never a path."""
+"""What every protocol that has LoRA adapters takes for a name. It is a key of a table, never a path."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
         prefix_caching: reuse cache blocks of equal prefixes.
         text_only: serve no pictures, of a model that takes them, either.
         tier: `auto` (by the self-check), or `packed` or `cache` to insist.
-        adapters: folders of LoRA adapters, as peft's `save_pretrained` writes them, by the names that requests use.
+        lora_adapters: folders of LoRA adapters, as peft's `save_pretrained` writes them, by name.
     """
 
     model: str
@@ -46,4 +46,4 @@ class EngineOptions(msgspec.Struct, frozen=True):
     prefix_caching: bool = True
     text_only: bool = False
     tier: str = "auto"
-    adapters: dict[AdapterName, str] = {}
+    lora_adapters: dict[LoraName, str] = {}

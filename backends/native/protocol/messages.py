@@ -66,8 +66,8 @@ class Submit(Message, frozen=True):
     `eos_token_ids` with EOS; neither is heeded before `min_new_tokens`. `top_logprobs` -1: no logprobs at all.
     `prompt_logprobs` -1: none for the prompt. A greater `priority` goes first. `grammar` is what may be generated, in
     llguidance's words. `pool` asks for the prompt's vector, and with `max_new_tokens` 0 for nothing else; its first
-    `unpooled` tokens do not count in it. `adapter` is one of those that `Ready` names; empty: none. `again`: an engine
-    that is gone had taken it.
+    `unpooled` tokens do not count in it. `lora_adapter` is one of those that `Ready` names; empty: none. `again`: an
+    engine that is gone had taken it.
     """
 
     seq: int
@@ -84,7 +84,7 @@ class Submit(Message, frozen=True):
     features: tuple[Feature, ...] = ()
     pool: bool = False
     unpooled: int = 0
-    adapter: str = ""
+    lora_adapter: str = ""
     again: bool = False
 
 
@@ -170,7 +170,7 @@ class Ready(Message, frozen=True):
     image_tokens: int = 0
     embedding_size: int = 0
     generates: bool = True
-    adapters: tuple[str, ...] = ()
+    lora_adapters: tuple[str, ...] = ()
 
     @property
     def images(self) -> bool:

@@ -77,7 +77,7 @@ def test_a_stream_is_not_asked_for_what_every_chunk_tells() -> None:
         ({"sampling": Sampling(do_sample=True, presence_penalty=1.0)}, "presence_penalty"),
         ({"stopping": Stopping(stop_token_ids=(1,))}, "stop_token_ids"),
         ({"grammar": Grammar("regex", "a")}, "grammar"),
-        ({"adapter_id": "a"}, "adapters"),
+        ({"lora_adapter": "a"}, "lora_adapters"),
     ],
 )
 def test_what_the_page_cannot_say(fields: dict[str, Any], feature: str) -> None:

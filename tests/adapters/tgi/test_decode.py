@@ -72,7 +72,7 @@ def test_every_parameter_of_tgi() -> None:
         top_logprobs=3,
         prompt_logprobs=True,
         grammar=Grammar("json_schema", SCHEMA),
-        adapter_id="support",
+        lora_adapter="support",
         origin=Origin("tgi", "tgi", "generate", body),
     )
 
@@ -103,7 +103,7 @@ def test_the_pages_example() -> None:
         do_sample=True, temperature=0.5, top_k=10, top_p=0.95, repetition_penalty=1.03, seed=seed, seed_drawn=True
     )
     assert request.stopping == Stopping(max_new_tokens=20)
-    assert (request.stream, request.stream_usage, request.adapter_id, request.echo) == (True, True, None, False)
+    assert (request.stream, request.stream_usage, request.lora_adapter, request.echo) == (True, True, None, False)
     assert (request.logprobs, request.extra) == (False, {})
 
 

@@ -40,7 +40,7 @@ def test_every_kind(name: str) -> None:
         ("top_logprobs", "top_n_tokens"),
         ("prompt_logprobs", "decoder_input_details"),
         ("watermark", "watermark"),
-        ("adapters", "adapter_id"),
+        ("lora_adapters", "adapter_id"),
     ],
 )
 def test_a_missing_feature_is_named_as_the_client_named_it(feature: str, field: str) -> None:

@@ -86,7 +86,7 @@ def test_all_of_it() -> None:
         logprobs=True,
         top_logprobs=4,
         grammar=Grammar("regex", "a+"),
-        adapter_id="x",
+        lora_adapter="x",
     )
     assert sent("tgi", request)["parameters"] == {
         "do_sample": True,
@@ -220,7 +220,7 @@ TOOL = Tool("f")
         ("tgi", "grammar", {"grammar": Grammar("json_object")}),
         ("tgi-0.9", "grammar", {"grammar": Grammar("regex", "a")}),
         ("mindie", "grammar", {"grammar": Grammar("regex", "a")}),
-        ("tgi-0.9", "adapters", {"adapter_id": "x"}),
+        ("tgi-0.9", "lora_adapters", {"lora_adapter": "x"}),
     ],
 )
 def test_what_cannot_be_said_is_refused(name: str, feature: str, fields: dict[str, Any]) -> None:
@@ -235,7 +235,7 @@ def test_what_cannot_be_said_is_refused(name: str, feature: str, fields: dict[st
         ("tgi", {"tools": (TOOL,), "tool_choice": ToolChoice("none")}),
         ("tgi", {"n": 2, "sampling": Sampling(temperature=1.0)}),
         ("tgi", {"prompt_logprobs": True}),
-        ("mindie", {"adapter_id": "x"}),
+        ("mindie", {"lora_adapter": "x"}),
     ],
 )
 def test_what_can(name: str, fields: dict[str, Any]) -> None:

@@ -104,7 +104,7 @@ def test_mindie() -> None:
         ({"n": 2}, "n", 2),
         ({"n": 2, "best_of": 3}, "best_of", 3),
         ({"logprobs": True, "top_logprobs": 2}, "logprobs", 2),
-        ({"adapter_id": "alpaca"}, "lora_name", "alpaca"),
+        ({"lora_adapter": "alpaca"}, "lora_name", "alpaca"),
         ({"truncate_prompt_tokens": 9}, "truncate_prompt_tokens", 9),
         ({"grammar": Grammar("json_schema", {"type": "object"})}, "structured_outputs", '{"json":{"type":"object"}}'),
         ({"grammar": Grammar("json_object")}, "structured_outputs", '{"json_object":true}'),
@@ -131,7 +131,7 @@ def test_parameters(fields: dict[str, Any], name: str, value: Any) -> None:
         ("mindie-triton", asked(sampling=Sampling(min_p=0.1)), "min_p"),
         ("mindie-triton", asked(logprobs=True), "logprobs"),
         ("mindie-triton", asked(n=2), "n"),
-        ("mindie-triton", asked(adapter_id="x"), "adapters"),
+        ("mindie-triton", asked(lora_adapter="x"), "lora_adapters"),
         ("mindie-triton", asked(grammar=Grammar("regex", "a")), "grammar"),
     ],
 )

@@ -90,7 +90,7 @@ def test_headers() -> None:
 
 @pytest.mark.parametrize(
     ("feature", "parameter"),
-    [("images", "image"), ("adapters", "lora_name"), ("grammar", "structured_outputs"), ("new", "new")],
+    [("images", "image"), ("lora_adapters", "lora_name"), ("grammar", "structured_outputs"), ("new", "new")],
 )
 def test_features_go_by_their_parameters(feature: str, parameter: str) -> None:
     reply = SERVERS["triton"].error(errors.UnsupportedFeature("No.", feature=feature))

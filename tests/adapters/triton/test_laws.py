@@ -161,7 +161,7 @@ def same(seen: Generate, request: Generate) -> bool:
         n=st.integers(1, 4),
         truncate_prompt_tokens=st.none() | limits,
         grammar=grammars,
-        adapter_id=st.none() | st.sampled_from(["alpaca", "lora/1"]),
+        lora_adapter=st.none() | st.sampled_from(["alpaca", "lora/1"]),
     ),
     st.integers(-1, 20),
 )

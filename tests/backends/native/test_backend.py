@@ -117,7 +117,7 @@ async def test_capabilities_and_health(backend: NativeBackend) -> None:
     assert (can.context_length, can.vocab_size, can.dtype, can.device) == (2048, 768, "float32", "cpu")
     assert {Feature.CHAT, Feature.LOGPROBS, Feature.BEST_OF, Feature.GRAMMAR} <= can.features
     assert Feature.TOOLS in can.features
-    assert not {Feature.IMAGES, Feature.ADAPTERS} & can.features
+    assert not {Feature.IMAGES, Feature.LORA} & can.features
     assert await backend.healthy() == Health("ready")
 
 

@@ -1,4 +1,4 @@
-"""Adapters over the bundled model: every answer is that of a backend whose checkpoint has the adapter merged in."""
+"""LoRA adapters over the bundled model: every answer is that of a backend whose checkpoint has them merged in."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ PROMPTS = (
 Backends = tuple[NativeBackend, dict[str, NativeBackend]]
 
 
-def save_merged(folder: Path, adapter: Path, model: Any) -> None:
+def save_merged(folder: Path, lora_adapter: Path, model: Any) -> None:
     shutil.copytree(WEIGHTS, folder)
-    folders.merged(model, adapter).save_pretrained(folder)
+    folders.merged(model, lora_adapter).save_pretrained(folder)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def backends(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Backends]:
-    """One with adapters, and one for each of them merged."""
+    """One with LoRA adapters, and one for each of them merged."""
     folder = tmp_path_factory.mktemp("lora")
     model = AutoModelForImageTextToText.from_pretrained(WEIGHTS, local_files_only=True, dtype=torch.float32)
     targets = r".*language_model.*(q|v|down)_proj"
@@ -51,7 +51,7 @@ async def backends(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ba
         table[name] = str(folders.save(folder / name, model, targets, seed, alpha=1 + seed))
         save_merged(folder / "merged" / name, folder / name, model)
         merged[name] = NativeBackend(f"merged {name}", OPTIONS | {"model": str(folder / "merged" / name)})
-    adapted = NativeBackend("adapted", OPTIONS | {"adapters": table})
+    adapted = NativeBackend("adapted", OPTIONS | {"lora_adapters": table})
     started = (adapted, *merged.values())
     for backend in started:
         await backend.start()
@@ -60,9 +60,14 @@ async def backends(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ba
         await backend.aclose()
 
 
-async def ask(backend: NativeBackend, adapter: str | None = None, **fields: Any) -> Completion:
+async def ask(backend: NativeBackend, lora_adapter: str | None = None, **fields: Any) -> Completion:
     asked = Generate(
-        id="r", model="demo", prompts=PROMPTS, stopping=Stopping(24, ignore_eos=True), adapter_id=adapter, **fields
+        id="r",
+        model="demo",
+        prompts=PROMPTS,
+        stopping=Stopping(24, ignore_eos=True),
+        lora_adapter=lora_adapter,
+        **fields,
     )
     return laws.check(await laws.collect(backend.generate(asked)), asked)
 
@@ -89,7 +94,7 @@ async def test_vectors(backends: Backends) -> None:
 
     async def embed(backend: NativeBackend, name: str | None) -> torch.Tensor:
         inputs = (TextPrompt("A star is a big ball of hot gas."), TextPrompt("Hi"))
-        found: Embeddings = await backend.embed(Embed(id="e", model="demo", inputs=inputs, adapter_id=name))
+        found: Embeddings = await backend.embed(Embed(id="e", model="demo", inputs=inputs, lora_adapter=name))
         return torch.tensor(found.vectors)
 
     told = [await embed(adapted, name or None) for name in NAMES]
@@ -100,25 +105,27 @@ async def test_vectors(backends: Backends) -> None:
 
 async def test_it_says_what_it_has(backends: Backends) -> None:
     adapted, merged = backends
-    assert adapted.capabilities.adapters == NAMES[1:]
-    assert Feature.ADAPTERS in adapted.capabilities.features
-    assert Feature.ADAPTERS not in merged[""].capabilities.features
+    assert adapted.capabilities.lora_adapters == NAMES[1:]
+    assert Feature.LORA in adapted.capabilities.features
+    assert Feature.LORA not in merged[""].capabilities.features
 
 
 async def test_the_engine_knows_its_own(backends: Backends) -> None:
     """Who asks it for another all the same gets an error, and never the model without."""
-    with pytest.raises(BackendFailed, match="there is no adapter 'c'"):
+    with pytest.raises(BackendFailed, match="there is no LoRA adapter 'c'"):
         await ask(backends[0], "c")
 
 
-async def test_an_adapter_that_cannot_be_applied_keeps_the_engine_from_starting(tmp_path: Path) -> None:
-    backend = NativeBackend("native", OPTIONS | {"adapters": {"a": str(tmp_path)}})
-    with pytest.raises(BackendUnavailable, match=r"There is no adapter in '.*': adapter_config.json cannot be read"):
+async def test_a_lora_adapter_that_cannot_be_applied_keeps_the_engine_from_starting(tmp_path: Path) -> None:
+    backend = NativeBackend("native", OPTIONS | {"lora_adapters": {"a": str(tmp_path)}})
+    with pytest.raises(
+        BackendUnavailable, match=r"There is no LoRA adapter in '.*': adapter_config.json cannot be read"
+    ):
         await backend.start()
     await backend.aclose()
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../a", "/a", "a//b", "a/", "-a", "a/-b", "a b", "é", "a" * 257])
 async def test_names_that_no_protocol_could_say_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="adapters"):
-        NativeBackend("native", {"adapters": {name: "folder"}})
+    with pytest.raises(ValueError, match="lora_adapters"):
+        NativeBackend("native", {"lora_adapters": {name: "folder"}})

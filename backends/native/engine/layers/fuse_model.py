@@ -22,7 +22,7 @@ def fuse_layers(model: Any, longest: int, *, join: bool = True) -> None:
     Args:
         model: a causal language model that will run packed; its attention is set to ours.
         longest: tokens that a sequence may have.
-        join: whether its linear layers may be joined; adapters must find them under their own names.
+        join: whether its linear layers may be joined; LoRA adapters must find them under their own names.
     """
     text = text_part(model)
     text.set_attn_implementation(NAME)

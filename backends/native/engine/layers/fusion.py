@@ -55,7 +55,7 @@ def join(*linears: nn.Linear) -> nn.Linear | None:
 
 
 class Projections(nn.Module):
-    """Linear layers that are given the same, joined to one or each under its own name, where adapters look for it.
+    """Linear layers that are given the same, joined to one or each under its own name, where LoRA adapters look for it.
 
     Args:
         linears: by name.

@@ -1,7 +1,8 @@
-"""At load: do adapters beside the model give what the model would give with each of them merged?
+"""At load: do LoRA adapters beside the model give what the model would give with each of them merged?
 
-On a small random copy, as in `selfcheck`, with two random adapters on the layers in question and a sequence without
-one. A layer that is given a part of the rows (an expert's), or whose weight the model's code reads itself, fails here.
+Runs a small random copy, as `self_check` does, with two random LoRA adapters on the layers in question and one sequence
+without any. A layer that is given a part of the rows (an expert's), or whose weight the model's code reads itself,
+fails here.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from backends.native.engine.loading.self_check import (
     plain_logits,
     prompts,
 )
-from backends.native.engine.lora.layers import Adapter, LowRank, put_on
+from backends.native.engine.lora.layers import LoraAdapter, LowRank, inject_lora
 from backends.native.engine.runner.per_sequence import CacheRunner
 from backends.native.engine.scheduling.sequence import Sequence, Work
 from backends.native.protocol.messages import Submit
@@ -33,11 +34,11 @@ from backends.native.protocol.messages import Submit
 FindError = Callable[[Any, list[Tensor], list[Tensor]], float]
 
 _RANK = 4
-_NAMES = ("", "one", "other")  # an adapter for each of the sequences
+_NAMES = ("", "one", "other")  # a LoRA adapter for each of the sequences
 
 
 def why_not_adapted(model: Any, layers: Collection[str], tier: str) -> str | None:
-    """Why the linear layers of these names cannot have adapters on the model's tier, or None if they can."""
+    """Why the linear layers of these names cannot have LoRA adapters on the model's tier, or None if they can."""
     error = {"packed": _packed_error, "cache": _cached_error}[tier]
     return on_small_copy(model, partial(_compare, kinds={_kind(layer) for layer in layers}, find_error=error))
 
@@ -50,20 +51,20 @@ def _kind(layer: str) -> str:
 def _compare(small: Any, kinds: Collection[str], find_error: FindError) -> str | None:
     layers = {name: module for name, module in small.named_modules() if _kind(name) in kinds}
     generator = torch.Generator().manual_seed(0)
-    adapters = {name: _random(layers, generator, small.device) for name in _NAMES[1:]}
+    lora_adapters = {name: _random(layers, generator, small.device) for name in _NAMES[1:]}
     tokens = prompts(small.device)
     text_part(small).set_attn_implementation("eager")
     bare = [plain_logits(small, row) for row in tokens]
     expected = [bare[0]]
     for name, row in zip(_NAMES[1:], tokens[1:], strict=True):
-        with _merged(layers, adapters[name]):
+        with _merged(layers, lora_adapters[name]):
             expected.append(plain_logits(small, row))
     scale = max(float(logits.abs().max()) for logits in expected)
     moved = min(float((a - b).abs().max()) for a, b in zip(bare[1:], expected[1:], strict=True))
-    put_on(small, adapters)
+    inject_lora(small, lora_adapters)
     error = find_error(small, tokens, expected)
     if not error <= TOLERANCE * scale:
-        return f"its small copy gives other logits with adapters than with merged weights ({error:.1e} of {scale:.1e})"
+        return f"its small copy gives other logits with LoRA than with merged weights ({error:.1e} of {scale:.1e})"
     if not moved >= max(SENSITIVITY * scale, 10 * error):
         return f"its small copy hardly depends on the adapted layers ({moved:.1e} of {scale:.1e})"
     return None
@@ -78,15 +79,15 @@ def _cached_error(small: Any, tokens: list[Tensor], expected: list[Tensor]) -> f
     runner = CacheRunner(small)
     errors = []
     for index, (row, logits) in enumerate(zip(tokens, expected, strict=True)):
-        sequence = Sequence(0, Submit(index, tuple(row.tolist()), 1, adapter=_NAMES[index]), index)
+        sequence = Sequence(0, Submit(index, tuple(row.tolist()), 1, lora_adapter=_NAMES[index]), index)
         most = len(row) - 1
         told = [runner.run([Work(sequence, start, count, samples=True)]) for start, count in ((0, most), (most, 1))]
         errors.append(float((torch.cat(told) - logits[-2:]).abs().max()))
     return max(errors)
 
 
-def _random(layers: dict[str, Any], generator: torch.Generator, device: torch.device) -> Adapter:
-    """An adapter that changes these layers by about as much as they say themselves."""
+def _random(layers: dict[str, Any], generator: torch.Generator, device: torch.device) -> LoraAdapter:
+    """A LoRA adapter that changes these layers by about as much as they say themselves."""
 
     def draw(size: int, fan: int) -> Tensor:
         return torch.randn(_RANK, size, generator=generator).mul(fan**-0.5).to(device)
@@ -102,11 +103,11 @@ def _delta_shape(layer: Any) -> tuple[int, int]:
 
 
 @contextmanager
-def _merged(layers: dict[str, Any], adapter: Adapter) -> Iterator[None]:
-    """The layers' weights as they would be with the adapter merged into them."""
+def _merged(layers: dict[str, Any], lora: LoraAdapter) -> Iterator[None]:
+    """The layers' weights as they would be with the LoRA adapter merged into them."""
     own = {name: layer.weight.data for name, layer in layers.items()}
     for name, layer in layers.items():
-        delta = adapter[name].a.T @ adapter[name].b
+        delta = lora[name].a.T @ lora[name].b
         layer.weight.data = own[name] + (delta.T if isinstance(layer, nn.Linear) else delta)
     try:
         yield

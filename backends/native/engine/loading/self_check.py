@@ -115,15 +115,15 @@ def packed_error(
     kernel: Kernel,
     tokens: list[Tensor],
     plain: list[Tensor],
-    adapters: tuple[str, ...] = ("",) * len(_CUTS),
+    lora_adapters: tuple[str, ...] = ("",) * len(_CUTS),
 ) -> float:
-    """The largest difference over all steps of all sequences, each with its adapter."""
+    """The largest difference over all steps of all sequences, each with its LoRA adapter."""
     blocks_each = -(-max(cuts[-1] for cuts in _CUTS) // _BLOCK_SIZE)
     blocks = torch.randperm(len(tokens) * blocks_each, generator=torch.Generator().manual_seed(0)).tolist()
     runner = PackedRunner(model, KVCache(len(blocks), _BLOCK_SIZE), kernel)
     sequences = []
     for index, row in enumerate(tokens):
-        sequence = Sequence(0, Submit(index, tuple(row.tolist()), 1, adapter=adapters[index]), index)
+        sequence = Sequence(0, Submit(index, tuple(row.tolist()), 1, lora_adapter=lora_adapters[index]), index)
         sequence.blocks.extend(blocks[index * blocks_each : (index + 1) * blocks_each])
         sequences.append(sequence)
     errors = []

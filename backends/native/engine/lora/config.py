@@ -1,7 +1,7 @@
-"""Reads peft's `adapter_config.json`: which layers an adapter changes, and how strongly.
+"""Reads peft's `adapter_config.json`: which layers a LoRA adapter changes, and how strongly.
 
-Whatever would change what the adapter computes and is not done here is refused by name, unknown keys too: an adapter
-is applied as it was trained, or not at all.
+Keys that would change what the LoRA adapter computes and are not implemented are refused by name, as are unknown keys:
+a LoRA adapter is applied as it was trained, or not at all.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_config(folder: Path) -> LoraConfig:
-    """The configuration of the adapter in `folder`.
+    """The configuration of the LoRA adapter in `folder`.
 
     Raises:
         LoadError: it is not there, damaged, or asks for what is not done here.
@@ -94,7 +94,7 @@ def read_config(folder: Path) -> LoraConfig:
     try:
         found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as error:
-        raise LoadError(f"There is no adapter in '{folder}': {FILE} cannot be read.") from error
+        raise LoadError(f"There is no LoRA adapter in '{folder}': {FILE} cannot be read.") from error
     except msgspec.MsgspecError as error:
         raise LoadError(f"'{path}' is not valid: {error}.") from error
     if found.get("peft_type") != "LORA":

@@ -1,9 +1,9 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685): several over one model, each sequence of a step with its own or none.
+"""LoRA adapters (arXiv 2106.09685): several over one model, each sequence of a step with its own or none.
 
-The linear layers that an adapter was trained for are wrapped; nothing else of the model is touched. Which rows of a
-step belong to which adapter is in a context variable, set while the runner is inside `adapting(...)`, so that models
-need not pass anything through. The one thing to know: a wrapped layer must be given the step's rows, all of them and
-in order. A model whose layer gets others (an expert's) is told by the check at load (`lora_check`).
+The linear layers that a LoRA adapter was trained for are wrapped; nothing else of the model is touched. A context
+variable, set while the runner is inside `adapting(...)`, maps the rows of a step to LoRA adapters, so that models need
+not pass anything through. The one thing to know: a wrapped layer must be given all rows of the step, in order. The
+check at load (`lora_check`) finds models with a layer that gets others (an expert's).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from backends.native.engine.scheduling.sequence import Work
 
 @dataclass(slots=True, frozen=True, eq=False)
 class LowRank:
-    """What an adapter adds to one layer: `rows @ a.T @ b`.
+    """What a LoRA adapter adds to one layer: `rows @ a.T @ b`.
 
     Attributes:
         a: [rank, in_features].
-        b: [rank, out_features], with the adapter's scaling in it.
+        b: [rank, out_features], with the LoRA adapter's scaling in it.
     """
 
     a: Tensor
     b: Tensor
 
 
-Adapter = Mapping[str, LowRank]
+LoraAdapter = Mapping[str, LowRank]
 """By the name of the layer in the model."""
 
 
@@ -44,19 +44,19 @@ class Spans:
 
     Attributes:
         rows: how many the step has.
-        adapted: (adapter, first row, row after the last) of those that have one.
+        adapted: (LoRA adapter, first row, row after the last) of those that have one.
     """
 
     rows: int
     adapted: Seq[tuple[str, int, int]]
 
 
-_current: ContextVar[Spans | None] = ContextVar("interlingua_adapters", default=None)
+_current: ContextVar[Spans | None] = ContextVar("interlingua_lora", default=None)
 
 
 @contextmanager
 def adapting(works: Seq[Work]) -> Iterator[None]:
-    """Give the tokens of `works`, which the model called inside is run on, their sequences' adapters."""
+    """Give the tokens of `works`, which the model called inside is run on, their sequences' LoRA adapters."""
     found = spans(works)
     token = _current.set(found if found.adapted else None)
     try:
@@ -66,12 +66,12 @@ def adapting(works: Seq[Work]) -> Iterator[None]:
 
 
 def spans(works: Seq[Work]) -> Spans:
-    """Neighbours with the same adapter are one span."""
+    """Neighbours with the same LoRA adapter are one span."""
     adapted: list[tuple[str, int, int]] = []
     end = 0
     for work in works:
         start, end = end, end + work.count
-        name = work.sequence.request.adapter
+        name = work.sequence.request.lora_adapter
         if not name:
             continue
         if adapted and adapted[-1][0] == name and adapted[-1][2] == start:
@@ -83,36 +83,37 @@ def spans(works: Seq[Work]) -> Spans:
 class LoraLinear(nn.Module):
     """Takes the place of a linear layer, of whatever kind.
 
-    It has no `weight`: model code that multiplied by that itself would pass the adapters by.
+    It has no `weight`: model code that multiplied by that itself would pass the LoRA adapters by.
     """
 
-    def __init__(self, linear: Any, by_adapter: Mapping[str, LowRank]) -> None:
+    def __init__(self, linear: Any, by_name: Mapping[str, LowRank]) -> None:
         super().__init__()
         self._linear = linear
-        self._by_adapter = by_adapter
+        self._by_name = by_name
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
-        product: Tensor = self._linear.forward(rows)  # not called: a step without adapters pays for one call, not two
+        # `forward` is called directly: a step without LoRA adapters pays for one module call, not for two.
+        product: Tensor = self._linear.forward(rows)
         current = _current.get()
         if current is not None:
             self._add(rows.flatten(0, -2), product.flatten(0, -2), current)
         return product
 
     def _add(self, rows: Tensor, product: Tensor, current: Spans) -> None:
-        """Add to `product`, in place, what the adapters say."""
+        """Add to `product`, in place, what the LoRA adapters say."""
         if len(rows) != current.rows:
             raise RuntimeError(f"an adapted layer was given {len(rows)} of a step's {current.rows} rows")
         for name, start, end in current.adapted:
-            found = self._by_adapter.get(name)
+            found = self._by_name.get(name)
             if found is not None:
                 product[start:end].addmm_(functional.linear(rows[start:end], found.a), found.b)
 
 
-def put_on(model: Any, adapters: Mapping[str, Adapter]) -> None:
-    """Wrap the layers of `model`, in place, that any of `adapters` has something for."""
-    for layer in dict.fromkeys(layer for adapter in adapters.values() for layer in adapter):
+def inject_lora(model: Any, lora_adapters: Mapping[str, LoraAdapter]) -> None:
+    """Wrap the layers of `model`, in place, that any of `lora_adapters` has something for."""
+    for layer in dict.fromkeys(layer for lora in lora_adapters.values() for layer in lora):
         parent, _, name = layer.rpartition(".")
-        by_adapter = {each: adapter[layer] for each, adapter in adapters.items() if layer in adapter}
+        by_name = {each: lora[layer] for each, lora in lora_adapters.items() if layer in lora}
         linear = model.get_submodule(layer)
-        setattr(model.get_submodule(parent), name, LoraLinear(linear, by_adapter))
+        setattr(model.get_submodule(parent), name, LoraLinear(linear, by_name))

@@ -1,7 +1,7 @@
-"""Reads adapters from folders as peft's `save_pretrained` writes them, to fit a model.
+"""Reads LoRA adapters from folders as peft's `save_pretrained` writes them, to fit a model.
 
 Strict both ways: a tensor that no layer of the model takes is refused, and so is a file that lacks one that the
-configuration promises. Half an adapter runs without an error and is not what was trained.
+configuration promises. Half a LoRA adapter runs without an error and is not what was trained.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import Tensor
 from backends.native.engine.attention.interface import text_part
 from backends.native.engine.loading.weights import LoadError
 from backends.native.engine.lora.config import LoraConfig, read_config
-from backends.native.engine.lora.layers import Adapter, LowRank
+from backends.native.engine.lora.layers import LoraAdapter, LowRank
 
 FILE = "adapter_model.safetensors"
 _KEY = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<matrix>[AB])\.weight")
 
 
-def load_adapters(model: Any, folders: Mapping[str, str]) -> dict[str, Adapter]:
-    """Read the adapters in `folders`, by name, for `model` as it was loaded.
+def load_lora_adapters(model: Any, folders: Mapping[str, str]) -> dict[str, LoraAdapter]:
+    """Read the LoRA adapters in `folders`, by name, for `model` as it was loaded.
 
     Raises:
         LoadError: one is not there, is damaged, or cannot be applied to this model as it was trained.
@@ -35,7 +35,7 @@ def load_adapters(model: Any, folders: Mapping[str, str]) -> dict[str, Adapter]:
     return {name: _load(Path(folder), model, layers) for name, folder in folders.items()}
 
 
-def _load(folder: Path, model: Any, layers: Mapping[str, Any]) -> Adapter:
+def _load(folder: Path, model: Any, layers: Mapping[str, Any]) -> LoraAdapter:
     config, path = read_config(folder), folder / FILE
     pairs = _read_pairs(path)
     text = _names_within(model)
@@ -45,7 +45,9 @@ def _load(folder: Path, model: Any, layers: Mapping[str, Any]) -> Adapter:
                 f"'{path}' is for another model: there is no linear layer '{layer}' in this one that can be adapted."
             )
         if layer not in text:
-            raise LoadError(f"'{path}' changes '{layer}'; adapters are applied to the language model's layers only.")
+            raise LoadError(
+                f"'{path}' changes '{layer}'; LoRA adapters are applied to the language model's layers only."
+            )
     if differing := {layer for layer in layers if config.changes(layer)} ^ set(pairs):
         layer = min(differing)
         verb = "has tensors" if layer in pairs else "lacks tensors"

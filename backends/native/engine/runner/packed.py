@@ -40,7 +40,7 @@ class Runner(Protocol):
     """Whether a prompt may be run in pieces."""
     image_tokens: int
     """The most that a picture may take in a prompt; 0: prompts hold no pictures."""
-    adapters: tuple[str, ...]
+    lora_adapters: tuple[str, ...]
     """Those that a sequence may ask for."""
 
     def run(self, works: Seq[Work]) -> Tensor:
@@ -61,7 +61,7 @@ class PackedRunner:
     Args:
         model: a causal language model of transformers with an attention interface; its decoder is set to ours.
         embedder: puts pictures in, if it takes any.
-        adapters: those that were put on the model (`lora.put_on`).
+        lora_adapters: those that were put on the model (`inject_lora`).
     """
 
     tier = "packed"
@@ -73,7 +73,7 @@ class PackedRunner:
         cache: KVCache,
         kernel: Kernel = paged_kernel,
         embedder: Embedder | None = None,
-        adapters: tuple[str, ...] = (),
+        lora_adapters: tuple[str, ...] = (),
     ) -> None:
         text_part(model).set_attn_implementation(NAME)
         self._model = model
@@ -82,7 +82,7 @@ class PackedRunner:
         self._device = model.device
         self._embedder = embedder
         self.image_tokens = embedder.worst.length if embedder is not None and embedder.worst is not None else 0
-        self.adapters = adapters
+        self.lora_adapters = lora_adapters
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def run(self, works: Seq[Work]) -> Tensor:

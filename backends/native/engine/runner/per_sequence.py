@@ -33,16 +33,16 @@ class CacheRunner:
 
     Args:
         model: the model.
-        adapters: those that were put on it (`lora.put_on`).
+        lora_adapters: those that were put on it (`inject_lora`).
     """
 
     tier = "cache"
     chunked = False
     image_tokens = 0
 
-    def __init__(self, model: Any, adapters: tuple[str, ...] = ()) -> None:
+    def __init__(self, model: Any, lora_adapters: tuple[str, ...] = ()) -> None:
         self._model = model
-        self.adapters = adapters
+        self.lora_adapters = lora_adapters
         self._states: dict[Sequence, _State] = {}
         watch_layers(model)
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters

@@ -32,7 +32,7 @@ def extend_keys(
 ) -> None:
     """Append to `keys` until it names the first `blocks` blocks of `tokens`, of `size` tokens each.
 
-    `extra` is what blocks must share besides their tokens (an adapter); it salts the chain.
+    `extra` is what blocks must share besides their tokens (a LoRA adapter); it salts the chain.
     `block_extra` says what the tokens of a range mean besides their ids (images).
     """
     parent = keys[-1] if keys else blake2b(extra, digest_size=16).digest()

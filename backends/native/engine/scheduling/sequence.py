@@ -24,7 +24,7 @@ class Sequence:
     Attributes:
         connection: whose it is; with `request.seq` its name outside.
         arrival: rank among all sequences ever submitted.
-        salt: what its cache blocks must share besides tokens to be reused (an adapter).
+        salt: what its cache blocks must share besides tokens to be reused (a LoRA adapter).
         tokens: the prompt, then what was generated.
         computed: leading tokens whose keys and values are in `blocks`.
         block_keys: names of its leading full blocks in the prefix cache, as far as they were needed.

@@ -166,7 +166,7 @@ def test_everything_a_chat_can_say() -> None:
         (asked(grammar=Grammar("regex", "a+")), "grammar"),
         (asked(sampling=Sampling(watermark=True)), "watermark"),
         (asked(sampling=Sampling(typical_p=0.9)), "typical_p"),
-        (asked(adapter_id="a"), "adapters"),
+        (asked(lora_adapter="a"), "lora_adapters"),
         (asked(tools=(Tool("f"),)), "tools"),
         (asked(best_of=2, stream=True), "best_of"),
         (talk(best_of=2), "best_of"),

@@ -379,7 +379,7 @@ def test_mindie() -> None:
         do_sample=True, temperature=1.0, top_k=10, top_p=0.99, repetition_penalty=1.1, seed=123
     )
     assert request.stopping == Stopping(max_new_tokens=30)
-    assert request.adapter_id is None
+    assert request.lora_adapter is None
     ineffective = {"batch_size": 100, "priority": 5, "timeout": 10, "typical_p": 0.5, "watermark": False}
     assert {name: request.hints[name] for name in ineffective} == ineffective
     assert request.hints["details"]

@@ -83,7 +83,7 @@ def test_stopping(name: str, value: Any, expected: Stopping) -> None:
         ("logprobs", 0, "logprobs", True),
         ("logprobs", 4, "top_logprobs", 4),
         ("prompt_logprobs", 1, "prompt_logprobs", True),
-        ("lora_name", "alpaca", "adapter_id", "alpaca"),
+        ("lora_name", "alpaca", "lora_adapter", "alpaca"),
     ],
 )
 def test_other_fields(name: str, value: Any, field: str, expected: Any) -> None:
@@ -201,4 +201,4 @@ def test_mindie_honours_what_its_own_endpoint_drops() -> None:
     request = decode(json.dumps(body), dialect="mindie-triton")
     assert request.stopping.stop == ("a",)
     assert request.truncate_prompt_tokens == 5
-    assert request.adapter_id == "lora/1"
+    assert request.lora_adapter == "lora/1"

@@ -96,6 +96,8 @@ async def test_a_stubborn_one_is_killed(tmp_path: Path) -> None:
 def test_the_engine_reads_its_arguments() -> None:
     from backends.native.engine.serving.__main__ import parse
 
-    adapters = {"team/a": "folder 'a'", "b": '"b"'}
-    options = EngineOptions("folder", threads=2, kv_tokens=100, prefix_caching=False, tier="cache", adapters=adapters)
+    lora_adapters = {"team/a": "folder 'a'", "b": '"b"'}
+    options = EngineOptions(
+        "folder", threads=2, kv_tokens=100, prefix_caching=False, tier="cache", lora_adapters=lora_adapters
+    )
     assert parse(engine_command(options, Path("s"))[3:]) == (Path("s"), options)

@@ -46,7 +46,7 @@ class Scripted:
     """
 
     tier = "scripted"
-    adapters: tuple[str, ...] = ()
+    lora_adapters: tuple[str, ...] = ()
     chunked = True
 
     def __init__(self, fault: Callable[[Seq[Work]], None] = lambda _: None) -> None:

@@ -218,7 +218,7 @@ def test_only_layers_of_a_kind_are_joined() -> None:
     assert join_linears(nn.Linear(4, 2), nn.Linear(4, 2).half()) is None
 
 
-def test_apart_they_keep_their_names_for_adapters() -> None:
+def test_apart_they_keep_their_names_for_lora_adapters() -> None:
     model = build("llama")
     names = {name for name, part in model.named_modules() if type(part) is nn.Linear}
     fuse_layers(model, CONTEXT, join=False)

@@ -182,7 +182,7 @@ def test_a_layer_that_wants_more_stays() -> None:
     assert len(wholes(fused(model))) == 1
 
 
-def test_layers_with_adapters_stay() -> None:
+def test_layers_with_lora_adapters_stay() -> None:
     assert not wholes(fused(build("llama"), join=False))
 
 

@@ -1,4 +1,4 @@
-"""The check at load passes layers that can have adapters, and tells of those that cannot."""
+"""The check at load passes layers that can have LoRA adapters, and tells of those that cannot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def layers(model: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_layers_of_many_families_can_have_adapters(family: str) -> None:
+def test_layers_of_many_families_can_have_lora_adapters(family: str) -> None:
     model = build(family)
     assert why_not_adapted(model, layers(model), "packed") is None
     assert why_not_adapted(model, layers(model), "cache") is None
@@ -99,15 +99,15 @@ def test_layers_that_cannot_are_told(part: type[nn.Module], why: str, monkeypatc
 
 
 def late(self: Any, rows: torch.Tensor) -> torch.Tensor:
-    """Adapters that add to every row."""
+    """LoRA adapters that add to every row."""
     product: torch.Tensor = self._linear.forward(rows)
-    for pair in self._by_adapter.values():
+    for pair in self._by_name.values():
         product += rows @ pair.a.T @ pair.b
     return product
 
 
 @pytest.mark.parametrize("wrong", [late, lambda self, rows: self._linear.forward(rows)])
-def test_wrong_adapters_are_noticed(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_lora_adapters_are_noticed(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LoraLinear, "forward", wrong)
     model = build("llama")
     for tier in ("packed", "cache"):

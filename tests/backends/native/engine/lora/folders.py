@@ -1,4 +1,4 @@
-"""Adapters in peft's format with random matrices, written and merged without peft or the code under test."""
+"""LoRA adapters in peft's format with random matrices, written and merged without peft or the code under test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TARGETS = {
 
 
 def save(folder: Path, model: Any, targets: str, seed: int, *, r: int = 4, alpha: float = 6, **more: Any) -> Path:
-    """Write an adapter for the layers of `model` that the expression `targets` names."""
+    """Write a LoRA adapter for the layers of `model` that the expression `targets` names."""
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
     for name, layer in model.named_modules():
@@ -42,7 +42,7 @@ def save(folder: Path, model: Any, targets: str, seed: int, *, r: int = 4, alpha
 
 
 def merged(model: Any, folder: Path) -> Any:
-    """A copy of `model` with an adapter in its weights."""
+    """A copy of `model` with a LoRA adapter in its weights."""
     config = json.loads((folder / "adapter_config.json").read_text())
     tensors = load_file(folder / "adapter_model.safetensors")
     scaling = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])

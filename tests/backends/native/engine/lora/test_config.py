@@ -102,7 +102,7 @@ def test_a_damaged_one_is_refused(fields: Any, why: str, tmp_path: Path) -> None
 
 
 def test_no_file_and_no_json_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match=r"There is no adapter in .*: adapter_config.json cannot be read"):
+    with pytest.raises(LoadError, match=r"There is no LoRA adapter in .*: adapter_config.json cannot be read"):
         read_config(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{")
     with pytest.raises(LoadError, match=r"adapter_config.json' is not valid"):

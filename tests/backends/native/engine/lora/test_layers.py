@@ -1,4 +1,4 @@
-"""Sequences with different adapters in one batch each give what `generate` gives with that adapter merged in."""
+"""Sequences with different LoRA adapters in one batch each give what `generate` gives with theirs merged in."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import nn
 
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.layers.packed_linear import pack_linears
-from backends.native.engine.lora.layers import Adapter, LoraLinear, LowRank, adapting, put_on, spans
-from backends.native.engine.lora.weights import load_adapters
+from backends.native.engine.lora.layers import LoraAdapter, LoraLinear, LowRank, adapting, inject_lora, spans
+from backends.native.engine.lora.weights import load_lora_adapters
 from backends.native.engine.runner.packed import PackedRunner
 from backends.native.engine.runner.per_sequence import CacheRunner
 from backends.native.engine.scheduling.sequence import Sequence, Work
@@ -31,7 +31,7 @@ NEW = 8
 
 
 class World:
-    """A family's model with two adapters: merged, for reference, and put on."""
+    """A family's model with two LoRA adapters: merged, for reference, and put on."""
 
     def __init__(self, family: str, folder: Path) -> None:
         targets = folders.TARGETS[family]
@@ -40,17 +40,17 @@ class World:
             "a": folders.save(folder / "a", plain(family), targets, 1),
             "b": folders.save(folder / "b", plain(family), targets, 2, r=3, alpha=5, use_rslora=True),
         }
-        self.found = load_adapters(plain(family), {name: str(path) for name, path in self.folders.items()})
+        self.found = load_lora_adapters(plain(family), {name: str(path) for name, path in self.folders.items()})
         self.references = {"": plain(family)} | {
             name: folders.merged(plain(family), path) for name, path in self.folders.items()
         }
 
-    def model(self, found: dict[str, Adapter] | None = None, *, pack: bool = False) -> Any:
-        """A model with adapters put on: its own, or `found`."""
+    def model(self, found: dict[str, LoraAdapter] | None = None, *, pack: bool = False) -> Any:
+        """A model with LoRA adapters put on: its own, or `found`."""
         model = build(self.family)
         if pack:
             pack_linears(model, least=1)
-        put_on(model, self.found if found is None else found)
+        inject_lora(model, self.found if found is None else found)
         return model
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - a world lives as long as the module
@@ -73,7 +73,7 @@ class World:
         """The most by which logprobs differ; infinite if a token does."""
         worst = 0.0
         for request in asked:
-            ids, rows = self.expected(request.adapter, request.prompt)
+            ids, rows = self.expected(request.lora_adapter, request.prompt)
             answer = answers[request.seq]
             if answer.ids != ids:
                 return math.inf
@@ -89,13 +89,13 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def requests(names: tuple[str, ...] = NAMES) -> list[Submit]:
     return [
-        Submit(seq, prompt(length, seq), NEW, top_logprobs=5, adapter=name)
+        Submit(seq, prompt(length, seq), NEW, top_logprobs=5, lora_adapter=name)
         for seq, (name, length) in enumerate(zip(names, LENGTHS, strict=True))
     ]
 
 
 def engine(model: Any, *, blocks: int = 64, **options: Any) -> Tiny:
-    return tiny(PackedRunner(model, KVCache(blocks, 4), adapters=("a", "b")), blocks=blocks, **options)
+    return tiny(PackedRunner(model, KVCache(blocks, 4), lora_adapters=("a", "b")), blocks=blocks, **options)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -135,9 +135,9 @@ def test_on_the_cache_tier(family: str, worlds: Any) -> None:
     assert world.error(asked, tiny(runner).answers(asked, apart=1)) < 1e-4
 
 
-def test_a_sequence_that_lost_its_cache_is_run_again_with_its_adapter(worlds: Any) -> None:
+def test_a_sequence_that_lost_its_cache_is_run_again_with_its_lora_adapter(worlds: Any) -> None:
     world, tokens = worlds("llama"), prompt(9, 0)
-    runner, sequence = CacheRunner(world.model(), ("a",)), Sequence(0, Submit(0, tokens, 1, adapter="a"), 0)
+    runner, sequence = CacheRunner(world.model(), ("a",)), Sequence(0, Submit(0, tokens, 1, lora_adapter="a"), 0)
     with torch.inference_mode():
         runner.run([Work(sequence, 0, 8, samples=True)])
         runner.forget(sequence)
@@ -146,10 +146,10 @@ def test_a_sequence_that_lost_its_cache_is_run_again_with_its_adapter(worlds: An
     torch.testing.assert_close(told, expected, atol=1e-4, rtol=0)
 
 
-def test_prefixes_are_shared_within_an_adapter_only(worlds: Any) -> None:
+def test_prefixes_are_shared_within_a_lora_adapter_only(worlds: Any) -> None:
     world = worlds("llama")
     runs = engine(world.model())
-    asked = [Submit(seq, prompt(20, 0), NEW, top_logprobs=5, adapter=name) for seq, name in enumerate(NAMES[:3])]
+    asked = [Submit(seq, prompt(20, 0), NEW, top_logprobs=5, lora_adapter=name) for seq, name in enumerate(NAMES[:3])]
     first, again = [{seq: runs.answers([one])[seq] for seq, one in enumerate(asked)} for _ in range(2)]
     assert [answer.cached_tokens for answer in first.values()] == [0, 0, 0]
     assert [answer.cached_tokens for answer in again.values()] == [16, 16, 16]
@@ -157,16 +157,16 @@ def test_prefixes_are_shared_within_an_adapter_only(worlds: Any) -> None:
     assert world.error(asked, again) < 1e-4
 
 
-def swapped(found: dict[str, Adapter]) -> dict[str, Adapter]:
+def swapped(found: dict[str, LoraAdapter]) -> dict[str, LoraAdapter]:
     return {"a": found["b"], "b": found["a"]}
 
 
-def unscaled(found: dict[str, Adapter]) -> dict[str, Adapter]:
+def unscaled(found: dict[str, LoraAdapter]) -> dict[str, LoraAdapter]:
     halves = {layer: LowRank(pair.a, pair.b * (4 / 6)) for layer, pair in found["a"].items()}
     return found | {"a": halves}
 
 
-def partial(found: dict[str, Adapter]) -> dict[str, Adapter]:
+def partial(found: dict[str, LoraAdapter]) -> dict[str, LoraAdapter]:
     return found | {"b": dict(list(found["b"].items())[:-1])}
 
 
@@ -176,16 +176,18 @@ def test_the_comparison_would_notice(wrong: Any, worlds: Any) -> None:
     assert world.error(asked, engine(world.model(wrong(world.found))).answers(asked)) > 1e-2
 
 
-def test_an_unknown_adapter_is_refused(worlds: Any) -> None:
+def test_an_unknown_lora_adapter_is_refused(worlds: Any) -> None:
     runs = engine(worlds("llama").model())
-    answers = runs.answers([Submit(0, prompt(3, 0), NEW, adapter="c"), Submit(1, prompt(3, 0), NEW, adapter="a")])
-    assert answers[0].error == "there is no adapter 'c'"
+    answers = runs.answers(
+        [Submit(0, prompt(3, 0), NEW, lora_adapter="c"), Submit(1, prompt(3, 0), NEW, lora_adapter="a")]
+    )
+    assert answers[0].error == "there is no LoRA adapter 'c'"
     assert len(answers[1].ids) == NEW
 
 
 def works(*given: tuple[str, int]) -> list[Work]:
     return [
-        Work(Sequence(0, Submit(seq, (3,) * count, 1, adapter=name), seq), 0, count, samples=True)
+        Work(Sequence(0, Submit(seq, (3,) * count, 1, lora_adapter=name), seq), 0, count, samples=True)
         for seq, (name, count) in enumerate(given)
     ]
 
@@ -198,7 +200,7 @@ def works(*given: tuple[str, int]) -> list[Work]:
         ((("a", 1), ("", 1), ("a", 1)), [("a", 0, 1), ("a", 2, 3)]),
     ],
 )
-def test_neighbours_with_the_same_adapter_are_one_span(given: Any, adapted: Any) -> None:
+def test_neighbours_with_the_same_lora_adapter_are_one_span(given: Any, adapted: Any) -> None:
     found = spans(works(*given))
     assert found.adapted == adapted
     assert found.rows == sum(count for _, count in given)

@@ -12,8 +12,8 @@ import torch
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.loading.weights import LoadError
 from backends.native.engine.lora.config import LoraConfig, read_config
-from backends.native.engine.lora.layers import Adapter, LowRank, put_on
-from backends.native.engine.lora.weights import load_adapters
+from backends.native.engine.lora.layers import LoraAdapter, LowRank, inject_lora
+from backends.native.engine.lora.weights import load_lora_adapters
 from backends.native.engine.runner.packed import PackedRunner
 from backends.native.protocol.messages import Submit
 from tests.backends.native.engine.tiny import Tiny, build, plain, prompt, tiny
@@ -47,7 +47,7 @@ cases = pytest.mark.parametrize(("family", "one", "other"), CASES, ids=[case[0] 
 
 
 def adapted(family: str, one: dict[str, Any], other: dict[str, Any], folder: Path) -> tuple[Any, dict[str, str]]:
-    """peft's model with two random adapters, and the folders that it wrote."""
+    """peft's model with two random LoRA adapters, and the folders that it wrote."""
     torch.manual_seed(7)
     model = peft.get_peft_model(
         copy.deepcopy(plain(family)), peft.LoraConfig(init_lora_weights=False, **one), adapter_name="one"
@@ -63,14 +63,14 @@ def adapted(family: str, one: dict[str, Any], other: dict[str, Any], folder: Pat
 def error(model: Any, runs: Tiny) -> float:
     """The most by which a mixed batch's logprobs differ from peft's, of the prompts and of what was generated."""
     asked = [
-        Submit(seq, prompt(length, seq), NEW, top_logprobs=0, prompt_logprobs=0, adapter=name)
+        Submit(seq, prompt(length, seq), NEW, top_logprobs=0, prompt_logprobs=0, lora_adapter=name)
         for seq, (length, name) in enumerate(zip(LENGTHS, NAMES, strict=True))
     ]
     answers, worst = runs.answers(asked, apart=1), 0.0
     for request in asked:
         answer = answers[request.seq]
         tokens = torch.tensor([[*request.prompt, *answer.ids]])
-        rows = expected(model, request.adapter, tokens)
+        rows = expected(model, request.lora_adapter, tokens)
         told = [each.logprob for each in (*answer.prompt[1:], *answer.logprobs)]
         wanted = rows[:-1].gather(1, tokens[0, 1:, None])[:, 0]
         worst = max(worst, float((torch.tensor(told) - wanted).abs().max()))
@@ -78,27 +78,27 @@ def error(model: Any, runs: Tiny) -> float:
 
 
 @torch.inference_mode()
-def expected(model: Any, adapter: str, tokens: torch.Tensor) -> torch.Tensor:
+def expected(model: Any, lora_adapter: str, tokens: torch.Tensor) -> torch.Tensor:
     """peft's logprobs [tokens, vocabulary]."""
-    if not adapter:
+    if not lora_adapter:
         with model.disable_adapter():
             logits = model(tokens).logits
     else:
-        model.set_adapter(adapter)
+        model.set_adapter(lora_adapter)
         logits = model(tokens).logits
     return logits[0].float().log_softmax(-1)
 
 
-def engine(family: str, found: dict[str, Adapter]) -> Tiny:
+def engine(family: str, found: dict[str, LoraAdapter]) -> Tiny:
     model = build(family)
-    put_on(model, found)
-    return tiny(PackedRunner(model, KVCache(64, 4), adapters=("one", "other")))
+    inject_lora(model, found)
+    return tiny(PackedRunner(model, KVCache(64, 4), lora_adapters=("one", "other")))
 
 
 @cases
 def test_a_mixed_batch_gives_peft_s_logprobs(family: str, one: Any, other: Any, tmp_path: Path) -> None:
     model, folders = adapted(family, one, other, tmp_path)
-    found = load_adapters(plain(family), folders)
+    found = load_lora_adapters(plain(family), folders)
     assert error(model, engine(family, found)) < 1e-4
     assert error(model, engine(family, {"one": found["other"], "other": found["one"]})) > 1e-2
     halves = {layer: LowRank(pair.a, pair.b / 2) for layer, pair in found["other"].items()}

@@ -1,4 +1,4 @@
-"""Reading adapters for a model: what fits, and why what does not is refused."""
+"""Reading LoRA adapters for a model: what fits, and why what does not is refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers import LlavaConfig, LlavaForConditionalGeneration
 
 from backends.native.engine.layers.packed_linear import pack_linears
 from backends.native.engine.loading.weights import LoadError
-from backends.native.engine.lora.weights import load_adapters
+from backends.native.engine.lora.weights import load_lora_adapters
 from tests.backends.native.engine.lora.folders import save
 from tests.backends.native.engine.tiny import build, plain
 
@@ -29,7 +29,7 @@ def test_matrices_are_read_with_the_scaling_in_them(tmp_path: Path) -> None:
     model = plain("llama")
     folder = save(tmp_path / "x", model, TARGETS, 0, r=4, alpha=6)
     tensors = load_file(folder / "adapter_model.safetensors")
-    found = load_adapters(model, {"x": str(folder)})["x"]
+    found = load_lora_adapters(model, {"x": str(folder)})["x"]
     assert sorted(found) == [f"model.layers.{index}.self_attn.{each}_proj" for index in (0, 1) for each in "qv"]
     pair = found["model.layers.0.self_attn.q_proj"]
     torch.testing.assert_close(pair.a, tensors[f"{Q0}.lora_A.weight"])
@@ -38,7 +38,7 @@ def test_matrices_are_read_with_the_scaling_in_them(tmp_path: Path) -> None:
 
 def test_they_have_the_model_s_dtype(tmp_path: Path) -> None:
     model = build("llama").bfloat16()
-    found = load_adapters(model, {"x": str(save(tmp_path / "x", model, TARGETS, 0))})["x"]
+    found = load_lora_adapters(model, {"x": str(save(tmp_path / "x", model, TARGETS, 0))})["x"]
     assert {each.dtype for pair in found.values() for each in (pair.a, pair.b)} == {torch.bfloat16}
 
 
@@ -104,7 +104,7 @@ def test_a_file_that_does_not_fit_is_refused(change: Callable[[Tensors], None], 
     change(tensors)
     save_file(tensors, path)
     with pytest.raises(LoadError, match=why) as refused:
-        load_adapters(plain("llama"), {"x": str(folder)})
+        load_lora_adapters(plain("llama"), {"x": str(folder)})
     assert f"'{path}'" in str(refused.value)
 
 
@@ -113,10 +113,10 @@ def test_a_lost_or_damaged_file_is_refused(tmp_path: Path) -> None:
     path = folder / "adapter_model.safetensors"
     path.write_bytes(b"damaged")
     with pytest.raises(LoadError, match=r"adapter_model.safetensors' cannot be read"):
-        load_adapters(plain("llama"), {"x": str(folder)})
+        load_lora_adapters(plain("llama"), {"x": str(folder)})
     path.unlink()
     with pytest.raises(LoadError, match=r"adapter_model.safetensors' cannot be read"):
-        load_adapters(plain("llama"), {"x": str(folder)})
+        load_lora_adapters(plain("llama"), {"x": str(folder)})
 
 
 def composite() -> Any:
@@ -129,13 +129,13 @@ def composite() -> Any:
     return LlavaForConditionalGeneration(config).eval()
 
 
-def test_only_the_language_model_has_adapters(tmp_path: Path) -> None:
+def test_only_the_language_model_has_lora_adapters(tmp_path: Path) -> None:
     model = composite()
     text = save(tmp_path / "text", model, r".*language_model.*q_proj", 0)
-    assert len(load_adapters(model, {"x": str(text)})["x"]) == 2
+    assert len(load_lora_adapters(model, {"x": str(text)})["x"]) == 2
     both = save(tmp_path / "both", model, r".*q_proj", 0)
-    with pytest.raises(LoadError, match="adapters are applied to the language model's layers only"):
-        load_adapters(model, {"x": str(both)})
+    with pytest.raises(LoadError, match="LoRA adapters are applied to the language model's layers only"):
+        load_lora_adapters(model, {"x": str(both)})
 
 
 class Placeholder(nn.Module):
@@ -153,11 +153,11 @@ def test_layers_that_were_replaced_keep_their_names(tmp_path: Path) -> None:
     for layer in model.model.layers:
         layer.mlp.up_proj = Placeholder(layer.mlp.up_proj)
     pack_linears(model.model.layers[0].mlp, least=1)
-    assert len(load_adapters(model, {"x": str(folder)})["x"]) == 6
+    assert len(load_lora_adapters(model, {"x": str(folder)})["x"]) == 6
 
 
 def test_all_linear_is_all_but_the_last(tmp_path: Path) -> None:
     folder = save(tmp_path / "x", plain("llama"), r"model\.layers.*proj", 0)
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(config | {"target_modules": "all-linear"}))
-    assert len(load_adapters(plain("llama"), {"x": str(folder)})["x"]) == 14
+    assert len(load_lora_adapters(plain("llama"), {"x": str(folder)})["x"]) == 14

@@ -18,7 +18,7 @@ def test_keys_depend_on_all_tokens_before_and_on_the_salt() -> None:
     assert len(set(plain)) == 3
     assert keys_of([1, 2, 3, 4], 2) == plain[:2]
     assert keys_of([9, 2, 3, 4], 2)[1] != plain[1]
-    assert not set(keys_of([1, 2, 3, 4], 2, b"adapter")) & set(plain)
+    assert not set(keys_of([1, 2, 3, 4], 2, b"lora")) & set(plain)
     assert keys_of([1, 1, 1, 1], 2)[0] != keys_of([1, 1, 1, 1], 2)[1]
 
 

@@ -131,7 +131,7 @@ def test_another_salt_hits_nothing() -> None:
     s.add(sequence(0, (1, 2, 3, 4, 5)))
     step(s)
     salted = sequence(1, (1, 2, 3, 4, 5))
-    salted.salt = b"adapter"
+    salted.salt = b"lora"
     s.add(salted)
     assert step(s)[1] == (1, 0, 5)
 
