@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence as Seq
 from itertools import count
 from operator import attrgetter
+from typing import Protocol
 
 import structlog
 import torch
@@ -29,6 +30,27 @@ from schemas.ir import FinishReason
 log = structlog.get_logger()
 
 _ADAPTER = attrgetter("sequence.request.adapter")
+
+
+class Steps(Protocol):
+    """What a serving loop drives: `Engine` here, or `encoder_engine.EncoderEngine`. All calls come from one thread."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` would run a sequence or return an output."""
+        ...
+
+    def handle(self, connection: int, message: ToEngine) -> Pong | None:
+        """Handle one message of a worker; return the answer to a `Ping`, which may arrive in the middle of a step."""
+        ...
+
+    def disconnect(self, connection: int) -> None:
+        """Free every sequence of a connection that was lost."""
+        ...
+
+    def step(self) -> dict[int, Step]:
+        """Run one step and return its outputs by connection."""
+        ...
 
 
 class Engine:

@@ -24,7 +24,6 @@ from llguidance import LLExecutor, LLMatcher
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from backends.native.engine.loading.weights import LoadedModel
 from backends.native.engine.scheduling.sequence import Sequence
 from backends.native.grammar.grammar import GrammarError, Grammars, background_threads, raise_error
 
@@ -224,13 +223,13 @@ class Constraints:
         self._automata = Automata(grammars, background_threads(_THREADS, "grammar"))
 
     @classmethod
-    def load(cls, folder: str, loaded: LoadedModel) -> Constraints | None:
+    def load(cls, folder: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Constraints | None:
         """Those for a checkpoint; None if its tokenizer or its lack of an end token does not allow for any."""
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError):
             return None  # token ids are all that such a model is asked with
-        grammars = Grammars.of(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
+        grammars = Grammars.of(tokenizer, vocab_size, eos_token_ids)
         return None if grammars is None else cls(grammars)
 
     def begin(self, source: str, prompt: int) -> Constraint:
