@@ -17,7 +17,7 @@ from typing import Protocol
 import structlog
 import torch
 
-from backends.native.engine.pooling.hidden_states import HiddenStates, mean
+from backends.native.engine.pooling.hidden_states import HiddenStates, embedding_of
 from backends.native.engine.runner.packed import Runner
 from backends.native.engine.sampling.grammar_masks import Constraints
 from backends.native.engine.sampling.sampler import NoDistribution, Sample, sample
@@ -239,7 +239,7 @@ class Engine:
         if generated:
             output = Output(request.seq, ids, reason, logprobs)
         else:
-            vector = mean(sequence) if request.pool else ()
+            vector = embedding_of(sequence) if request.pool else ()
             prompt, cached = self._scored_prompt(sequence), sequence.cached_tokens or 0
             output = Output(request.seq, ids, reason, logprobs, prompt, cached, vector=vector)
         self._outputs[sequence.connection].append(output)
