@@ -13,13 +13,14 @@ import torch
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.attention.progress import watch_layers
 from backends.native.engine.encoder_engine import EncoderEngine
+from backends.native.engine.errors import LoadError
 from backends.native.engine.layers.fuse_model import fuse_layers, fuse_whole_layers
 from backends.native.engine.layers.packed_linear import pack_linears
 from backends.native.engine.layers.quantized_linear import BITS, quantize_linears
 from backends.native.engine.loading.lora_check import why_not_adapted
 from backends.native.engine.loading.self_check import why_not_packed
-from backends.native.engine.loading.weights import LoadedModel, LoadError, is_encoder, load, load_encoder
-from backends.native.engine.loop import Engine
+from backends.native.engine.loading.weights import LoadedModel, is_encoder, load, load_encoder
+from backends.native.engine.loop import Engine, Steps
 from backends.native.engine.lora.layers import inject_lora
 from backends.native.engine.lora.weights import load_lora_adapters
 from backends.native.engine.multimodal.profiling import find_processor, make_embedder, profile
@@ -32,7 +33,6 @@ from backends.native.engine.sampling.grammar_masks import Constraints
 from backends.native.engine.scheduling.block_pool import BlockPool
 from backends.native.engine.scheduling.scheduler import Scheduler
 from backends.native.engine.scheduling.sequence import Sequence, Work
-from backends.native.engine.serving.engine_thread import Steps
 from backends.native.machine import available_memory, physical_cores
 from backends.native.multimodal.processing import NotServed
 from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
@@ -209,7 +209,7 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         scheduler,
         vocab_size=loaded.vocab_size,
         context_length=context,
-        constraints=Constraints.load(options.model, loaded),
+        constraints=Constraints.load(options.model, loaded.vocab_size, loaded.eos_token_ids),
         hidden=hidden,
     )
     return engine, ready

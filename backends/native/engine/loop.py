@@ -12,11 +12,12 @@ from collections import defaultdict
 from collections.abc import Sequence as Seq
 from itertools import count
 from operator import attrgetter
+from typing import Protocol
 
 import structlog
 import torch
 
-from backends.native.engine.pooling.hidden_states import HiddenStates, mean
+from backends.native.engine.pooling.hidden_states import HiddenStates, embedding_of
 from backends.native.engine.runner.packed import Runner
 from backends.native.engine.sampling.grammar_masks import Constraints
 from backends.native.engine.sampling.sampler import NoDistribution, Sample, sample
@@ -29,6 +30,27 @@ from schemas.ir import FinishReason
 log = structlog.get_logger()
 
 _LORA_ADAPTER = attrgetter("sequence.request.lora_adapter")
+
+
+class Steps(Protocol):
+    """What a serving loop drives: `Engine` here, or `encoder_engine.EncoderEngine`. All calls come from one thread."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` would run a sequence or return an output."""
+        ...
+
+    def handle(self, connection: int, message: ToEngine) -> Pong | None:
+        """Handle one message of a worker; return the answer to a `Ping`, which may arrive in the middle of a step."""
+        ...
+
+    def disconnect(self, connection: int) -> None:
+        """Free every sequence of a connection that was lost."""
+        ...
+
+    def step(self) -> dict[int, Step]:
+        """Run one step and return its outputs by connection."""
+        ...
 
 
 class Engine:
@@ -217,7 +239,7 @@ class Engine:
         if generated:
             output = Output(request.seq, ids, reason, logprobs)
         else:
-            vector = mean(sequence) if request.pool else ()
+            vector = embedding_of(sequence) if request.pool else ()
             prompt, cached = self._scored_prompt(sequence), sequence.cached_tokens or 0
             output = Output(request.seq, ids, reason, logprobs, prompt, cached, vector=vector)
         self._outputs[sequence.connection].append(output)

@@ -25,6 +25,7 @@ from transformers import (
     GenerationConfig,
 )
 
+from backends.native.engine.errors import LoadError
 from backends.native.engine.layers.quantized_linear import BITS
 
 _SMALL = 2 * 1024**3
@@ -39,10 +40,6 @@ _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "context_le
 _UNBOUNDED_CONTEXT = 32_768
 # Weights that classes of encoders have and their last hidden states do not depend on; checkpoints often lack them.
 _BESIDE_THE_STATES = "pooler."
-
-
-class LoadError(Exception):
-    """The model cannot be loaded; the text is a sentence for the operator, naming the file."""
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from backends.native.engine.loading.weights import LoadError
+from backends.native.engine.errors import LoadError
 
 FILE = "adapter_config.json"
 

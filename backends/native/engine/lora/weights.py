@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from backends.native.engine.attention.interface import text_part
-from backends.native.engine.loading.weights import LoadError
+from backends.native.engine.errors import LoadError
 from backends.native.engine.lora.config import LoraConfig, read_config
 from backends.native.engine.lora.layers import LoraAdapter, LowRank
 

@@ -1,8 +1,8 @@
-"""Vectors from models that write text: the mean of a prompt's last hidden states, as they are given to the model's
-output layer, of length 1.
+"""Embeddings from causal language models: the mean of the prompt's last hidden states, normalized to length 1.
 
-Works beside the packed tier only, whose one forward a step says which rows are whose. The output layer must be run, not
-replayed from a graph, in the steps of sequences that want a vector.
+The hidden states are taken from the input of the model's output layer by a hook. This needs the packed execution path,
+whose single forward a step has its rows in a known order, and an output layer that is really called in the steps of
+sequences that want an embedding, not replayed from a graph.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from backends.native.engine.scheduling.sequence import Sequence, Work
 
 
 class HiddenStates:
-    """Watches the output layer of `model`, a causal language model of transformers. `size` is the vectors'."""
+    """Hooks the output layer of `model`, a causal language model of transformers. `size`: numbers of an embedding."""
 
     def __init__(self, model: Any) -> None:
         head = model.get_output_embeddings()
@@ -29,13 +29,13 @@ class HiddenStates:
 
     @classmethod
     def of(cls, model: Any, runner: Runner) -> HiddenStates | None:
-        """What watches a model run by `runner`; None if its rows could not be told apart."""
+        """Hook a model that `runner` runs; None if rows of hidden states could not be assigned to sequences."""
         keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         linear = hasattr(model.get_output_embeddings(), "in_features")
         return cls(model) if keeps and linear and runner.tier == "packed" else None
 
     def collect(self, works: Seq[Work]) -> None:
-        """Add what the step that ran `works` gave to the sums of the sequences that want a vector."""
+        """Add the hidden states of the step that ran `works` to the sums of the sequences that want an embedding."""
         states, self._last = self._last, None
         first = 0
         for work in works:
@@ -43,13 +43,18 @@ class HiddenStates:
             if sequence.request.pool:
                 assert states is not None, "the output layer was not run"
                 part = states.reshape(-1, self.size)[first : first + rows].float().sum(0)
-                sequence.hidden_sum = part if sequence.hidden_sum is None else sequence.hidden_sum + part
+                sequence.hidden_sum = part if sequence.hidden_sum is None else _sum_of(sequence) + part
             first += rows
 
-    def _keep(self, _: Any, given: tuple[Tensor, ...]) -> None:
-        self._last = given[0].detach()
+    def _keep(self, _: Any, inputs: tuple[Tensor, ...]) -> None:
+        self._last = inputs[0].detach()
 
 
-def mean(sequence: Sequence) -> tuple[float, ...]:
-    """The vector of a sequence whose prompt was run: a sum's direction is the mean's."""
-    return tuple(functional.normalize(sequence.hidden_sum, dim=0).tolist())
+def embedding_of(sequence: Sequence) -> tuple[float, ...]:
+    """The embedding of a sequence whose prompt was run: the normalized sum, which has the direction of the mean."""
+    return tuple(functional.normalize(_sum_of(sequence), dim=0).tolist())
+
+
+def _sum_of(sequence: Sequence) -> Tensor:
+    assert isinstance(sequence.hidden_sum, Tensor)
+    return sequence.hidden_sum

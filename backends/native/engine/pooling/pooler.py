@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from backends.native.engine.loading.weights import LoadError
+from backends.native.engine.errors import LoadError
 from backends.native.sentence_transformers import Pooling, Recipe
 
 _WAYS: dict[Pooling, Callable[[Tensor], Tensor]] = {

@@ -1,12 +1,16 @@
-"""Constrained decoding: grammars are compiled and followed beside the step loop, and applied to a batch at once.
+"""Constrained decoding: token masks from grammars, computed beside the step loop, applied to a batch at once.
 
-All sequences with the same grammar share one automaton: what one of them made it find out, the others need not. Masks
-are made between steps, in a thread for which a step waits a little and no more; a sequence whose mask is not there then
-is left out of steps until it is. Masks that take long are made in threads of low priority that no step waits for, so
-that a hostile grammar slows its own sequence.
+Strategy: a grammar is compiled by llguidance (Earley parser over a lexer of derivatives) into an automaton whose mask
+has one bit per token id; masking logits by a grammar is as in Willard and Louf, arXiv 2307.09702.
 
-A `Constraint` follows its sequence's tokens as far as they were generated when it is next asked, so neither preemption
-nor a step that is run again touches it.
+- *Sharing*: all sequences with the same grammar share one compiled automaton and the lexer states it has discovered.
+- *Overlap*: masks are computed between steps in worker threads. A step waits `_STEP_WAIT_SECONDS` for them and no
+  longer; a sequence without a mask by then is held, that is, left out of steps until its mask is there. This keeps one
+  expensive mask from blocking the whole batch (head-of-line blocking).
+- *Isolation*: a mask that was slow once is computed in low-priority threads that no step waits for, and the seconds
+  of computing are bounded for each sequence, so that a hostile grammar slows down its own sequence only.
+- *Replay*: a `Constraint` consumes the tokens that its sequence gained since its last mask. It therefore needs no
+  rollback when a sequence is preempted or a step is run again.
 """
 
 from __future__ import annotations
@@ -24,22 +28,28 @@ from llguidance import LLExecutor, LLMatcher
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from backends.native.engine.loading.weights import LoadedModel
 from backends.native.engine.scheduling.sequence import Sequence
 from backends.native.grammar.grammar import GrammarError, Grammars, background_threads, raise_error
 
 _NEVER = float("-inf")
 _WORD = 32
 _THREADS = 2
-_KEPT = 32  # automata, for the next sequences with the same grammars
-_PATIENCE = 0.005  # seconds that a step waits for masks, or an idle engine for anything
-_LONG = 0.0005  # seconds of computing after which a mask is slow
-# Seconds of computing, for a sequence's grammar, and for each of its tokens.
-_MOST_SECONDS, _MOST_SECONDS_A_TOKEN = 1.0, 0.002
+_CACHED_AUTOMATA = 32  # least recently used ones are dropped
+_STEP_WAIT_SECONDS = 0.005  # how long a step waits for masks, or an engine whose sequences are all held for one of them
+_SLOW_MASK_SECONDS = 0.0005  # CPU time from which on a mask is slow
+# CPU time that a sequence may spend on its grammar: once, and for each generated token.
+_MAX_SECONDS, _MAX_SECONDS_PER_TOKEN = 1.0, 0.002
 
 
 class Automaton(NamedTuple):
-    """A compiled grammar, its mask before the first token, the seconds both took, and whether the mask was slow."""
+    """A compiled grammar.
+
+    Attributes:
+        matcher: the automaton in its start state.
+        first: [words] int32, the mask before the first token.
+        seconds: CPU time of compiling and of that mask.
+        slow: whether that mask was slow.
+    """
 
     matcher: LLMatcher
     first: Tensor
@@ -48,25 +58,26 @@ class Automaton(NamedTuple):
 
 
 class Constraint:
-    """A sequence's grammar: being compiled at first, then followed.
+    """The grammar of one sequence: compiled first, then followed token by token.
 
     Args:
-        automata: where its automaton comes from.
-        source: the grammar.
-        prompt: tokens of the sequence that the grammar says nothing of.
+        automata: compiles and caches the automaton.
+        source: the grammar in llguidance's form.
+        prompt: number of leading tokens that the grammar does not apply to.
 
     Attributes:
-        job: what was last begun for it: compiling, then making a mask. While it runs, the rest is the job's.
-        slow: whether its last mask took long.
-        words: [words] int32, a bit for each id that may come next.
+        job: the last job submitted: compiling, then computing a mask. While it runs, only the job may touch the other
+            attributes.
+        slow: whether the last mask was slow.
+        words: [words] int32, the mask: one bit for each token id that may come next.
     """
 
     __slots__ = (
         "_automata",
         "_error",
-        "_known",
+        "_length",
         "_matcher",
-        "_own",
+        "_private",
         "_prompt",
         "_seconds",
         "_source",
@@ -80,127 +91,127 @@ class Constraint:
         self._automata = automata
         self._source = source
         self._prompt = prompt
-        self._known = -1  # tokens that the mask is for
+        self._length = -1  # tokens of the sequence that the mask follows; -1: not compiled yet
         self._matcher: LLMatcher | None = None
-        self._own = False  # whether nobody shares its automaton
+        self._private = False  # whether the automaton is not shared
         self._seconds = 0.0
         self._error: GrammarError | None = None
-        self._target = (0, 0)  # where `words` is, and its bytes
+        self._target = (0, 0)  # address and bytes of `words`
         self.job: Future[Any] = automata.get(source)
         self.slow = False
         self.words: Tensor
 
     def ready(self, tokens: Seq[int]) -> bool:
-        """Whether `words` says what may follow all of `tokens`.
+        """Whether `words` is the mask for what may follow all of `tokens`.
 
         Raises:
             backends.native.grammar.grammar.GrammarError: the grammar cannot be compiled, takes too long, or rejects
                 the tokens.
         """
-        if self._known != len(tokens) and self.job.done():
+        if self._length != len(tokens) and self.job.done():
             if self.job.exception() is not None:
                 self._automata.forget(self._source)
-            made = self.job.result()
-            if self._known < 0:
-                self._begin(made)
+            automaton = self.job.result()
+            if self._length < 0:
+                self._begin(automaton)
             elif self._error is not None:
-                self._take_own()
-        return self._known == len(tokens)
+                self._restart_private()
+        return self._length == len(tokens)
 
     def follow(self, tokens: Seq[int]) -> None:
-        """Make `words` for what may follow all of `tokens`: a job. `ready` tells what it ran into."""
-        began = time.thread_time()  # a busy machine is not the grammar's fault
+        """Compute `words` for what may follow all of `tokens`. Runs as a job; `ready` raises its error."""
+        began = time.thread_time()  # CPU time: a busy machine must not count against the grammar
         try:
-            self._make(tokens)
+            self._compute_mask(tokens)
         except GrammarError as error:
             self._error = error
             return
         seconds = time.thread_time() - began
-        self.slow = seconds > _LONG
+        self.slow = seconds > _SLOW_MASK_SECONDS
         self._seconds += seconds
-        if self._seconds > _MOST_SECONDS + _MOST_SECONDS_A_TOKEN * (len(tokens) - self._prompt):
-            self._error, self._own = GrammarError("it takes too long to follow."), True
+        if self._seconds > _MAX_SECONDS + _MAX_SECONDS_PER_TOKEN * (len(tokens) - self._prompt):
+            self._error, self._private = GrammarError("it takes too long to follow."), True
         else:
-            self._known = len(tokens)
+            self._length = len(tokens)
 
     def leave(self) -> None:
-        """Its sequence is gone."""
+        """Release the automaton: the sequence ended."""
         self._automata.leave(self._source)
 
     def _begin(self, automaton: Automaton) -> None:
-        self._matcher = automaton.matcher.deep_copy()  # shares what the automaton finds out, not where it is
+        self._matcher = automaton.matcher.deep_copy()  # shares the discovered lexer states, not the position
         self._seconds = automaton.seconds
-        self._known = self._prompt
+        self._length = self._prompt
         self.slow = automaton.slow
         self.words = automaton.first
 
-    def _make(self, tokens: Seq[int]) -> None:
-        known = self._known
+    def _compute_mask(self, tokens: Seq[int]) -> None:
+        length = self._length
         if self._matcher is None:
-            self._matcher, known = self._automata.compile(self._source), self._prompt
-        if known == self._prompt:
-            self.words = torch.empty_like(self.words)  # what was there is everybody's
+            self._matcher, length = self._automata.compile(self._source), self._prompt
+        if length == self._prompt:
+            self.words = torch.empty_like(self.words)  # until now the automaton's first mask, which is shared
             self._target = (self.words.data_ptr(), self.words.nbytes)
         if self.slow:
-            _consume_aside(self._matcher, tokens[known:], self._automata.idle())
+            _consume_without_gil(self._matcher, tokens[length:], self._automata.idle())
         else:
-            self._matcher.consume_tokens(list(tokens[known:]))
+            self._matcher.consume_tokens(list(tokens[length:]))
         self._matcher.unsafe_compute_mask_ptr(*self._target)
         raise_error(self._matcher)
 
-    def _take_own(self) -> None:
-        """Begin again alone: an automaton that fails one sequence fails all that share it."""
-        if self._own and self._error is not None:
+    def _restart_private(self) -> None:
+        """Follow the grammar again with a private automaton: an error of a shared one is seen by all that share it."""
+        if self._private and self._error is not None:
             raise self._error
         self._automata.forget(self._source)
-        self._own = self.slow = True
+        self._private = self.slow = True
         self._matcher = self._error = None
 
 
 class Automata:
-    """Compiles grammars, and keeps what it compiled last.
+    """Compiles grammars in the background and caches the automata, least recently used ones dropped first.
 
     Args:
-        grammars: of the model's tokenizer.
-        threads: to compile in.
+        grammars: compiles for the model's tokenizer.
+        threads: run the compilations.
     """
 
     def __init__(self, grammars: Grammars, threads: Executor) -> None:
         self._grammars = grammars
         self._threads = threads
-        self._kept: OrderedDict[str, Future[Automaton]] = OrderedDict()
+        self._cached: OrderedDict[str, Future[Automaton]] = OrderedDict()
         self._users: Counter[str] = Counter()
 
     def get(self, source: str) -> Future[Automaton]:
-        """The one that all sequences with a grammar share. `leave` when it is not wanted any more."""
+        """Return the automaton that all sequences with this grammar share. Each call needs one `leave`."""
         self._users[source] += 1
-        automaton = self._kept.pop(source, None) or self._threads.submit(self._make, source)
-        self._kept[source] = automaton
-        if len(self._kept) > _KEPT:
-            self._kept.popitem(last=False)
+        automaton = self._cached.pop(source, None) or self._threads.submit(self._compile, source)
+        self._cached[source] = automaton
+        if len(self._cached) > _CACHED_AUTOMATA:
+            self._cached.popitem(last=False)
         return automaton
 
     def leave(self, source: str) -> None:
-        """One sequence wants it no more. What none wants is not compiled, if that has not begun."""
+        """Count one user less. A compilation that nobody waits for is cancelled unless it has started."""
         self._users[source] -= 1
         if self._users[source] == 0:
             del self._users[source]
-            if source in self._kept and self._kept[source].cancel():
+            if source in self._cached and self._cached[source].cancel():
                 self.forget(source)
 
     def forget(self, source: str) -> None:
-        """Share it no further."""
-        self._kept.pop(source, None)
+        """Drop the automaton from the cache, so that later sequences compile the grammar again."""
+        self._cached.pop(source, None)
 
     def compile(self, source: str) -> LLMatcher:
-        """One that nobody shares. In any thread."""
+        """Compile a private automaton. May be called from any thread."""
         return self._grammars.compile(source)
 
     def idle(self) -> LLMatcher:
-        """One that does nothing."""
+        """Return a matcher without a grammar, for `_consume_without_gil`."""
         return self._grammars.idle()
 
-    def _make(self, source: str) -> Automaton:
+    def _compile(self, source: str) -> Automaton:
         began = time.thread_time()
         matcher = self._grammars.compile(source)
         compiled = time.thread_time()
@@ -208,14 +219,14 @@ class Automata:
         matcher.unsafe_compute_mask_ptr(first.data_ptr(), first.nbytes)
         raise_error(matcher)
         now = time.thread_time()
-        return Automaton(matcher, first, now - began, now - compiled > _LONG)
+        return Automaton(matcher, first, now - began, now - compiled > _SLOW_MASK_SECONDS)
 
 
 class Constraints:
-    """Begins constraints and has their masks made.
+    """Creates the constraints of an engine and computes their masks in threads.
 
     Args:
-        grammars: of the model's tokenizer.
+        grammars: compiles for the model's tokenizer.
     """
 
     def __init__(self, grammars: Grammars) -> None:
@@ -224,75 +235,86 @@ class Constraints:
         self._automata = Automata(grammars, background_threads(_THREADS, "grammar"))
 
     @classmethod
-    def load(cls, folder: str, loaded: LoadedModel) -> Constraints | None:
-        """Those for a checkpoint; None if its tokenizer or its lack of an end token does not allow for any."""
+    def load(cls, folder: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Constraints | None:
+        """Make them for a checkpoint; None if it has no fast tokenizer or no end token."""
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError):
-            return None  # token ids are all that such a model is asked with
-        grammars = Grammars.of(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
+            return None  # without a tokenizer the model can be served with token ids only
+        grammars = Grammars.of(tokenizer, vocab_size, eos_token_ids)
         return None if grammars is None else cls(grammars)
 
     def begin(self, source: str, prompt: int) -> Constraint:
-        """A constraint on what follows `prompt` tokens."""
+        """Make a constraint on what follows `prompt` tokens."""
         return Constraint(self._automata, source, prompt)
 
     def prepare(self, sequences: Seq[Sequence]) -> list[tuple[Sequence, Exception]]:
-        """Have masks made for what comes next, and hold the sequences whose masks are not there in time.
+        """Compute the masks of the next step; hold every sequence whose mask is not ready in time.
 
         Returns:
-            The sequences that cannot go on, and why.
+            The sequences that cannot continue, each with its error.
         """
         failed: list[tuple[Sequence, Exception]] = []
-        lacking = _hold(sequences, failed)
-        self._follow(lacking)
-        _hold(lacking, failed)
+        without_job = _hold(sequences, failed)
+        self._submit(without_job)
+        _hold(without_job, failed)
         return failed
 
-    def _follow(self, sequences: Seq[Sequence]) -> None:
-        quick = [(sequence.constraint, sequence.tokens) for sequence in sequences if not sequence.constraint.slow]
+    def _submit(self, sequences: Seq[Sequence]) -> None:
+        """Submit one job for all quick masks and one for each slow mask; wait a little for the quick ones."""
+        quick: list[tuple[Constraint, list[int]]] = []
         for sequence in sequences:
-            if sequence.constraint.slow:
-                sequence.constraint.job = self._slow.submit(sequence.constraint.follow, sequence.tokens)
+            constraint = constraint_of(sequence)
+            if constraint.slow:
+                constraint.job = self._slow.submit(constraint.follow, sequence.tokens)
+            else:
+                quick.append((constraint, sequence.tokens))
         if quick:
             job = self._masks.submit(_follow_all, quick)
             for constraint, _ in quick:
                 constraint.job = job
             with suppress(TimeoutError):
-                job.exception(_PATIENCE)  # which `ready` tells
+                job.exception(_STEP_WAIT_SECONDS)  # `ready` raises the exception
 
     @staticmethod
     def wait(sequences: Seq[Sequence]) -> None:
-        """Give sequences that are held a moment."""
-        wait([sequence.constraint.job for sequence in sequences], _PATIENCE, FIRST_COMPLETED)
+        """Wait up to `_STEP_WAIT_SECONDS` until one of the held sequences may have its mask."""
+        wait([constraint_of(sequence).job for sequence in sequences], _STEP_WAIT_SECONDS, FIRST_COMPLETED)
+
+
+def constraint_of(sequence: Sequence) -> Constraint:
+    """The constraint of a sequence that has one."""
+    assert isinstance(sequence.constraint, Constraint)
+    return sequence.constraint
 
 
 def _hold(sequences: Seq[Sequence], failed: list[tuple[Sequence, Exception]]) -> list[Sequence]:
-    """Hold those whose masks are not there, and return those of them that nothing is being done for."""
-    lacking = []
+    """Hold the sequences whose masks are not ready; return those of them that no job is running for."""
+    without_job = []
     for sequence in sequences:
+        constraint = constraint_of(sequence)
         try:
-            sequence.held = not sequence.constraint.ready(sequence.tokens)
+            sequence.held = not constraint.ready(sequence.tokens)
         except Exception as error:  # the engine's top: a bad sequence must not harm the others
             failed.append((sequence, error))
             continue
-        if sequence.held and sequence.constraint.job.done():
-            lacking.append(sequence)
-    return lacking
+        if sequence.held and constraint.job.done():
+            without_job.append(sequence)
+    return without_job
 
 
-def _follow_all(followed: Seq[tuple[Constraint, list[int]]]) -> None:
-    for constraint, tokens in followed:
+def _follow_all(quick: Seq[tuple[Constraint, list[int]]]) -> None:
+    for constraint, tokens in quick:
         constraint.follow(tokens)
 
 
 def mask_scores(scores: Tensor, rows: Seq[int], masks: Seq[Tensor]) -> None:
-    """Forbid, in place, what the grammars of some rows do not allow next.
+    """Set the scores of tokens that a grammar does not allow next to -inf, in place.
 
     Args:
         scores: [all rows, vocabulary].
-        rows: those with a grammar.
-        masks: their `words`.
+        rows: the rows that have a grammar.
+        masks: `Constraint.words` of each of these rows, [words] int32.
     """
     if not rows:
         return
@@ -303,8 +325,8 @@ def mask_scores(scores: Tensor, rows: Seq[int], masks: Seq[Tensor]) -> None:
     scores.index_copy_(0, index, scores.index_select(0, index).masked_fill_(forbidden, _NEVER))
 
 
-def _consume_aside(matcher: LLMatcher, tokens: Seq[int], idle: LLMatcher) -> None:
-    """As `consume_tokens`, but other threads may run meanwhile: an executor lets them if it has two to look after."""
+def _consume_without_gil(matcher: LLMatcher, tokens: Seq[int], idle: LLMatcher) -> None:
+    """As `consume_tokens`, but without holding the GIL, which an executor releases only for two or more matchers."""
     for token in tokens:
         _executor().consume_token_par([(matcher, token), (idle, token)])
 
@@ -316,5 +338,5 @@ def _executor() -> LLExecutor:
 
 @cache
 def _bits(device: torch.device) -> Tensor:
-    """[32] int32, the bits of a word."""
+    """[32] int32, one bit set in each: the single bits of a word."""
     return torch.tensor(1).bitwise_left_shift(torch.arange(_WORD)).to(torch.int32).to(device)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from backends.native.engine.attention.interface import index_tensor
-from backends.native.engine.sampling.grammar_masks import mask_scores
+from backends.native.engine.sampling.grammar_masks import constraint_of, mask_scores
 from backends.native.engine.scheduling.sequence import Sequence
 from backends.native.protocol.messages import SamplingParams
 
@@ -99,7 +99,7 @@ def _ban(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
 
 def _constrain(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
     constrained = [row for row in rows if sequences[row].constraint is not None]
-    mask_scores(scores, constrained, [sequences[row].constraint.words for row in constrained])
+    mask_scores(scores, constrained, [constraint_of(sequences[row]).words for row in constrained])
 
 
 class History:
@@ -143,6 +143,7 @@ def _penalise(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
 def _counts(sequence: Sequence, like: Tensor) -> Tensor:
     if sequence.history is None:
         sequence.history = History(sequence, like)
-    history: History = sequence.history
+    history = sequence.history
+    assert isinstance(history, History)
     history.update(sequence.tokens)
     return history.counts

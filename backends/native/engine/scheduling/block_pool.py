@@ -1,8 +1,17 @@
-"""The block pool: who holds which page of the KV cache, and which pages can be reused by content.
+"""The block pool: reference counts of the KV cache's blocks, and the prefix cache over them.
 
-It knows numbers only; the pages themselves are in `kv_cache`. A block is in exactly one of two states: referenced, or
-in the free list. A free block may still be named in the prefix cache; it loses its name when it is handed out for
-other content (lazy eviction), blank blocks first, then least recently used. Imports no torch.
+Strategy: the KV cache is paged (PagedAttention, Kwon et al., arXiv 2309.06180): a sequence holds a table of fixed-size
+blocks, so there is no fragmentation and no copy when it grows.
+
+- *State*: a block is either referenced (by one or more sequences) or in the free list, never both.
+- *Sharing*: a full block whose tokens are computed is published under a key, a hash chained over all tokens before it
+  (automatic prefix caching, as in vLLM). A sequence that starts with the same tokens references the same block. Only
+  full blocks are shared and they are never written again, so no copy-on-write is needed: the partly filled last block
+  of a sequence is always its own.
+- *Eviction* is lazy: a released block keeps its key until it is handed out for other content, blocks without a key
+  first, then least recently used; of one sequence the last block goes first, since a prefix is useful without its end.
+
+The pool handles block numbers only; the tensors are in `attention.kv_cache`. Imports no torch.
 """
 
 from __future__ import annotations
@@ -14,10 +23,9 @@ from hashlib import blake2b
 
 
 def block_key(parent: bytes, tokens: Sequence[int], extra: bytes = b"") -> bytes:
-    """The name of a full block: its tokens, what they mean besides and, through `parent`, all before them.
+    """The key of a full block: a digest of its tokens, of `extra` and, through `parent`, of everything before it.
 
-    A keyed chain of BLAKE2b digests and not `hash()`, which can be made to collide and would then show one client the
-    cache of another.
+    BLAKE2b rather than `hash()`: with collisions that can be constructed, one client could read the cache of another.
     """
     return blake2b(array("q", tokens).tobytes() + extra, key=parent, digest_size=16).digest()
 
@@ -30,10 +38,15 @@ def extend_keys(
     extra: bytes = b"",
     block_extra: Callable[[int, int], bytes] = lambda _begin, _end: b"",
 ) -> None:
-    """Append to `keys` until it names the first `blocks` blocks of `tokens`, of `size` tokens each.
+    """Append to `keys` until it has the keys of the first `blocks` blocks of `tokens`, `size` tokens each.
 
-    `extra` is what blocks must share besides their tokens (a LoRA adapter); it salts the chain.
-    `block_extra` says what the tokens of a range mean besides their ids (images).
+    Args:
+        keys: of the leading blocks, extended in place.
+        tokens: of the sequence.
+        blocks: how many keys are needed.
+        size: tokens of a block.
+        extra: salt of the whole chain: what blocks must have in common besides tokens (the LoRA adapter).
+        block_extra: for a range of tokens, what they stand for besides their ids (images).
     """
     parent = keys[-1] if keys else blake2b(extra, digest_size=16).digest()
     for index in range(len(keys), blocks):
@@ -43,7 +56,11 @@ def extend_keys(
 
 
 class BlockPool:
-    """`count` blocks of `size` tokens each, with reference counts and a prefix cache (unless `caching` is off)."""
+    """`count` blocks of `size` tokens each, with reference counts and, if `caching`, a prefix cache.
+
+    Raises:
+        ValueError: `count` or `size` is less than 1.
+    """
 
     def __init__(self, count: int, size: int, *, caching: bool = True) -> None:
         if count < 1 or size < 1:
@@ -58,15 +75,15 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that nobody refers to."""
+        """How many blocks no sequence references."""
         return len(self._free)
 
     def blocks_for(self, tokens: int) -> int:
-        """How many blocks `tokens` tokens fill, the last one perhaps in part."""
+        """How many blocks `tokens` tokens need; the last may be filled in part."""
         return -(-tokens // self.size)
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
-        """The blocks of the longest run of leading `keys` that are cached. They are not held by this; `take` them."""
+        """Look up the cached blocks of the longest leading run of `keys`. Adds no reference: `take` does."""
         found: list[int] = []
         for key in keys:
             block = self._by_key.get(key)
@@ -76,53 +93,53 @@ class BlockPool:
         return found
 
     def idle(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` are in the free list, so that taking them makes it shorter."""
+        """How many of `blocks` are in the free list, and would leave it if they were taken."""
         return sum(self._references[block] == 0 for block in blocks)
 
     def take(self, blocks: Iterable[int]) -> None:
-        """Refer to blocks that `find` found."""
+        """Add a reference to each of the blocks, which `find` returned."""
         for block in blocks:
             if self._references[block] == 0:
                 del self._free[block]
             self._references[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks for new content, evicting what they cached.
+        """Take `count` free blocks for new content, evicting what they cached.
 
         Raises:
             ValueError: fewer are free.
         """
         if count > len(self._free):
-            raise ValueError(f"{count} blocks wanted, {len(self._free)} free")
+            raise ValueError(f"{count} blocks requested, {len(self._free)} free")
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
-            self._unname(block)
+            self._evict(block)
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Refer to `blocks` no more. The last of them is evicted first: without it the others are still of use."""
+        """Remove a reference from each of the blocks. The last of them is evicted first."""
         for block in reversed(blocks):
             self._references[block] -= 1
             if self._references[block] == 0:
                 self._free[block] = None
-                if self._keys[block] is None:
+                if self._keys[block] is None:  # nothing to reuse: hand it out before any cached block
                     self._free.move_to_end(block, last=False)
 
     def publish(self, block: int, key: bytes) -> None:
-        """Offer a held, full and computed block for reuse. If `key` is cached already, `block` stays private."""
+        """Add a referenced, full and computed block to the prefix cache. If `key` is cached, `block` stays private."""
         if self.caching and self._keys[block] is None and key not in self._by_key:
             self._keys[block] = key
             self._by_key[key] = block
 
-    def _unname(self, block: int) -> None:
+    def _evict(self, block: int) -> None:
         key = self._keys[block]
         if key is not None:
             del self._by_key[key]
             self._keys[block] = None
 
     def check(self) -> None:
-        """Assert that nothing was lost or counted twice; for tests."""
+        """Assert the pool's invariants: no block is lost, none is counted twice. For tests."""
         assert all((count == 0) == (block in self._free) for block, count in enumerate(self._references))
         assert all(self._keys[block] == key for key, block in self._by_key.items())
         assert sum(key is not None for key in self._keys) == len(self._by_key)

@@ -1,12 +1,21 @@
-"""What runs in the next step.
+"""The scheduler: which tokens of which sequences run in the next step.
 
-One rule: each step every running sequence catches up to its token count, under one budget of tokens. Prefill is a
-sequence that is far behind (and takes several steps if the budget is short: chunked prefill), decode one that is one
-token behind, a prefix hit one that starts less far behind. There are no phases.
+Strategy: continuous batching. The batch is composed anew for every step (iteration-level scheduling, Orca, Yu et al.,
+OSDI 2022), over a paged KV cache (vLLM, arXiv 2309.06180).
 
-Order is (priority, arrival), for the running and the waiting alike. When blocks run out, or what waits is of greater
-priority, the last running sequence is preempted: it gives its blocks back and later recomputes its tokens. So the first
-in order always gets on, and every sequence ends. One that is held keeps its place and its blocks, and is passed over.
+- *One rule instead of phases*: in each step every running sequence catches up to its token count, under one budget of
+  tokens. Prefill is a sequence that is many tokens behind, decode one that is one token behind, a prefix hit one that
+  starts less far behind. A prompt longer than the budget takes several steps (chunked prefill, Sarathi-Serve,
+  arXiv 2403.02310), so that decodes go on beside it.
+- *Order* is (priority, arrival) in both queues, running and waiting. There is no reordering by length: the first in
+  order always makes progress, hence every sequence ends.
+- *Preemption by recompute*: when blocks run out, or a waiting sequence has greater priority, the last running sequence
+  is preempted: its blocks are released and its tokens are computed again later, mostly found in the prefix cache.
+  Nothing is swapped out.
+- *Admission* keeps one free block in reserve for every running sequence, so that a sequence is not admitted only to be
+  preempted a step later; and it defers a sequence whose next block another sequence is about to compute.
+- A *held* sequence (its grammar mask is not ready) keeps its place and its blocks, and is passed over.
+
 Imports no torch.
 """
 
@@ -21,11 +30,11 @@ from backends.native.engine.scheduling.sequence import Sequence, Work
 
 
 class Refused(Exception):
-    """The sequence will not be run; the text says why, for the client."""
+    """The sequence cannot be run. The text is the reason, for the client."""
 
 
 class Overloaded(Refused):
-    """Too many are waiting; the same sequence may be submitted again later."""
+    """Too many sequences are waiting. The same sequence may be submitted again later."""
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:
@@ -33,20 +42,28 @@ def _order(sequence: Sequence) -> tuple[int, int]:
 
 
 class Scheduler:
-    """Keeps the running and the waiting sequences and shares out each step.
+    """Holds the queues of running and waiting sequences and composes each step.
 
-    Counts since it was made: `preemptions`, the tokens that were looked up in the prefix cache (`prefix_queries`), and
-    those of them that were found (`prefix_hits`).
+    Attributes:
+        pool: the blocks of the KV cache.
+        running: sequences that hold blocks, in order.
+        waiting: sequences that hold none, in order.
+        preemptions: counted since the start.
+        prefix_queries: tokens that were looked up in the prefix cache since the start.
+        prefix_hits: tokens that were found there.
 
     Args:
-        pool: the blocks; the scheduler is the only one to move them.
+        pool: the blocks; nothing but the scheduler allocates or releases them.
         step_tokens: the most tokens of one step; at least `max_sequences`.
         max_sequences: the most sequences running at once.
-        max_waiting: the most sequences waiting for their first step.
+        max_waiting: the most sequences in the waiting queue; beyond, `add` raises `Overloaded`.
         chunked: whether a prompt may be split over steps; if not, `step_tokens` must hold the longest.
-        prompt_logprob_chunk: the most tokens a step runs of a prompt whose logprobs are wanted, since each of them
+        prompt_logprob_chunk: the most tokens of a step for a prompt whose logprobs are requested, since each of them
             costs a row of logits.
-        on_preempted: told of every preempted sequence.
+        on_preempted: called with every preempted sequence.
+
+    Raises:
+        ValueError: `step_tokens` is less than `max_sequences`.
     """
 
     def __init__(
@@ -76,11 +93,11 @@ class Scheduler:
         self._on_preempted = on_preempted
 
     def add(self, sequence: Sequence) -> None:
-        """Let a new sequence wait its turn.
+        """Queue a new sequence.
 
         Raises:
-            Overloaded: the queue is full, and no other engine had let the sequence in.
-            Refused: it could not be finished even alone.
+            Overloaded: the queue is full, and the sequence had not been admitted by an engine that crashed.
+            Refused: it would not fit into the KV cache even alone.
         """
         if self.pool.blocks_for(sequence.longest) > self.pool.count:
             room = self.pool.count * self.pool.size
@@ -90,7 +107,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=_order)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence that ended or is not wanted any more, and free its blocks."""
+        """Remove a sequence that ended or was cancelled, and release its blocks."""
         for queue in (self.running, self.waiting):
             index = bisect_left(queue, sequence.order, key=_order)
             if index < len(queue) and queue[index] is sequence:
@@ -99,16 +116,16 @@ class Scheduler:
         sequence.forget_computed()
 
     def schedule(self) -> list[Work]:
-        """The next step's work, at most one piece a sequence; the blocks it writes to are already reserved."""
-        self._make_way()
+        """Compose the next step: at most one work per sequence, with blocks reserved for the tokens it writes."""
+        self._preempt_for_priority()
         waiting = len(self.waiting)
         works = self._continue_running()
-        if len(self.waiting) == waiting:  # nobody was preempted: there may be room for more
+        if len(self.waiting) == waiting:  # no sequence was preempted: there may be room for more
             self._admit_waiting(works)
         return works
 
     def commit(self, work: Work) -> None:
-        """Note that `work` was run; its full blocks become part of the prefix cache."""
+        """Record that `work` was run, and publish the blocks that it filled to the prefix cache."""
         sequence, size = work.sequence, self.pool.size
         first, sequence.computed = sequence.computed // size, work.start + work.count
         if sequence.computed < (first + 1) * size or not self.pool.caching:
@@ -118,8 +135,8 @@ class Scheduler:
         for index in range(first, full):
             self.pool.publish(sequence.blocks[index], sequence.block_keys[index])
 
-    def _make_way(self) -> None:
-        """Preempt what is of lesser priority than the first in line, until that can be admitted."""
+    def _preempt_for_priority(self) -> None:
+        """Preempt running sequences of lower priority than the first waiting one, until that one can be admitted."""
         first = next((sequence for sequence in self.waiting if not sequence.held), None)
         while first is not None and self.running:
             last = self.running[-1]
@@ -133,13 +150,13 @@ class Scheduler:
         works: list[Work] = []
         budget = self._step_tokens
         size = self.pool.size
-        for position, sequence in enumerate(self.running):  # the end of which may be preempted meanwhile
+        for position, sequence in enumerate(self.running):  # `_reserve` may shorten the list from its end
             if sequence.held:
                 continue
-            if len(sequence.tokens) - sequence.computed == 1:  # decode: the budget has one for each
+            if len(sequence.tokens) - sequence.computed == 1:  # decode: the budget has a token for every sequence
                 work = Work(sequence, sequence.computed, 1, True)
-            else:  # a long prefill leaves each later one its token
-                work = self._piece(sequence, budget - (len(self.running) - position - 1))
+            else:  # prefill: leave one token of the budget to each later sequence
+                work = self._chunk(sequence, budget - (len(self.running) - position - 1))
             end = work.start + work.count
             if end > len(sequence.blocks) * size and not self._reserve(sequence, end):
                 break
@@ -149,52 +166,54 @@ class Scheduler:
 
     def _admit_waiting(self, works: list[Work]) -> None:
         budget = self._step_tokens - sum(work.count for work in works)
-        place = 0
-        while place < len(self.waiting) and budget > 0 and len(self.running) < self._max_sequences:
-            sequence = self.waiting[place]
+        index = 0
+        while index < len(self.waiting) and budget > 0 and len(self.running) < self._max_sequences:
+            sequence = self.waiting[index]
             if sequence.held:
-                place += 1
+                index += 1
                 continue
             if not self._chunked and len(sequence.tokens) > budget:
                 break
             hits = self._cached_blocks(sequence)
-            if self._is_in_the_making(sequence, len(hits)) or not self._fits(sequence, hits):
+            if self._is_being_computed(sequence, len(hits)) or not self._fits(sequence, hits):
                 break
             self._admit(sequence, hits)
-            del self.waiting[place]
+            del self.waiting[index]
             insort(self.running, sequence, key=_order)
-            works.append(self._piece(sequence, budget))
+            works.append(self._chunk(sequence, budget))
             budget -= works[-1].count
 
-    def _piece(self, sequence: Sequence, budget: int) -> Work:
+    def _chunk(self, sequence: Sequence, budget: int) -> Work:
         pending = sequence.pending
         if pending == 1 <= budget:
             return Work(sequence, sequence.computed, 1, True)
         limit = min(budget, self._prompt_logprob_chunk) if self._chunked and sequence.scores_prompt else budget
         count = min(pending, limit)
-        assert count > 0, "a running sequence always has a token to run, and the budget one for it"
+        assert count > 0, "a running sequence has a pending token, and the budget has room for it"
         return Work(sequence, sequence.computed, count, count == pending)
 
-    def _is_in_the_making(self, sequence: Sequence, block: int) -> bool:
-        """Whether a running sequence is about to compute this block of `sequence`, which can use it a step later. Those
-        behind wait as well: they lose only what the other's last chunk leaves of a step.
+    def _is_being_computed(self, sequence: Sequence, block: int) -> bool:
+        """Whether a running sequence is about to compute block `block` of `sequence`, which can then share it.
+
+        The sequence is deferred, and all that wait behind it, so that order is kept: they lose no more than the tokens
+        that the running sequence's last chunk leaves of a step.
         """
         if sequence.scores_prompt or block >= len(sequence.block_keys):
             return False
         key, end = sequence.block_keys[block], (block + 1) * self.pool.size
-        return any(one.computed < end and one.block_keys[block : block + 1] == [key] for one in self.running)
+        return any(other.computed < end and other.block_keys[block : block + 1] == [key] for other in self.running)
 
     def _fits(self, sequence: Sequence, hits: list[int]) -> bool:
-        """Whether there are blocks for all tokens of a waiting sequence, beside the `hits` that it finds in the cache.
+        """Whether there are blocks for all tokens of a waiting sequence, besides its cached blocks, `hits`.
 
-        One more block is left free for every running sequence, whose next token may need it: without that, a full pool
-        would admit a sequence and preempt it in the same breath.
+        One block stays free for every running sequence, whose next token may need it. Without this reserve a full pool
+        would admit a sequence in one step only to preempt it in the next.
         """
         needed = self.pool.blocks_for(len(sequence.tokens)) - len(hits)
         return needed + len(self.running) <= self.pool.free - self.pool.idle(hits)
 
     def _admit(self, sequence: Sequence, hits: list[int]) -> None:
-        """Give a waiting sequence that fits its blocks."""
+        """Give its blocks to a waiting sequence that fits."""
         pool = self.pool
         pool.take(hits)
         sequence.blocks = array("q", hits + pool.allocate(pool.blocks_for(len(sequence.tokens)) - len(hits)))
@@ -206,7 +225,7 @@ class Scheduler:
                 self.prefix_hits += sequence.computed
 
     def _cached_blocks(self, sequence: Sequence) -> list[int]:
-        """Blocks it can start from. Its last token is always run, since its logits are wanted."""
+        """Find the cached blocks to start from. The last token is always run, since its logits are needed."""
         if sequence.scores_prompt or not self.pool.caching:
             return []
         full = (len(sequence.tokens) - 1) // self.pool.size
@@ -214,7 +233,10 @@ class Scheduler:
         return self.pool.find(sequence.block_keys[:full])
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:
-        """Get the blocks that `tokens` tokens lack, preempting from the end of the line; False if that came to it."""
+        """Allocate the blocks that `tokens` tokens still need, preempting from the end of the running queue.
+
+        False if the sequence itself had to be preempted.
+        """
         missing = self.pool.blocks_for(tokens) - len(sequence.blocks)
         while self.pool.free < missing:
             victim = self.running.pop()

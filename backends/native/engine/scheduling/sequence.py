@@ -1,8 +1,8 @@
-"""One sequence inside the engine, and a step's share of work on it.
+"""One sequence inside the engine, and its share of a step.
 
-Mutable state, no behaviour that decides anything: the scheduler moves sequences, the loop appends tokens. The one
-thing to know: `tokens` only ever grows, and `computed` says how many of them have keys and values in the cache, so
-everything still to do is the difference of the two. Imports no torch.
+Mutable state without policy: the scheduler moves sequences between queues, the loop appends tokens. The invariant:
+`tokens` only ever grows, and `computed` says how many of them have keys and values in the cache, so the work that is
+left is the difference of the two. Imports no torch: objects that hold tensors are known here by a protocol.
 """
 
 from __future__ import annotations
@@ -10,11 +10,35 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 import msgspec
 
 from backends.native.protocol.messages import Logprobs, Submit
+
+
+class TokenHistory(Protocol):
+    """Counts of a sequence's generated tokens, for penalties: `sampling.logits_processors.History`."""
+
+    def update(self, tokens: list[int]) -> None:
+        """Count the tokens that are new since the last call."""
+        ...
+
+
+class GrammarConstraint(Protocol):
+    """The grammar that a sequence follows: `sampling.grammar_masks.Constraint`."""
+
+    def leave(self) -> None:
+        """Release the compiled grammar when the sequence ends."""
+        ...
+
+
+class StateSum(Protocol):
+    """A sum of hidden states, [hidden_size] float32: a `torch.Tensor`."""
+
+    def tolist(self) -> list[float]:
+        """The numbers."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -22,18 +46,18 @@ class Sequence:
     """One choice of one request.
 
     Attributes:
-        connection: whose it is; with `request.seq` its name outside.
+        connection: the worker's connection; (connection, `request.seq`) identifies the sequence outside the engine.
         arrival: rank among all sequences ever submitted.
-        salt: what its cache blocks must share besides tokens to be reused (a LoRA adapter).
+        salt: what sequences must have in common, besides tokens, to share cache blocks (the LoRA adapter's name).
         tokens: the prompt, then what was generated.
         computed: leading tokens whose keys and values are in `blocks`.
-        block_keys: names of its leading full blocks in the prefix cache, as far as they were needed.
-        cached_tokens: prompt tokens found in the prefix cache when it was first admitted; None before that.
-        prompt_logprobs: collected over the prompt's chunks until the first output takes them along.
-        history: what the sampler remembers of its tokens; the sampler's own.
-        hidden_sum: its prompt's hidden states added up (`pooling`), if its vector is wanted.
-        constraint: its grammar (`grammar.Constraint`), if it has one.
-        held: whether it is to be left out of steps for now.
+        block_keys: prefix-cache keys of the leading full blocks, as far as they were needed.
+        cached_tokens: prompt tokens found in the prefix cache at the first admission; None before that.
+        prompt_logprobs: collected over the prompt's chunks, returned with the first output.
+        history: token counts for penalties; made by the sampler when it first needs them.
+        hidden_sum: sum of the prompt's hidden states, if an embedding was requested (`pooling`).
+        constraint: the grammar, if the request has one.
+        held: whether the scheduler leaves the sequence out of steps for now.
     """
 
     connection: int
@@ -47,31 +71,31 @@ class Sequence:
     block_keys: list[bytes] = field(default_factory=list)
     cached_tokens: int | None = None
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
-    history: Any = None
-    constraint: Any = None
+    history: TokenHistory | None = None
+    constraint: GrammarConstraint | None = None
     held: bool = False
-    hidden_sum: Any = None
+    hidden_sum: StateSum | None = None
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
         self.prompt_length = len(self.tokens)
 
     def block_extra(self, begin: int, end: int) -> bytes:
-        """What the tokens from `begin` to `end` mean besides their ids: which pictures they stand for, and which parts.
+        """What tokens `begin` to `end` stand for besides their ids: the images, and the position in each of them.
 
-        Without it two pictures with the same placeholder tokens would share cache blocks.
+        Without it two images with equal placeholder tokens would share cache blocks.
         """
         touching = (f for f in self.request.features if f.offset < end and f.offset + f.length > begin)
         return b"".join(f.identifier + (f.offset - begin).to_bytes(8, "big", signed=True) for f in touching)
 
     @property
     def order(self) -> tuple[int, int]:
-        """Sorts before another sequence if it goes first: greater priority, then earlier arrival."""
+        """Sort key of both queues: greater priority first, then earlier arrival."""
         return (-self.request.priority, self.arrival)
 
     @property
     def pending(self) -> int:
-        """Tokens not computed yet."""
+        """Tokens that are not computed yet."""
         return len(self.tokens) - self.computed
 
     @property
@@ -81,16 +105,16 @@ class Sequence:
 
     @property
     def longest(self) -> int:
-        """The most tokens it can come to hold."""
+        """The most tokens that the sequence can come to hold."""
         return len(self.request.prompt) + self.request.max_new_tokens
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether logprobs of its prompt or its vector are still wanted, for which every prompt token must be run."""
+        """Whether every prompt token must be run, because prompt logprobs or an embedding are still to be computed."""
         return (self.request.prompt_logprobs >= 0 or self.request.pool) and self.generated == 0
 
     def forget_computed(self) -> None:
-        """Start over from the tokens alone; its blocks are somebody else's already."""
+        """Start over from the tokens alone. The caller has released the blocks."""
         self.blocks = array("q")
         self.computed = 0
         self.prompt_logprobs.clear()
@@ -100,7 +124,7 @@ class Sequence:
 class Work(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Tokens `start` to `start + count` of a sequence, to be run in one step.
 
-    `samples` says whether they reach its last token, so that the next one can be chosen.
+    `samples` is whether they include its last token, so that the next token is chosen in this step.
     """
 
     sequence: Sequence
@@ -110,13 +134,13 @@ class Work(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def tokens(self) -> Seq[int]:
-        """The tokens to run."""
+        """The token ids to run."""
         tokens = self.sequence.tokens
         return tokens if self.count == len(tokens) else tokens[self.start : self.start + self.count]
 
     @property
     def wanted(self) -> int:
-        """How many of its last tokens' logits are wanted."""
-        if self.count == 1 and self.samples:  # decode, told quickly
+        """How many rows of logits the step must return, counted from the last of the tokens."""
+        if self.count == 1 and self.samples:  # decode: the common case, answered without looking at the request
             return 1
         return self.count if self.sequence.scores_prompt else int(self.samples)

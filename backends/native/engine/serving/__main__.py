@@ -64,8 +64,8 @@ def _run(options: EngineOptions, inbox: Inbox, connections: Connections) -> int:
     gc.disable()  # what is imported stays: walking it again and again would take an eighth of the start
     from transformers.utils.logging import disable_progress_bar  # seconds of import, with workers already watching
 
+    from backends.native.engine.errors import LoadError
     from backends.native.engine.factory import load_engine
-    from backends.native.engine.loading.weights import LoadError
 
     gc.freeze()
     gc.enable()

@@ -9,37 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Event
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from backends.native.engine.attention.progress import heed
-from backends.native.protocol.messages import FromEngine, Ping, Pong, Step, ToEngine
+from backends.native.protocol.messages import FromEngine, Ping, ToEngine
+
+if TYPE_CHECKING:  # it imports torch, and this module is imported before a process listens on its socket
+    from backends.native.engine.loop import Steps
 
 Letter = tuple[int, ToEngine | None]
 Inbox = SimpleQueue[Letter]
 Send = Callable[[int, FromEngine], None]
 
 _NOBODY = -1
-
-
-class Steps(Protocol):
-    """An engine: `loop.Engine` or `encoder.EncoderEngine`."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether `step` would do or tell anything."""
-        ...
-
-    def handle(self, connection: int, message: ToEngine) -> Pong | None:
-        """Take a worker's message; the answer to a `Ping`, which may come in the middle of a step, is returned."""
-        ...
-
-    def disconnect(self, connection: int) -> None:
-        """Free all that a worker asked for that is gone."""
-        ...
-
-    def step(self) -> dict[int, Step]:
-        """Run one step: what each connection is told."""
-        ...
 
 
 def serve(engine: Steps, inbox: Inbox, send: Send, stopping: Event) -> None:

@@ -11,8 +11,8 @@ from threading import Event, Thread
 
 import structlog
 
+from backends.native.engine.errors import LoadError
 from backends.native.engine.factory import load_engine
-from backends.native.engine.loading.weights import LoadError
 from backends.native.engine.serving.engine_thread import Inbox, serve, stop
 from backends.native.import_lock import in_turn
 from backends.native.protocol.engine_options import EngineOptions

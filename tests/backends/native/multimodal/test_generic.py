@@ -14,8 +14,9 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 
 from backends.native.backend import NativeBackend
+from backends.native.engine.errors import LoadError
 from backends.native.engine.factory import load_engine
-from backends.native.engine.loading.weights import LoadError, load
+from backends.native.engine.loading.weights import load
 from backends.native.engine.multimodal.self_check import why_not_served
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.multimodal.models.generic import GenericModel

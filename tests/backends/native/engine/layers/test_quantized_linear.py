@@ -10,10 +10,11 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from backends.native.demo import WEIGHTS
+from backends.native.engine.errors import LoadError
 from backends.native.engine.factory import load_engine
 from backends.native.engine.layers.packed_linear import PackedLinear, pack_linears
 from backends.native.engine.layers.quantized_linear import BITS, QuantizedLinear, quantize_linears
-from backends.native.engine.loading.weights import LoadError, load
+from backends.native.engine.loading.weights import load
 from backends.native.engine.loop import Engine
 from backends.native.protocol.engine_options import EngineOptions
 from backends.native.protocol.messages import Submit

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, LlavaConfig, LlavaForConditionalGeneration
 
-from backends.native.engine.loading.weights import LoadError, load
+from backends.native.engine.errors import LoadError
+from backends.native.engine.loading.weights import load
 from tests.backends.native.engine.tiny import CONTEXT, FAMILIES, RECURRENT, VOCAB, build, prompt
 
 pytestmark = pytest.mark.torch

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backends.native.engine.loading.weights import LoadError
+from backends.native.engine.errors import LoadError
 from backends.native.engine.lora.config import LoraConfig, read_config
 
 pytestmark = pytest.mark.torch

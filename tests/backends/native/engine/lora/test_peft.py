@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from backends.native.engine.attention.kv_cache import KVCache
-from backends.native.engine.loading.weights import LoadError
+from backends.native.engine.errors import LoadError
 from backends.native.engine.lora.config import LoraConfig, read_config
 from backends.native.engine.lora.layers import LoraAdapter, LowRank, inject_lora
 from backends.native.engine.lora.weights import load_lora_adapters

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import LlavaConfig, LlavaForConditionalGeneration
 
+from backends.native.engine.errors import LoadError
 from backends.native.engine.layers.packed_linear import pack_linears
-from backends.native.engine.loading.weights import LoadError
 from backends.native.engine.lora.weights import load_lora_adapters
 from tests.backends.native.engine.lora.folders import save
 from tests.backends.native.engine.tiny import build, plain

@@ -162,8 +162,8 @@ def expected() -> dict[int, list[int]]:
 
 @pytest.mark.parametrize(
     "changed",
-    [{}, {"_LONG": 0.0}, {"_LONG": 0.0, "_KEPT": 0}, {"_PATIENCE": 0.0}],
-    ids=["as it is", "all slow", "none kept", "without patience"],
+    [{}, {"_SLOW_MASK_SECONDS": 0.0}, {"_SLOW_MASK_SECONDS": 0.0, "_CACHED_AUTOMATA": 0}, {"_STEP_WAIT_SECONDS": 0.0}],
+    ids=["as it is", "all masks slow", "no automaton cached", "no wait for masks"],
 )
 def test_tokens_are_those_of_the_reference(
     expected: dict[int, list[int]], changed: dict[str, float], monkeypatch: pytest.MonkeyPatch
@@ -178,30 +178,30 @@ def test_tokens_are_those_of_the_reference(
 def test_a_broken_automaton_is_not_shared_further(
     expected: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Constraint._make
+    real = Constraint._compute_mask
 
-    def make(self: Constraint, tokens: list[int]) -> None:
-        if len(tokens) == 9 and not self._own:
+    def compute_mask(self: Constraint, tokens: list[int]) -> None:
+        if len(tokens) == 9 and not self._private:
             raise GrammarError("too many states")
         real(self, tokens)
 
     made, _ = engine(4096)
     assert made._constraints is not None
     before = made._constraints.begin(WORDS, 1).job
-    monkeypatch.setattr(Constraint, "_make", make)
+    monkeypatch.setattr(Constraint, "_compute_mask", compute_mask)
     assert ids(made, mixed()) == expected
     assert made._constraints.begin(WORDS, 1).job is not before
 
 
 def test_nobody_waits_for_anothers_mask(expected: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = Event()
-    real = Constraint._make
+    real = Constraint._compute_mask
 
-    def make(self: Constraint, tokens: list[int]) -> None:
+    def compute_mask(self: Constraint, tokens: list[int]) -> None:
         assert go_on.wait(30)
         real(self, tokens)
 
-    monkeypatch.setattr(Constraint, "_make", make)
+    monkeypatch.setattr(Constraint, "_compute_mask", compute_mask)
     made, _ = engine(4096)
     told = {request.seq: Answer() for request in mixed()}
     for request in mixed():
@@ -216,10 +216,10 @@ def test_nobody_waits_for_anothers_mask(expected: dict[int, list[int]], monkeypa
 
 
 def test_a_fault_in_making_a_mask_ends_those_it_is_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(self: Constraint, tokens: list[int]) -> None:
+    def compute_mask(self: Constraint, tokens: list[int]) -> None:
         raise ArithmeticError
 
-    monkeypatch.setattr(Constraint, "_make", make)
+    monkeypatch.setattr(Constraint, "_compute_mask", compute_mask)
     made, _ = engine(4096)
     for _ in range(2):
         told = answers(made, mixed())
@@ -227,8 +227,8 @@ def test_a_fault_in_making_a_mask_ends_those_it_is_made_for(monkeypatch: pytest.
 
 
 def test_what_takes_too_long_in_all_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_masks, "_MOST_SECONDS", 0.0)
-    monkeypatch.setattr(grammar_masks, "_MOST_SECONDS_A_TOKEN", 0.0)
+    monkeypatch.setattr(grammar_masks, "_MAX_SECONDS", 0.0)
+    monkeypatch.setattr(grammar_masks, "_MAX_SECONDS_PER_TOKEN", 0.0)
     made, _ = engine(4096)
     told = answers(made, mixed())
     assert {seq for seq, answer in told.items() if answer.error is None} == {2, 6}
@@ -245,5 +245,5 @@ def test_a_grammar_is_compiled_once() -> None:
     assert made._constraints.begin(WORDS, 1).job is first
     assert len({id(other.job) for other in others}) == 31
     made._constraints.begin(LIST, 1)
-    assert others[0].job not in made._constraints._automata._kept.values()  # the one that was not asked for longest
+    assert others[0].job not in made._constraints._automata._cached.values()  # the one that was not asked for longest
     assert made._constraints.begin(WORDS, 1).job is first

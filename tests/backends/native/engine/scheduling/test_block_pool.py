@@ -1,4 +1,4 @@
-"""The block pool: conservation, reuse by content, and which block is evicted first."""
+"""The block pool: conservation of blocks, reuse by content, and the order of eviction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def keys_of(tokens: list[int], size: int, extra: bytes = b"") -> list[bytes]:
     return keys
 
 
-def test_keys_depend_on_all_tokens_before_and_on_the_salt() -> None:
+def test_a_key_depends_on_all_earlier_tokens_and_on_the_salt() -> None:
     plain = keys_of([1, 2, 3, 4, 5, 6], 2)
     assert len(set(plain)) == 3
     assert keys_of([1, 2, 3, 4], 2) == plain[:2]
@@ -22,14 +22,14 @@ def test_keys_depend_on_all_tokens_before_and_on_the_salt() -> None:
     assert keys_of([1, 1, 1, 1], 2)[0] != keys_of([1, 1, 1, 1], 2)[1]
 
 
-def test_keys_are_extended_not_rebuilt() -> None:
+def test_existing_keys_are_extended() -> None:
     keys = keys_of([1, 2], 2)
     extend_keys(keys, [1, 2, 3, 4], 2, 2)
     assert keys == keys_of([1, 2, 3, 4], 2)
     assert keys[1] == block_key(keys[0], [3, 4])
 
 
-def test_a_published_block_is_found_after_its_owner_left() -> None:
+def test_a_published_block_is_found_after_its_release() -> None:
     pool = BlockPool(4, 2)
     keys = keys_of([1, 2, 3, 4], 2)
     blocks = pool.allocate(2)
@@ -45,7 +45,7 @@ def test_a_published_block_is_found_after_its_owner_left() -> None:
     pool.check()
 
 
-def test_finding_stops_at_the_first_gap() -> None:
+def test_find_stops_at_the_first_missing_key() -> None:
     pool = BlockPool(4, 2)
     keys = keys_of([1, 2, 3, 4, 5, 6], 2)
     blocks = pool.allocate(3)
@@ -54,7 +54,7 @@ def test_finding_stops_at_the_first_gap() -> None:
     assert pool.find(keys) == blocks[:1]
 
 
-def test_eviction_takes_blank_blocks_first_then_the_tail_of_the_least_recent() -> None:
+def test_eviction_takes_blocks_without_key_first_then_the_tail_of_the_least_recently_used() -> None:
     pool = BlockPool(5, 2)
     old, new = keys_of([1, 1, 2, 2], 2), keys_of([3, 3], 2)
     first = pool.allocate(2)
@@ -65,7 +65,7 @@ def test_eviction_takes_blank_blocks_first_then_the_tail_of_the_least_recent() -
     pool.publish(second[0], new[0])
     pool.release(second)
 
-    pool.allocate(2)  # the two that never held anything
+    pool.allocate(2)  # the two that were never used
     assert pool.find(old) == first
     pool.allocate(1)
     assert pool.find(old) == first[:1]
@@ -76,7 +76,7 @@ def test_eviction_takes_blank_blocks_first_then_the_tail_of_the_least_recent() -
     pool.check()
 
 
-def test_a_key_keeps_its_first_block() -> None:
+def test_the_first_block_published_under_a_key_is_kept() -> None:
     pool = BlockPool(2, 1)
     first, second = pool.allocate(2)
     pool.publish(first, b"same")
@@ -86,7 +86,7 @@ def test_a_key_keeps_its_first_block() -> None:
     pool.check()
 
 
-def test_without_caching_nothing_is_found() -> None:
+def test_find_returns_nothing_without_caching() -> None:
     pool = BlockPool(1, 1, caching=False)
     block = pool.allocate(1)[0]
     pool.publish(block, b"key")
@@ -98,9 +98,9 @@ def test_blocks_for(tokens: int, blocks: int) -> None:
     assert BlockPool(1, 4).blocks_for(tokens) == blocks
 
 
-def test_more_than_there_is_is_refused_and_nothing_is_lost() -> None:
+def test_allocating_more_blocks_than_are_free_is_an_error_and_loses_none() -> None:
     pool = BlockPool(2, 1)
-    with pytest.raises(ValueError, match="3 blocks wanted, 2 free"):
+    with pytest.raises(ValueError, match="3 blocks requested, 2 free"):
         pool.allocate(3)
     assert pool.free == 2
     with pytest.raises(ValueError, match="at least one block"):

@@ -1,7 +1,7 @@
-"""The scheduler: its one rule by example, and its laws under any interleaving of submit, cancel and step.
+"""The scheduler: its rule by example, and its invariants under any interleaving of submit, cancel and step.
 
-The machine keeps a model of the cache's content: what each slot was written with. So it sees a wrong prefix hit, a
-block with two owners, or a token that was never run, without any torch.
+The state machine keeps a model of the cache: the tokens that each slot was written with. It thereby notices a wrong
+prefix hit, a block with two owners, or a token that was never run, without torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def spans(works: list[Work]) -> list[tuple[int, int, int]]:
 
 
 def run(scheduler: Scheduler, works: list[Work]) -> None:
-    """What the engine does with a step; a generated token is a function of those before it."""
+    """Do what the engine does with a step; a generated token is a function of the tokens before it."""
     for work in works:
         scheduler.commit(work)
         if work.samples:
@@ -51,7 +51,7 @@ def step(scheduler: Scheduler) -> list[tuple[int, int, int]]:
     return spans(works)
 
 
-def test_the_held_are_passed_over() -> None:
+def test_a_held_sequence_is_passed_over_and_keeps_its_place() -> None:
     s = scheduler(max_sequences=2)
     held, other, later = sequence(0, 3), sequence(1, 3), sequence(2, 3)
     held.held = True
@@ -67,7 +67,7 @@ def test_the_held_are_passed_over() -> None:
     assert step(s) == [(0, 3, 1), (1, 3, 1)]
 
 
-def test_prefill_is_chunked_and_decodes_go_on_beside_it() -> None:
+def test_a_long_prompt_is_prefilled_in_chunks_beside_running_decodes() -> None:
     s = scheduler()
     s.add(sequence(0, 3))
     assert step(s) == [(0, 0, 3)]
@@ -78,17 +78,17 @@ def test_prefill_is_chunked_and_decodes_go_on_beside_it() -> None:
     assert step(s) == [(1, 40, 1)]
 
 
-def test_an_early_long_prefill_leaves_later_ones_their_token() -> None:
+def test_a_long_prefill_leaves_one_token_of_the_budget_to_each_later_sequence() -> None:
     s = scheduler()
     early, late = sequence(0, 40), sequence(1, 2)
     s.add(late)
     assert step(s) == [(1, 0, 2)]
-    s.add(early)  # arrived earlier: it was preempted, say
+    s.add(early)  # as if it had been preempted before
     step(s)
     assert step(s) == [(0, 15, 15), (1, 3, 1)]
 
 
-def test_a_prefix_hit_starts_behind_the_cached_blocks() -> None:
+def test_a_prefix_hit_starts_after_the_cached_blocks() -> None:
     s = scheduler()
     s.add(sequence(0, (1, 2, 3, 4, 5, 6, 7, 8, 9)))
     step(s)
@@ -98,7 +98,7 @@ def test_a_prefix_hit_starts_behind_the_cached_blocks() -> None:
     assert again.cached_tokens == 8
 
 
-def test_what_is_being_computed_is_waited_for() -> None:
+def test_a_sequence_waits_for_a_shared_prefix_that_is_being_computed() -> None:
     s = scheduler()
     shared = tuple(range(30))
     for arrival in range(3):
@@ -108,7 +108,7 @@ def test_what_is_being_computed_is_waited_for() -> None:
     assert step(s) == [(0, 31, 1), (1, 28, 3), (2, 28, 3)]
 
 
-def test_what_is_in_the_making_and_is_not_made_is_not_waited_for() -> None:
+def test_the_wait_for_a_shared_prefix_ends_when_its_owner_is_cancelled() -> None:
     s = scheduler()
     leader, other = sequence(0, 40), sequence(1, tuple(range(40)))
     s.add(leader)
@@ -118,7 +118,7 @@ def test_what_is_in_the_making_and_is_not_made_is_not_waited_for() -> None:
     assert step(s) == [(1, 16, 16)]
 
 
-def test_the_last_token_is_run_even_if_all_is_cached() -> None:
+def test_the_last_token_is_run_even_if_every_block_is_cached() -> None:
     s = scheduler()
     s.add(sequence(0, (1, 2, 3, 4, 5, 6, 7, 8)))
     step(s)
@@ -126,7 +126,7 @@ def test_the_last_token_is_run_even_if_all_is_cached() -> None:
     assert step(s)[1] == (1, 4, 4)
 
 
-def test_another_salt_hits_nothing() -> None:
+def test_sequences_with_different_salts_share_no_blocks() -> None:
     s = scheduler()
     s.add(sequence(0, (1, 2, 3, 4, 5)))
     step(s)
@@ -136,7 +136,7 @@ def test_another_salt_hits_nothing() -> None:
     assert step(s)[1] == (1, 0, 5)
 
 
-def test_prompt_logprobs_run_the_whole_prompt_in_small_pieces() -> None:
+def test_prompt_logprobs_run_the_whole_prompt_in_small_chunks() -> None:
     s = scheduler(prompt_logprob_chunk=5)
     s.add(sequence(0, (1, 2, 3, 4, 5, 6, 7, 8, 9)))
     step(s)
@@ -152,7 +152,7 @@ def test_greater_priority_goes_first_then_earlier_arrival() -> None:
     assert [step(s)[0][0] for _ in range(4)] == [1, 3, 0, 2]
 
 
-def test_the_last_is_preempted_and_recomputes() -> None:
+def test_the_last_sequence_is_preempted_and_recomputes() -> None:
     preempted: list[Sequence] = []
     s = scheduler(blocks=5, on_preempted=preempted.append)
     s.add(sequence(0, 6, new=8))
@@ -168,7 +168,19 @@ def test_the_last_is_preempted_and_recomputes() -> None:
     assert step(s) == [(1, 4, 6)], "its first block was still cached"
 
 
-def test_without_chunks_a_prompt_waits_for_a_step_that_holds_it() -> None:
+def test_a_sequence_is_not_admitted_into_the_blocks_that_running_ones_need_next() -> None:
+    s = scheduler(blocks=3)
+    s.add(sequence(0, 3, new=4))
+    assert step(s) == [(0, 0, 3)]
+    s.add(sequence(1, 8, new=1))  # needs both free blocks
+    assert step(s) == [(0, 3, 1)], "the first block is full now: the next token needs a second one"
+    for position in (4, 5):
+        assert step(s) == [(0, position, 1)]
+    assert step(s) == [(1, 0, 8)]
+    assert s.preemptions == 0
+
+
+def test_without_chunking_a_prompt_waits_for_a_step_that_holds_all_of_it() -> None:
     s = scheduler(chunked=False, step_tokens=12, max_sequences=4)
     s.add(sequence(0, 10))
     s.add(sequence(1, 10))
@@ -176,14 +188,14 @@ def test_without_chunks_a_prompt_waits_for_a_step_that_holds_it() -> None:
     assert step(s) == [(0, 10, 1), (1, 0, 10)]
 
 
-def test_what_can_never_fit_is_refused() -> None:
+def test_a_sequence_larger_than_the_cache_is_refused() -> None:
     s = scheduler(blocks=2)
     s.add(sequence(0, 4, new=4))
     with pytest.raises(Refused, match="prompt and max_new_tokens are 9 tokens; the engine has room for 8"):
         s.add(sequence(1, 5, new=4))
 
 
-def test_a_full_queue_is_overloaded() -> None:
+def test_a_full_waiting_queue_raises_overloaded() -> None:
     s = scheduler(max_waiting=1)
     s.add(sequence(0, 1))
     with pytest.raises(Overloaded):
@@ -192,7 +204,7 @@ def test_a_full_queue_is_overloaded() -> None:
     s.add(sequence(1, 1))
 
 
-def test_what_an_engine_before_had_taken_is_not_refused() -> None:
+def test_a_sequence_resubmitted_after_a_crash_is_queued_beyond_the_limit() -> None:
     s = scheduler(max_waiting=1)
     s.add(sequence(0, 1))
     again = sequence(1, 1)
@@ -202,7 +214,7 @@ def test_what_an_engine_before_had_taken_is_not_refused() -> None:
 
 
 @pytest.mark.parametrize("options", [{"max_sequences": 2}, {"blocks": 9}])
-def test_the_running_make_way_for_greater_priority(options: dict[str, Any]) -> None:
+def test_a_running_sequence_is_preempted_for_greater_priority(options: dict[str, Any]) -> None:
     s = scheduler(**options)
     for arrival, priority in enumerate((0, -1)):
         s.add(sequence(arrival, 13, new=4, priority=priority))
@@ -213,7 +225,7 @@ def test_the_running_make_way_for_greater_priority(options: dict[str, Any]) -> N
     assert [waiting.arrival for waiting in s.waiting] == [1]
 
 
-def test_nobody_makes_way_for_nothing() -> None:
+def test_priority_does_not_preempt_while_there_is_room() -> None:
     s = scheduler()
     s.add(sequence(0, 3, priority=-1))
     step(s)
@@ -225,7 +237,7 @@ def test_nobody_makes_way_for_nothing() -> None:
     assert s.preemptions == 0
 
 
-def test_what_is_found_again_after_a_preemption_is_no_prefix_hit() -> None:
+def test_blocks_found_again_after_a_preemption_do_not_count_as_prefix_hits() -> None:
     s = scheduler(max_sequences=1)
     s.add(sequence(0, 9, priority=-1))
     step(s)
@@ -235,7 +247,7 @@ def test_what_is_found_again_after_a_preemption_is_no_prefix_hit() -> None:
     assert (s.preemptions, s.prefix_queries, s.prefix_hits) == (1, 14, 0)
 
 
-def test_a_step_must_hold_a_token_for_everyone() -> None:
+def test_the_step_budget_must_hold_a_token_for_every_sequence() -> None:
     with pytest.raises(ValueError, match="cannot give 8 sequences one each"):
         scheduler(step_tokens=7)
 
@@ -298,18 +310,20 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule()
     def step(self) -> None:
-        first = next((one for one in self.scheduler.waiting if not one.held), None)
+        first = next((each for each in self.scheduler.waiting if not each.held), None)
         works = self.scheduler.schedule()
         assert not any(work.sequence.held for work in works)
-        if not any(one.held for one in self.live):
-            assert bool(works) == bool(self.live), "whoever is there gets on, at least the first in order"
+        if not any(each.held for each in self.live):
+            assert bool(works) == bool(self.live), "at least the first sequence in order makes progress"
         assert sum(work.count for work in works) <= self.step_tokens
         assert len({work.sequence for work in works}) == len(works)
         if first in self.scheduler.waiting and len(self.scheduler.running) == 3:
             last = self.scheduler.running[-1]
-            assert first.request.priority <= last.request.priority, "nobody keeps the first in line out"
+            assert first.request.priority <= last.request.priority, (
+                "no running sequence of lower priority keeps the first waiting one out"
+            )
         completed = [block for work in works for block in self.prompt_blocks(work)]
-        assert len(completed) == len(set(completed)), "nothing is computed twice in a step"
+        assert len(completed) == len(set(completed)), "no shared block is computed twice in a step"
         for work in works:
             self.write(work)
         for work in works:
@@ -321,7 +335,7 @@ class Interleavings(RuleBasedStateMachine):
                     self.end(work.sequence)
 
     def prompt_blocks(self, work: Work) -> list[tuple[int, ...]]:
-        """Those of a prompt that others could use, and that are full after the work, by their content."""
+        """The shareable blocks of a prompt that are full after the work, by their content."""
         prompt, size = work.sequence.request.prompt, self.pool.size
         if work.sequence.scores_prompt or not self.pool.caching:
             return []
@@ -329,7 +343,7 @@ class Interleavings(RuleBasedStateMachine):
         return [prompt[:end] for end in ends if end < len(prompt)]
 
     def write(self, work: Work) -> None:
-        """Check that all before the work is in the cache, then put the work there."""
+        """Check that all tokens before the work are in the cache, then write those of the work."""
         owner, size = work.sequence, self.pool.size
         assert work.start == owner.computed
         for position in range(work.start + work.count):
@@ -347,7 +361,7 @@ class Interleavings(RuleBasedStateMachine):
         self.scheduler.remove(gone)
 
     @invariant()
-    def nothing_is_lost(self) -> None:
+    def no_block_or_sequence_is_lost(self) -> None:
         if not hasattr(self, "pool"):
             return
         self.pool.check()
@@ -359,11 +373,11 @@ class Interleavings(RuleBasedStateMachine):
         assert len(held) + self.pool.free == self.pool.count
 
     def teardown(self) -> None:
-        """Left alone, every sequence ends, and every block comes back."""
+        """Without further input every sequence ends and every block is released."""
         if not hasattr(self, "pool"):
             return
-        for one in self.live:
-            one.held = False
+        for each in self.live:
+            each.held = False
         for _ in range(2000):
             if not self.live:
                 break

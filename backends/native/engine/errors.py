@@ -1,0 +1,10 @@
+"""Errors that any room of the engine may raise. Imports nothing."""
+
+from __future__ import annotations
+
+
+class LoadError(Exception):
+    """The model, or a LoRA adapter for it, cannot be loaded or run with these options.
+
+    The text is a whole sentence for the operator; it names the file or the option at fault.
+    """
