@@ -177,13 +177,21 @@ class Origin(msgspec.Struct, frozen=True):
     body: bytes = b""
 
 
+Overflow = Literal["refuse", "truncate"]
+"""What a backend does when the prompt and `max_new_tokens` exceed the context: refuse, or generate what still fits."""
+
+
 class Generate(msgspec.Struct, frozen=True, kw_only=True):
     """A request to generate text.
 
     Several `prompts` and `n` give `len(prompts) * n` choices; choice `p * n + i` is the i-th answer to prompt p.
     `background`: nobody waits for it, and where a backend can tell, all else goes first; no client can ask for that.
-    `extra` keeps fields nobody knows, `hints` those that a model may heed and an answer does not depend on
-    (`reasoning_effort`, `service_tier`, `metadata`, `priority`, …).
+    `extra` keeps fields that no protocol here knows. `hints` keeps fields that are passed on to a model and on which no
+    answer depends (`reasoning_effort`, `service_tier`, `metadata`, `priority`, …); no code below the adapters reads it.
+
+    Server codecs alone read these: `stream_usage` (the stream reports the usage), `continuous_usage` (in every chunk),
+    `answer_suffix` (text written after each choice) and `stored_items` (JSON of the conversation's items to store with
+    the answer; None stores nothing).
     """
 
     id: str
@@ -193,9 +201,13 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     stopping: Stopping = Stopping()
     stream: bool = False
     stream_usage: bool = False
+    continuous_usage: bool = False
+    answer_suffix: str = ""
+    stored_items: bytes | None = None
     n: int = 1
     best_of: int | None = None
     truncate_prompt_tokens: int | None = None
+    overflow: Overflow = "refuse"
     echo: bool = False
     suffix: str | None = None
     raw_prompt: bool = True

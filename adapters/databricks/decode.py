@@ -80,7 +80,7 @@ def _completion(dialect: Dialect, fields: Any, origin: Origin, call: Call) -> Ge
         suffix=None,
         # What a template made of the prompt is not the client's to see.
         prompt_logprobs=request.prompt_logprobs and raw,
-        hints=request.hints | ({"append": given.suffix} if given.suffix else {}),
+        answer_suffix=given.suffix or "",
     )
     if given.error_behavior == "truncate":
         request = _truncating(request, call)
@@ -91,9 +91,9 @@ def _truncating(request: Generate, call: Call) -> Generate:
     """As many tokens as possible, where prompt and answer exceed the context.
 
     A prompt that fills it is cut at its beginning so that one token fits; how many more fit after a prompt only the
-    backend can count, which the hint asks to cap the answer instead of refusing it.
+    backend can count: `overflow` asks it to lower the answer's limit instead of refusing the request.
     """
-    request = replace(request, hints=request.hints | {"error_behavior": "truncate"})
+    request = replace(request, overflow="truncate")
     card = call.catalog.cards.get(request.model)
     if card is None or card.context_length is None:
         return request

@@ -94,11 +94,6 @@ def prompt_tokens(request: Generate, choice: int, prompts: Prompts) -> tuple[Tok
     return prompts[place] if request.echo and request.prompt_logprobs and place < len(prompts) else ()
 
 
-def appended(request: Generate) -> str:
-    """What Databricks' `suffix` puts after an answer."""
-    return str(request.hints.get("append", ""))
-
-
 def _chat(dialect: Dialect, request: Generate, answer: Completion, created: int) -> wire.ChatCompletion:
     return wire.ChatCompletion(
         id=f"{dialect.id_prefix}{request.id}",
@@ -148,7 +143,7 @@ def _completion_choice(
         tokens, offset = prompt + tokens, 0
     logprobs = completion_logprobs(tokens, request.top_logprobs, offset) if request.logprobs else None
     return wire.CompletionChoice(
-        echo + visible_text(choice) + appended(request),
+        echo + visible_text(choice) + request.answer_suffix,
         choice.index,
         logprobs if dialect.logprobs else UNSET,
         completion_finish(dialect, choice.reason),

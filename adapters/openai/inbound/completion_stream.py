@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec import UNSET
 
 from adapters.openai.dialects import Dialect
-from adapters.openai.inbound.answers import appended, completion_finish, echoed, prompt_tokens
+from adapters.openai.inbound.answers import completion_finish, echoed, prompt_tokens
 from adapters.openai.inbound.logprobs import completion_logprobs
 from adapters.openai.inbound.stream import Frame, StreamWriter, encode
 from schemas.ir import Delta, Finished, Generate
@@ -22,7 +22,6 @@ class CompletionStreamWriter(StreamWriter):
     def __init__(self, dialect: Dialect, request: Generate, created: int, failure: Frame) -> None:
         super().__init__(dialect, request, created, failure)
         self._offsets: dict[int, int] = {}
-        self._suffix = appended(request)
 
     def _id(self) -> str:
         return f"{self._dialect.completion_id_prefix}{self._request.id}"
@@ -33,8 +32,8 @@ class CompletionStreamWriter(StreamWriter):
     def _delta(self, delta: Delta) -> bytes:
         out = b"".join(self._pieces(delta))
         if isinstance(delta, Finished):
-            if self._suffix:
-                out += self._text(delta.choice, self._suffix)
+            if self._request.answer_suffix:
+                out += self._text(delta.choice, self._request.answer_suffix)
             out += self._finish(self._choice(delta.choice, "", finish=completion_finish(self._dialect, delta.reason)))
         return out
 

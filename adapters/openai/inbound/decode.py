@@ -77,6 +77,7 @@ def chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: Call, 
         stopping=_stopping(dialect, given, dialect.chat_max_tokens if limit is None else limit),
         stream=dialect.stream_default if given.stream is None else given.stream,
         stream_usage=bool(options.include_usage),
+        continuous_usage=bool(options.continuous_usage_stats),
         n=given.n or 1,
         truncate_prompt_tokens=given.truncate_prompt_tokens,
         raw_prompt=False,
@@ -87,7 +88,7 @@ def chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: Call, 
         parallel_tool_calls=given.parallel_tool_calls,
         grammar=read_response_format(given.response_format),
         user=given.user,
-        hints=_hints(given, options),
+        hints=_hints(given),
         extra=extra,
         origin=origin,
     )
@@ -114,6 +115,7 @@ def completion(
         stopping=_stopping(dialect, given, dialect.completion_max_tokens if limit is None else limit),
         stream=dialect.stream_default if given.stream is None else given.stream,
         stream_usage=bool(options.include_usage),
+        continuous_usage=bool(options.continuous_usage_stats),
         n=n,
         best_of=given.best_of if (given.best_of or 1) > n else None,
         truncate_prompt_tokens=given.truncate_prompt_tokens,
@@ -125,7 +127,7 @@ def completion(
         prompt_logprobs=logprobs and echo,
         grammar=read_response_format(given.response_format),
         user=given.user,
-        hints=_hints(given, options),
+        hints=_hints(given),
         extra=extra,
         origin=origin,
     )
@@ -202,8 +204,5 @@ def _stopping(dialect: Dialect, given: wire.GenerationRequest, limit: int | None
     )
 
 
-def _hints(given: wire.GenerationRequest, options: wire.StreamOptions) -> dict[str, Any]:
-    hints = {name: value for name in HINTS if (value := getattr(given, name, None)) is not None}
-    if options.continuous_usage_stats:
-        hints["continuous_usage_stats"] = True  # the encoder's to heed
-    return hints
+def _hints(given: wire.GenerationRequest) -> dict[str, Any]:
+    return {name: value for name in HINTS if (value := getattr(given, name, None)) is not None}

@@ -54,10 +54,8 @@ class StreamWriter:
         self._held: bytes | None = None
         self._generated = 0
         self._relaying = False
-        self._every_chunk = dialect.usage_on_every_chunk
         self._usage_chunk = request.stream_usage and not dialect.usage_on_every_chunk
-        if self._usage_chunk and request.hints.get("continuous_usage_stats"):
-            self._every_chunk = True
+        self._every_chunk = dialect.usage_on_every_chunk or (self._usage_chunk and request.continuous_usage)
         self._tail = b'],"usage":null}\n\n' if self._usage_chunk else b"]}\n\n"
 
     def feed(self, events: Events) -> bytes:

@@ -13,7 +13,6 @@ import msgspec
 
 from adapters.base import Outbound
 from adapters.openai.dialects import HINTS, Dialect
-from adapters.openai.inbound.answers import appended
 from adapters.openai.responses.decode import OPERATION
 from schemas.errors import UnsupportedFeature
 from schemas.ir import (
@@ -91,7 +90,7 @@ def is_of(dialect: Dialect, request: Generate | Embed) -> bool:
 
 def passes_back(dialect: Dialect, request: Generate) -> bool:
     """Whether what the remote answers can be passed on too: nothing in it is for us to say."""
-    return is_of(dialect, request) and not appended(request) and (not request.echo or asks_echo(request))
+    return is_of(dialect, request) and not request.answer_suffix and (not request.echo or asks_echo(request))
 
 
 def _unsayable(request: Generate) -> dict[str, bool]:
@@ -121,7 +120,7 @@ def _relayed(dialect: Dialect, request: Generate, body: bytes, named: dict[str, 
     # What our encoder says itself.
     if request.echo and not asks_echo(request):
         fields.pop("echo", None)
-    if appended(request):
+    if request.answer_suffix:
         fields.pop("suffix", None)
     if request.stream != (bytes(fields.get("stream", b"null")) == b"true"):
         fields["stream"] = request.stream
