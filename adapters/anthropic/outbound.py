@@ -59,7 +59,7 @@ def _refuse(dialect: Dialect, request: Generate) -> None:
     asked += [name for name in ("min_new_tokens", "stop_token_ids", "ignore_eos") if getattr(stopping, name)]
     if request.n > 1 or len(request.prompts) > 1:
         asked.append("n")
-    if (request.sampling.temperature or 0) > dialect.max_temperature:
+    if (request.sampling.temperature or 0) > dialect.limits.max_temperature:
         asked.append("temperature")
     if asked:
         raise UnsupportedFeature(f"The model's server cannot honour '{asked[0]}'.", feature=asked[0])

@@ -18,7 +18,7 @@ from schemas.errors import (
     GatewayError,
     Incomplete,
 )
-from schemas.ir import Delta, Event, Events, Finished, FinishReason, Generate, Started, ToolDelta, Usage
+from schemas.ir import Delta, Event, Events, Finished, Generate, Started, ToolDelta, Usage
 
 _T = TypeVar("_T")
 
@@ -142,10 +142,10 @@ def read_failure(reply: Reply) -> GatewayError:
 
 
 def _end(dialect: Dialect, reason: str, stop: str | None, usage: wire.RemoteUsage) -> Events:
-    if reason not in dialect.reasons:
+    if reason not in dialect.remote.reasons:
         raise malformed("an end for an unknown reason")
     generated = usage.output_tokens
-    finished = Finished(reason=FinishReason(dialect.reasons[reason]), generated=generated, stop=stop)
+    finished = Finished(reason=dialect.remote.reasons[reason], generated=generated, stop=stop)
     cached = usage.cache_read_input_tokens or None
     return (finished, Usage(_prompt_tokens(usage) or 0, generated or 0, cached_tokens=cached))
 

@@ -61,7 +61,7 @@ def _task(fields: Any) -> str:
 def _chat(dialect: Dialect, fields: Any, origin: Origin, call: Call) -> Generate:
     given, extra = read_fields(dialect, fields, wire.ChatRequest)
     request = chat(dialect, given, origin, call, extra)
-    if dialect.alternating_roles:
+    if dialect.requests.alternating_roles:
         check_turns(given.messages)
     return _with_context(request, given)
 
@@ -73,7 +73,7 @@ def _completion(dialect: Dialect, fields: Any, origin: Origin, call: Call) -> Ge
     """
     given, extra = read_fields(dialect, fields, wire.CompletionRequest)
     request = completion(dialect, given, origin, call, extra)
-    raw = dialect.raw_prompts if given.use_raw_prompt is None else given.use_raw_prompt
+    raw = dialect.defaults.raw_prompts if given.use_raw_prompt is None else given.use_raw_prompt
     request = replace(
         request,
         raw_prompt=raw,

@@ -24,7 +24,7 @@ class CompletionStreamWriter(StreamWriter):
         self._offsets: dict[int, int] = {}
 
     def _id(self) -> str:
-        return f"{self._dialect.completion_id_prefix}{self._request.id}"
+        return f"{self._dialect.answers.completion_id_prefix}{self._request.id}"
 
     def _text_choice(self, index: int) -> bytes:
         return self._choice(index, "")
@@ -62,4 +62,4 @@ class CompletionStreamWriter(StreamWriter):
     def _choice(
         self, index: int, text: str, logprobs: CompletionLogprobs | None = None, finish: str | None = None
     ) -> bytes:
-        return encode(CompletionChoice(text, index, logprobs if self._dialect.logprobs else UNSET, finish))
+        return encode(CompletionChoice(text, index, logprobs if self._dialect.answers.logprobs else UNSET, finish))

@@ -44,16 +44,16 @@ def read(dialect: Dialect, body: bytes, type: type[T]) -> tuple[T, dict[str, Any
 
 def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, dict[str, Any]]:
     """The second half of `read`, for a protocol that has to look at the fields first."""
-    known = dialect.chat_fields
+    known = dialect.requests.chat_fields
     unknown: dict[str, Any] = {}
     if known is not None and isinstance(fields, dict) and issubclass(type, wire.ChatRequest):
         unknown = {name: value for name, value in fields.items() if name not in known}
         fields = {name: value for name, value in fields.items() if name in known}
     given, more = convert(fields, type)
     unknown |= more
-    if unknown and dialect.strict:
+    if unknown and dialect.requests.strict:
         name = min(unknown)
-        raise InvalidRequest(dialect.unknown_field.format(name=name), param=name)
+        raise InvalidRequest(dialect.wording.unknown_field.format(name=name), param=name)
     return given, unknown
 
 
@@ -74,8 +74,8 @@ def chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: Call, 
         model=_model(given.model),
         prompts=(read_messages(dialect, given.messages),),
         sampling=_sampling(given),
-        stopping=_stopping(dialect, given, dialect.chat_max_tokens if limit is None else limit),
-        stream=dialect.stream_default if given.stream is None else given.stream,
+        stopping=_stopping(dialect, given, dialect.defaults.chat_max_tokens if limit is None else limit),
+        stream=dialect.defaults.stream_default if given.stream is None else given.stream,
         stream_usage=bool(options.include_usage),
         continuous_usage=bool(options.continuous_usage_stats),
         n=given.n or 1,
@@ -112,8 +112,8 @@ def completion(
         model=_model(given.model),
         prompts=read_prompts(given.prompt, "prompt"),
         sampling=_sampling(given),
-        stopping=_stopping(dialect, given, dialect.completion_max_tokens if limit is None else limit),
-        stream=dialect.stream_default if given.stream is None else given.stream,
+        stopping=_stopping(dialect, given, dialect.defaults.completion_max_tokens if limit is None else limit),
+        stream=dialect.defaults.stream_default if given.stream is None else given.stream,
         stream_usage=bool(options.include_usage),
         continuous_usage=bool(options.continuous_usage_stats),
         n=n,
@@ -121,7 +121,7 @@ def completion(
         truncate_prompt_tokens=given.truncate_prompt_tokens,
         echo=echo,
         suffix=given.suffix or None,
-        raw_prompt=dialect.raw_prompts,
+        raw_prompt=dialect.defaults.raw_prompts,
         logprobs=logprobs,
         top_logprobs=given.logprobs or 0,
         prompt_logprobs=logprobs and echo,
@@ -192,8 +192,8 @@ def _sampling(given: wire.GenerationRequest) -> Sampling:
 
 
 def _stopping(dialect: Dialect, given: wire.GenerationRequest, limit: int | None) -> Stopping:
-    if dialect.max_iter_times is not None:
-        limit = min(dialect.max_iter_times if limit is None else limit, dialect.max_iter_times)
+    if dialect.limits.max_iter_times is not None:
+        limit = min(dialect.limits.max_iter_times if limit is None else limit, dialect.limits.max_iter_times)
     return Stopping(
         max_new_tokens=limit,
         min_new_tokens=given.min_tokens or 0,

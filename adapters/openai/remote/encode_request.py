@@ -76,7 +76,7 @@ def write_body(dialect: Dialect, request: Generate, named: dict[str, Any]) -> by
         return _relayed(dialect, request, request.origin.body, named)
     prompt, fields = _prompt(request), _fields(dialect, request)
     for field in fields:
-        if field not in dialect.remote_fields:
+        if field not in dialect.remote.remote_fields:
             raise _unsupported(_FEATURES.get(field, field))
     return msgspec.json.encode(named | prompt | fields)
 
@@ -124,7 +124,7 @@ def _relayed(dialect: Dialect, request: Generate, body: bytes, named: dict[str, 
         fields.pop("suffix", None)
     if request.stream != (bytes(fields.get("stream", b"null")) == b"true"):
         fields["stream"] = request.stream
-    if request.stream and dialect.ask_usage and not request.stream_usage:
+    if request.stream and dialect.remote.ask_usage and not request.stream_usage:
         options = msgspec.json.decode(fields.get("stream_options", b"null")) or {}
         fields["stream_options"] = options | {"include_usage": True}
     return msgspec.json.encode(fields)
@@ -166,26 +166,26 @@ def _fields(dialect: Dialect, request: Generate) -> dict[str, Any]:
         "response_format": _response_format(request.grammar),
         "truncate_prompt_tokens": request.truncate_prompt_tokens,
         "stream": request.stream or None,
-        "stream_options": {"include_usage": True} if request.stream and dialect.ask_usage else None,
+        "stream_options": {"include_usage": True} if request.stream and dialect.remote.ask_usage else None,
         **_hints(dialect, request),
     }
-    unlimited = {"max_tokens": None} if not is_chat(request) and "max_tokens" in dialect.remote_fields else {}
+    unlimited = {"max_tokens": None} if not is_chat(request) and "max_tokens" in dialect.remote.remote_fields else {}
     return unlimited | {name: value for name, value in fields.items() if value is not None}
 
 
 def _hints(dialect: Dialect, request: Generate) -> dict[str, Any]:
     """What an answer does not depend on is left out where the remote would refuse it."""
     hints = request.hints | {"user": request.user}
-    return {name: hint for name, hint in hints.items() if name in _HINTS and name in dialect.remote_fields}
+    return {name: hint for name, hint in hints.items() if name in _HINTS and name in dialect.remote.remote_fields}
 
 
 def _sampling(dialect: Dialect, sampling: Sampling) -> dict[str, Any]:
     """The API samples unless told otherwise, so that greedy is a temperature."""
-    seed = None if sampling.seed_drawn and "seed" not in dialect.remote_fields else sampling.seed
-    if seed is not None and dialect.signed_seed and seed >= 2**63:
+    seed = None if sampling.seed_drawn and "seed" not in dialect.remote.remote_fields else sampling.seed
+    if seed is not None and dialect.remote.signed_seed and seed >= 2**63:
         seed -= 2**64
     return {
-        "temperature": dialect.greedy_temperature if sampling.greedy else sampling.temperature,
+        "temperature": dialect.remote.greedy_temperature if sampling.greedy else sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
@@ -201,7 +201,7 @@ def _sampling(dialect: Dialect, sampling: Sampling) -> dict[str, Any]:
 def _stopping(dialect: Dialect, request: Generate) -> dict[str, Any]:
     stopping = request.stopping
     return {
-        dialect.max_tokens_field if is_chat(request) else "max_tokens": stopping.max_new_tokens,
+        dialect.remote.max_tokens_field if is_chat(request) else "max_tokens": stopping.max_new_tokens,
         "min_tokens": stopping.min_new_tokens or None,
         "stop": stopping.stop or None,
         "stop_token_ids": stopping.stop_token_ids or None,

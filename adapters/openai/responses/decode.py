@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from adapters.base import Call
-from adapters.openai.dialects import Bound, Dialect
+from adapters.dialect import Bound
+from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.checks import empty, missing, not_one_of, out_of_bounds, refused, too_long
 from adapters.openai.inbound.decode import SMALLEST_NUCLEUS
 from adapters.openai.inbound.messages import image_part
@@ -60,8 +61,8 @@ def response(
     """
     _check(given)
     tools = tuple(_tool(dialect, tool, f"tools[{place}]") for place, tool in enumerate(given.tools or ()))
-    if len(tools) > dialect.max_tools:
-        raise too_long("tools", dialect.max_tools, len(tools))
+    if len(tools) > dialect.limits.max_tools:
+        raise too_long("tools", dialect.limits.max_tools, len(tools))
     scored = _LOGPROBS in (given.include or ())
     before = conversation(call, given.previous_response_id)
     stores = given.store is not False and call.records is not None
