@@ -14,13 +14,12 @@ import msgspec
 from adapters.base import Outbound
 from adapters.openai.dialects import HINTS, Dialect
 from adapters.openai.responses.decode import OPERATION
-from schemas.errors import UnsupportedFeature
+from adapters.outbound import image_url, inexpressible
 from schemas.ir import (
     ChatPrompt,
     Embed,
     Generate,
     Grammar,
-    ImagePart,
     Message,
     Part,
     Prompt,
@@ -70,14 +69,14 @@ def write_body(dialect: Dialect, request: Generate, named: dict[str, Any]) -> by
         schemas.errors.UnsupportedFeature: the dialect cannot say it.
     """
     if unsayable := [feature for feature, asked in _unsayable(request).items() if asked]:
-        raise _unsupported(unsayable[0])
+        raise inexpressible(unsayable[0])
     if is_of(dialect, request):
         assert request.origin is not None
         return _relayed(dialect, request, request.origin.body, named)
     prompt, fields = _prompt(request), _fields(dialect, request)
     for field in fields:
         if field not in dialect.remote.remote_fields:
-            raise _unsupported(_FEATURES.get(field, field))
+            raise inexpressible(_FEATURES.get(field, field))
     return msgspec.json.encode(named | prompt | fields)
 
 
@@ -148,10 +147,10 @@ def _prompt(request: Generate) -> dict[str, Any]:
 
 def _raw(prompt: Prompt) -> str | tuple[int, ...]:
     if isinstance(prompt, ChatPrompt):
-        raise _unsupported("chat")
+        raise inexpressible("chat")
     if isinstance(prompt, TextPrompt):
         if prompt.images:
-            raise _unsupported("images")
+            raise inexpressible("images")
         return prompt.text
     return prompt.ids
 
@@ -250,16 +249,7 @@ def _part(part: Part) -> dict[str, Any]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
     detail = {} if part.detail is None else {"detail": part.detail}
-    return {"type": "image_url", "image_url": {"url": _url(part), **detail}}
-
-
-def _url(image: ImagePart) -> str:
-    """A path of ours means nothing over there, and bare base64 is no URL."""
-    if image.kind == "path":
-        raise _unsupported("images")
-    if image.kind == "data" and not image.ref.startswith("data:"):
-        return f"data:image/{'jpeg' if image.ref.startswith('/9j/') else 'png'};base64,{image.ref}"
-    return image.ref
+    return {"type": "image_url", "image_url": {"url": image_url(part), **detail}}
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:
@@ -294,7 +284,3 @@ def _response_format(grammar: Grammar | None) -> dict[str, Any] | None:
     strict = {} if grammar.strict is None else {"strict": grammar.strict}
     schema = {"name": grammar.name or "answer", "schema": grammar.value} | strict
     return {"type": "json_schema", "json_schema": schema}
-
-
-def _unsupported(feature: str) -> UnsupportedFeature:
-    return UnsupportedFeature(f"The backend's protocol cannot express {feature.replace('_', ' ')}.", feature=feature)
