@@ -97,9 +97,9 @@ class TritonServer:
             if route.name.startswith("generate"):
                 given = generate_body.read(body, card, self.dialect)
             else:
-                given = infer.read(body, call.headers, card, self.dialect.max_input_bytes)
+                given = infer.read(body, call.headers, card, self.dialect.limits.max_input_bytes)
         except MalformedBody as error:
-            raise MalformedBody(self.dialect.malformed.format(reason=error.message)) from None
+            raise MalformedBody(self.dialect.wording.malformed.format(reason=error.message)) from None
         return to_generate(given, route, call, card, self.dialect, body)
 
     def encoder(self, request: Generate) -> FrameEncoder:
@@ -119,7 +119,7 @@ class TritonServer:
                 outputs_of(request),
                 values,
                 model=request.model,
-                version=self.dialect.model_version or describe.VERSION,
+                version=self.dialect.answers.model_version or describe.VERSION,
                 id=request.client_request_id or "",
             )
         body = Writer(request, self.dialect).object(values)
