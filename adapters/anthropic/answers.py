@@ -15,19 +15,9 @@ from adapters.body import UNREADABLE
 from adapters.fold import blocks
 from adapters.sse import guard
 from schemas import anthropic as wire
+from schemas.completion import Choice, Completion
 from schemas.errors import BackendFailed, GatewayError, MethodNotAllowed
-from schemas.ir import (
-    Choice,
-    Completion,
-    Delta,
-    Events,
-    Finished,
-    FinishReason,
-    Generate,
-    Started,
-    ToolCall,
-    Usage,
-)
+from schemas.ir import Delta, Events, Finished, FinishReason, Generate, Started, ToolCall, Usage
 
 _json = msgspec.json.Encoder().encode
 

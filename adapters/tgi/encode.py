@@ -10,7 +10,8 @@ from msgspec import UNSET, UnsetType
 from adapters.base import Headers, Reply, token_id_headers
 from adapters.fold import visible_text
 from adapters.tgi.dialects import Dialect
-from schemas.ir import ChatPrompt, Choice, Completion, Generate, TextPart, TextPrompt, Timings, Tokens, TopToken
+from schemas.completion import Choice, Completion, Timings
+from schemas.ir import ChatPrompt, Generate, TextPart, TextPrompt, Tokens, TopToken
 from schemas.ir import Token as IRToken
 from schemas.tgi import (
     BestOfSequence,

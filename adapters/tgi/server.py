@@ -15,8 +15,9 @@ from adapters.tgi.encode import encode_answer, encode_tokens
 from adapters.tgi.failures import failure_reply
 from adapters.tgi.stream import StreamWriter
 from schemas import tgi as wire
+from schemas.completion import Completion
 from schemas.errors import GatewayError, RequestError
-from schemas.ir import Completion, Embed, Embeddings, Generate, Tokenize, Tokens
+from schemas.ir import Embed, Embeddings, Generate, Tokenize, Tokens
 
 _WHOLE = wire.GenerateResponse
 

@@ -17,8 +17,9 @@ from adapters.triton.dialects import Dialect
 from adapters.triton.generate import body as generate_body
 from adapters.triton.generate.encode import EVENT_STREAM, FrameEncoder, Values, Writer, frame, id_headers
 from adapters.triton.generate.request import outputs_of, to_generate
+from schemas.completion import Completion
 from schemas.errors import BackendError, GatewayError, InternalError, MalformedBody
-from schemas.ir import Completion, Embed, Embeddings, Generate, Tokenize, Tokens
+from schemas.ir import Embed, Embeddings, Generate, Tokenize, Tokens
 from schemas.triton import (
     GenerateRequest,
     GenerateResponse,

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from adapters.fold import Fold, blocks, fold, unfold
 from adapters.openai import ADAPTER as OPENAI
+from schemas.completion import Choice, Completion, Timings
 from schemas.errors import Incomplete
 from schemas.ir import (
     ChatPrompt,
-    Choice,
-    Completion,
     Delta,
     Events,
     Finished,
@@ -21,7 +20,6 @@ from schemas.ir import (
     Generate,
     Message,
     Started,
-    Timings,
     Token,
     ToolCall,
     ToolDelta,

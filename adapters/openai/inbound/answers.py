@@ -13,19 +13,8 @@ from adapters.base import Reply
 from adapters.fold import visible_text
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.logprobs import chat_logprobs, completion_logprobs
-from schemas.ir import (
-    ChatPrompt,
-    Choice,
-    Completion,
-    Embed,
-    Embeddings,
-    FinishReason,
-    Generate,
-    TextPrompt,
-    Token,
-    ToolCall,
-    Usage,
-)
+from schemas.completion import Choice, Completion
+from schemas.ir import ChatPrompt, Embed, Embeddings, FinishReason, Generate, TextPrompt, Token, ToolCall, Usage
 from schemas.openai import answers as wire
 from schemas.openai import requests
 

@@ -18,21 +18,9 @@ from adapters.openai.inbound.logprobs import chat_logprobs
 from adapters.openai.responses.stored import record
 from adapters.sse import guard
 from schemas import responses as wire
+from schemas.completion import Choice, Completion
 from schemas.errors import GatewayError, RateLimited, RequestError
-from schemas.ir import (
-    Choice,
-    Completion,
-    Delta,
-    Events,
-    Finished,
-    FinishReason,
-    Generate,
-    Started,
-    Token,
-    Tokens,
-    ToolCall,
-    Usage,
-)
+from schemas.ir import Delta, Events, Finished, FinishReason, Generate, Started, Token, Tokens, ToolCall, Usage
 from schemas.openai.answers import TokenLogprob
 
 _json = msgspec.json.Encoder().encode

@@ -18,22 +18,9 @@ from adapters.sse import guard
 from adapters.triton.dialects import Dialect
 from adapters.triton.failures import body as error_body
 from adapters.triton.generate.request import outputs_of
+from schemas.completion import Choice, Completion
 from schemas.errors import GatewayError
-from schemas.ir import (
-    Choice,
-    Completion,
-    Delta,
-    Event,
-    Events,
-    Finished,
-    Generate,
-    Relayed,
-    Started,
-    TextPrompt,
-    Token,
-    TokenIds,
-    Usage,
-)
+from schemas.ir import Delta, Event, Events, Finished, Generate, Relayed, Started, TextPrompt, Token, TokenIds, Usage
 from schemas.triton import Details
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
