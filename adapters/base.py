@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import msgspec
 
 from schemas.catalog import Catalog, Change
+from schemas.completion import Completion
 from schemas.errors import GatewayError
-from schemas.ir import Completion, Embed, Embeddings, Events, Generate, Request, TokenIds, Tokenize, Tokens
+from schemas.ir import Embed, Embeddings, Events, Generate, Request, TokenIds, Tokenize, Tokens
 
 JSON = "application/json"
 Headers = tuple[tuple[str, str], ...]
@@ -27,7 +28,7 @@ TOKEN_IDS = "x-interlingua-token-ids"
 
 def token_id_headers(ids: TokenIds) -> Headers:
     """The mark, where there is something to mark."""
-    return () if ids == "told" else ((TOKEN_IDS, ids),)
+    return () if ids == "model" else ((TOKEN_IDS, ids),)
 
 
 class Route(msgspec.Struct, frozen=True):

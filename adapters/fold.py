@@ -10,18 +10,9 @@ from typing import Literal
 
 import msgspec
 
+from schemas.completion import Choice, Completion
 from schemas.errors import Incomplete
-from schemas.ir import (
-    Choice,
-    Completion,
-    Delta,
-    Events,
-    Finished,
-    Started,
-    ToolCall,
-    ToolDelta,
-    Usage,
-)
+from schemas.ir import Delta, Events, Finished, Started, ToolCall, ToolDelta, Usage
 
 Kind = Literal["reasoning", "text", "refusal"]
 """What a block of text is."""

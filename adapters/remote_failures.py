@@ -57,6 +57,18 @@ def failure_of(status: int, words: str, retry_after: float | None) -> GatewayErr
     return failed()
 
 
+def read_json(body: bytes, type: type[T]) -> T:
+    """Decode what a remote sent.
+
+    Raises:
+        schemas.errors.BackendFailed: it is not JSON, or not of this type.
+    """
+    try:
+        return msgspec.json.decode(body, type=type)
+    except UNREADABLE:
+        raise malformed("not the protocol's JSON") from None
+
+
 def read_error(body: bytes, type: type[T]) -> T:
     """What an error says; nothing if it is not in the protocol's form. All fields of `type` have defaults."""
     try:

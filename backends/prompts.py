@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schemas.errors import ContextLengthExceeded, InvalidRequest
-from schemas.ir import ChatPrompt, Generate, Message, Part, Prompt, TextPart, TextPrompt
+from schemas.ir import ChatPrompt, Generate, Message, Overflow, Part, Prompt, TextPart, TextPrompt
 
 
 def as_asked(request: Generate) -> tuple[Prompt, ...]:
@@ -13,19 +13,14 @@ def as_asked(request: Generate) -> tuple[Prompt, ...]:
     return tuple(_said(prompt) if isinstance(prompt, TextPrompt) else prompt for prompt in request.prompts)
 
 
-def cuts(request: Generate) -> bool:
-    """Whether an answer for which the context has no room is to be cut instead of refused (Databricks')."""
-    return request.hints.get("error_behavior") == "truncate"
-
-
-def fit(prompt_tokens: int, max_new_tokens: int | None, context_length: int, *, cut: bool = False) -> int:
-    """How many tokens may be generated after a prompt: as many as asked for, or all that the context leaves.
+def fit(prompt_tokens: int, max_new_tokens: int | None, context_length: int, *, overflow: Overflow = "refuse") -> int:
+    """The number of tokens to generate after a prompt.
 
     Args:
-        prompt_tokens: the prompt's.
-        max_new_tokens: as many as were asked for, if any number was.
-        context_length: prompt and answer together.
-        cut: whether more than fit may be asked for, and as many as do are meant.
+        prompt_tokens: length of the prompt.
+        max_new_tokens: the requested limit; None is all that the context leaves.
+        context_length: limit of prompt and answer together.
+        overflow: "truncate" lowers a `max_new_tokens` that does not fit, but never below 1.
 
     Raises:
         schemas.errors.ContextLengthExceeded: prompt and answer do not fit.
@@ -34,7 +29,7 @@ def fit(prompt_tokens: int, max_new_tokens: int | None, context_length: int, *, 
     if prompt_tokens == 0:
         raise InvalidRequest("The prompt is empty.", param="prompt")
     asked = 1 if max_new_tokens is None else max_new_tokens
-    if cut and max_new_tokens:
+    if overflow == "truncate" and max_new_tokens:
         asked = max_new_tokens = max(1, min(max_new_tokens, context_length - prompt_tokens))
     if prompt_tokens + asked > context_length:
         raise ContextLengthExceeded(

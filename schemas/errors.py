@@ -56,9 +56,14 @@ class GatewayError(Exception):
 
 
 class RequestError(GatewayError):
-    """The client's to mend."""
+    """The client's to mend.
+
+    `streamed`: the request asked for a stream. Set by an adapter that could read this much of a request it refuses, for
+    protocols that answer such a request with a frame of the stream.
+    """
 
     kind = "invalid_request"
+    streamed: bool = False
 
 
 class MalformedBody(RequestError):

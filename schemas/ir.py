@@ -1,16 +1,14 @@
-"""The internal request form (IR): what every protocol is decoded into and every answer is encoded from.
+"""The intermediate representation (IR): every protocol's requests are decoded into it, answers are encoded from it.
 
-It holds no protocol's default, name or range: a dialect resolves those before it builds a `Generate`, and `None`
-always means "the client did not say". Field names follow the field's common terms (vLLM, transformers).
+The IR has no protocol's defaults, names or ranges: a dialect resolves those before it builds a `Generate`. None means
+that the client did not say. Field names are those of vLLM and transformers.
 
-An answer is a stream of events whose grammar is
+An answer is a stream of events with the grammar
 
     Started Delta* Finished{one per choice} Usage          or an exception at any point
 
-where `Relayed` may stand before any of them.
-
-Backends yield *batches* of events (`Events`): all that was ready at once, in order, so that a burst becomes one
-socket write. A generation is complete only if `Usage`, the last event, was seen.
+where `Relayed` may precede any event. Backends yield batches of events (`Events`): all that were ready at once, in
+order, so that a burst becomes one socket write. A stream without `Usage`, the last event, is incomplete.
 """
 
 from __future__ import annotations
@@ -30,9 +28,9 @@ class TextPart(msgspec.Struct, frozen=True, tag="text"):
 
 
 class ImagePart(msgspec.Struct, frozen=True, tag="image"):
-    """A picture by reference; adapters never touch its bytes.
+    """An image by reference; adapters do not read its bytes.
 
-    `ref` is a URL, a `data:` URI, bare base64 or a local path, and `kind` says which.
+    `ref` is a URL (`kind` "url"), a `data:` URI or bare base64 ("data"), or a local path ("path").
     """
 
     ref: str
@@ -44,7 +42,7 @@ Part = TextPart | ImagePart
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A whole call of a tool; `arguments` is the JSON text exactly as generated."""
+    """A complete tool call; `arguments` is the JSON text exactly as generated."""
 
     id: str
     name: str
@@ -52,7 +50,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One turn of a conversation. `role` is the client's word: system, developer, user, assistant, tool."""
+    """One message of a conversation. `role` is the client's: system, developer, user, assistant or tool."""
 
     role: str
     content: str | tuple[Part, ...] | None = None
@@ -63,10 +61,10 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class TextPrompt(msgspec.Struct, frozen=True, tag="text"):
-    """Raw text, tokenised with the model's special tokens and without a chat template.
+    """Raw text, tokenized with the model's special tokens and without a chat template.
 
-    `images` are pictures the text refers to, in order; `image_places` says before which character of the text each
-    stands. Protocols that carry pictures beside the text have no places.
+    `images` are the text's images, in order; `image_places` holds for each the index of the character that it precedes.
+    Protocols that carry images beside the text have no places.
     """
 
     text: str
@@ -88,15 +86,19 @@ class ChatPrompt(msgspec.Struct, frozen=True, tag="chat"):
 
 Prompt = TextPrompt | TokensPrompt | ChatPrompt
 
-# --- what is asked for ------------------------------------------------------------------------------------------
+# --- requests ---------------------------------------------------------------------------------------------------
+
+
+SMALLEST_TOP_P = 1e-9
+"""The `top_p` for protocols whose 0 means the likeliest token alone: here the interval is (0, 1]."""
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How the next token is chosen. Off = None; ranges are the dialect's business.
+    """How the next token is chosen. None turns a parameter off; dialects check the ranges.
 
     `repetition_penalty` multiplies over prompt and output; `presence_penalty` and `frequency_penalty` subtract over
-    the output only. `seed` is an unsigned 64-bit integer; `seed_drawn`: nobody asked for it, and who cannot take
-    one does without.
+    the output only. `seed` is an unsigned 64-bit integer. `seed_drawn`: the seed is not the client's, and a backend
+    without seeds ignores it.
     """
 
     do_sample: bool | None = None
@@ -115,16 +117,16 @@ class Sampling(msgspec.Struct, frozen=True):
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken: temperature 0, or told so, or nothing that asks for chance."""
+        """Whether the most likely token is taken: temperature 0, `do_sample` false, or no sampling parameter at all."""
         if self.temperature == 0 or self.do_sample is not None:
             return self.temperature == 0 or not self.do_sample
         return self.temperature is None and self.top_k is None and self.top_p is None and self.typical_p is None
 
 
 class Stopping(msgspec.Struct, frozen=True):
-    """When a generation ends. `max_new_tokens` None = as far as the context reaches.
+    """When a generation ends. `max_new_tokens` None generates as far as the context reaches.
 
-    `include_stop` decides whether the matched stop string stays in the text. It ends there either way.
+    `include_stop`: the matched stop string stays in the text, which ends with it in any case.
     """
 
     max_new_tokens: int | None = None
@@ -150,7 +152,7 @@ class Tool(msgspec.Struct, frozen=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    """`named` and `allowed` carry the tools' names; for `allowed`, `required` says whether one must be called."""
+    """Which tools may be called. `names` are those of `named` and `allowed`; `required`: an `allowed` one must be."""
 
     mode: Literal["none", "auto", "required", "named", "allowed"]
     names: tuple[str, ...] = ()
@@ -158,7 +160,7 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """A constraint on the text. `value` is a decoded JSON schema, a regex, or None for "any JSON object"."""
+    """A constraint on the text. `value` is a decoded JSON schema, a regex, or None for `json_object`."""
 
     kind: Literal["json_schema", "json_object", "regex"]
     value: Any = None
@@ -167,9 +169,7 @@ class Grammar(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a request came from: its protocol's and dialect's names, the operation (a `Route.name`), and the body's
-    bytes, so that a remote of the same protocol is sent what the client sent.
-    """
+    """Where a request came from, so that a remote of the same protocol is sent its body. `operation`: a `Route.name`."""
 
     protocol: str
     dialect: str
@@ -177,13 +177,21 @@ class Origin(msgspec.Struct, frozen=True):
     body: bytes = b""
 
 
+Overflow = Literal["refuse", "truncate"]
+"""What a backend does when the prompt and `max_new_tokens` exceed the context: refuse, or generate what still fits."""
+
+
 class Generate(msgspec.Struct, frozen=True, kw_only=True):
     """A request to generate text.
 
     Several `prompts` and `n` give `len(prompts) * n` choices; choice `p * n + i` is the i-th answer to prompt p.
-    `background`: nobody waits for it, and where a backend can tell, all else goes first; no client can ask for that.
-    `extra` keeps fields nobody knows, `hints` those that a model may heed and an answer does not depend on
-    (`reasoning_effort`, `service_tier`, `metadata`, `priority`, …).
+    `background`: lowest priority, where a backend has priorities; no client can set it.
+    `extra` holds fields that no protocol here knows. `hints` holds fields that are passed on to a model and on which no
+    answer depends (`reasoning_effort`, `service_tier`, `metadata`, `priority`, …); no code below the adapters reads it.
+
+    Server codecs alone read these: `stream_usage` (the stream reports the usage), `continuous_usage` (in every chunk),
+    `answer_suffix` (text written after each choice) and `stored_items` (JSON of the conversation's items to store with
+    the answer; None stores nothing).
     """
 
     id: str
@@ -193,9 +201,13 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     stopping: Stopping = Stopping()
     stream: bool = False
     stream_usage: bool = False
+    continuous_usage: bool = False
+    answer_suffix: str = ""
+    stored_items: bytes | None = None
     n: int = 1
     best_of: int | None = None
     truncate_prompt_tokens: int | None = None
+    overflow: Overflow = "refuse"
     echo: bool = False
     suffix: str | None = None
     raw_prompt: bool = True
@@ -232,7 +244,7 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokenize(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for the token ids of a prompt; `tools` are what a chat's model is told of."""
+    """A request for the token ids of a prompt; `tools` are those that a chat template renders."""
 
     id: str
     model: str
@@ -244,11 +256,11 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True):
 
 Request = Generate | Embed | Tokenize
 
-# --- what comes back --------------------------------------------------------------------------------------------
+# --- events -----------------------------------------------------------------------------------------------------
 
 
 class TopToken(msgspec.Struct, frozen=True):
-    """One of the likeliest tokens at a position. `logprob` is a natural logarithm."""
+    """One of the most likely tokens at a position. `logprob` is a natural logarithm."""
 
     id: int | None
     text: str
@@ -257,11 +269,11 @@ class TopToken(msgspec.Struct, frozen=True):
 
 
 class Token(msgspec.Struct, frozen=True):
-    """One token. `id` None = the backend does not tell ids.
+    """One token. `id` is None where the backend reports no ids.
 
     `text` is what the token adds to the visible text: "" while a character is incomplete, cut where a stop string
-    ends the text. A special token's `text` is its own name and is not part of the visible text. `bytes` are the
-    token's own bytes, where they differ from `text`.
+    ends the text. A special token's `text` is its name and not part of the visible text. `bytes` are the token's own
+    bytes, where they differ from `text`.
     """
 
     id: int | None
@@ -273,7 +285,7 @@ class Token(msgspec.Struct, frozen=True):
 
 
 class ToolDelta(msgspec.Struct, frozen=True):
-    """A piece of the `index`-th tool call; `id` and `name` come with its first piece, `arguments` concatenate."""
+    """A piece of the `index`-th tool call. The last `id` and `name` count, the `arguments` concatenate."""
 
     index: int
     id: str | None = None
@@ -282,7 +294,7 @@ class ToolDelta(msgspec.Struct, frozen=True):
 
 
 class FinishReason(StrEnum):
-    """Why a choice ended, in nobody's dialect."""
+    """Why a choice ended; each protocol has its own words for it."""
 
     EOS = "eos"
     STOP_STRING = "stop_string"
@@ -292,25 +304,25 @@ class FinishReason(StrEnum):
     CONTENT_FILTER = "content_filter"
 
 
-TokenIds = Literal["told", "retokenised", "synthetic"]
-"""Whose the ids are: the model's own, a tokenizer's of ours for the same text, or nobody's where there must be one."""
+TokenIds = Literal["model", "retokenised", "synthetic"]
+"""The source of token ids: the model, a tokenizer of ours on the same text, or made up where a protocol needs ids."""
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
-    """The hinge: before it an HTTP status can still be chosen and another backend tried; after it neither.
+    """The first event. Before it the HTTP status can still be chosen and another backend be tried; after it neither.
 
     `model` is the served model's own name. `prompts` holds each prompt's tokens if `echo` or `prompt_logprobs`
-    asked for them (the first token's logprob is None). `token_ids` is not "told" where some may not be.
+    asked for them (the first token's logprob is None). `token_ids` is "model" only if all ids are the model's.
     """
 
     model: str
     prompt_tokens: int | None = None
     prompts: tuple[tuple[Token, ...], ...] = ()
-    token_ids: TokenIds = "told"
+    token_ids: TokenIds = "model"
 
 
 class Delta(msgspec.Struct, frozen=True, tag="delta"):
-    """What a choice gained. Where tokens are told, their visible texts concatenate to `text`."""
+    """What a choice gained. If there are `tokens`, their visible texts concatenate to `text`."""
 
     choice: int = 0
     text: str = ""
@@ -321,10 +333,10 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
 
 
 class Finished(Delta, frozen=True, tag="finished", kw_only=True):
-    """The last delta of a choice, and why it was the last.
+    """The last delta of a choice, and its finish reason.
 
-    `generated` counts every generated token, the end token and those of a stop string included. `stop` is the stop
-    string that matched. `seed` is the effective seed (u64), given by backends that know it.
+    `generated` counts all generated tokens, the end token and those of a stop string included. `stop` is the matched
+    stop string. `seed` is the seed in effect (unsigned, 64 bits), from backends that know it.
     """
 
     reason: FinishReason
@@ -348,9 +360,10 @@ class Usage(msgspec.Struct, frozen=True, tag="usage"):
 
 
 class Relayed(msgspec.Struct, frozen=True, tag="relayed"):
-    """What a remote of the request's own protocol and dialect sent, before the events that were read from it: the JSON
-    of an event of its stream, or of its whole answer. The encoder of that protocol passes it on instead of the events,
-    so that fields nobody here knows arrive. Others never see one.
+    """The JSON that a remote of the request's own protocol and dialect sent, followed by the events decoded from it.
+
+    `data` is one event of a stream, or a whole answer. The protocol's encoder forwards it in place of the events, so
+    that unknown fields arrive. Only requests of that protocol and dialect have it.
     """
 
     data: bytes
@@ -360,49 +373,8 @@ Event = Started | Delta | Finished | Usage | Relayed
 Events = tuple[Event, ...]
 
 
-class Choice(msgspec.Struct, frozen=True):
-    """One whole answer: the fold of a choice's deltas.
-
-    `order` tells how the answer went, for protocols whose answers are made of blocks: (kind, characters) of thoughts,
-    text and refusal, and ("calls", 0) where all calls stand. () is the usual order: as named, calls last.
-    """
-
-    index: int
-    reason: FinishReason
-    text: str = ""
-    tokens: tuple[Token, ...] = ()
-    reasoning: str = ""
-    refusal: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-    generated: int | None = None
-    stop: str | None = None
-    seed: int | None = None
-    order: tuple[tuple[Literal["reasoning", "text", "refusal", "calls"], int], ...] = ()
-
-
-class Timings(msgspec.Struct, frozen=True):
-    """Seconds, by a monotonic clock: until the first event, and in all."""
-
-    first_event: float
-    total: float
-
-
-class Completion(msgspec.Struct, frozen=True):
-    """A whole answer: the fold of an event stream. `relayed` is a `Relayed`'s data, where there was one."""
-
-    model: str
-    choices: tuple[Choice, ...]
-    usage: Usage
-    prompts: tuple[tuple[Token, ...], ...] = ()
-    timings: Timings | None = None
-    relayed: bytes | None = None
-    token_ids: TokenIds = "told"
-
-
 class Embeddings(msgspec.Struct, frozen=True):
-    """One float vector per input, in order. `relayed` is what a remote of the request's own protocol and dialect sent,
-    JSON to be passed on instead.
-    """
+    """One vector of floats per input, in order. `relayed` is a remote's JSON, to be forwarded in their place."""
 
     model: str
     vectors: tuple[tuple[float, ...], ...]
@@ -411,7 +383,7 @@ class Embeddings(msgspec.Struct, frozen=True):
 
 
 class TokenSpan(msgspec.Struct, frozen=True):
-    """A token of a text and the half-open range of characters it covers."""
+    """A token of a text and the half-open range of characters that it covers."""
 
     id: int
     text: str
@@ -420,7 +392,7 @@ class TokenSpan(msgspec.Struct, frozen=True):
 
 
 class Tokens(msgspec.Struct, frozen=True):
-    """The tokens of a prompt; `text` is the prompt as tokenised (a chat's rendered template)."""
+    """The tokens of a prompt; `text` is the prompt as tokenized (for a chat, its rendered template)."""
 
     spans: tuple[TokenSpan, ...]
     text: str

@@ -15,19 +15,9 @@ from adapters.body import UNREADABLE
 from adapters.fold import blocks
 from adapters.sse import guard
 from schemas import anthropic as wire
+from schemas.completion import Choice, Completion
 from schemas.errors import BackendFailed, GatewayError, MethodNotAllowed
-from schemas.ir import (
-    Choice,
-    Completion,
-    Delta,
-    Events,
-    Finished,
-    FinishReason,
-    Generate,
-    Started,
-    ToolCall,
-    Usage,
-)
+from schemas.ir import Delta, Events, Finished, FinishReason, Generate, Started, ToolCall, Usage
 
 _json = msgspec.json.Encoder().encode
 
@@ -64,12 +54,12 @@ def failure(dialect: Dialect, error: GatewayError) -> Reply:
         headers += (("retry-after", str(max(1, round(error.retry_after)))),)
     if isinstance(error, MethodNotAllowed) and error.allowed:
         headers += (("allow", ", ".join(error.allowed)),)
-    return Reply(failure_body(dialect, error), dialect.failures[error.kind].status, headers=headers)
+    return Reply(failure_body(dialect, error), dialect.wording.failures[error.kind].status, headers=headers)
 
 
 def failure_body(dialect: Dialect, error: GatewayError) -> bytes:
     """An error's JSON."""
-    told = wire.ErrorAnswer(wire.Error(dialect.failures[error.kind].type, error.message))
+    told = wire.ErrorAnswer(wire.Error(dialect.wording.failures[error.kind].type, error.message))
     return _json({"type": told.type, "error": told.error})
 
 
@@ -168,7 +158,7 @@ def _event(name: str, fields: dict[str, object]) -> bytes:
 
 
 def _stop_reason(dialect: Dialect, ended: Choice | Finished, *, refused: bool) -> str:
-    return "refusal" if refused else dialect.stop_reasons[ended.reason]
+    return "refusal" if refused else dialect.wording.stop_reasons[ended.reason]
 
 
 def _content(choice: Choice) -> tuple[Block, ...]:

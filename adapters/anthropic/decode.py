@@ -70,22 +70,22 @@ def read_count(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> Tok
 def _check(dialect: Dialect, given: wire.MessagesRequest) -> None:
     if given.max_tokens < 1:
         raise _wrong("max_tokens", "must be greater than or equal to 1")
-    for field, most in (("temperature", dialect.max_temperature), ("top_p", 1.0)):
+    for field, most in (("temperature", dialect.limits.max_temperature), ("top_p", 1.0)):
         value = getattr(given, field)
         if value is not None and not 0 <= value <= most:
             raise _wrong(field, f"range: 0..{most:g}")
     if given.top_k is not None and given.top_k < 0:
         raise _wrong("top_k", "must be greater than or equal to 0")
     stops = given.stop_sequences or ()
-    if len(stops) > dialect.max_stops:
-        raise _wrong("stop_sequences", f"at most {dialect.max_stops} may be given")
+    if len(stops) > dialect.limits.max_stops:
+        raise _wrong("stop_sequences", f"at most {dialect.limits.max_stops} may be given")
     if any(not stop.strip() for stop in stops):
         raise _wrong("stop_sequences", "each stop sequence must contain non-whitespace")
 
 
 def _tools(dialect: Dialect, tools: tuple[wire.Tool, ...]) -> tuple[Tool, ...]:
-    if len(tools) > dialect.max_tools:
-        raise _wrong("tools", f"at most {dialect.max_tools} may be given")
+    if len(tools) > dialect.limits.max_tools:
+        raise _wrong("tools", f"at most {dialect.limits.max_tools} may be given")
     for place, tool in enumerate(tools):
         if tool.type not in (None, "custom"):
             message = f"tools.{place}.type: tools of type '{tool.type}' are not supported"

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from adapters.body import UNREADABLE
+from adapters.outbound import image_url
 from schemas import anthropic as wire
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import ChatPrompt, ImagePart, Message, Part, TextPart, ToolCall
@@ -157,11 +158,10 @@ def _blocks(message: Message) -> Blocks:
 def _block(part: Part) -> dict[str, Any]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
+    url = image_url(part)
     if part.kind == "url":
-        return {"type": "image", "source": {"type": "url", "url": part.ref}}
-    if part.kind == "path":
-        raise UnsupportedFeature("A picture by its local path cannot be sent on.", feature="images")
-    media, _, data = part.ref.removeprefix("data:").rpartition(";base64,")
+        return {"type": "image", "source": {"type": "url", "url": url}}
+    media, _, data = url.removeprefix("data:").rpartition(";base64,")
     return {"type": "image", "source": {"type": "base64", "media_type": media or "image/png", "data": data}}
 
 

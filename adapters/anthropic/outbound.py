@@ -9,7 +9,7 @@ import msgspec
 from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.messages import write_conversation
 from adapters.base import JSON, Outbound
-from schemas.errors import UnsupportedFeature
+from adapters.outbound import inexpressible
 from schemas.ir import ChatPrompt, Generate, Message, TextPrompt, Tool, ToolChoice
 
 VERSION = "2023-06-01"
@@ -68,10 +68,10 @@ def _refuse(dialect: Dialect, request: Generate) -> None:
     asked += [name for name in ("min_new_tokens", "stop_token_ids", "ignore_eos") if getattr(stopping, name)]
     if request.n > 1 or len(request.prompts) > 1:
         asked.append("n")
-    if (request.sampling.temperature or 0) > dialect.max_temperature:
+    if (request.sampling.temperature or 0) > dialect.limits.max_temperature:
         asked.append("temperature")
     if asked:
-        raise UnsupportedFeature(f"The model's server cannot honour '{asked[0]}'.", feature=asked[0])
+        raise inexpressible(asked[0])
 
 
 def _messages(request: Generate) -> tuple[Message, ...]:
@@ -80,7 +80,7 @@ def _messages(request: Generate) -> tuple[Message, ...]:
         return prompt.messages
     if isinstance(prompt, TextPrompt) and not prompt.images and not request.raw_prompt:
         return (Message("user", prompt.text),)
-    raise UnsupportedFeature("The model's server takes conversations only.", feature="token_prompts")
+    raise inexpressible("token_prompts")
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _choice(choice: ToolChoice | None, parallel: bool | None) -> dict[str, Any] 
     if choice is None and parallel is None:
         return None
     if choice is not None and choice.mode == "allowed":
-        raise UnsupportedFeature("The model's server cannot choose among some of the tools.", feature="tools")
+        raise inexpressible("tools")
     told: dict[str, Any] = {"type": "auto" if choice is None else _MODES[choice.mode]}
     if choice is not None and choice.mode == "named":
         told["name"] = choice.names[0]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import msgspec
 
 from adapters.anthropic.dialects import Dialect
 from adapters.base import Reply
 from adapters.body import UNREADABLE
 from adapters.frames import FrameReader
-from adapters.remote_failures import REFUSED, failure_of, malformed, retry_after
+from adapters.remote_failures import REFUSED, failure_of, malformed, read_json, retry_after
 from schemas import anthropic as wire
 from schemas.errors import (
     BackendError,
@@ -18,9 +16,7 @@ from schemas.errors import (
     GatewayError,
     Incomplete,
 )
-from schemas.ir import Delta, Event, Events, Finished, FinishReason, Generate, Started, ToolDelta, Usage
-
-_T = TypeVar("_T")
+from schemas.ir import Delta, Event, Events, Finished, Generate, Started, ToolDelta, Usage
 
 _MOST_BLOCKS = 10_000
 
@@ -51,7 +47,7 @@ class StreamReader(FrameReader):
 
     def _frame(self, data: bytes, out: list[Event]) -> None:
         if data and not self._ended:
-            self._event(_decode(data, wire.RemoteEvent), out)
+            self._event(read_json(data, wire.RemoteEvent), out)
 
     def _event(self, event: wire.RemoteEvent, out: list[Event]) -> None:
         match event.type:
@@ -115,7 +111,7 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
     Raises:
         schemas.errors.BackendError: it is unfinished, or makes no sense.
     """
-    answer = _decode(reply.body, wire.RemoteMessage)
+    answer = read_json(reply.body, wire.RemoteMessage)
     if answer.stop_reason is None:
         raise Incomplete("The model's server ended its answer before it was finished.")
     events: list[Event] = [Started(answer.model or request.model, _prompt_tokens(answer.usage))]
@@ -142,10 +138,10 @@ def read_failure(reply: Reply) -> GatewayError:
 
 
 def _end(dialect: Dialect, reason: str, stop: str | None, usage: wire.RemoteUsage) -> Events:
-    if reason not in dialect.reasons:
+    if reason not in dialect.remote.reasons:
         raise malformed("an end for an unknown reason")
     generated = usage.output_tokens
-    finished = Finished(reason=FinishReason(dialect.reasons[reason]), generated=generated, stop=stop)
+    finished = Finished(reason=dialect.remote.reasons[reason], generated=generated, stop=stop)
     cached = usage.cache_read_input_tokens or None
     return (finished, Usage(_prompt_tokens(usage) or 0, generated or 0, cached_tokens=cached))
 
@@ -159,10 +155,3 @@ def _prompt_tokens(usage: wire.RemoteUsage) -> int | None:
 def _told(error: wire.Error | None) -> BackendError:
     kind = error.type if error is not None else "api_error"
     return BackendFailed("The model's server failed while it was answering.", code=f"upstream_{kind}"[:64])
-
-
-def _decode(data: bytes, type: type[_T]) -> _T:
-    try:
-        return msgspec.json.decode(data, type=type)
-    except UNREADABLE:
-        raise malformed("not the protocol's JSON") from None

@@ -11,8 +11,9 @@ from adapters.anthropic.decode import read_count, read_question
 from adapters.anthropic.dialects import Dialect
 from adapters.base import Call, Reply, Route
 from schemas import anthropic as wire
+from schemas.completion import Completion
 from schemas.errors import GatewayError, InternalError
-from schemas.ir import Completion, Embed, Embeddings, Generate, Origin, Request, Tokenize, Tokens
+from schemas.ir import Embed, Embeddings, Generate, Origin, Request, Tokenize, Tokens
 
 
 class AnthropicServer:

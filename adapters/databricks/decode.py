@@ -61,7 +61,7 @@ def _task(fields: Any) -> str:
 def _chat(dialect: Dialect, fields: Any, origin: Origin, call: Call) -> Generate:
     given, extra = read_fields(dialect, fields, wire.ChatRequest)
     request = chat(dialect, given, origin, call, extra)
-    if dialect.alternating_roles:
+    if dialect.requests.alternating_roles:
         check_turns(given.messages)
     return _with_context(request, given)
 
@@ -73,14 +73,14 @@ def _completion(dialect: Dialect, fields: Any, origin: Origin, call: Call) -> Ge
     """
     given, extra = read_fields(dialect, fields, wire.CompletionRequest)
     request = completion(dialect, given, origin, call, extra)
-    raw = dialect.raw_prompts if given.use_raw_prompt is None else given.use_raw_prompt
+    raw = dialect.defaults.raw_prompts if given.use_raw_prompt is None else given.use_raw_prompt
     request = replace(
         request,
         raw_prompt=raw,
         suffix=None,
         # What a template made of the prompt is not the client's to see.
         prompt_logprobs=request.prompt_logprobs and raw,
-        hints=request.hints | ({"append": given.suffix} if given.suffix else {}),
+        answer_suffix=given.suffix or "",
     )
     if given.error_behavior == "truncate":
         request = _truncating(request, call)
@@ -91,9 +91,9 @@ def _truncating(request: Generate, call: Call) -> Generate:
     """As many tokens as possible, where prompt and answer exceed the context.
 
     A prompt that fills it is cut at its beginning so that one token fits; how many more fit after a prompt only the
-    backend can count, which the hint asks to cap the answer instead of refusing it.
+    backend can count: `overflow` asks it to lower the answer's limit instead of refusing the request.
     """
-    request = replace(request, hints=request.hints | {"error_behavior": "truncate"})
+    request = replace(request, overflow="truncate")
     card = call.catalog.cards.get(request.model)
     if card is None or card.context_length is None:
         return request

@@ -7,23 +7,30 @@ the error codes.
 
 from __future__ import annotations
 
+from adapters.dialect import Bound, Failure
 from adapters.openai import dialects as openai
-from adapters.openai.dialects import Bound, Failure
 
 
-class Dialect(openai.Dialect, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The row. Defaults are the platform's.
+class Requests(openai.Requests, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which fields a request may have, and how they are read.
 
     Attributes:
-        alternating_roles: whether a conversation must be one: a system message first, if any, then users and
-            assistants in turn, the last word not the assistant's.
+        alternating_roles: whether the roles of a chat must alternate: a system message first, if any, then user and
+            assistant in turn, and a user message or a tool's result last.
     """
 
     alternating_roles: bool = True
 
 
+class Dialect(openai.Dialect, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One variant of Databricks' protocol. The groups' defaults are OpenAI's where the dialect sets none."""
+
+    protocol: str = "databricks"
+    requests: Requests = Requests()
+
+
 def _bound(name: str, low: float, high: float | None, words: str, *, open_low: bool = False) -> Bound:
-    return Bound(name, low, high, open_low, f"Parameter '{name}' must be {words}, got {{value}}.")
+    return Bound(name, low, high, open_low=open_low, message=f"Parameter '{name}' must be {words}, got {{value}}.")
 
 
 _POSITIVE = "null or an integer greater than 0"
@@ -75,42 +82,37 @@ _FAILURES = {
 
 DATABRICKS = Dialect(
     name="databricks",
-    protocol="databricks",
-    bounds=_BOUNDS,
-    max_stop=None,
-    max_tools=32,
-    max_properties=15,
-    roles=("system", "user", "assistant", "tool"),
-    completion_max_tokens=None,
-    echo_only=False,
-    stream_options_need_stream=False,
-    raw_prompts=False,
-    unknown_field='json: unknown field "{name}"',
-    id_prefix="chatcmpl_",
-    completion_id_prefix="cmpl_",
-    refusal=False,
-    last_delta_content=True,
-    usage_on_every_chunk=True,
-    finish=openai.FINISH,
-    failures=_FAILURES,
-    reasons=openai.REASONS,
-    remote_fields=(
-        "max_tokens",
-        "stream",
-        "temperature",
-        "top_p",
-        "top_k",
-        "stop",
-        "n",
-        "tools",
-        "tool_choice",
-        "response_format",
-        "logprobs",
-        "top_logprobs",
-        "echo",
-        "reasoning_effort",
+    requests=Requests(roles=("system", "user", "assistant", "tool"), stream_options_need_stream=False, echo_only=False),
+    limits=openai.Limits(bounds=_BOUNDS, max_stop=None, max_tools=32, max_properties=15),
+    defaults=openai.Defaults(completion_max_tokens=None, raw_prompts=False),
+    answers=openai.Answers(
+        id_prefix="chatcmpl_",
+        completion_id_prefix="cmpl_",
+        refusal=False,
+        last_delta_content=True,
+        usage_on_every_chunk=True,
     ),
-    ask_usage=False,
+    wording=openai.Wording(finish=openai.FINISH, failures=_FAILURES, unknown_field='json: unknown field "{name}"'),
+    remote=openai.Remote(
+        reasons=openai.REASONS,
+        remote_fields=(
+            "max_tokens",
+            "stream",
+            "temperature",
+            "top_p",
+            "top_k",
+            "stop",
+            "n",
+            "tools",
+            "tool_choice",
+            "response_format",
+            "logprobs",
+            "top_logprobs",
+            "echo",
+            "reasoning_effort",
+        ),
+        ask_usage=False,
+    ),
 )
 
 DIALECTS: dict[str, Dialect] = {DATABRICKS.name: DATABRICKS}

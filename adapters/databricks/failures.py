@@ -13,12 +13,12 @@ from schemas.errors import GatewayError
 
 def failure_reply(dialect: Dialect, error: GatewayError) -> Reply:
     """The error as an answer."""
-    failure = dialect.failures[error.kind]
+    failure = dialect.wording.failures[error.kind]
     body = ErrorResponse(failure.code or "", failure.text.format(message=error.message))
     return Reply(msgspec.json.encode(body), failure.status, headers=failure_headers(dialect, error))
 
 
 def failure_event(dialect: Dialect, error: GatewayError) -> bytes:
     """The error's data in a stream: both forms, because OpenAI's clients know an error by its `error` only."""
-    code, said = dialect.failures[error.kind].code or "", describe_error(dialect, error)
+    code, said = dialect.wording.failures[error.kind].code or "", describe_error(dialect, error)
     return msgspec.json.encode(StreamError(said, code, said.message))

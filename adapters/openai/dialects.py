@@ -1,6 +1,6 @@
-"""What tells the dialects of the OpenAI protocol apart, as data: `openai` and `mindie-openai`; Databricks adds its own.
+"""The dialects of the OpenAI protocol as data: `openai` and `mindie-openai`; `adapters.databricks` adds its own.
 
-Every field is a knob that a configuration may set; the code never asks for a dialect's name.
+Every field can be set in a configuration (`dialect_options`). Code asks for a field, never for a dialect's name.
 Sources: openai/openai-openapi:openapi.yaml; MindIE's page "推理接口" (/v1/chat/completions), and for the errors, which
 the page leaves open, Ascend/MindIE-LLM:src/server/endpoint.
 """
@@ -12,117 +12,88 @@ from typing import Literal
 import msgspec
 
 from adapters import mindie
+from adapters.dialect import Bound, Failure, Group
 from schemas.ir import FinishReason
 
 
-class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A parameter's interval, the ends out of it where they are `open`.
-
-    `message` refuses a `{value}`; without one it is said in OpenAI's own words.
-    """
-
-    name: str
-    low: float | None = None
-    high: float | None = None
-    open_low: bool = False
-    message: str | None = None
-
-    def holds(self, value: float) -> bool:
-        """Whether `value` lies in the interval."""
-        return not self.below(value) and (self.high is None or value <= self.high)
-
-    def below(self, value: float) -> bool:
-        """Whether `value` lies under the interval."""
-        return self.low is not None and (value < self.low or (self.open_low and value == self.low))
-
-
-class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a kind of error is said. `text` may hold the error's own `{message}`.
-
-    `final` tells the official SDKs not to try again what would fail again (`x-should-retry: false`).
-    """
-
-    status: int
-    type: str = ""
-    code: str | None = None
-    text: str = "{message}"
-    final: bool = False
-
-
-class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row of the table. Defaults are OpenAI's.
+class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which fields a request may have, and how they are read.
 
     Attributes:
-        name: the dialect's name.
-        protocol: the protocol's name, for a request's origin.
-
-        chat_fields: those of a chat that are known; others are unknown fields. None: all that the wire struct holds.
-        bounds: parameters' intervals.
-        max_top_logprobs: of chats.
-        max_logprobs: of completions.
-        max_stop: stop sequences of one request.
-        max_tools: of one request.
-        max_properties: of one tool's parameters, at their top level.
-        roles: that messages may have.
-        empty_content: whether a message may be empty.
-        max_message_chars: over all messages of a request.
-        model_pattern: what a model's name looks like.
-        chat_max_tokens: `max_tokens` of a chat where it is absent; None is as far as the context reaches.
-        completion_max_tokens: the same of a completion.
-        echo_only: whether a completion that echoes may ask for 0 tokens.
-        max_iter_times: cap on `max_tokens`.
-        stream_default: whether an answer streams where the request does not say.
-        stream_options_need_stream: whether `stream_options` without `stream` is refused.
-        raw_prompts: whether a completion's prompt goes to the model as it is, unless the request says.
+        chat_fields: names of the chat fields that are known; None is all fields of the wire struct.
         strict: whether unknown fields are refused.
-        unknown_field: refuses an unknown `{name}`.
-
-        id_prefix: before the request's id in a chat's answer.
-        stream_id_prefix: the same in a stream; None is `id_prefix`.
-        completion_id_prefix: the same in a completion.
-        fingerprint: `system_fingerprint`; empty leaves it out.
-        owned_by: of listed models.
-        refusal: whether messages carry `refusal` where there is none.
-        logprobs: whether answers have the field.
-        role_in_every_delta: instead of a first chunk that tells the role.
-        last_delta_content: whether the last delta of a text is `{"content": ""}` instead of `{}`.
-        usage_on_every_chunk: the usage so far in all chunks, exact in the last, and no chunk of its own.
-        usage_details: whether cached and reasoning tokens are told, where they are known.
-        finish: our finish reason -> its word.
-        error_body: the form of errors.
-        failures: our kind of error -> its words.
-
-        reasons: a remote's word -> our finish reason. Others are failures.
-        remote_fields: what a remote may be sent.
-        max_tokens_field: what a remote chat's limit is called.
-        ask_usage: whether a remote's stream is asked for its usage.
-        greedy_temperature: what makes a remote take the likeliest token.
-        signed_seed: whether a remote's seeds are signed 64-bit integers.
+        roles: roles that a message may have.
+        empty_content: whether a message may be empty.
+        stream_options_need_stream: whether `stream_options` without `stream` is refused.
+        echo_only: whether a completion with `echo` may ask for 0 tokens.
     """
 
-    name: str
-    protocol: str = "openai"
-
     chat_fields: tuple[str, ...] | None = None
+    strict: bool = False
+    roles: tuple[str, ...] = ("developer", "system", "user", "assistant", "tool")
+    empty_content: bool = True
+    stream_options_need_stream: bool = True
+    echo_only: bool = True
+
+
+class Limits(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Intervals, counts, lengths and patterns. None is no limit.
+
+    Attributes:
+        bounds: intervals of the numeric parameters.
+        max_top_logprobs: largest `top_logprobs` of a chat.
+        max_logprobs: largest `logprobs` of a completion.
+        max_stop: stop sequences in one request.
+        max_tools: tools in one request.
+        max_properties: top-level properties of one tool's parameters.
+        max_message_chars: characters of text in all messages of a request.
+        max_iter_times: tokens that an answer is silently cut to.
+        model_pattern: regular expression that a model's name must match.
+    """
+
     bounds: tuple[Bound, ...]
     max_top_logprobs: int = 20
     max_logprobs: int = 5
     max_stop: int | None = 4
     max_tools: int = 128
     max_properties: int | None = None
-    roles: tuple[str, ...] = ("developer", "system", "user", "assistant", "tool")
-    empty_content: bool = True
     max_message_chars: int | None = None
+    max_iter_times: int | None = None
     model_pattern: str | None = None
+
+
+class Defaults(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What holds where the request does not say.
+
+    Attributes:
+        chat_max_tokens: `max_tokens` of a chat; None is all that the context leaves.
+        completion_max_tokens: `max_tokens` of a completion; None is all that the context leaves.
+        stream_default: whether answers are streamed.
+        raw_prompts: whether a completion's prompt skips the chat template.
+    """
+
     chat_max_tokens: int | None = None
     completion_max_tokens: int | None = 16
-    echo_only: bool = True
-    max_iter_times: int | None = None
     stream_default: bool = False
-    stream_options_need_stream: bool = True
     raw_prompts: bool = True
-    strict: bool = False
-    unknown_field: str = "Unrecognized request argument supplied: {name}"
+
+
+class Answers(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The shape of answers and streams.
+
+    Attributes:
+        id_prefix: stands before the request's id in a chat's answer.
+        stream_id_prefix: the same for a streamed chat; None is `id_prefix`.
+        completion_id_prefix: the same for a completion.
+        fingerprint: `system_fingerprint`; "" omits the field.
+        owned_by: owner of every listed model.
+        refusal: whether a message without a refusal has `"refusal": null`.
+        logprobs: whether choices have the field `logprobs`.
+        role_in_every_delta: whether every delta has the role, instead of a first chunk of its own.
+        last_delta_content: whether the last delta of a text is `{"content": ""}` instead of `{}`.
+        usage_on_every_chunk: whether every chunk has the usage so far (exact in the last), instead of a usage chunk.
+        usage_details: whether the usage has cached and reasoning tokens where they are known.
+    """
 
     id_prefix: str = "chatcmpl-"
     stream_id_prefix: str | None = None
@@ -135,9 +106,35 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     last_delta_content: bool = False
     usage_on_every_chunk: bool = False
     usage_details: bool = True
+
+
+class Wording(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Finish reasons and errors in the dialect's words.
+
+    Attributes:
+        finish: our finish reason -> its `finish_reason`.
+        failures: `GatewayError.kind` -> the answer.
+        error_body: the form of an error's JSON.
+        unknown_field: message that refuses an unknown field; `{name}` stands for the field.
+    """
+
     finish: dict[str, str]
-    error_body: Literal["openai", "mindie"] = "openai"
     failures: dict[str, Failure]
+    error_body: Literal["openai", "mindie"] = "openai"
+    unknown_field: str = "Unrecognized request argument supplied: {name}"
+
+
+class Remote(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a remote server of the dialect is called and understood.
+
+    Attributes:
+        reasons: its `finish_reason` -> our finish reason; any other word is a failure.
+        remote_fields: names of the fields that it accepts.
+        max_tokens_field: its name for a chat's `max_tokens`.
+        ask_usage: whether a stream is asked for its usage (`stream_options.include_usage`).
+        greedy_temperature: the temperature that makes it decode greedily.
+        signed_seed: whether its seeds are signed 64-bit integers.
+    """
 
     reasons: dict[str, FinishReason]
     remote_fields: tuple[str, ...]
@@ -145,6 +142,22 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ask_usage: bool = True
     greedy_temperature: float = 0.0
     signed_seed: bool = True
+
+
+class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One variant of the protocol. The groups' defaults are OpenAI's.
+
+    `protocol` is the name of the adapter that the dialect belongs to, for a request's origin.
+    """
+
+    name: str
+    protocol: str = "openai"
+    requests: Requests = Requests()
+    limits: Limits
+    defaults: Defaults = Defaults()
+    answers: Answers = Answers()
+    wording: Wording
+    remote: Remote
 
 
 I63 = 2**63
@@ -159,7 +172,7 @@ EXTENSIONS = (
     Bound("min_tokens", 0),
     Bound("truncate_prompt_tokens", 1),
 )
-"""Nobody's document: vLLM's and TGI's ranges."""
+"""Extensions that OpenAI does not have, with the ranges of vLLM and TGI."""
 
 _OPENAI_BOUNDS = (
     Bound("temperature", 0, 2),
@@ -289,17 +302,16 @@ _VLLM_FIELDS = (
 
 OPENAI = Dialect(
     name="openai",
-    bounds=_OPENAI_BOUNDS,
-    finish=FINISH,
-    failures=_OPENAI_FAILURES,
-    reasons=REASONS,
-    remote_fields=(*_STANDARD_FIELDS, *HINTS, *_VLLM_FIELDS),
+    limits=Limits(bounds=_OPENAI_BOUNDS),
+    wording=Wording(finish=FINISH, failures=_OPENAI_FAILURES),
+    remote=Remote(reasons=REASONS, remote_fields=(*_STANDARD_FIELDS, *HINTS, *_VLLM_FIELDS)),
 )
 
 
 def _mindie(name: str, low: float, high: float, *, open_low: bool) -> Bound:
     interval = f"{'(' if open_low else '['}{low}, {high}]"
-    return Bound(name, low, high, open_low, f"Parameter {name} must be in {interval}, got {{value}}.")
+    message = f"Parameter {name} must be in {interval}, got {{value}}."
+    return Bound(name, low, high, open_low=open_low, message=message)
 
 
 _MINDIE_FIELDS = (
@@ -316,36 +328,40 @@ _MINDIE_FIELDS = (
 
 MINDIE = Dialect(
     name="mindie-openai",
-    chat_fields=(*_MINDIE_FIELDS, "n"),
-    bounds=(
-        _mindie("temperature", 0.0, 2.0, open_low=True),
-        _mindie("top_p", 0.0, 1.0, open_low=True),
-        _mindie("presence_penalty", -2.0, 2.0, open_low=False),
-        _mindie("frequency_penalty", -2.0, 2.0, open_low=False),
-        _mindie("seed", 0, U64, open_low=True),
-        _mindie("max_tokens", 0, U64, open_low=True),
-        Bound("n", 1, 1, message="Parameter n must be 1, got {value}."),
+    requests=Requests(
+        chat_fields=(*_MINDIE_FIELDS, "n"), roles=("system", "user", "assistant", "tool"), empty_content=False
     ),
-    roles=("system", "user", "assistant", "tool"),
-    empty_content=False,
-    max_message_chars=512 * 1024,
-    model_pattern=r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,254}[A-Za-z0-9])?",
-    completion_max_tokens=None,
-    stream_id_prefix="",
-    fingerprint="",
-    refusal=False,
-    logprobs=False,
-    role_in_every_delta=True,
-    usage_details=False,
-    finish=_MINDIE_FINISH,
-    error_body="mindie",
-    failures=_MINDIE_FAILURES,
-    # "stop_sequence" is a failure there, and "invalid flag" is none of our reasons.
-    reasons={word: reason for word, reason in REASONS.items() if word != "stop_sequence"},
-    remote_fields=_MINDIE_FIELDS,
-    ask_usage=False,
-    greedy_temperature=0.001,
-    signed_seed=False,
+    limits=Limits(
+        bounds=(
+            _mindie("temperature", 0.0, 2.0, open_low=True),
+            _mindie("top_p", 0.0, 1.0, open_low=True),
+            _mindie("presence_penalty", -2.0, 2.0, open_low=False),
+            _mindie("frequency_penalty", -2.0, 2.0, open_low=False),
+            _mindie("seed", 0, U64, open_low=True),
+            _mindie("max_tokens", 0, U64, open_low=True),
+            Bound("n", 1, 1, message="Parameter n must be 1, got {value}."),
+        ),
+        max_message_chars=512 * 1024,
+        model_pattern=r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,254}[A-Za-z0-9])?",
+    ),
+    defaults=Defaults(completion_max_tokens=None),
+    answers=Answers(
+        stream_id_prefix="",
+        fingerprint="",
+        refusal=False,
+        logprobs=False,
+        role_in_every_delta=True,
+        usage_details=False,
+    ),
+    wording=Wording(finish=_MINDIE_FINISH, failures=_MINDIE_FAILURES, error_body="mindie"),
+    remote=Remote(
+        # MindIE ends a failed generation with "stop_sequence". "invalid flag" is none of our reasons.
+        reasons={word: reason for word, reason in REASONS.items() if word != "stop_sequence"},
+        remote_fields=_MINDIE_FIELDS,
+        ask_usage=False,
+        greedy_temperature=0.001,
+        signed_seed=False,
+    ),
 )
 
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (OPENAI, MINDIE)}

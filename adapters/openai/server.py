@@ -19,8 +19,9 @@ from adapters.openai.inbound.stream import Frame, StreamWriter
 from adapters.openai.responses.answers import ResponseWriter, counted, whole
 from adapters.openai.responses.decode import COUNT, OPERATION, count, response
 from adapters.openai.responses.stored import cancel, delete, list_items, retrieve
+from schemas.completion import Completion
 from schemas.errors import GatewayError
-from schemas.ir import Completion, Embed, Embeddings, Generate, Origin, Tokenize, Tokens
+from schemas.ir import Embed, Embeddings, Generate, Origin, Tokenize, Tokens
 from schemas.openai import answers, requests
 from schemas.responses import Deleted, InputTokens, ItemList, Response, ResponseRequest
 

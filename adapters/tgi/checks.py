@@ -17,26 +17,27 @@ def check(dialect: Dialect, parameters: Parameters, *, stream: bool, context_len
     Raises:
         schemas.errors.InvalidRequest: `param` names the parameter.
     """
-    for bound in dialect.bounds:
+    for bound in dialect.limits.bounds:
         value = getattr(parameters, bound.name)
         if value is not None and not bound.holds(value):
-            raise _invalid(bound.name, bound.message.format(value=msgspec.json.encode(value).decode()))
+            message = bound.message or f"`{bound.name}` must be in {bound.interval()}"
+            raise _invalid(bound.name, message.format(value=msgspec.json.encode(value).decode()))
     _check_best_of(dialect, parameters, stream)
     _check_stop(dialect, parameters.stop)
-    top_n, limit = parameters.top_n_tokens, dialect.max_top_n_tokens
+    top_n, limit = parameters.top_n_tokens, dialect.limits.max_top_n_tokens
     if top_n is not None and not 0 <= top_n <= limit:
         raise _invalid("top_n_tokens", f"`top_n_tokens` must be >= 0 and <= {limit}. Given: {top_n}")
-    if dialect.truncate_within_context:
+    if dialect.limits.truncate_within_context:
         _check_truncate(parameters.truncate, context_length)
     if stream and parameters.decoder_input_details:
-        raise _invalid("decoder_input_details", dialect.streamed_decoder_input_details)
-    lora, pattern = parameters.adapter_id, dialect.adapter_pattern
+        raise _invalid("decoder_input_details", dialect.wording.streamed_decoder_input_details)
+    lora, pattern = parameters.adapter_id, dialect.limits.adapter_pattern
     if lora is not None and pattern is not None and not re.fullmatch(pattern, lora):
         raise _invalid("adapter_id", "The format of adapter_id is invalid.")
 
 
 def _check_best_of(dialect: Dialect, parameters: Parameters, stream: bool) -> None:
-    best_of, limit = parameters.best_of, dialect.max_best_of
+    best_of, limit = parameters.best_of, dialect.limits.max_best_of
     if best_of is None or best_of == 1:
         return
     if stream:
@@ -55,15 +56,15 @@ def _check_best_of(dialect: Dialect, parameters: Parameters, stream: bool) -> No
 def _check_stop(dialect: Dialect, stop: str | tuple[str, ...] | None) -> None:
     if stop is None:
         return
-    limit, total = dialect.max_stop_chars, dialect.max_stop_chars_total
+    limit, total = dialect.limits.max_stop_chars, dialect.limits.max_stop_chars_total
     if isinstance(stop, str):
-        if not dialect.string_stop:
+        if not dialect.requests.string_stop:
             raise _invalid("stop", "`stop` must be a list of strings")
         if not stop or (limit is not None and len(stop) > limit):
             raise _invalid("stop", f"length of `stop` must be in [1, {limit}], but got {len(stop)}")
         return
-    if len(stop) > dialect.max_stop_sequences:
-        message = f"`stop` supports up to {dialect.max_stop_sequences} stop sequences. Given: {len(stop)}"
+    if len(stop) > dialect.limits.max_stop_sequences:
+        message = f"`stop` supports up to {dialect.limits.max_stop_sequences} stop sequences. Given: {len(stop)}"
         raise _invalid("stop", message)
     if limit is None or total is None:
         if "" in stop:

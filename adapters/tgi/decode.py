@@ -9,7 +9,6 @@ from adapters.base import Call
 from adapters.body import convert, parse
 from adapters.tgi.checks import check
 from adapters.tgi.dialects import Dialect
-from adapters.tgi.failures import STREAMED
 from adapters.tgi.inputs import read_inputs
 from schemas.catalog import ModelCard
 from schemas.errors import InvalidRequest, MalformedBody, ModelNotFound
@@ -42,7 +41,7 @@ def read_generate(dialect: Dialect, operation: str, body: bytes, call: Call) -> 
     type = CompatGenerateRequest if operation == "compat" else GenerateRequest
     request, extra = _read(dialect, type, body)
     stream = operation == "generate_stream" or (isinstance(request, CompatGenerateRequest) and bool(request.stream))
-    parameters = request.parameters or Parameters(do_sample=dialect.bare_do_sample)
+    parameters = request.parameters or Parameters(do_sample=dialect.defaults.bare_do_sample)
     card = default_card(call)
     prompt, grammar = _checked(dialect, request.inputs, parameters, card, stream)
     details = bool(parameters.details or parameters.decoder_input_details)
@@ -60,11 +59,11 @@ def read_generate(dialect: Dialect, operation: str, body: bytes, call: Call) -> 
         truncate_prompt_tokens=parameters.truncate,
         echo=_full_text(dialect, parameters, operation),
         raw_prompt=not isinstance(prompt, ChatPrompt),
-        logprobs=(details and dialect.details_logprobs) or top_n > 0 or count > 1,
+        logprobs=(details and dialect.requests.details_logprobs) or top_n > 0 or count > 1,
         top_logprobs=top_n,
         prompt_logprobs=bool(parameters.decoder_input_details),
         grammar=grammar,
-        lora_adapter=None if parameters.adapter_id == dialect.no_adapter else parameters.adapter_id,
+        lora_adapter=None if parameters.adapter_id == dialect.requests.no_adapter else parameters.adapter_id,
         extra=extra,
         origin=_origin(dialect, operation, body),
     )
@@ -77,7 +76,7 @@ def _checked(
         check(dialect, parameters, stream=stream, context_length=card.context_length)
         return read_inputs(dialect, inputs, images=card.images), read_grammar(parameters.grammar)
     except InvalidRequest as error:
-        error.code = STREAMED if stream else None
+        error.streamed = stream
         raise
 
 
@@ -90,7 +89,7 @@ def _read(dialect: Dialect, type: type[GenerateRequest], body: bytes) -> tuple[G
     fields = parse(body)
     unknown: dict[str, Any] = {}
     if isinstance(fields, dict) and isinstance(given := fields.get("parameters"), dict):
-        known = {name: value for name, value in given.items() if name in dialect.parameters}
+        known = {name: value for name, value in given.items() if name in dialect.requests.parameters}
         if len(known) < len(given):
             unknown = {name: value for name, value in given.items() if name not in known}
             fields["parameters"] = known
@@ -99,14 +98,14 @@ def _read(dialect: Dialect, type: type[GenerateRequest], body: bytes) -> tuple[G
 
 
 def _sampling(dialect: Dialect, given: Parameters, id: str) -> Sampling:
-    typical_p = given.typical_p if "typical_p" not in dialect.ineffective else None
+    typical_p = given.typical_p if "typical_p" not in dialect.requests.ineffective else None
     do_sample, temperature = given.do_sample, given.temperature
-    if dialect.warpers_sample:
+    if dialect.requests.warpers_sample:
         # TGI samples if told so, or if a warper is there; a temperature of 1 is none.
         warped = temperature not in (None, 1.0) or given.top_k or given.top_p or typical_p
         do_sample = bool(do_sample or warped)
         temperature = temperature if do_sample else None
-    draws = given.seed is None and dialect.always_seeded
+    draws = given.seed is None and dialect.defaults.always_seeded
     return Sampling(
         do_sample=do_sample,
         temperature=temperature,
@@ -117,7 +116,7 @@ def _sampling(dialect: Dialect, given: Parameters, id: str) -> Sampling:
         frequency_penalty=given.frequency_penalty,
         seed=_drawn_seed(id) if draws else given.seed,
         seed_drawn=draws,
-        watermark=bool(given.watermark) and "watermark" not in dialect.ineffective,
+        watermark=bool(given.watermark) and "watermark" not in dialect.requests.ineffective,
     )
 
 
@@ -131,16 +130,16 @@ def _drawn_seed(id: str) -> int:
 
 
 def _stopping(dialect: Dialect, given: Parameters) -> Stopping:
-    limit = given.max_new_tokens or dialect.default_max_new_tokens
-    if dialect.max_iter_times is not None:
-        limit = min(limit or dialect.max_iter_times, dialect.max_iter_times)
+    limit = given.max_new_tokens or dialect.defaults.default_max_new_tokens
+    if dialect.limits.max_iter_times is not None:
+        limit = min(limit or dialect.limits.max_iter_times, dialect.limits.max_iter_times)
     stop = (given.stop,) if isinstance(given.stop, str) else given.stop or ()
-    return Stopping(max_new_tokens=limit, stop=stop, include_stop=dialect.include_stop)
+    return Stopping(max_new_tokens=limit, stop=stop, include_stop=dialect.answers.include_stop)
 
 
 def _full_text(dialect: Dialect, given: Parameters, operation: str) -> bool:
     if given.return_full_text is None:
-        return operation == "compat" and dialect.compat_full_text
+        return operation == "compat" and dialect.defaults.compat_full_text
     return given.return_full_text
 
 

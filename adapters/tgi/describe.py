@@ -18,7 +18,7 @@ def info(dialect: Dialect, call: Call) -> bytes:
     Raises:
         schemas.errors.ModelNotFound: nothing is served by default.
     """
-    form = {"tgi": _info, "tgi-0.9": _info_09, "mindie": _mindie_info}[dialect.info]
+    form = {"tgi": _info, "tgi-0.9": _info_09, "mindie": _mindie_info}[dialect.answers.info]
     return msgspec.json.encode(form(dialect, call, default_card(call)))
 
 
@@ -26,8 +26,8 @@ def _info(dialect: Dialect, call: Call, card: ModelCard) -> Info:
     return Info(
         model_id=card.name,
         max_concurrent_requests=call.catalog.max_concurrent_requests,
-        max_best_of=dialect.max_best_of,
-        max_stop_sequences=dialect.max_stop_sequences,
+        max_best_of=dialect.limits.max_best_of,
+        max_stop_sequences=dialect.limits.max_stop_sequences,
         max_input_tokens=_max_input(card),
         max_total_tokens=card.context_length or 0,
         version=call.catalog.version,
@@ -41,8 +41,8 @@ def _info_09(dialect: Dialect, call: Call, card: ModelCard) -> Info09:
         model_dtype=card.dtype or "unknown",
         model_device_type=card.device or "unknown",
         max_concurrent_requests=call.catalog.max_concurrent_requests,
-        max_best_of=dialect.max_best_of,
-        max_stop_sequences=dialect.max_stop_sequences,
+        max_best_of=dialect.limits.max_best_of,
+        max_stop_sequences=dialect.limits.max_stop_sequences,
         max_input_length=_max_input(card),
         max_total_tokens=card.context_length or 0,
         max_batch_total_tokens=card.context_length or 0,
@@ -62,7 +62,7 @@ def _mindie_info(dialect: Dialect, call: Call, card: ModelCard) -> MindieInfo:
         if other.task != "embeddings"
     )
     return MindieInfo(
-        max_best_of=dialect.max_best_of,
+        max_best_of=dialect.limits.max_best_of,
         max_concurrent_requests=call.catalog.max_concurrent_requests,
         version=call.catalog.version,
         models=models,

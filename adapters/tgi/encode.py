@@ -10,7 +10,8 @@ from msgspec import UNSET, UnsetType
 from adapters.base import Headers, Reply, token_id_headers
 from adapters.fold import visible_text
 from adapters.tgi.dialects import Dialect
-from schemas.ir import ChatPrompt, Choice, Completion, Generate, TextPart, TextPrompt, Timings, Tokens, TopToken
+from schemas.completion import Choice, Completion, Timings
+from schemas.ir import ChatPrompt, Generate, TextPart, TextPrompt, Tokens, TopToken
 from schemas.ir import Token as IRToken
 from schemas.tgi import (
     BestOfSequence,
@@ -33,7 +34,7 @@ def encode_answer(dialect: Dialect, request: Generate, answer: Completion) -> Re
     whole: msgspec.Raw | GenerateResponse | MindieResponse
     if answer.relayed is not None:
         whole = msgspec.Raw(answer.relayed)
-    elif dialect.ids_only:
+    elif dialect.answers.ids_only:
         whole = _mindie_response(dialect, request, answer, best)
     else:
         whole = _response(dialect, request, answer, best, others)
@@ -51,7 +52,7 @@ def encode_tokens(answer: Tokens) -> Reply:
 
 def wire_token(dialect: Dialect, token: IRToken) -> Token:
     """One token. A backend that tells no ids gets id 0, which both of TGI's Python clients accept."""
-    if dialect.scores:
+    if dialect.answers.scores:
         return Token(token.id or 0, token.text, token.logprob, token.special)
     return Token(token.id or 0, "" if token.special else token.text, None, None)
 
@@ -63,7 +64,7 @@ def wire_top(top: tuple[TopToken, ...]) -> tuple[Token, ...]:
 
 def effective_seed(dialect: Dialect, request: Generate, seed: int | None) -> int | None:
     """TGI tells the seed of what was sampled, MindIE always. A backend that tells none was given the request's."""
-    if request.sampling.greedy and not dialect.always_seeded:
+    if request.sampling.greedy and not dialect.defaults.always_seeded:
         return None
     return seed if seed is not None else request.sampling.seed
 
@@ -127,7 +128,7 @@ def _response(
 def _sequence(dialect: Dialect, request: Generate, answer: Completion, choice: Choice) -> BestOfSequence:
     return BestOfSequence(
         generated_text=_generated_text(request, choice),
-        finish_reason=dialect.finish[choice.reason],
+        finish_reason=dialect.wording.finish[choice.reason],
         generated_tokens=_generated_tokens(answer, choice),
         seed=effective_seed(dialect, request, choice.seed),
         prefill=tuple(PrefillToken(token.id or 0, token.text, token.logprob) for token in _prefill(request, answer)),
@@ -150,7 +151,7 @@ def _mindie_response(dialect: Dialect, request: Generate, answer: Completion, be
         return MindieResponse(generated_text=text)
     details = MindieDetails(
         prompt_tokens=answer.usage.prompt_tokens,
-        finish_reason=dialect.finish[best.reason],
+        finish_reason=dialect.wording.finish[best.reason],
         generated_tokens=_generated_tokens(answer, best),
         prefill=tuple(MindieToken(token.id or 0) for token in _prefill(request, answer)),
         seed=effective_seed(dialect, request, best.seed),
@@ -161,10 +162,10 @@ def _mindie_response(dialect: Dialect, request: Generate, answer: Completion, be
 
 def compute_headers(dialect: Dialect, request: Generate) -> Headers:
     """What is told before the answer is there."""
-    if not dialect.compute_type:
+    if not dialect.answers.compute_type:
         return ()
     return (
-        ("x-compute-type", dialect.compute_type),
+        ("x-compute-type", dialect.answers.compute_type),
         ("x-compute-characters", str(len(prompt_text(request)))),
     )
 
@@ -174,9 +175,9 @@ def _headers(dialect: Dialect, request: Generate, answer: Completion, best: Choi
     headers = compute_headers(dialect, request)
     if request.stream_usage and (best.tokens or answer.prompts):
         headers += token_id_headers(answer.token_ids)
-    if dialect.timing_headers and answer.timings is not None:
+    if dialect.answers.timing_headers and answer.timings is not None:
         headers += _timing_headers(dialect, answer.timings, generated)
-    if dialect.token_headers:
+    if dialect.answers.token_headers:
         headers += (
             ("x-prompt-tokens", str(answer.usage.prompt_tokens)),
             ("x-generated-tokens", str(generated)),
@@ -188,7 +189,7 @@ def _timing_headers(dialect: Dialect, timings: Timings, generated: int) -> Heade
     """Milliseconds, but for TGI 3's x-compute-time. Backends do not tell how long they queued: it is inference."""
     total = str(int(timings.total * 1000))
     return (
-        ("x-compute-time", str(timings.total) if dialect.compute_seconds else total),
+        ("x-compute-time", str(timings.total) if dialect.answers.compute_seconds else total),
         ("x-total-time", total),
         ("x-validation-time", "0"),
         ("x-queue-time", "0"),

@@ -15,9 +15,6 @@ from schemas.tgi import ErrorResponse
 STREAM_TYPE = "text/event-stream"
 STREAM_HEADERS: Headers = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
 
-STREAMED = "streamed_request"
-"""`code` of an error of a streamed request's body: where such errors are frames, `reply` cannot know it otherwise."""
-
 _FIELDS = {
     "chat": "inputs",
     "token_prompts": "inputs",
@@ -35,14 +32,17 @@ _FIELDS = {
 
 def failure_frame(dialect: Dialect, error: GatewayError) -> bytes:
     """The error in a stream."""
-    return b"%b%b\n\n" % (dialect.sse_prefix.encode(), guard(_body(dialect, error)))
+    return b"%b%b\n\n" % (dialect.answers.sse_prefix.encode(), guard(_body(dialect, error)))
 
 
-def failure_reply(dialect: Dialect, error: GatewayError, *, framed: bool = False) -> Reply:
-    """The error as an answer; `framed`, as TGI itself answers a streamed request: status 200 and one event."""
-    if framed:
+def failure_reply(dialect: Dialect, error: GatewayError, *, streamed: bool = False) -> Reply:
+    """The error as an answer.
+
+    `streamed`: the request asked for a stream, which TGI itself answers with status 200 and one event.
+    """
+    if streamed and dialect.answers.stream_errors_as_frames:
         return Reply(failure_frame(dialect, error), media_type=STREAM_TYPE, headers=STREAM_HEADERS)
-    failure = dialect.failures[error.kind]
+    failure = dialect.wording.failures[error.kind]
     headers: Headers = ()
     if error.retry_after is not None:
         headers += (("retry-after", str(math.ceil(error.retry_after))),)
@@ -52,12 +52,12 @@ def failure_reply(dialect: Dialect, error: GatewayError, *, framed: bool = False
 
 
 def _body(dialect: Dialect, error: GatewayError) -> bytes:
-    failure = dialect.failures[error.kind]
+    failure = dialect.wording.failures[error.kind]
     message = failure.text.format(message=_message(dialect, error))
     return msgspec.json.encode(ErrorResponse(message, failure.type or error.kind))
 
 
 def _message(dialect: Dialect, error: GatewayError) -> str:
     if isinstance(error, UnsupportedFeature) and error.feature in _FIELDS:
-        return dialect.unsupported.format(field=_FIELDS[error.feature])
+        return dialect.wording.unsupported.format(field=_FIELDS[error.feature])
     return error.message

@@ -27,16 +27,16 @@ def read_inputs(dialect: Dialect, inputs: str | tuple[InputPart, ...], *, images
     """
     if isinstance(inputs, str):
         _check_length(dialect, inputs, "inputs")
-        if dialect.list_inputs:
+        if dialect.requests.list_inputs:
             return TextPrompt(inputs)
         return _with_markdown_images(inputs) if images else _without_images(inputs)
-    if not dialect.list_inputs:
+    if not dialect.requests.list_inputs:
         raise InvalidRequest("`inputs` must be a string", param="inputs")
     if not inputs:
         raise InvalidRequest("`inputs` cannot be empty", param="inputs")
     count = sum(part.type == "image_url" for part in inputs)
-    if dialect.max_images is not None and count > dialect.max_images:
-        message = f"The number of images must be no more than {dialect.max_images}, got {count}."
+    if dialect.limits.max_images is not None and count > dialect.limits.max_images:
+        message = f"The number of images must be no more than {dialect.limits.max_images}, got {count}."
         raise InvalidRequest(message, param="inputs")
     parts = tuple(_part(dialect, part, f"inputs[{index}]") for index, part in enumerate(inputs))
     return ChatPrompt((Message("user", parts),))
@@ -73,7 +73,7 @@ def _part(dialect: Dialect, part: InputPart, where: str) -> Part:
 
 
 def _check_length(dialect: Dialect, text: str, where: str) -> None:
-    limit = dialect.max_input_chars
+    limit = dialect.limits.max_input_chars
     if limit is not None and not 0 < len(text) <= limit:
         raise InvalidRequest(f"Inputs length must be in (0, {limit}], but got {len(text)}", param=where)
     if not text:

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from adapters.base import Outbound
+from adapters.outbound import image_url, inexpressible
 from adapters.tgi.dialects import Dialect
-from schemas.errors import UnsupportedFeature
-from schemas.ir import ChatPrompt, Generate, Grammar, ImagePart, Part, Prompt, Sampling, TextPart, TextPrompt
+from schemas.ir import ChatPrompt, Generate, Grammar, Part, Prompt, Sampling, TextPart, TextPrompt
 
 
 def write_request(dialect: Dialect, request: Generate) -> Outbound:
@@ -23,7 +23,7 @@ def write_request(dialect: Dialect, request: Generate) -> Outbound:
     """
     unsayable = next((feature for feature, asked in _unsayable(dialect, request).items() if asked), None)
     if unsayable is not None:
-        raise _unsupported(unsayable)
+        raise inexpressible(unsayable)
     extra = dict(request.extra)
     parameters = extra.pop("parameters", {}) | _parameters(dialect, request)
     body = extra | {"inputs": _inputs(dialect, request.prompts[0]), "parameters": parameters}
@@ -33,7 +33,11 @@ def write_request(dialect: Dialect, request: Generate) -> Outbound:
 def _unsayable(dialect: Dialect, request: Generate) -> dict[str, bool]:
     """What is asked for that the dialect has no words for, or that its server would not heed."""
     sampling, stopping = request.sampling, request.stopping
-    deaf = {name for name in _ASKED_BY_NAME if name not in dialect.parameters or name in dialect.ineffective}
+    deaf = {
+        name
+        for name in _ASKED_BY_NAME
+        if name not in dialect.requests.parameters or name in dialect.requests.ineffective
+    }
     return {
         "prompts": len(request.prompts) != 1,
         "tools": bool(request.tools) and (request.tool_choice is None or request.tool_choice.mode != "none"),
@@ -44,11 +48,11 @@ def _unsayable(dialect: Dialect, request: Generate) -> dict[str, bool]:
         "min_new_tokens": stopping.min_new_tokens > 0,
         "stop_token_ids": bool(stopping.stop_token_ids),
         "ignore_eos": stopping.ignore_eos,
-        "n": request.n > 1 and (request.stream or "best_of" not in dialect.parameters or sampling.greedy),
+        "n": request.n > 1 and (request.stream or "best_of" not in dialect.requests.parameters or sampling.greedy),
         "best_of": (request.best_of or request.n) > request.n,
         "prompt_logprobs": request.prompt_logprobs and request.stream,
         # For clients of TGI a log-probability may be null, so that they can do without.
-        "logprobs": request.logprobs and not dialect.scores and not _from_tgi(request),
+        "logprobs": request.logprobs and not dialect.answers.scores and not _from_tgi(request),
         "top_logprobs": request.top_logprobs > 0 and "top_n_tokens" in deaf,
         "grammar": request.grammar is not None and ("grammar" in deaf or request.grammar.kind == "json_object"),
         "lora_adapters": request.lora_adapter is not None and "adapter_id" in deaf,
@@ -65,14 +69,10 @@ def _from_tgi(request: Generate) -> bool:
     return request.origin is not None and request.origin.protocol == "tgi"
 
 
-def _unsupported(feature: str) -> UnsupportedFeature:
-    return UnsupportedFeature(f"The backend's protocol cannot express {feature.replace('_', ' ')}.", feature=feature)
-
-
 def _parameters(dialect: Dialect, request: Generate) -> dict[str, Any]:
     stopping, limit = request.stopping, request.stopping.max_new_tokens
     parameters = _sampling(dialect, request.sampling) | {
-        "max_new_tokens": dialect.unlimited_max_new_tokens if limit is None else limit,
+        "max_new_tokens": dialect.remote.unlimited_max_new_tokens if limit is None else limit,
         "stop": stopping.stop or None,
         "truncate": request.truncate_prompt_tokens,
         "details": True,
@@ -84,20 +84,22 @@ def _parameters(dialect: Dialect, request: Generate) -> dict[str, Any]:
         "return_full_text": False,
     }
     # What the dialect does not know was refused above, unless its value is the neutral one.
-    return {name: value for name, value in parameters.items() if value is not None and name in dialect.parameters}
+    return {
+        name: value for name, value in parameters.items() if value is not None and name in dialect.requests.parameters
+    }
 
 
 def _sampling(dialect: Dialect, sampling: Sampling) -> dict[str, Any]:
     forced = sampling.temperature == 0 or sampling.top_p == 0  # greedy, in values that TGI refuses
     greedy = forced or sampling.greedy
     said: dict[str, Any] = {
-        "do_sample": not greedy if forced or dialect.warpers_sample else sampling.do_sample,
+        "do_sample": not greedy if forced or dialect.requests.warpers_sample else sampling.do_sample,
         "repetition_penalty": sampling.repetition_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "seed": sampling.seed,
         "watermark": sampling.watermark or None,
     }
-    if greedy and (forced or dialect.warpers_sample):
+    if greedy and (forced or dialect.requests.warpers_sample):
         return said  # any warper would make it sample
     return said | {
         "temperature": sampling.temperature,
@@ -121,16 +123,16 @@ def _grammar(grammar: Grammar | None) -> dict[str, Any] | None:
 
 def _inputs(dialect: Dialect, prompt: Prompt) -> str | list[dict[str, str]]:
     if isinstance(prompt, TextPrompt):
-        if dialect.list_inputs and prompt.images:
-            raise _unsupported("images")
+        if dialect.requests.list_inputs and prompt.images:
+            raise inexpressible("images")
         return _with_markdown_images(prompt)
     if not isinstance(prompt, ChatPrompt):
-        raise _unsupported("token_prompts")
-    if not dialect.list_inputs or len(prompt.messages) != 1:
-        raise _unsupported("chat")
+        raise inexpressible("token_prompts")
+    if not dialect.requests.list_inputs or len(prompt.messages) != 1:
+        raise inexpressible("chat")
     [turn] = prompt.messages
     if turn.role != "user" or not turn.content:
-        raise _unsupported("chat")
+        raise inexpressible("chat")
     content = (TextPart(turn.content),) if isinstance(turn.content, str) else turn.content
     return [_part(part) for part in content]
 
@@ -139,7 +141,7 @@ def _with_markdown_images(prompt: TextPrompt) -> str:
     places = prompt.image_places or (0,) * len(prompt.images)
     said, done = "", 0
     for image, place in zip(prompt.images, places, strict=True):
-        said += f"{prompt.text[done:place]}![]({_url(image)})"
+        said += f"{prompt.text[done:place]}![]({image_url(image)})"
         done = place
     return said + prompt.text[done:]
 
@@ -148,13 +150,3 @@ def _part(part: Part) -> dict[str, str]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
     return {"type": "image_url", "image_url": part.ref}
-
-
-def _url(image: ImagePart) -> str:
-    """A picture for markdown, where bare base64 is none. A path of ours means nothing over there."""
-    if image.kind == "path":
-        raise _unsupported("images")
-    if image.kind == "data" and not image.ref.startswith("data:"):
-        type = "jpeg" if image.ref.startswith("/9j/") else "png"
-        return f"data:image/{type};base64,{image.ref}"
-    return image.ref

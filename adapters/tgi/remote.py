@@ -5,14 +5,11 @@ A stream is complete if and only if its last frame was seen: the one with `gener
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from adapters.base import Reply
-from adapters.body import UNREADABLE
 from adapters.frames import FrameReader
-from adapters.remote_failures import header_number, malformed
+from adapters.remote_failures import header_number, malformed, read_json
 from adapters.tgi.dialects import Dialect
 from adapters.tgi.relay import passes_back, relayed
 from adapters.tgi.remote_failures import event_failure
@@ -43,7 +40,7 @@ class StreamReader(FrameReader):
         self._relays = passes_back(dialect, request)
         self._started = self._finished = False
         self._so_far = ""
-        cutting = dialect.include_stop and request.stopping.stop and not request.stopping.include_stop
+        cutting = dialect.answers.include_stop and request.stopping.stop and not request.stopping.include_stop
         self._cutter = StopCutter(request.stopping.stop) if cutting else None
 
     def close(self) -> Events:
@@ -55,7 +52,7 @@ class StreamReader(FrameReader):
     def _frame(self, data: bytes, out: list[Event]) -> None:
         if self._finished:
             return
-        frame = _decode(data, RemoteAnswer)
+        frame = read_json(data, RemoteAnswer)
         if frame.error is not None:
             raise event_failure(frame)
         if self._relays:
@@ -80,13 +77,15 @@ class StreamReader(FrameReader):
 
     def _tokens(self, token: RemoteToken, frame: RemoteAnswer) -> list[Token]:
         text = token.text or ""
-        if self._dialect.full_text:
+        if self._dialect.answers.full_text:
             if not text.startswith(self._so_far):
                 raise malformed("a text that does not continue the one before")
             self._so_far, text = text, text[len(self._so_far) :]
         first, *more = _ids(token)
         # MindIE sends no text for the end token, and does not say that it is special.
-        ends = frame.details is not None and frame.details.finish_reason == self._dialect.finish[FinishReason.EOS]
+        ends = (
+            frame.details is not None and frame.details.finish_reason == self._dialect.wording.finish[FinishReason.EOS]
+        )
         special = bool(token.special) or (token.special is None and ends and not text)
         top = _top(frame.top_tokens) if self._request.top_logprobs else ()
         return [Token(first, text, token.logprob, special, top), *(Token(id, "") for id in more)]
@@ -117,12 +116,13 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
         schemas.errors.BackendError: it makes no sense.
     """
     body = reply.body
-    answer = _decode(body, RemoteAnswer | tuple[RemoteAnswer, ...])
+    answer: RemoteAnswer | tuple[RemoteAnswer, ...]
+    answer = read_json(body, RemoteAnswer | tuple[RemoteAnswer, ...])  # type: ignore[arg-type]
     if isinstance(answer, tuple):
         if len(answer) != 1:
             raise malformed("a list of more or less than one answer")
         [answer] = answer
-        [body] = _decode(body, list[msgspec.Raw])
+        [body] = read_json(body, list[msgspec.Raw])
     if answer.error is not None:
         raise event_failure(answer)
     details = answer.details
@@ -150,7 +150,7 @@ def _choice(dialect: Dialect, request: Generate, index: int, text: str, sequence
     tokens, reason, stop = _whole_tokens(request, sequence), _reason(dialect, sequence), None
     if visible(tokens) != text:  # SentencePiece: the first token has a space in front, the text has none
         tokens = []
-    if dialect.include_stop and reason is FinishReason.STOP_STRING:
+    if dialect.answers.include_stop and reason is FinishReason.STOP_STRING:
         stop = max((stop for stop in request.stopping.stop if text.endswith(stop)), key=len, default=None)
         if stop is not None and not request.stopping.include_stop:
             text = text.removesuffix(stop)
@@ -197,7 +197,7 @@ def _top(tokens: tuple[RemoteToken, ...] | None) -> tuple[TopToken, ...]:
 
 
 def _reason(dialect: Dialect, details: RemoteSequence) -> FinishReason:
-    reason = dialect.reasons.get(details.finish_reason)
+    reason = dialect.remote.reasons.get(details.finish_reason)
     if reason is None:
         raise BackendFailed("The backend gave up on the answer.", code="upstream_malformed")
     return FinishReason(reason)
@@ -206,10 +206,3 @@ def _reason(dialect: Dialect, details: RemoteSequence) -> FinishReason:
 def _prompt_tokens(details: RemoteSequence) -> int:
     """TGI 0.9 does not count the prompt: 0, unless it was asked to repeat it."""
     return details.input_length or details.prompt_tokens or len(details.prefill)
-
-
-def _decode(data: bytes, type: Any) -> Any:
-    try:
-        return msgspec.json.decode(data, type=type)
-    except UNREADABLE:
-        raise malformed("not the protocol's JSON") from None

@@ -33,7 +33,7 @@ class StreamWriter:
         self.headers: Headers = (*STREAM_HEADERS, *compute_headers(dialect, request))
         self._dialect = dialect
         self._request = request
-        self._prefix = dialect.sse_prefix.encode()
+        self._prefix = dialect.answers.sse_prefix.encode()
         self._index = 0
         self._texts: list[str] = []
         self._finished: Finished | None = None
@@ -83,19 +83,19 @@ class StreamWriter:
         if not token.special:
             self._texts.append(token.text)
         wire = wire_token(self._dialect, token)
-        if self._dialect.full_text:
+        if self._dialect.answers.full_text:
             wire = msgspec.structs.replace(wire, text="".join(self._texts))
         return StreamResponse(
-            index=self._index if self._dialect.index else UNSET,
+            index=self._index if self._dialect.answers.index else UNSET,
             token=wire,
             top_tokens=wire_top(token.top) if token.top and self._request.top_logprobs else UNSET,
         )
 
     def _details(self, finished: Finished, usage: Usage) -> StreamDetails:
-        count = self._dialect.prompt_count
+        count = self._dialect.answers.prompt_count
         return StreamDetails(
             prompt_tokens=usage.prompt_tokens if count == "prompt_tokens" else UNSET,
-            finish_reason=self._dialect.finish[finished.reason],
+            finish_reason=self._dialect.wording.finish[finished.reason],
             generated_tokens=usage.completion_tokens if finished.generated is None else finished.generated,
             seed=effective_seed(self._dialect, self._request, finished.seed),
             input_length=usage.prompt_tokens if count == "input_length" else UNSET,

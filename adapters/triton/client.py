@@ -34,7 +34,7 @@ class TritonClient:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._heeded = {name for name, parameter in dialect.parameters.items() if parameter.remote}
+        self._heeded = {name for name, parameter in dialect.requests.parameters.items() if parameter.remote}
 
     def encode(self, request: Generate) -> Outbound:
         """Write a request.
@@ -91,29 +91,29 @@ class TritonClient:
             said["structured_outputs"] = _structured_outputs(request.grammar)
         if request.lora_adapter is not None:
             said["lora_name"] = request.lora_adapter
-        if self._dialect.details:
+        if self._dialect.answers.details:
             said["details"] = True
         return said
 
     def _id(self, request: Generate) -> dict[str, Any]:
-        id, pattern = request.client_request_id or request.id, self._dialect.id_pattern
+        id, pattern = request.client_request_id or request.id, self._dialect.limits.id_pattern
         return {"id": id} if id and (pattern is None or re.fullmatch(pattern, id)) else {}
 
     def _prompt(self, request: Generate) -> dict[str, Any]:
         prompt = _text_prompt(request)
         if not prompt.images:
             return {"text_input": prompt.text}
-        if self._dialect.rules == "triton":
+        if self._dialect.requests.rules == "triton":
             return {"text_input": prompt.text, "image": [_base64(image) for image in prompt.images]}
         images = [{"type": "image_url", "image_url": image.ref} for image in prompt.images]
         return {"text_input": [{"type": "text", "text": prompt.text}, *images]}
 
     def _inputs(self, request: Generate) -> dict[str, Any]:
         """What is asked for beside the text. vLLM's backend streams only if an input says so, whatever the URL."""
-        if self._dialect.details:
+        if self._dialect.answers.details:
             return {}
         inputs = {"stream": request.stream, "exclude_input_in_output": True}
-        if not self._dialect.finish_reason_output:
+        if not self._dialect.remote.finish_reason_output:
             if request.logprobs:
                 raise _unsupported("logprobs")
             return inputs

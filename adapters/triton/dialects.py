@@ -1,6 +1,7 @@
-"""Triton's dialects as data: every knob of the protocol that is not the same everywhere.
+"""The dialects of Triton's HTTP protocol as data: `triton` and `mindie-triton`.
 
-`triton` speaks as Triton's HTTP server in front of its vLLM backend, `mindie-triton` as MindIE's Triton endpoints.
+`triton` is Triton's HTTP server with its vLLM backend, `mindie-triton` MindIE's Triton endpoints. Every field may be
+set by a configuration; no code asks for a dialect's name.
 Sources: triton-inference-server/server:src/http_server.cc and docs/protocol/extension_generate.md,
 triton-inference-server/vllm_backend:src/utils/request.py, and
 Ascend/MindIE-LLM:src/server/endpoint/single_req_infer_interface/single_req_triton_text_infer_interface.cpp.
@@ -12,144 +13,191 @@ from typing import Literal
 
 import msgspec
 
+from adapters.dialect import Bound, Group
 from schemas.ir import FinishReason
 
 
-class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request parameter: its type, and the interval its value must lie in (`open_…`: without the bound itself).
+class Parameter(Bound, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request parameter: its type, and the interval of its value, or of each of its values.
 
-    `remote` False: we honour it, other servers of the dialect ignore it, so it cannot be asked of them.
+    `remote` False: this server honours it, other servers of the dialect ignore it, so it is never sent to them.
     """
 
     type: Literal["int", "float", "bool", "string", "strings", "ints", "biases", "grammar"]
-    least: float | None = None
-    most: float | None = None
-    open_least: bool = False
-    open_most: bool = False
     remote: bool = True
 
 
-class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row of the table.
+class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a request is read.
 
     Attributes:
-        name: what a configuration calls it.
-        rules: whose rules a generate body is read by: Triton's (ordered pairs, members are tensors or parameters) or
-            MindIE's (an object; null and unknown members are ignored).
-        parameters: the parameters it knows. Others are kept in `extra`.
-        numbers_in_strings: whether "0.5" counts as 0.5; vLLM's backend casts, and its own sample client relies on it.
-        default_max_tokens: tokens to generate if the client does not say; None = as far as the context reaches.
-        unbounded_max_tokens: what is sent to a remote for "as far as the context reaches", which has no spelling.
-        max_tokens_name: the parameter that is sent to a remote.
-        default_temperature: the temperature if the client does not say.
-        always_samples: whether sampling is on unless the temperature is 0.
-        exclude_input_by_default: whether `text_output` is the completion alone unless the client says otherwise.
-        id_pattern: what an `id` must match.
-        bad_id: the words for one that does not.
-        always_id: whether an answer without a requested `id` carries ours.
-        model_version: the version that answers name.
-        sorted_keys: whether response members are sorted by name.
-        details: whether `parameters.details` asks for a `details` member (MindIE) that ends with the finish reason.
-        frame_prefix: what precedes the JSON of a frame.
-        full_text: whether every frame carries the text so far (MindIE's `fullTextEnabled`).
-        finish_reasons: the words for why a choice ended.
-        unfinished: the word for a choice that has not.
-        ends: what a remote's words mean; others are failures.
-        finish_reason_output: whether remotes tell the finish reason. If not, a clean end of a stream counts as its end.
-        abort_on_error: whether the connection is reset after an in-stream error, for clients that ignore the frame.
-        malformed: the words for a body that is not JSON.
-        type_error: the words for a parameter of a wrong type.
-        range_error: the words for a parameter out of its interval.
-        statuses: HTTP status by kind of error.
-        error_types: `error_type` by HTTP status; empty = no such member.
-        max_input_bytes: the most that all inputs of a request may take up.
+        rules: the rules for bodies of the generate extension: Triton's (ordered pairs; members are tensors or
+            parameters) or MindIE's (an object; null and unknown members are ignored).
+        parameters: the known parameters, by name. Others are kept in `Generate.extra`.
+        numbers_in_strings: whether "0.5" is read as 0.5; vLLM's backend casts, and its own sample client relies on it.
     """
 
-    name: str
     rules: Literal["triton", "mindie"] = "triton"
     parameters: dict[str, Parameter]
     numbers_in_strings: bool = True
+
+
+class Limits(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What values a request may have, beside the intervals of its parameters.
+
+    Attributes:
+        id_pattern: regular expression of an `id`.
+        max_input_bytes: bytes of all input tensors of a request together.
+    """
+
+    id_pattern: str | None = None
+    max_input_bytes: int = 1 << 26
+
+
+class Defaults(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a value is where the request does not say.
+
+    Attributes:
+        default_max_tokens: tokens to generate; None generates as far as the context reaches.
+        default_temperature: the temperature.
+        always_samples: whether sampling is on unless the temperature is 0.
+        exclude_input_by_default: whether `text_output` is the completion alone.
+    """
+
     default_max_tokens: int | None = 16
-    unbounded_max_tokens: int = 1 << 20
-    max_tokens_name: str = "max_tokens"
     default_temperature: float | None = 1.0
     always_samples: bool = True
     exclude_input_by_default: bool = True
-    id_pattern: str | None = None
-    bad_id: str = "Unable to parse 'id'"
+
+
+class Answers(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The shape of answers and streams.
+
+    Attributes:
+        always_id: whether the answer to a request without an `id` has one.
+        model_version: the version that answers name.
+        sorted_keys: whether response members are sorted by name.
+        details: whether `parameters.details` asks for a member `details` (MindIE's), which has the finish reason.
+        frame_prefix: what precedes the JSON of a frame.
+        full_text: whether every frame has the whole text so far (MindIE's `fullTextEnabled`).
+        abort_on_error: whether the connection is reset after an error in a stream, for clients that ignore the frame.
+    """
+
     always_id: bool = False
     model_version: str | None = "1"
     sorted_keys: bool = True
     details: bool = False
     frame_prefix: str = "data: "
     full_text: bool = False
+    abort_on_error: bool = False
+
+
+class Wording(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Finish reasons and errors in the dialect's words.
+
+    Attributes:
+        finish_reasons: our finish reason -> the dialect's.
+        unfinished: the finish reason of a choice that has not ended.
+        bad_id: refuses an `id` that does not match the pattern.
+        malformed: refuses a body that is not JSON, for a `{reason}`.
+        type_error: refuses the value of the parameter `{name}`, which is not of `{type}`.
+        range_error: refuses the `{value}` of the parameter `{name}`, which is not in `{interval}`.
+        statuses: our kind of error -> HTTP status.
+        error_types: HTTP status -> `error_type`; a status that is not here has no such member.
+    """
+
     finish_reasons: dict[FinishReason, str]
     unfinished: str = "None"
-    ends: dict[str, FinishReason]
-    finish_reason_output: bool = True
-    abort_on_error: bool = False
+    bad_id: str = "Unable to parse 'id'"
     malformed: str = "failed to parse the request JSON buffer: {reason}"
     type_error: str = "parameter '{name}' must be of type {type}"
     range_error: str = "parameter '{name}' must be in {interval}, got {value}"
     statuses: dict[str, int]
-    error_types: dict[int, str] = {}
-    max_input_bytes: int = 1 << 26
+    error_types: dict[int, str] = msgspec.field(default_factory=dict)
+
+
+class Remote(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a remote server of the dialect is called and understood.
+
+    Attributes:
+        max_tokens_name: the parameter for the number of tokens to generate.
+        unbounded_max_tokens: its value for "as far as the context reaches", which the protocol cannot express.
+        ends: the remote's finish reason -> ours; any other is a failure.
+        finish_reason_output: whether remotes return the finish reason. If not, a clean end of a stream ends the answer.
+    """
+
+    max_tokens_name: str = "max_tokens"
+    unbounded_max_tokens: int = 1 << 20
+    ends: dict[str, FinishReason]
+    finish_reason_output: bool = True
+
+
+class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One variant of the protocol. The defaults of all fields are Triton's."""
+
+    name: str
+    requests: Requests
+    limits: Limits = Limits()
+    defaults: Defaults = Defaults()
+    answers: Answers = Answers()
+    wording: Wording
+    remote: Remote
 
 
 _INT32 = (1 << 31) - 1
 _UINT64 = (1 << 64) - 1
 
-_VLLM: dict[str, Parameter] = {
-    "max_tokens": Parameter("int", least=1, most=_INT32),
-    "max_new_tokens": Parameter("int", least=1, most=_INT32),
-    "min_tokens": Parameter("int", least=0, most=_INT32),
-    "temperature": Parameter("float", least=0),
-    "top_p": Parameter("float", least=0, most=1, open_least=True),
-    "top_k": Parameter("int", least=-1, most=_INT32),
-    "min_p": Parameter("float", least=0, most=1),
-    "repetition_penalty": Parameter("float", least=0, open_least=True),
-    "presence_penalty": Parameter("float", least=-2, most=2),
-    "frequency_penalty": Parameter("float", least=-2, most=2),
-    "logit_bias": Parameter("biases"),
-    "seed": Parameter("int", least=-1, most=_UINT64),
-    "n": Parameter("int", least=1, most=128),
-    "best_of": Parameter("int", least=1, most=128),
-    "stop": Parameter("strings"),
-    "stop_words": Parameter("strings"),
-    "stop_token_ids": Parameter("ints", least=0, most=_INT32),
-    "include_stop_str_in_output": Parameter("bool"),
-    "ignore_eos": Parameter("bool"),
-    "bad_words": Parameter("strings"),
-    "use_beam_search": Parameter("bool"),
-    "truncate_prompt_tokens": Parameter("int", least=1, most=_INT32),
-    "logprobs": Parameter("int", least=0, most=20),
-    "prompt_logprobs": Parameter("int", least=0, most=20),
-    "structured_outputs": Parameter("grammar"),
-    "guided_decoding": Parameter("grammar"),
-    "lora_name": Parameter("string"),
-}
+_VLLM = (
+    Parameter("max_tokens", 1, _INT32, type="int"),
+    Parameter("max_new_tokens", 1, _INT32, type="int"),
+    Parameter("min_tokens", 0, _INT32, type="int"),
+    Parameter("temperature", 0, type="float"),
+    Parameter("top_p", 0, 1, open_low=True, type="float"),
+    Parameter("top_k", -1, _INT32, type="int"),
+    Parameter("min_p", 0, 1, type="float"),
+    Parameter("repetition_penalty", 0, open_low=True, type="float"),
+    Parameter("presence_penalty", -2, 2, type="float"),
+    Parameter("frequency_penalty", -2, 2, type="float"),
+    Parameter("logit_bias", type="biases"),
+    Parameter("seed", -1, _UINT64, type="int"),
+    Parameter("n", 1, 128, type="int"),
+    Parameter("best_of", 1, 128, type="int"),
+    Parameter("stop", type="strings"),
+    Parameter("stop_words", type="strings"),
+    Parameter("stop_token_ids", 0, _INT32, type="ints"),
+    Parameter("include_stop_str_in_output", type="bool"),
+    Parameter("ignore_eos", type="bool"),
+    Parameter("bad_words", type="strings"),
+    Parameter("use_beam_search", type="bool"),
+    Parameter("truncate_prompt_tokens", 1, _INT32, type="int"),
+    Parameter("logprobs", 0, 20, type="int"),
+    Parameter("prompt_logprobs", 0, 20, type="int"),
+    Parameter("structured_outputs", type="grammar"),
+    Parameter("guided_decoding", type="grammar"),
+    Parameter("lora_name", type="string"),
+)
 
-_MINDIE: dict[str, Parameter] = {
-    "max_new_tokens": Parameter("int", least=0, most=_INT32, open_least=True),
-    "temperature": Parameter("float", least=0, open_least=True),
+_MINDIE = (
+    Parameter("max_new_tokens", 0, _INT32, open_low=True, type="int"),
+    Parameter("temperature", 0, open_low=True, type="float"),
     # MindIE's Triton endpoint takes 0 as "off", its TGI endpoint does not (AssignTopK, allowLowerBound).
-    "top_k": Parameter("int", least=0, most=_INT32),
+    Parameter("top_k", 0, _INT32, type="int"),
     # "absent means 1.0, but 1.0 may not be sent"
-    "top_p": Parameter("float", least=0, most=1, open_least=True, open_most=True),
-    "typical_p": Parameter("float", least=0, most=1, open_least=True),
-    "do_sample": Parameter("bool"),
-    "seed": Parameter("int", least=0, most=_UINT64),
-    "repetition_penalty": Parameter("float", least=0, open_least=True),
-    "watermark": Parameter("bool"),
-    "details": Parameter("bool"),
-    "priority": Parameter("int", least=1, most=5),
-    "timeout": Parameter("int", least=0, most=65535, open_least=True),
-    "batch_size": Parameter("int", least=0, most=_INT32, open_least=True),
-    # MindIE's TGI endpoint has these, its Triton endpoint drops them without a word.
-    "stop": Parameter("strings", remote=False),
-    "truncate": Parameter("int", least=0, most=_INT32, open_least=True, remote=False),
-    "adapter_id": Parameter("string", remote=False),
-}
+    Parameter("top_p", 0, 1, open_low=True, open_high=True, type="float"),
+    Parameter("typical_p", 0, 1, open_low=True, type="float"),
+    Parameter("do_sample", type="bool"),
+    Parameter("seed", 0, _UINT64, type="int"),
+    Parameter("repetition_penalty", 0, open_low=True, type="float"),
+    Parameter("watermark", type="bool"),
+    Parameter("details", type="bool"),
+    Parameter("priority", 1, 5, type="int"),
+    Parameter("timeout", 0, 65535, open_low=True, type="int"),
+    Parameter("batch_size", 0, _INT32, open_low=True, type="int"),
+    # MindIE's TGI endpoint has these, its Triton endpoint drops them silently.
+    Parameter("stop", remote=False, type="strings"),
+    Parameter("truncate", 0, _INT32, open_low=True, remote=False, type="int"),
+    Parameter("adapter_id", remote=False, type="string"),
+)
 
 # TRITONSERVER_Error codes and their statuses: INVALID_ARG 400, NOT_FOUND 404, UNAVAILABLE 503, UNSUPPORTED 501,
 # INTERNAL 500. There is none for "too many requests": a rate limit is UNAVAILABLE.
@@ -177,83 +225,97 @@ _TRITON_STATUSES = {
     "internal": 500,
 }
 
+
+def _by_name(parameters: tuple[Parameter, ...]) -> dict[str, Parameter]:
+    return {parameter.name: parameter for parameter in parameters}
+
+
 _TRITON = Dialect(
     name="triton",
-    parameters=_VLLM,
-    finish_reasons={
-        FinishReason.EOS: "stop",
-        FinishReason.STOP_STRING: "stop",
-        FinishReason.STOP_TOKEN: "stop",
-        FinishReason.LENGTH: "length",
-        FinishReason.TOOL_CALL: "stop",
-        FinishReason.CONTENT_FILTER: "content_filter",
-    },
-    ends={
-        "stop": FinishReason.EOS,
-        "length": FinishReason.LENGTH,
-        "content_filter": FinishReason.CONTENT_FILTER,
-    },
-    # vLLM's backend puts the prompt in front of whole answers by default. The generate document's own example shows
-    # the output alone, litellm shows users whatever comes, and one prompt should give one text in every protocol.
-    exclude_input_by_default=True,
-    statuses=_TRITON_STATUSES,
+    requests=Requests(parameters=_by_name(_VLLM)),
+    # vLLM's backend puts the prompt in front of whole answers by default. The generate extension's own example shows
+    # the output alone, litellm shows users the whole `text_output`, and one prompt should give one text in every
+    # protocol.
+    defaults=Defaults(exclude_input_by_default=True),
+    wording=Wording(
+        finish_reasons={
+            FinishReason.EOS: "stop",
+            FinishReason.STOP_STRING: "stop",
+            FinishReason.STOP_TOKEN: "stop",
+            FinishReason.LENGTH: "length",
+            FinishReason.TOOL_CALL: "stop",
+            FinishReason.CONTENT_FILTER: "content_filter",
+        },
+        statuses=_TRITON_STATUSES,
+    ),
+    remote=Remote(
+        ends={
+            "stop": FinishReason.EOS,
+            "length": FinishReason.LENGTH,
+            "content_filter": FinishReason.CONTENT_FILTER,
+        }
+    ),
 )
 
 _MINDIE_TRITON = Dialect(
     name="mindie-triton",
-    rules="mindie",
-    parameters=_MINDIE,
-    numbers_in_strings=False,
-    default_max_tokens=20,
-    unbounded_max_tokens=_INT32,
-    max_tokens_name="max_new_tokens",
-    default_temperature=None,
-    always_samples=False,
-    id_pattern="[A-Za-z0-9_-]{1,256}",
-    bad_id="The id can contain only digits, letters, underscores(_), hyphens(-) and no more than 256 words in length.",
-    always_id=True,
-    model_version=None,
-    sorted_keys=False,
-    details=True,
-    frame_prefix="data:",  # no space, as MindIE writes it here and nowhere else
-    finish_reasons={
-        FinishReason.EOS: "eos_token",
-        FinishReason.STOP_STRING: "eos_token",
-        FinishReason.STOP_TOKEN: "eos_token",
-        FinishReason.LENGTH: "length",
-        FinishReason.TOOL_CALL: "eos_token",
-        FinishReason.CONTENT_FILTER: "stop_sequence",  # MindIE's word for everything that was cut off
-    },
-    ends={"eos_token": FinishReason.EOS, "length": FinishReason.LENGTH},
-    malformed="Failed to parse request context to json",
-    type_error="{name} must be {type} type.",
-    range_error="Parameter {name} must be in {interval}, got {value}.",
-    statuses=_TRITON_STATUSES
-    | {
-        "invalid_request": 422,
-        "malformed_body": 422,
-        "unsupported": 422,
-        "context_length": 422,
-        "rate_limited": 429,
-        "backend_failed": 424,
-        "timeout": 500,
-    },
-    error_types={
-        400: "Bad Request",
-        401: "Unauthorized",
-        403: "Forbidden",
-        404: "NotFoundError",
-        405: "Method Not Allowed",
-        408: "Request Timeout",
-        409: "Conflict",
-        413: "Payload Too Large",
-        415: "Unsupported Media Type",
-        422: "Input Validation Error",
-        424: "Generation Error",
-        429: "Too Many Requests",
-        500: "Incomplete Generation",
-        503: "Service Unavailable",
-    },
+    requests=Requests(rules="mindie", parameters=_by_name(_MINDIE), numbers_in_strings=False),
+    limits=Limits(id_pattern="[A-Za-z0-9_-]{1,256}"),
+    defaults=Defaults(default_max_tokens=20, default_temperature=None, always_samples=False),
+    answers=Answers(
+        always_id=True,
+        model_version=None,
+        sorted_keys=False,
+        details=True,
+        frame_prefix="data:",  # no space, as MindIE writes it here and nowhere else
+    ),
+    wording=Wording(
+        finish_reasons={
+            FinishReason.EOS: "eos_token",
+            FinishReason.STOP_STRING: "eos_token",
+            FinishReason.STOP_TOKEN: "eos_token",
+            FinishReason.LENGTH: "length",
+            FinishReason.TOOL_CALL: "eos_token",
+            FinishReason.CONTENT_FILTER: "stop_sequence",  # MindIE's word for everything that was cut off
+        },
+        bad_id=(
+            "The id can contain only digits, letters, underscores(_), hyphens(-) and no more than 256 words in length."
+        ),
+        malformed="Failed to parse request context to json",
+        type_error="{name} must be {type} type.",
+        range_error="Parameter {name} must be in {interval}, got {value}.",
+        statuses=_TRITON_STATUSES
+        | {
+            "invalid_request": 422,
+            "malformed_body": 422,
+            "unsupported": 422,
+            "context_length": 422,
+            "rate_limited": 429,
+            "backend_failed": 424,
+            "timeout": 500,
+        },
+        error_types={
+            400: "Bad Request",
+            401: "Unauthorized",
+            403: "Forbidden",
+            404: "NotFoundError",
+            405: "Method Not Allowed",
+            408: "Request Timeout",
+            409: "Conflict",
+            413: "Payload Too Large",
+            415: "Unsupported Media Type",
+            422: "Input Validation Error",
+            424: "Generation Error",
+            429: "Too Many Requests",
+            500: "Incomplete Generation",
+            503: "Service Unavailable",
+        },
+    ),
+    remote=Remote(
+        max_tokens_name="max_new_tokens",
+        unbounded_max_tokens=_INT32,
+        ends={"eos_token": FinishReason.EOS, "length": FinishReason.LENGTH},
+    ),
 )
 
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (_TRITON, _MINDIE_TRITON)}

@@ -31,12 +31,12 @@ _PARAMETERS = {
 
 def reply(error: GatewayError, dialect: Dialect) -> Reply:
     """A whole answer that is an error."""
-    return Reply(body(error, dialect), dialect.statuses[error.kind], JSON, _headers(error))
+    return Reply(body(error, dialect), dialect.wording.statuses[error.kind], JSON, _headers(error))
 
 
 def body(error: GatewayError, dialect: Dialect) -> bytes:
     """The error object."""
-    type = dialect.error_types.get(dialect.statuses[error.kind], msgspec.UNSET)
+    type = dialect.wording.error_types.get(dialect.wording.statuses[error.kind], msgspec.UNSET)
     return msgspec.json.encode(ErrorBody(_message(error), type))
 
 

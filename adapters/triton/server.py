@@ -17,8 +17,9 @@ from adapters.triton.dialects import Dialect
 from adapters.triton.generate import body as generate_body
 from adapters.triton.generate.encode import EVENT_STREAM, FrameEncoder, Values, Writer, frame, id_headers
 from adapters.triton.generate.request import outputs_of, to_generate
+from schemas.completion import Completion
 from schemas.errors import BackendError, GatewayError, InternalError, MalformedBody
-from schemas.ir import Completion, Embed, Embeddings, Generate, Tokenize, Tokens
+from schemas.ir import Embed, Embeddings, Generate, Tokenize, Tokens
 from schemas.triton import (
     GenerateRequest,
     GenerateResponse,
@@ -97,9 +98,9 @@ class TritonServer:
             if route.name.startswith("generate"):
                 given = generate_body.read(body, card, self.dialect)
             else:
-                given = infer.read(body, call.headers, card, self.dialect.max_input_bytes)
+                given = infer.read(body, call.headers, card, self.dialect.limits.max_input_bytes)
         except MalformedBody as error:
-            raise MalformedBody(self.dialect.malformed.format(reason=error.message)) from None
+            raise MalformedBody(self.dialect.wording.malformed.format(reason=error.message)) from None
         return to_generate(given, route, call, card, self.dialect, body)
 
     def encoder(self, request: Generate) -> FrameEncoder:
@@ -119,7 +120,7 @@ class TritonServer:
                 outputs_of(request),
                 values,
                 model=request.model,
-                version=self.dialect.model_version or describe.VERSION,
+                version=self.dialect.answers.model_version or describe.VERSION,
                 id=request.client_request_id or "",
             )
         body = Writer(request, self.dialect).object(values)

@@ -15,7 +15,7 @@ from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.protocol.messages import Logprobs, Output, Ready, SamplingParams, Submit
 from backends.native.text.codec import TextCodec
 from backends.native.text.tool_parser import ToolParser, most_calls, offered
-from backends.prompts import cuts, fit
+from backends.prompts import fit
 from schemas.errors import BackendFailed, InvalidRequest, Overloaded
 from schemas.ir import Delta, Event, Events, FinishReason, Generate, Sampling, Started, Usage
 
@@ -103,7 +103,7 @@ class Answer:
         ids = prompt.prompt_token_ids
         request, stopping = self._request, self._request.stopping
         _check_ids(ids, request, ready.vocab_size)
-        max_new_tokens = fit(len(ids), stopping.max_new_tokens, ready.context_length, cut=cuts(request))
+        max_new_tokens = fit(len(ids), stopping.max_new_tokens, ready.context_length, overflow=request.overflow)
         scored = request.logprobs or request.top_logprobs > 0 or self._candidates > request.n
         for place in range(self._candidates):
             effective = (seed + place) % 2**64

@@ -34,7 +34,7 @@ from schemas.ir import Embed, Embeddings, Events, Generate, Started, TokenIds, T
 
 R = TypeVar("R", Generate, Embed)
 
-_MARKS: dict[str, TokenIds] = {mark: mark for mark in get_args(TokenIds) if mark != "told"}
+_MARKS: dict[str, TokenIds] = {mark: mark for mark in get_args(TokenIds) if mark != "model"}
 
 
 class RemoteBackend:
@@ -169,7 +169,7 @@ class RemoteBackend:
         if mark := _MARKS.get(response.header(TOKEN_IDS)):
             return mark
         if told:
-            return "told"
+            return "model"
         return "synthetic" if self._retokeniser is None else "retokenised"
 
     def _named(self, request: R) -> R:
@@ -237,7 +237,7 @@ class RemoteBackend:
 
 def _marked(events: Events, ids: TokenIds) -> Events:
     """The first events, of which `Started` tells whose the ids are of all."""
-    if ids == "told":
+    if ids == "model":
         return events
     place = [type(event) for event in events].index(Started)
     started = msgspec.structs.replace(events[place], token_ids=ids)

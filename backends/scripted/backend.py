@@ -16,7 +16,7 @@ import msgspec
 from backends.base import Capabilities, Feature, Health
 from backends.best_of import winners
 from backends.detokenizer import Detokenizer
-from backends.prompts import as_asked, cuts, fit
+from backends.prompts import as_asked, fit
 from backends.scripted.answer import answer, prompt_text
 from backends.scripted.play import play, scored_token
 from backends.scripted.script import FAULTS, HANG, Fault, Script, script_for
@@ -162,7 +162,9 @@ class ScriptedBackend:
         count = max(request.n, request.best_of or 1)
         choices: list[Iterator[Delta | None]] = []
         for prompt, ids in zip(request.prompts, prompts, strict=True):
-            limit = fit(len(ids), request.stopping.max_new_tokens, self._options.context_length, cut=cuts(request))
+            limit = fit(
+                len(ids), request.stopping.max_new_tokens, self._options.context_length, overflow=request.overflow
+            )
             for place in range(count):
                 effective = (first + place) % 2**64
                 said = answer(script, request, prompt, effective, self._tokenizer)

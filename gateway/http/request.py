@@ -29,8 +29,9 @@ from gateway.response_store import OwnRecords
 from gateway.routing.router import Plan, Target
 from gateway.service import Service
 from schemas.catalog import Change
+from schemas.completion import Timings
 from schemas.errors import GatewayError, Incomplete, Overloaded, ShuttingDown, UnsupportedFeature
-from schemas.ir import Embed, Events, Finished, FinishReason, Generate, Request, Timings, Tokenize, Usage
+from schemas.ir import Embed, Events, Finished, FinishReason, Generate, Request, Tokenize, Usage
 
 log = structlog.get_logger()
 

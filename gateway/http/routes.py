@@ -14,6 +14,7 @@ import msgspec
 from litestar.handlers import ASGIRouteHandler, asgi
 
 from adapters.base import Adapter, Reply, Route
+from adapters.dialect import option_names, with_options
 from gateway.config import Config, ConfigError, nearest
 from gateway.http import experiment
 from gateway.http.path_templates import Paths
@@ -121,12 +122,12 @@ def _dialects(adapters: Mapping[str, Adapter], options: Mapping[str, Mapping[str
 def _with(name: str, dialect: Any, options: Mapping[str, Any]) -> Any:
     if not options:
         return dialect
-    fields = msgspec.to_builtins(dialect)
+    known = option_names(dialect)
     for field in options:
-        if field not in fields:
-            raise ConfigError(f"dialect_options.{name}: there is no field '{field}'{nearest(field, fields)}")
+        if field not in known:
+            raise ConfigError(f"dialect_options.{name}: there is no field '{field}'{nearest(field, known)}")
     try:
-        return msgspec.convert(fields | dict(options), type(dialect))
+        return with_options(dialect, options)
     except msgspec.ValidationError as error:
         raise ConfigError(f"dialect_options.{name}: {error}") from None
 

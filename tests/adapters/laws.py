@@ -13,8 +13,8 @@ import msgspec
 from hypothesis import strategies as st
 
 from adapters.fold import fold
+from schemas.completion import Completion
 from schemas.ir import (
-    Completion,
     Delta,
     Event,
     Events,

@@ -8,16 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.fold import Fold, blocks, fold, unfold
+from adapters.openai import ADAPTER as OPENAI
+from schemas.completion import Choice, Completion, Timings
 from schemas.errors import Incomplete
 from schemas.ir import (
-    Choice,
-    Completion,
+    ChatPrompt,
     Delta,
     Events,
     Finished,
     FinishReason,
+    Generate,
+    Message,
     Started,
-    Timings,
     Token,
     ToolCall,
     ToolDelta,
@@ -77,6 +79,43 @@ def test_blocks_are_in_the_order_of_the_stream() -> None:
     assert [*blocks(second)] == [("text", "b"), ("refusal", "no"), ("text", "d")]
     usual = msgspec.structs.replace(first, order=())
     assert [*blocks(usual)] == [("reasoning", "hm!"), ("text", "ac"), *calls]
+
+
+REPEATED_IDS: Events = (
+    Started("m"),
+    Delta(tool_calls=(ToolDelta(0, "call_a", "f", "{"), ToolDelta(1, "call_x", "g"))),
+    Delta(tool_calls=(ToolDelta(0, "call_b", arguments='"a":'), ToolDelta(1, "call_x", "g"))),
+    Delta(tool_calls=(ToolDelta(0, "", "h", "1}"), ToolDelta(1, arguments="{}"))),
+    Finished(reason=FinishReason.TOOL_CALL),
+    Usage(1, 3),
+)
+
+
+def test_the_last_id_and_name_of_a_tool_call_win() -> None:
+    [choice] = fold(REPEATED_IDS).choices
+    assert choice.tool_calls == (ToolCall("call_b", "h", '{"a":1}'), ToolCall("call_x", "g", "{}"))
+
+
+def test_a_streamed_tool_call_equals_the_whole_one_when_ids_repeat() -> None:
+    """A client keeps the last id and name that it has read of a call and joins the arguments."""
+    server = OPENAI.server(OPENAI.dialects["openai"])
+    request = Generate(id="1", model="m", prompts=(ChatPrompt((Message("user", "Hi"),)),))
+    streamed: dict[int, dict[str, str]] = {}
+    for line in server.encoder(request).feed(REPEATED_IDS).split(b"\n\n"):
+        if not line.startswith(b"data: {"):
+            continue
+        for choice in msgspec.json.decode(line.removeprefix(b"data: "))["choices"]:
+            for piece in choice["delta"].get("tool_calls", ()):
+                call = streamed.setdefault(piece["index"], {"id": "", "name": "", "arguments": ""})
+                call["id"] = piece.get("id") or call["id"]
+                call["name"] = piece["function"].get("name") or call["name"]
+                call["arguments"] += piece["function"]["arguments"]
+    [choice] = msgspec.json.decode(server.encode(request, fold(REPEATED_IDS)).body)["choices"]
+    whole = [
+        {"id": call["id"], "name": call["function"]["name"], "arguments": call["function"]["arguments"]}
+        for call in choice["message"]["tool_calls"]
+    ]
+    assert [streamed[index] for index in sorted(streamed)] == whole
 
 
 @pytest.mark.parametrize("length", range(len(STREAM)))

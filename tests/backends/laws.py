@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from adapters.fold import fold
-from schemas.ir import Completion, Delta, Event, Events, Finished, Generate, Started, Usage
+from schemas.completion import Completion
+from schemas.ir import Delta, Event, Events, Finished, Generate, Started, Usage
 
 
 async def collect(stream: AsyncGenerator[Events, None]) -> Events:

@@ -22,13 +22,13 @@ def test_what_does_not_fit(prompt: int, asked: int | None) -> None:
 
 @pytest.mark.parametrize(("asked", "given"), [(None, 7), (4, 4), (7, 7), (8, 7), (100, 7), (0, 0)])
 def test_what_is_cut_to_fit(asked: int | None, given: int) -> None:
-    assert fit(3, asked, 10, cut=True) == given
+    assert fit(3, asked, 10, overflow="truncate") == given
 
 
 @pytest.mark.parametrize("asked", [None, 1, 5])
 def test_no_prompt_is_cut(asked: int | None) -> None:
     with pytest.raises(ContextLengthExceeded):
-        fit(10, asked, 10, cut=True)
+        fit(10, asked, 10, overflow="truncate")
 
 
 def test_an_empty_prompt_is_refused() -> None:

@@ -13,19 +13,8 @@ from adapters.base import Reply
 from adapters.fold import visible_text
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.logprobs import chat_logprobs, completion_logprobs
-from schemas.ir import (
-    ChatPrompt,
-    Choice,
-    Completion,
-    Embed,
-    Embeddings,
-    FinishReason,
-    Generate,
-    TextPrompt,
-    Token,
-    ToolCall,
-    Usage,
-)
+from schemas.completion import Choice, Completion
+from schemas.ir import ChatPrompt, Embed, Embeddings, FinishReason, Generate, TextPrompt, Token, ToolCall, Usage
 from schemas.openai import answers as wire
 from schemas.openai import requests
 
@@ -61,7 +50,7 @@ def is_chat(request: Generate) -> bool:
 
 def wire_usage(dialect: Dialect, usage: Usage) -> wire.Usage:
     """Token counts."""
-    if not dialect.usage_details:
+    if not dialect.answers.usage_details:
         return wire.Usage(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens)
     cached, reasoning = usage.cached_tokens, usage.reasoning_tokens
     return wire.Usage(
@@ -94,19 +83,14 @@ def prompt_tokens(request: Generate, choice: int, prompts: Prompts) -> tuple[Tok
     return prompts[place] if request.echo and request.prompt_logprobs and place < len(prompts) else ()
 
 
-def appended(request: Generate) -> str:
-    """What Databricks' `suffix` puts after an answer."""
-    return str(request.hints.get("append", ""))
-
-
 def _chat(dialect: Dialect, request: Generate, answer: Completion, created: int) -> wire.ChatCompletion:
     return wire.ChatCompletion(
-        id=f"{dialect.id_prefix}{request.id}",
+        id=f"{dialect.answers.id_prefix}{request.id}",
         created=created,
         model=answer.model or request.model,
         choices=tuple(_chat_choice(dialect, request, choice) for choice in answer.choices),
         usage=wire_usage(dialect, answer.usage),
-        system_fingerprint=dialect.fingerprint or UNSET,
+        system_fingerprint=dialect.answers.fingerprint or UNSET,
     )
 
 
@@ -117,10 +101,10 @@ def _chat_choice(dialect: Dialect, request: Generate, choice: Choice) -> wire.Ch
         content=choice.text or (None if silent else ""),
         reasoning_content=choice.reasoning or UNSET,
         tool_calls=tuple(map(_tool_call, choice.tool_calls)) or UNSET,
-        refusal=choice.refusal or (None if dialect.refusal else UNSET),
+        refusal=choice.refusal or (None if dialect.answers.refusal else UNSET),
     )
     return wire.ChatChoice(
-        choice.index, message, logprobs if dialect.logprobs else UNSET, dialect.finish[choice.reason]
+        choice.index, message, logprobs if dialect.answers.logprobs else UNSET, dialect.wording.finish[choice.reason]
     )
 
 
@@ -130,12 +114,12 @@ def _tool_call(call: ToolCall) -> requests.ToolCall:
 
 def _completion(dialect: Dialect, request: Generate, answer: Completion, created: int) -> wire.Completion:
     return wire.Completion(
-        id=f"{dialect.completion_id_prefix}{request.id}",
+        id=f"{dialect.answers.completion_id_prefix}{request.id}",
         created=created,
         model=answer.model or request.model,
         choices=tuple(_completion_choice(dialect, request, answer, choice) for choice in answer.choices),
         usage=wire_usage(dialect, answer.usage),
-        system_fingerprint=dialect.fingerprint or UNSET,
+        system_fingerprint=dialect.answers.fingerprint or UNSET,
     )
 
 
@@ -148,9 +132,9 @@ def _completion_choice(
         tokens, offset = prompt + tokens, 0
     logprobs = completion_logprobs(tokens, request.top_logprobs, offset) if request.logprobs else None
     return wire.CompletionChoice(
-        echo + visible_text(choice) + appended(request),
+        echo + visible_text(choice) + request.answer_suffix,
         choice.index,
-        logprobs if dialect.logprobs else UNSET,
+        logprobs if dialect.answers.logprobs else UNSET,
         completion_finish(dialect, choice.reason),
     )
 
@@ -159,7 +143,7 @@ def completion_finish(dialect: Dialect, reason: FinishReason) -> str:
     """Why a completion ended. It has no words for reasoning and calls, which some models write before or instead of
     text: they are left out, and the end of a call is an end.
     """
-    return dialect.finish[FinishReason.EOS if reason is FinishReason.TOOL_CALL else reason]
+    return dialect.wording.finish[FinishReason.EOS if reason is FinishReason.TOOL_CALL else reason]
 
 
 def _base64(vector: tuple[float, ...]) -> str:

@@ -20,13 +20,13 @@ class ChatStreamWriter(StreamWriter):
 
     def __init__(self, dialect: Dialect, request: Generate, created: int, failure: Frame) -> None:
         super().__init__(dialect, request, created, failure)
-        self._role = "assistant" if dialect.role_in_every_delta else UNSET
+        self._role = "assistant" if dialect.answers.role_in_every_delta else UNSET
         self._opened: set[int] = set()
         self._silent: set[int] = set()  # choices whose content is null so far
 
     def _id(self) -> str:
-        prefix = self._dialect.stream_id_prefix
-        return f"{self._dialect.id_prefix if prefix is None else prefix}{self._request.id}"
+        prefix = self._dialect.answers.stream_id_prefix
+        return f"{self._dialect.answers.id_prefix if prefix is None else prefix}{self._request.id}"
 
     def _text_choice(self, index: int) -> bytes:
         return self._choice(index, MessageDelta(role=self._role, content=""))
@@ -36,9 +36,9 @@ class ChatStreamWriter(StreamWriter):
             return self._text(delta.choice, delta.text)
         out = b"".join(self._pieces(delta))
         if isinstance(delta, Finished):
-            told = self._dialect.last_delta_content and delta.choice not in self._silent
+            told = self._dialect.answers.last_delta_content and delta.choice not in self._silent
             last = MessageDelta(content="") if told else MessageDelta()
-            out += self._finish(self._choice(delta.choice, last, finish=self._dialect.finish[delta.reason]))
+            out += self._finish(self._choice(delta.choice, last, finish=self._dialect.wording.finish[delta.reason]))
         return out
 
     def _is_text(self, delta: Delta) -> bool:
@@ -77,11 +77,11 @@ class ChatStreamWriter(StreamWriter):
         if not (speaks or delta.reasoning or delta.tool_calls or delta.refusal or isinstance(delta, Finished)):
             return False
         self._opened.add(delta.choice)
-        return not (speaks and self._dialect.role_in_every_delta)
+        return not (speaks and self._dialect.answers.role_in_every_delta)
 
     def _first(self, delta: Delta, speaks: bool) -> MessageDelta:
         """As the service begins a message: with no text yet, with a call, or with no refusal yet."""
-        nothing = None if self._dialect.refusal else UNSET
+        nothing = None if self._dialect.answers.refusal else UNSET
         if speaks:
             return MessageDelta(role="assistant", content="", refusal=nothing)
         if delta.reasoning:
@@ -96,7 +96,7 @@ class ChatStreamWriter(StreamWriter):
     def _choice(
         self, index: int, delta: MessageDelta, logprobs: ChatLogprobs | None = None, finish: str | None = None
     ) -> bytes:
-        return encode(ChunkChoice(index, delta, logprobs if self._dialect.logprobs else UNSET, finish))
+        return encode(ChunkChoice(index, delta, logprobs if self._dialect.answers.logprobs else UNSET, finish))
 
 
 def _tool_call(call: ToolDelta) -> ToolCallDelta:

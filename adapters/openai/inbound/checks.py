@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from adapters.openai.dialects import Bound, Dialect
+from adapters.dialect import Bound
+from adapters.openai.dialects import Dialect
 from schemas.errors import InvalidRequest
 from schemas.openai.requests import ChatRequest, CompletionRequest, GenerationRequest
 
@@ -49,18 +50,18 @@ def check(dialect: Dialect, given: GenerationRequest) -> None:
     Raises:
         schemas.errors.InvalidRequest: `param` names the parameter.
     """
-    for bound in dialect.bounds:
+    for bound in dialect.limits.bounds:
         value = getattr(given, bound.name, None)
         if value is not None and not bound.holds(value) and not _prompt_only(dialect, given, bound):
             raise out_of_bounds(bound, value)
-    if dialect.model_pattern is not None and not re.fullmatch(dialect.model_pattern, given.model or ""):
+    if dialect.limits.model_pattern is not None and not re.fullmatch(dialect.limits.model_pattern, given.model or ""):
         raise refused("model", "The format of model is invalid.")
     if given.stop is not None:
         _check_stop(dialect, given.stop)
     if given.logit_bias is not None:
         _check_logit_bias(given.logit_bias)
-    streams = dialect.stream_default if given.stream is None else given.stream
-    if given.stream_options is not None and not streams and dialect.stream_options_need_stream:
+    streams = dialect.defaults.stream_default if given.stream is None else given.stream
+    if given.stream_options is not None and not streams and dialect.requests.stream_options_need_stream:
         raise refused("stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled.")
 
 
@@ -73,7 +74,7 @@ def check_chat(dialect: Dialect, given: ChatRequest) -> None:
     top = given.top_logprobs
     if top is None:
         return
-    bound = Bound("top_logprobs", 0, dialect.max_top_logprobs)
+    bound = Bound("top_logprobs", 0, dialect.limits.max_top_logprobs)
     if not bound.holds(top):
         raise out_of_bounds(bound, top)
     if not given.logprobs:
@@ -86,7 +87,7 @@ def check_completion(dialect: Dialect, given: CompletionRequest) -> None:
     Raises:
         schemas.errors.InvalidRequest: `param` names the parameter.
     """
-    bound = Bound("logprobs", 0, dialect.max_logprobs)
+    bound = Bound("logprobs", 0, dialect.limits.max_logprobs)
     if given.logprobs is not None and not bound.holds(given.logprobs):
         raise out_of_bounds(bound, given.logprobs)
     n = given.n or 1
@@ -115,7 +116,7 @@ def out_of_bounds(bound: Bound, value: float) -> InvalidRequest:
 
 def _prompt_only(dialect: Dialect, given: GenerationRequest, bound: Bound) -> bool:
     """Echo and no tokens at all is how a prompt's log-probabilities are asked for."""
-    return bound.name == "max_tokens" and given.max_tokens == 0 and bool(given.echo) and dialect.echo_only
+    return bound.name == "max_tokens" and given.max_tokens == 0 and bool(given.echo) and dialect.requests.echo_only
 
 
 def _number(value: float) -> str:
@@ -125,8 +126,8 @@ def _number(value: float) -> str:
 
 def _check_stop(dialect: Dialect, stop: str | tuple[str, ...]) -> None:
     stops = (stop,) if isinstance(stop, str) else stop
-    if dialect.max_stop is not None and len(stops) > dialect.max_stop:
-        raise too_long("stop", dialect.max_stop, len(stops))
+    if dialect.limits.max_stop is not None and len(stops) > dialect.limits.max_stop:
+        raise too_long("stop", dialect.limits.max_stop, len(stops))
     if "" in stops:
         raise refused("stop", "Invalid 'stop': empty string. Expected a string with minimum length 1.")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec import UNSET
 
 from adapters.openai.dialects import Dialect
-from adapters.openai.inbound.answers import appended, completion_finish, echoed, prompt_tokens
+from adapters.openai.inbound.answers import completion_finish, echoed, prompt_tokens
 from adapters.openai.inbound.logprobs import completion_logprobs
 from adapters.openai.inbound.stream import Frame, StreamWriter, encode
 from schemas.ir import Delta, Finished, Generate
@@ -22,10 +22,9 @@ class CompletionStreamWriter(StreamWriter):
     def __init__(self, dialect: Dialect, request: Generate, created: int, failure: Frame) -> None:
         super().__init__(dialect, request, created, failure)
         self._offsets: dict[int, int] = {}
-        self._suffix = appended(request)
 
     def _id(self) -> str:
-        return f"{self._dialect.completion_id_prefix}{self._request.id}"
+        return f"{self._dialect.answers.completion_id_prefix}{self._request.id}"
 
     def _text_choice(self, index: int) -> bytes:
         return self._choice(index, "")
@@ -33,8 +32,8 @@ class CompletionStreamWriter(StreamWriter):
     def _delta(self, delta: Delta) -> bytes:
         out = b"".join(self._pieces(delta))
         if isinstance(delta, Finished):
-            if self._suffix:
-                out += self._text(delta.choice, self._suffix)
+            if self._request.answer_suffix:
+                out += self._text(delta.choice, self._request.answer_suffix)
             out += self._finish(self._choice(delta.choice, "", finish=completion_finish(self._dialect, delta.reason)))
         return out
 
@@ -63,4 +62,4 @@ class CompletionStreamWriter(StreamWriter):
     def _choice(
         self, index: int, text: str, logprobs: CompletionLogprobs | None = None, finish: str | None = None
     ) -> bytes:
-        return encode(CompletionChoice(text, index, logprobs if self._dialect.logprobs else UNSET, finish))
+        return encode(CompletionChoice(text, index, logprobs if self._dialect.answers.logprobs else UNSET, finish))

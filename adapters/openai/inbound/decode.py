@@ -44,16 +44,16 @@ def read(dialect: Dialect, body: bytes, type: type[T]) -> tuple[T, dict[str, Any
 
 def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, dict[str, Any]]:
     """The second half of `read`, for a protocol that has to look at the fields first."""
-    known = dialect.chat_fields
+    known = dialect.requests.chat_fields
     unknown: dict[str, Any] = {}
     if known is not None and isinstance(fields, dict) and issubclass(type, wire.ChatRequest):
         unknown = {name: value for name, value in fields.items() if name not in known}
         fields = {name: value for name, value in fields.items() if name in known}
     given, more = convert(fields, type)
     unknown |= more
-    if unknown and dialect.strict:
+    if unknown and dialect.requests.strict:
         name = min(unknown)
-        raise InvalidRequest(dialect.unknown_field.format(name=name), param=name)
+        raise InvalidRequest(dialect.wording.unknown_field.format(name=name), param=name)
     return given, unknown
 
 
@@ -74,9 +74,10 @@ def chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: Call, 
         model=_model(given.model),
         prompts=(read_messages(dialect, given.messages),),
         sampling=_sampling(given),
-        stopping=_stopping(dialect, given, dialect.chat_max_tokens if limit is None else limit),
-        stream=dialect.stream_default if given.stream is None else given.stream,
+        stopping=_stopping(dialect, given, dialect.defaults.chat_max_tokens if limit is None else limit),
+        stream=dialect.defaults.stream_default if given.stream is None else given.stream,
         stream_usage=bool(options.include_usage),
+        continuous_usage=bool(options.continuous_usage_stats),
         n=given.n or 1,
         truncate_prompt_tokens=given.truncate_prompt_tokens,
         raw_prompt=False,
@@ -87,7 +88,7 @@ def chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: Call, 
         parallel_tool_calls=given.parallel_tool_calls,
         grammar=read_response_format(given.response_format),
         user=given.user,
-        hints=_hints(given, options),
+        hints=_hints(given),
         extra=extra,
         origin=origin,
     )
@@ -111,21 +112,22 @@ def completion(
         model=_model(given.model),
         prompts=read_prompts(given.prompt, "prompt"),
         sampling=_sampling(given),
-        stopping=_stopping(dialect, given, dialect.completion_max_tokens if limit is None else limit),
-        stream=dialect.stream_default if given.stream is None else given.stream,
+        stopping=_stopping(dialect, given, dialect.defaults.completion_max_tokens if limit is None else limit),
+        stream=dialect.defaults.stream_default if given.stream is None else given.stream,
         stream_usage=bool(options.include_usage),
+        continuous_usage=bool(options.continuous_usage_stats),
         n=n,
         best_of=given.best_of if (given.best_of or 1) > n else None,
         truncate_prompt_tokens=given.truncate_prompt_tokens,
         echo=echo,
         suffix=given.suffix or None,
-        raw_prompt=dialect.raw_prompts,
+        raw_prompt=dialect.defaults.raw_prompts,
         logprobs=logprobs,
         top_logprobs=given.logprobs or 0,
         prompt_logprobs=logprobs and echo,
         grammar=read_response_format(given.response_format),
         user=given.user,
-        hints=_hints(given, options),
+        hints=_hints(given),
         extra=extra,
         origin=origin,
     )
@@ -190,8 +192,8 @@ def _sampling(given: wire.GenerationRequest) -> Sampling:
 
 
 def _stopping(dialect: Dialect, given: wire.GenerationRequest, limit: int | None) -> Stopping:
-    if dialect.max_iter_times is not None:
-        limit = min(dialect.max_iter_times if limit is None else limit, dialect.max_iter_times)
+    if dialect.limits.max_iter_times is not None:
+        limit = min(dialect.limits.max_iter_times if limit is None else limit, dialect.limits.max_iter_times)
     return Stopping(
         max_new_tokens=limit,
         min_new_tokens=given.min_tokens or 0,
@@ -202,8 +204,5 @@ def _stopping(dialect: Dialect, given: wire.GenerationRequest, limit: int | None
     )
 
 
-def _hints(given: wire.GenerationRequest, options: wire.StreamOptions) -> dict[str, Any]:
-    hints = {name: value for name in HINTS if (value := getattr(given, name, None)) is not None}
-    if options.continuous_usage_stats:
-        hints["continuous_usage_stats"] = True  # the encoder's to heed
-    return hints
+def _hints(given: wire.GenerationRequest) -> dict[str, Any]:
+    return {name: value for name in HINTS if (value := getattr(given, name, None)) is not None}

@@ -32,4 +32,4 @@ def retrieve_model(dialect: Dialect, call: Call) -> Reply:
 
 
 def _model(dialect: Dialect, card: ModelCard) -> Model:
-    return Model(id=card.name, created=card.created, owned_by=dialect.owned_by, parent=card.parent or UNSET)
+    return Model(id=card.name, created=card.created, owned_by=dialect.answers.owned_by, parent=card.parent or UNSET)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from adapters.base import Call
-from adapters.openai.dialects import Bound
+from adapters.dialect import Bound
 from adapters.openai.inbound.checks import missing, out_of_bounds, refused, too_long
 from adapters.openai.inbound.decode import read_prompts
 from schemas.ir import Embed, Origin, TextPrompt

@@ -37,21 +37,21 @@ _PICTURE = re.compile(r"images(?:\[(\d+)\])?")
 
 def failure_reply(dialect: Dialect, error: GatewayError, request: Generate | None = None) -> Reply:
     """The error as an answer."""
-    status = dialect.failures[error.kind].status
+    status = dialect.wording.failures[error.kind].status
     return Reply(failure_body(dialect, error, request), status, headers=failure_headers(dialect, error))
 
 
 def failure_body(dialect: Dialect, error: GatewayError, request: Generate | None = None) -> bytes:
     """The error's JSON."""
-    if dialect.error_body == "mindie":
-        failure = dialect.failures[error.kind]
+    if dialect.wording.error_body == "mindie":
+        failure = dialect.wording.failures[error.kind]
         return msgspec.json.encode(MindieErrorResponse(failure.text.format(message=error.message), failure.type))
     return msgspec.json.encode(ErrorResponse(describe_error(dialect, error, request)))
 
 
 def describe_error(dialect: Dialect, error: GatewayError, request: Generate | None = None) -> Error:
     """The error in OpenAI's form, all four keys."""
-    failure = dialect.failures[error.kind]
+    failure = dialect.wording.failures[error.kind]
     message = failure.text.format(message=error.message)
     return Error(message, failure.type, _param(error, request), error.code or failure.code)
 
@@ -64,7 +64,7 @@ def failure_headers(dialect: Dialect, error: GatewayError) -> Headers:
             ("retry-after", str(math.ceil(error.retry_after))),
             ("retry-after-ms", str(math.ceil(error.retry_after * 1000))),
         )
-    elif dialect.failures[error.kind].final:
+    elif dialect.wording.failures[error.kind].final:
         headers += (("x-should-retry", "false"),)
     if isinstance(error, MethodNotAllowed) and error.allowed:
         headers += (("allow", ", ".join(error.allowed)),)

@@ -20,7 +20,7 @@ def read_messages(dialect: Dialect, messages: tuple[wire.ChatMessage, ...]) -> C
     if not messages:
         raise empty("messages")
     read = tuple(_message(dialect, message, f"messages[{place}]") for place, message in enumerate(messages))
-    limit = dialect.max_message_chars
+    limit = dialect.limits.max_message_chars
     if limit is not None:
         length = sum(map(_length, read))
         if length > limit:
@@ -39,8 +39,8 @@ def image_part(url: str, detail: str | None = None) -> ImagePart:
 
 
 def _message(dialect: Dialect, given: wire.ChatMessage, where: str) -> Message:
-    if given.role not in dialect.roles:
-        raise not_one_of(f"{where}.role", given.role, dialect.roles)
+    if given.role not in dialect.requests.roles:
+        raise not_one_of(f"{where}.role", given.role, dialect.requests.roles)
     if given.function_call is not None or given.audio is not None:
         field = "audio" if given.function_call is None else "function_call"
         raise UnsupportedFeature(f"'{field}' in messages is not supported.", feature=field, param=f"{where}.{field}")
@@ -63,7 +63,7 @@ def _content(dialect: Dialect, given: wire.ChatMessage, where: str) -> str | tup
             return None
         content = given.refusal  # what the model said then was its refusal
     if isinstance(content, str):
-        if content or dialect.empty_content:
+        if content or dialect.requests.empty_content:
             return content
         raise refused(f"{where}.content", f"Invalid '{where}.content': the content must not be empty.")
     if content is None:

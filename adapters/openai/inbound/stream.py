@@ -54,10 +54,8 @@ class StreamWriter:
         self._held: bytes | None = None
         self._generated = 0
         self._relaying = False
-        self._every_chunk = dialect.usage_on_every_chunk
-        self._usage_chunk = request.stream_usage and not dialect.usage_on_every_chunk
-        if self._usage_chunk and request.hints.get("continuous_usage_stats"):
-            self._every_chunk = True
+        self._usage_chunk = request.stream_usage and not dialect.answers.usage_on_every_chunk
+        self._every_chunk = dialect.answers.usage_on_every_chunk or (self._usage_chunk and request.continuous_usage)
         self._tail = b'],"usage":null}\n\n' if self._usage_chunk else b"]}\n\n"
 
     def feed(self, events: Events) -> bytes:
@@ -98,7 +96,7 @@ class StreamWriter:
 
     def _start(self, started: Started) -> None:
         self._prompts = started
-        fingerprint = self._dialect.fingerprint
+        fingerprint = self._dialect.answers.fingerprint
         head = encode(
             {"id": self._id(), "object": self.object, "created": self._created, "model": started.model}
             | ({"system_fingerprint": fingerprint} if fingerprint else {})

@@ -17,8 +17,8 @@ def read_tools(dialect: Dialect, tools: tuple[wire.Tool, ...]) -> tuple[Tool, ..
     Raises:
         schemas.errors.InvalidRequest: too many, or not of a form that the protocol has.
     """
-    if len(tools) > dialect.max_tools:
-        raise too_long("tools", dialect.max_tools, len(tools))
+    if len(tools) > dialect.limits.max_tools:
+        raise too_long("tools", dialect.limits.max_tools, len(tools))
     return tuple(_tool(dialect, tool, f"tools[{place}]") for place, tool in enumerate(tools))
 
 
@@ -83,7 +83,7 @@ def check_properties(dialect: Dialect, parameters: dict[str, Any] | None, where:
         schemas.errors.InvalidRequest: `param` is `where`.
     """
     properties = (parameters or {}).get("properties")
-    limit = dialect.max_properties
+    limit = dialect.limits.max_properties
     if limit is not None and isinstance(properties, dict) and len(properties) > limit:
         message = f"Invalid '{where}': {len(properties)} properties are more than the limit of {limit}."
         raise refused(where, message)

@@ -74,7 +74,7 @@ class StreamReader(FrameReader):
 
     def _relay(self, data: bytes, chunk: RemoteAnswer, out: list[Event]) -> None:
         """Pass the chunk on, without the usage that we asked for and the client did not."""
-        if not self._request.stream_usage and self._dialect.ask_usage and b'"usage"' in data:
+        if not self._request.stream_usage and self._dialect.remote.ask_usage and b'"usage"' in data:
             if not chunk.choices:
                 return
             fields = raw_fields(data)
@@ -204,7 +204,7 @@ def read_finish(dialect: Dialect, choice: RemoteChoice) -> tuple[FinishReason, s
     Raises:
         schemas.errors.BackendFailed: for none of the reasons that an answer ends for.
     """
-    reason = dialect.reasons.get(choice.finish_reason or "")
+    reason = dialect.remote.reasons.get(choice.finish_reason or "")
     if reason is None:
         raise malformed("an end for an unknown reason")
     if reason is FinishReason.EOS and isinstance(choice.stop_reason, str):

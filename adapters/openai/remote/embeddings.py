@@ -14,12 +14,11 @@ from typing import Any
 import msgspec
 
 from adapters.base import Reply
-from adapters.body import UNREADABLE
 from adapters.openai.dialects import Dialect
 from adapters.openai.remote.encode_request import is_of
 from adapters.openai.remote.failures import event_failure
-from adapters.remote_failures import malformed
-from schemas.errors import UnsupportedFeature
+from adapters.outbound import inexpressible
+from adapters.remote_failures import malformed, read_json
 from schemas.ir import Embed, Embeddings, TextPrompt, Usage
 from schemas.openai.remote import RemoteAnswer, RemoteEmbedding, RemoteEmbeddings
 
@@ -36,7 +35,7 @@ def write_embed(dialect: Dialect, request: Embed, named: dict[str, Any], *, inst
         fields.pop("model", None)
         return msgspec.json.encode(named | fields)
     if request.instruction and not instruction:
-        raise UnsupportedFeature("The backend's protocol cannot express an instruction.", feature="instruction")
+        raise inexpressible("instruction")
     inputs = [given.text if isinstance(given, TextPrompt) else given.ids for given in request.inputs]
     said = {
         "input": inputs[0] if len(inputs) == 1 else inputs,
@@ -53,10 +52,7 @@ def read_embeddings(dialect: Dialect, request: Embed, reply: Reply) -> Embedding
     Raises:
         schemas.errors.BackendError: it is an error, or makes no sense.
     """
-    try:
-        answer = msgspec.json.decode(reply.body, type=RemoteEmbeddings)
-    except UNREADABLE:
-        raise malformed("not the protocol's JSON") from None
+    answer = read_json(reply.body, RemoteEmbeddings)
     if answer.data is None:
         raise event_failure(_as_error(reply.body))
     vectors = {_place(entry, place): _numbers(entry.embedding) for place, entry in enumerate(answer.data)}

@@ -13,15 +13,13 @@ import msgspec
 
 from adapters.base import Outbound
 from adapters.openai.dialects import HINTS, Dialect
-from adapters.openai.inbound.answers import appended
 from adapters.openai.responses.decode import OPERATION
-from schemas.errors import UnsupportedFeature
+from adapters.outbound import image_url, inexpressible
 from schemas.ir import (
     ChatPrompt,
     Embed,
     Generate,
     Grammar,
-    ImagePart,
     Message,
     Part,
     Prompt,
@@ -71,14 +69,14 @@ def write_body(dialect: Dialect, request: Generate, named: dict[str, Any]) -> by
         schemas.errors.UnsupportedFeature: the dialect cannot say it.
     """
     if unsayable := [feature for feature, asked in _unsayable(request).items() if asked]:
-        raise _unsupported(unsayable[0])
+        raise inexpressible(unsayable[0])
     if is_of(dialect, request):
         assert request.origin is not None
         return _relayed(dialect, request, request.origin.body, named)
     prompt, fields = _prompt(request), _fields(dialect, request)
     for field in fields:
-        if field not in dialect.remote_fields:
-            raise _unsupported(_FEATURES.get(field, field))
+        if field not in dialect.remote.remote_fields:
+            raise inexpressible(_FEATURES.get(field, field))
     return msgspec.json.encode(named | prompt | fields)
 
 
@@ -91,7 +89,7 @@ def is_of(dialect: Dialect, request: Generate | Embed) -> bool:
 
 def passes_back(dialect: Dialect, request: Generate) -> bool:
     """Whether what the remote answers can be passed on too: nothing in it is for us to say."""
-    return is_of(dialect, request) and not appended(request) and (not request.echo or asks_echo(request))
+    return is_of(dialect, request) and not request.answer_suffix and (not request.echo or asks_echo(request))
 
 
 def _unsayable(request: Generate) -> dict[str, bool]:
@@ -121,11 +119,11 @@ def _relayed(dialect: Dialect, request: Generate, body: bytes, named: dict[str, 
     # What our encoder says itself.
     if request.echo and not asks_echo(request):
         fields.pop("echo", None)
-    if appended(request):
+    if request.answer_suffix:
         fields.pop("suffix", None)
     if request.stream != (bytes(fields.get("stream", b"null")) == b"true"):
         fields["stream"] = request.stream
-    if request.stream and dialect.ask_usage and not request.stream_usage:
+    if request.stream and dialect.remote.ask_usage and not request.stream_usage:
         options = msgspec.json.decode(fields.get("stream_options", b"null")) or {}
         fields["stream_options"] = options | {"include_usage": True}
     return msgspec.json.encode(fields)
@@ -149,10 +147,10 @@ def _prompt(request: Generate) -> dict[str, Any]:
 
 def _raw(prompt: Prompt) -> str | tuple[int, ...]:
     if isinstance(prompt, ChatPrompt):
-        raise _unsupported("chat")
+        raise inexpressible("chat")
     if isinstance(prompt, TextPrompt):
         if prompt.images:
-            raise _unsupported("images")
+            raise inexpressible("images")
         return prompt.text
     return prompt.ids
 
@@ -167,26 +165,26 @@ def _fields(dialect: Dialect, request: Generate) -> dict[str, Any]:
         "response_format": _response_format(request.grammar),
         "truncate_prompt_tokens": request.truncate_prompt_tokens,
         "stream": request.stream or None,
-        "stream_options": {"include_usage": True} if request.stream and dialect.ask_usage else None,
+        "stream_options": {"include_usage": True} if request.stream and dialect.remote.ask_usage else None,
         **_hints(dialect, request),
     }
-    unlimited = {"max_tokens": None} if not is_chat(request) and "max_tokens" in dialect.remote_fields else {}
+    unlimited = {"max_tokens": None} if not is_chat(request) and "max_tokens" in dialect.remote.remote_fields else {}
     return unlimited | {name: value for name, value in fields.items() if value is not None}
 
 
 def _hints(dialect: Dialect, request: Generate) -> dict[str, Any]:
     """What an answer does not depend on is left out where the remote would refuse it."""
     hints = request.hints | {"user": request.user}
-    return {name: hint for name, hint in hints.items() if name in _HINTS and name in dialect.remote_fields}
+    return {name: hint for name, hint in hints.items() if name in _HINTS and name in dialect.remote.remote_fields}
 
 
 def _sampling(dialect: Dialect, sampling: Sampling) -> dict[str, Any]:
     """The API samples unless told otherwise, so that greedy is a temperature."""
-    seed = None if sampling.seed_drawn and "seed" not in dialect.remote_fields else sampling.seed
-    if seed is not None and dialect.signed_seed and seed >= 2**63:
+    seed = None if sampling.seed_drawn and "seed" not in dialect.remote.remote_fields else sampling.seed
+    if seed is not None and dialect.remote.signed_seed and seed >= 2**63:
         seed -= 2**64
     return {
-        "temperature": dialect.greedy_temperature if sampling.greedy else sampling.temperature,
+        "temperature": dialect.remote.greedy_temperature if sampling.greedy else sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
@@ -202,7 +200,7 @@ def _sampling(dialect: Dialect, sampling: Sampling) -> dict[str, Any]:
 def _stopping(dialect: Dialect, request: Generate) -> dict[str, Any]:
     stopping = request.stopping
     return {
-        dialect.max_tokens_field if is_chat(request) else "max_tokens": stopping.max_new_tokens,
+        dialect.remote.max_tokens_field if is_chat(request) else "max_tokens": stopping.max_new_tokens,
         "min_tokens": stopping.min_new_tokens or None,
         "stop": stopping.stop or None,
         "stop_token_ids": stopping.stop_token_ids or None,
@@ -251,16 +249,7 @@ def _part(part: Part) -> dict[str, Any]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
     detail = {} if part.detail is None else {"detail": part.detail}
-    return {"type": "image_url", "image_url": {"url": _url(part), **detail}}
-
-
-def _url(image: ImagePart) -> str:
-    """A path of ours means nothing over there, and bare base64 is no URL."""
-    if image.kind == "path":
-        raise _unsupported("images")
-    if image.kind == "data" and not image.ref.startswith("data:"):
-        return f"data:image/{'jpeg' if image.ref.startswith('/9j/') else 'png'};base64,{image.ref}"
-    return image.ref
+    return {"type": "image_url", "image_url": {"url": image_url(part), **detail}}
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:
@@ -295,7 +284,3 @@ def _response_format(grammar: Grammar | None) -> dict[str, Any] | None:
     strict = {} if grammar.strict is None else {"strict": grammar.strict}
     schema = {"name": grammar.name or "answer", "schema": grammar.value} | strict
     return {"type": "json_schema", "json_schema": schema}
-
-
-def _unsupported(feature: str) -> UnsupportedFeature:
-    return UnsupportedFeature(f"The backend's protocol cannot express {feature.replace('_', ' ')}.", feature=feature)

@@ -15,24 +15,12 @@ from adapters.base import Headers, Record, Reply
 from adapters.blocks import Blocks, Opened, Said
 from adapters.fold import Kind, blocks
 from adapters.openai.inbound.logprobs import chat_logprobs
-from adapters.openai.responses.stored import STORED, record
+from adapters.openai.responses.stored import record
 from adapters.sse import guard
 from schemas import responses as wire
+from schemas.completion import Choice, Completion
 from schemas.errors import GatewayError, RateLimited, RequestError
-from schemas.ir import (
-    Choice,
-    Completion,
-    Delta,
-    Events,
-    Finished,
-    FinishReason,
-    Generate,
-    Started,
-    Token,
-    Tokens,
-    ToolCall,
-    Usage,
-)
+from schemas.ir import Delta, Events, Finished, FinishReason, Generate, Started, Token, Tokens, ToolCall, Usage
 from schemas.openai.answers import TokenLogprob
 
 _json = msgspec.json.Encoder().encode
@@ -221,8 +209,7 @@ def _logprobs(request: Generate, tokens: Sequence[Token]) -> tuple[TokenLogprob,
 
 def _record(request: Generate, said: wire.Response, body: bytes) -> Record | None:
     """What is to be kept of an answer, if anything is."""
-    items = request.hints.get(STORED)
-    return None if items is None else record(said.id, body, items)
+    return None if request.stored_items is None else record(said.id, body, request.stored_items)
 
 
 def _message(id: str, status: str, part: wire.OutputText | wire.Refusal | wire.ReasoningText) -> wire.Message:
@@ -291,7 +278,7 @@ def _response(
         previous_response_id=told.get("previous_response_id"),
         reasoning=wire.Reasoning(request.hints.get("reasoning_effort")),
         service_tier="default",
-        store=STORED in request.hints,
+        store=request.stored_items is not None,
         temperature=1.0 if sampling.temperature is None else sampling.temperature,
         text=_raw(asked, "text", b'{"format":{"type":"text"}}'),
         tool_choice=told.get("tool_choice") or "auto",

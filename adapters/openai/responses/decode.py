@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 
 from adapters.base import Call
-from adapters.openai.dialects import Bound, Dialect
+from adapters.dialect import Bound
+from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.checks import empty, missing, not_one_of, out_of_bounds, refused, too_long
 from adapters.openai.inbound.decode import SMALLEST_NUCLEUS
 from adapters.openai.inbound.messages import image_part
 from adapters.openai.inbound.tools import check_properties
-from adapters.openai.responses.stored import REFERENCE, STORED, conversation, own_items, referred
+from adapters.openai.responses.stored import REFERENCE, conversation, own_items, referred
 from schemas import responses as wire
 from schemas.errors import UnsupportedFeature
 from schemas.ir import (
@@ -60,11 +61,11 @@ def response(
     """
     _check(given)
     tools = tuple(_tool(dialect, tool, f"tools[{place}]") for place, tool in enumerate(given.tools or ()))
-    if len(tools) > dialect.max_tools:
-        raise too_long("tools", dialect.max_tools, len(tools))
+    if len(tools) > dialect.limits.max_tools:
+        raise too_long("tools", dialect.limits.max_tools, len(tools))
     scored = _LOGPROBS in (given.include or ())
     before = conversation(call, given.previous_response_id)
-    hints = _hints(given, before, origin, call)
+    stores = given.store is not False and call.records is not None
     return Generate(
         id=call.id,
         model=given.model or "",
@@ -77,6 +78,7 @@ def response(
         stopping=Stopping(max_new_tokens=given.max_output_tokens),
         stream=bool(given.stream),
         stream_usage=True,
+        stored_items=_items(before, origin, call) if stores else None,
         raw_prompt=False,
         logprobs=scored,
         top_logprobs=(given.top_logprobs or 0) if scored else 0,
@@ -85,7 +87,7 @@ def response(
         parallel_tool_calls=given.parallel_tool_calls,
         grammar=_grammar(given.text),
         user=given.safety_identifier or given.user,
-        hints=hints,
+        hints=_hints(given),
         extra=extra,
         origin=origin,
     )
@@ -103,13 +105,11 @@ def count(dialect: Dialect, given: wire.ResponseRequest, origin: Origin, call: C
     return Tokenize(id=asked.id, model=asked.model, prompt=asked.prompts[0], tools=tools, origin=origin)
 
 
-def _hints(given: wire.ResponseRequest, before: list[dict[str, Any]], origin: Origin, call: Call) -> dict[str, Any]:
-    kept = given.store is not False and call.records is not None
+def _hints(given: wire.ResponseRequest) -> dict[str, Any]:
     hints = {
         "reasoning_effort": given.reasoning.effort if given.reasoning is not None else None,
         "metadata": given.metadata,
         "service_tier": given.service_tier,
-        STORED: _items(before, origin, call) if kept else None,
     }
     return {name: value for name, value in hints.items() if value is not None}
 

@@ -15,9 +15,6 @@ from adapters.openai.inbound.checks import not_one_of, refused
 from schemas import responses as wire
 from schemas.errors import InvalidRequest, RouteNotFound, UnsupportedFeature
 
-STORED = "stored"
-"""The hint that holds the JSON of the items before the answer, if the answer is to be kept."""
-
 REFERENCE = "item_reference"
 """The type of an item that only names another one."""
 

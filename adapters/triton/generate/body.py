@@ -33,7 +33,7 @@ def read(body: bytes, card: ModelCard, dialect: Dialect) -> Given:
         schemas.errors.InvalidRequest: it is not a generate request.
     """
     found = parse(body)
-    if dialect.rules == "mindie":
+    if dialect.requests.rules == "mindie":
         return _read_object(found, dialect)
     # Decoded twice: what a body may hold at all is decided in one place for all protocols, which tells no duplicates.
     pairs = _in_pairs(body.decode())
@@ -42,7 +42,7 @@ def read(body: bytes, card: ModelCard, dialect: Dialect) -> Given:
     id = dict(reversed(pairs)).get("id", "")
     if not isinstance(id, str):
         raise InvalidRequest("Unable to parse 'id': attempt to access JSON non-string as string", param="id")
-    reader = _Reader(card, dialect.max_input_bytes)
+    reader = _Reader(card, dialect.limits.max_input_bytes)
     reader.members(pairs)
     return from_tensors(reader.tensors, reader.parameters, card=card, id=id)
 
@@ -137,12 +137,12 @@ _MAX_TEXT = 4 << 20
 def _read_object(found: Any, dialect: Dialect) -> Given:
     """MindIE's rules: null means "not given", members it does not know are ignored, the last of duplicates counts."""
     if not isinstance(found, dict):
-        raise InvalidRequest(dialect.malformed)
+        raise InvalidRequest(dialect.wording.malformed)
     id = found.get("id")
     if id is not None and not isinstance(id, str):
         raise InvalidRequest("id must be string type.", param="id")
-    if id is not None and dialect.id_pattern is not None and not re.fullmatch(dialect.id_pattern, id):
-        raise InvalidRequest(dialect.bad_id, param="id")
+    if id is not None and dialect.limits.id_pattern is not None and not re.fullmatch(dialect.limits.id_pattern, id):
+        raise InvalidRequest(dialect.wording.bad_id, param="id")
     given = found.get("parameters")
     if given is not None and not isinstance(given, dict):
         raise InvalidRequest("parameters must be object type.", param="parameters")

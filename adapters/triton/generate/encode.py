@@ -18,22 +18,9 @@ from adapters.sse import guard
 from adapters.triton.dialects import Dialect
 from adapters.triton.failures import body as error_body
 from adapters.triton.generate.request import outputs_of
+from schemas.completion import Choice, Completion
 from schemas.errors import GatewayError
-from schemas.ir import (
-    Choice,
-    Completion,
-    Delta,
-    Event,
-    Events,
-    Finished,
-    Generate,
-    Relayed,
-    Started,
-    TextPrompt,
-    Token,
-    TokenIds,
-    Usage,
-)
+from schemas.ir import Delta, Event, Events, Finished, Generate, Relayed, Started, TextPrompt, Token, TokenIds, Usage
 from schemas.triton import Details
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
@@ -67,11 +54,11 @@ class Values:
     def __init__(self, request: Generate, dialect: Dialect) -> None:
         self._dialect = dialect
         self._wanted = [output.tensor for output in outputs_of(request)]
-        if dialect.details and request.hints.get("details"):
+        if dialect.answers.details and request.hints.get("details"):
             self._wanted.append("details")
-        self._choices = [Progress(dialect.unfinished) for _ in range(len(request.prompts) * request.n)]
+        self._choices = [Progress(dialect.wording.unfinished) for _ in range(len(request.prompts) * request.n)]
         self._prompts = [_text(request, index) if request.echo else "" for index in range(len(self._choices))]
-        self._plain = self._wanted == ["text_output"] and len(self._choices) == 1 and not dialect.full_text
+        self._plain = self._wanted == ["text_output"] and len(self._choices) == 1 and not dialect.answers.full_text
         self.prompt_tokens: int | None = None
 
     def piece(self, piece: Delta, usage: Usage | None = None) -> dict[str, Any]:
@@ -120,7 +107,7 @@ class Values:
         choice = self._choices[index]
         counted = len(piece.tokens)
         if isinstance(piece, Finished | Choice):
-            choice.finish_reason = self._dialect.finish_reasons[piece.reason]
+            choice.finish_reason = self._dialect.wording.finish_reasons[piece.reason]
             total = usage.completion_tokens if usage and len(self._choices) == 1 else None
             total = piece.generated if piece.generated is not None else total
             counted = counted if total is None else max(0, total - choice.tokens)
@@ -130,7 +117,7 @@ class Values:
         return counted
 
     def _shown(self, index: int, piece: Piece) -> str:
-        if not self._dialect.full_text:
+        if not self._dialect.answers.full_text:
             return self._prompts[index] + _said(piece)
         choice = self._choices[index]
         choice.text += _said(piece)
@@ -182,15 +169,15 @@ class Writer:
     """
 
     def __init__(self, request: Generate, dialect: Dialect) -> None:
-        fixed: dict[str, Any] = {"model_name": request.model, "model_version": dialect.model_version}
-        if id := request.client_request_id or (request.id if dialect.always_id else ""):
+        fixed: dict[str, Any] = {"model_name": request.model, "model_version": dialect.answers.model_version}
+        if id := request.client_request_id or (request.id if dialect.answers.always_id else ""):
             fixed = {"id": id} | fixed
         names = {output.name: output.tensor for output in outputs_of(request)}
-        slots = names | ({"details": "details"} if dialect.details else {})
+        slots = names | ({"details": "details"} if dialect.answers.details else {})
         members = [*fixed, *slots]
         self._members = [
             (_json(name) + b":" + (_json(fixed[name]) if name in fixed else b""), slots.get(name, ""))
-            for name in (sorted(members) if dialect.sorted_keys else members)
+            for name in (sorted(members) if dialect.answers.sorted_keys else members)
         ]
 
     def object(self, values: dict[str, Any]) -> bytes:
@@ -221,7 +208,7 @@ class FrameEncoder:
         self._open = len(request.prompts) * request.n
         self._last: Finished | None = None
         self._relaying = False
-        self.abort_after_error = dialect.abort_on_error
+        self.abort_after_error = dialect.answers.abort_on_error
 
     def feed(self, events: Events) -> bytes:
         """The frames that say these events."""
@@ -262,4 +249,4 @@ def id_headers(request: Generate, ids: TokenIds) -> Headers:
 
 def frame(body: bytes, dialect: Dialect) -> bytes:
     """An object as an event of a stream."""
-    return dialect.frame_prefix.encode() + guard(body) + b"\n\n"
+    return dialect.answers.frame_prefix.encode() + guard(body) + b"\n\n"

@@ -5,7 +5,6 @@ Which parameters there are and how far they go is the dialect's table; what they
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +28,7 @@ def read(given: dict[str, Any], dialect: Dialect) -> tuple[Values, dict[str, Any
     for name, value in given.items():
         if value is None:
             continue
-        rule = dialect.parameters.get(name)
+        rule = dialect.requests.parameters.get(name)
         if rule is None:
             rest[name] = value
         else:
@@ -42,9 +41,9 @@ def read(given: dict[str, Any], dialect: Dialect) -> tuple[Values, dict[str, Any
 
 def sampling(values: Values, dialect: Dialect) -> Sampling:
     """How the next token is chosen."""
-    temperature = values.get("temperature", dialect.default_temperature)
+    temperature = values.get("temperature", dialect.defaults.default_temperature)
     do_sample = values.get("do_sample")
-    if dialect.always_samples:
+    if dialect.defaults.always_samples:
         do_sample = temperature != 0
     seed = values.get("seed")
     return Sampling(
@@ -63,7 +62,7 @@ def sampling(values: Values, dialect: Dialect) -> Sampling:
 
 def stopping(values: Values, dialect: Dialect) -> Stopping:
     """When the generation ends."""
-    tokens = values.get("max_tokens", values.get("max_new_tokens", dialect.default_max_tokens))
+    tokens = values.get("max_tokens", values.get("max_new_tokens", dialect.defaults.default_max_tokens))
     return Stopping(
         max_new_tokens=tokens,
         min_new_tokens=values.get("min_tokens", 0),
@@ -84,7 +83,7 @@ def write(sampling: Sampling, stopping: Stopping, dialect: Dialect) -> dict[str,
     """The parameters that say these; those at rest are left out, except the ones a remote would fill in itself."""
     unbounded = stopping.max_new_tokens is None
     said: dict[str, Any] = {
-        dialect.max_tokens_name: dialect.unbounded_max_tokens if unbounded else stopping.max_new_tokens,
+        dialect.remote.max_tokens_name: dialect.remote.unbounded_max_tokens if unbounded else stopping.max_new_tokens,
         "seed": sampling.seed,
     }
     others = {
@@ -116,7 +115,7 @@ def _nucleus(top_p: float | None) -> float | None:
 
 def _choice(sampling: Sampling, dialect: Dialect) -> dict[str, Any]:
     """Greedy or not, and how hot."""
-    if not dialect.always_samples:
+    if not dialect.defaults.always_samples:
         heat = {} if sampling.greedy or sampling.temperature is None else {"temperature": sampling.temperature}
         return {"do_sample": not sampling.greedy} | heat
     return {"temperature": 0.0 if sampling.greedy else 1.0 if sampling.temperature is None else sampling.temperature}
@@ -126,35 +125,19 @@ def _choice(sampling: Sampling, dialect: Dialect) -> dict[str, Any]:
 
 
 def _typed(name: str, value: Any, rule: Parameter, dialect: Dialect) -> Any:
-    if dialect.numbers_in_strings and isinstance(value, str):
+    if dialect.requests.numbers_in_strings and isinstance(value, str):
         value = _UNQUOTE.get(rule.type, str)(value)
     typed = _READERS[rule.type](value)
     if typed is None:
-        message = dialect.type_error.format(name=name, type=_TYPE_NAMES[rule.type])
+        message = dialect.wording.type_error.format(name=name, type=_TYPE_NAMES[rule.type])
         raise InvalidRequest(message, param=name)
     for number in typed if isinstance(typed, tuple) else (value,):
-        if isinstance(number, int | float) and not _within(number, rule):
-            message = dialect.range_error.format(name=name, interval=_interval(rule), value=number)
+        if isinstance(number, int | float) and not rule.holds(number):
+            message = (rule.message or dialect.wording.range_error).format(
+                name=name, interval=rule.interval(), value=number
+            )
             raise InvalidRequest(message, param=name)
     return typed
-
-
-def _within(number: float, rule: Parameter) -> bool:
-    least, most = _bounds(rule)
-    above = number > least if rule.open_least else number >= least
-    below = number < most if rule.open_most else number <= most
-    return above and below
-
-
-def _bounds(rule: Parameter) -> tuple[float, float]:
-    return -math.inf if rule.least is None else rule.least, math.inf if rule.most is None else rule.most
-
-
-def _interval(rule: Parameter) -> str:
-    least, most = (str(int(bound)) if math.isfinite(bound) else str(bound) for bound in _bounds(rule))
-    opening = "(" if rule.open_least or rule.least is None else "["
-    closing = ")" if rule.open_most or rule.most is None else "]"
-    return f"{opening}{least},{most}{closing}"
 
 
 def _int(value: Any) -> int | None:

@@ -157,7 +157,7 @@ def _echo(exclude: bool | None, stream: bool, dialect: Dialect) -> bool:
         raise InvalidRequest(
             "When streaming, `exclude_input_in_output` = False is not allowed.", param="exclude_input_in_output"
         )
-    return not stream and not (dialect.exclude_input_by_default if exclude is None else exclude)
+    return not stream and not (dialect.defaults.exclude_input_by_default if exclude is None else exclude)
 
 
 def _lora_adapter(name: str | None) -> str | None:

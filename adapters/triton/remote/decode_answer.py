@@ -78,7 +78,7 @@ class AnswerReader(FrameReader):
         """
         if self._complete:
             return ()
-        if self._frames.pending or self._dialect.finish_reason_output:
+        if self._frames.pending or self._dialect.remote.finish_reason_output:
             raise Incomplete("The backend's answer stopped before it was finished.")
         finishes = [
             self._finish(index, choice, FinishReason.EOS, Delta(choice=index))
@@ -134,7 +134,7 @@ class AnswerReader(FrameReader):
         return values
 
     def _new_text(self, choice: _Choice, text: str) -> str:
-        if not self._dialect.full_text:
+        if not self._dialect.answers.full_text:
             return text
         if not text.startswith(choice.text):
             raise malformed("the text so far has changed")
@@ -146,8 +146,8 @@ class AnswerReader(FrameReader):
             if delta.text:
                 raise malformed("a choice goes on after its end")
             return None
-        if reason not in ("", self._dialect.unfinished):
-            end = self._dialect.ends.get(reason)
+        if reason not in ("", self._dialect.wording.unfinished):
+            end = self._dialect.remote.ends.get(reason)
             if end is None:  # "abort", MindIE's "stop_sequence": it was cut off
                 raise failed()
             return self._finish(index, choice, end, delta)

@@ -35,10 +35,10 @@ def relayed(dialect: Dialect, request: Generate, data: bytes) -> Relayed:
 
 
 def _unasked(dialect: Dialect, request: Generate) -> set[str]:
-    asked = {"details"} if dialect.details else _ASKED
+    asked = {"details"} if dialect.answers.details else _ASKED
     wanted = {output.tensor for output in outputs_of(request)}
     if request.hints.get("details"):
         wanted.add("details")
-    if request.client_request_id or dialect.always_id:
+    if request.client_request_id or dialect.answers.always_id:
         return set(asked - wanted)
     return {*asked, "id"} - wanted

@@ -11,6 +11,7 @@ from adapters.anthropic import ADAPTER
 from adapters.base import Call, Reply
 from adapters.fold import fold
 from schemas.catalog import Catalog
+from schemas.completion import Completion
 from schemas.errors import (
     BackendFailed,
     BackendUnavailable,
@@ -23,7 +24,6 @@ from schemas.errors import (
 )
 from schemas.ir import (
     ChatPrompt,
-    Completion,
     Events,
     FinishReason,
     Generate,

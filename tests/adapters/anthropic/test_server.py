@@ -259,7 +259,7 @@ def test_arguments_that_are_no_object(arguments: str) -> None:
 
 
 def test_every_kind_of_error_has_words() -> None:
-    assert set(ADAPTER.dialects["anthropic"].failures) == set(KINDS)
+    assert set(ADAPTER.dialects["anthropic"].wording.failures) == set(KINDS)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from adapters.base import Call
 from adapters.databricks.client import DatabricksClient
-from adapters.databricks.dialects import DATABRICKS
+from adapters.databricks.dialects import DATABRICKS, Dialect
 from adapters.databricks.server import DatabricksServer
+from adapters.dialect import option_names, with_options
 from schemas.ir import Embed, Generate
 from tests.adapters.openai.scenes import CATALOG, HELLO, now
 
@@ -19,12 +18,18 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "databricks"
 ROUTES = {route.name: route for route in DatabricksServer.routes}
 
 
+def dialect(**knobs: Any) -> Dialect:
+    """The dialect with some fields set, as a configuration names them."""
+    assert set(knobs) <= set(option_names(DATABRICKS))
+    return with_options(DATABRICKS, knobs)
+
+
 def server(**knobs: Any) -> DatabricksServer:
-    return DatabricksServer(msgspec.structs.replace(DATABRICKS, **knobs), now)
+    return DatabricksServer(dialect(**knobs), now)
 
 
 def client(**knobs: Any) -> DatabricksClient:
-    return DatabricksClient(msgspec.structs.replace(DATABRICKS, **knobs))
+    return DatabricksClient(dialect(**knobs))
 
 
 def call(**path: str) -> Call:

@@ -212,9 +212,9 @@ def test_completion_options() -> None:
     request = completion(prompt=["a", "b"], n=2, echo=True, use_raw_prompt=True, suffix=" end", error_behavior="error")
     assert request.prompts == (TextPrompt("a"), TextPrompt("b"))
     assert (request.n, request.echo, request.raw_prompt) == (2, True, True)
-    assert (request.suffix, request.hints) == (None, {"append": " end"})
+    assert (request.suffix, request.answer_suffix, request.hints) == (None, " end", {})
     assert request.truncate_prompt_tokens is None
-    assert completion(suffix="").hints == {}
+    assert completion(suffix="").answer_suffix == ""
 
 
 def test_a_templates_words_are_not_told() -> None:
@@ -235,7 +235,7 @@ def test_a_templates_words_are_not_told() -> None:
 def test_truncation_leaves_room_for_one_token(fields: dict[str, Any], limit: int | None, room: int) -> None:
     request = completion(error_behavior="truncate", **fields)
     assert (request.stopping.max_new_tokens, request.truncate_prompt_tokens) == (limit, room)
-    assert request.hints == {"error_behavior": "truncate"}
+    assert (request.overflow, request.hints) == ("truncate", {})
 
 
 def test_truncation_of_a_model_whose_context_is_unknown() -> None:
@@ -243,7 +243,7 @@ def test_truncation_of_a_model_whose_context_is_unknown() -> None:
     request = server().decode(ROUTES["invocations"], body, Call("r1", Catalog({}), {"name": "m"}))
     assert isinstance(request, Generate)
     assert request.truncate_prompt_tokens is None
-    assert request.hints == {"error_behavior": "truncate"}
+    assert (request.overflow, request.hints) == ("truncate", {})
 
 
 def test_there_are_two_behaviours_on_error() -> None:

@@ -37,7 +37,7 @@ ROWS: list[tuple[GatewayError, int, str]] = [
 
 
 def test_every_kind_has_words() -> None:
-    assert set(DATABRICKS.failures) == set(KINDS) == {error.kind for error, *_ in ROWS}
+    assert set(DATABRICKS.wording.failures) == set(KINDS) == {error.kind for error, *_ in ROWS}
 
 
 @pytest.mark.parametrize(("error", "status", "code"), ROWS, ids=lambda value: getattr(value, "kind", None))

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.fold import fold
+from schemas.completion import Completion
 from schemas.errors import BackendFailed, Incomplete
 from schemas.ir import (
     ChatPrompt,
-    Completion,
     Events,
     FinishReason,
     Generate,

@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from adapters.base import Call, Reply
+from adapters.dialect import option_names, with_options
 from adapters.openai.client import OpenAIClient
 from adapters.openai.dialects import DIALECTS, Dialect
 from adapters.openai.server import OpenAIServer
@@ -51,7 +50,9 @@ def now() -> float:
 
 
 def dialect(name: str, **knobs: Any) -> Dialect:
-    return msgspec.structs.replace(DIALECTS[name], **knobs)
+    """The dialect `name` with some fields set, as a configuration names them."""
+    assert set(knobs) <= set(option_names(DIALECTS[name]))
+    return with_options(DIALECTS[name], knobs)
 
 
 def server(name: str = "openai", **knobs: Any) -> OpenAIServer:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.fold import fold
+from schemas.completion import Completion
 from schemas.errors import BackendFailed, Incomplete
 from schemas.ir import (
     ChatPrompt,
-    Completion,
     Delta,
     Events,
     FinishReason,
@@ -64,7 +64,7 @@ def heard(name: str, answer: Completion, *, tokens: bool = False) -> Completion:
     choices = tuple(
         msgspec.structs.replace(
             choice,
-            reason=FinishReason(table.reasons[table.finish[choice.reason]]),
+            reason=table.remote.reasons[table.wording.finish[choice.reason]],
             tokens=tuple(msgspec.structs.replace(token, id=None) for token in choice.tokens) if tokens else (),
             generated=None,
         )

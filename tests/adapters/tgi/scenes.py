@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from adapters.base import Call, Reply
+from adapters.dialect import with_options
 from adapters.tgi.client import TgiClient
 from adapters.tgi.dialects import DIALECTS, Dialect
 from adapters.tgi.server import TgiServer
@@ -25,7 +26,7 @@ PICTURES = Catalog({"chat": msgspec.structs.replace(CARD, images=True)}, "chat")
 
 
 def dialect(name: str, **knobs: Any) -> Dialect:
-    return msgspec.structs.replace(DIALECTS[name], **knobs)
+    return with_options(DIALECTS[name], knobs)
 
 
 def server(name: str, **knobs: Any) -> TgiServer:

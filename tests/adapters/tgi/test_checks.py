@@ -140,7 +140,7 @@ WRONG_TYPES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_table_is_complete(name: str) -> None:
-    assert set(ACCEPTED[name]) == set(DIALECTS[name].parameters)
+    assert set(ACCEPTED[name]) == set(DIALECTS[name].requests.parameters)
 
 
 @pytest.mark.parametrize(
@@ -236,3 +236,11 @@ def test_truncate_where_the_context_is_unknown() -> None:
 def test_limits_are_knobs(knob: dict[str, int]) -> None:
     with pytest.raises(InvalidRequest):
         ask("tgi", {"stop": ["a", "b"], "top_n_tokens": 2}, knobs=knob)
+
+
+def test_a_bound_of_the_configuration_needs_no_message() -> None:
+    knobs = {"bounds": [{"name": "max_new_tokens", "low": 1, "high": 100}]}
+    assert ask("tgi", {"max_new_tokens": 100}, knobs=knobs).stopping.max_new_tokens == 100
+    with pytest.raises(InvalidRequest) as raised:
+        ask("tgi", {"max_new_tokens": 101}, knobs=knobs)
+    assert raised.value.message == "`max_new_tokens` must be in [1,100]"

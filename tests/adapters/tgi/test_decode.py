@@ -325,7 +325,7 @@ class TestUnknownFields:
 
 
 def test_all_null_as_tgis_own_client_sends_it() -> None:
-    nulls = dict.fromkeys(DIALECTS["tgi"].parameters) | {"stop": [], "details": True, "do_sample": False}
+    nulls = dict.fromkeys(DIALECTS["tgi"].requests.parameters) | {"stop": [], "details": True, "do_sample": False}
     request = ask("tgi", nulls, operation="compat", stream=False)
     assert request.sampling == Sampling(do_sample=False)
     assert request.stopping == Stopping(include_stop=True)

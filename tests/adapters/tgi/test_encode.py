@@ -10,7 +10,8 @@ import pytest
 
 from adapters.fold import fold
 from adapters.tgi.encode import encode_tokens
-from schemas.ir import Choice, Completion, FinishReason, Timings, Token, Tokens, TokenSpan, Usage
+from schemas.completion import Choice, Completion, Timings
+from schemas.ir import FinishReason, Token, Tokens, TokenSpan, Usage
 from tests.adapters.tgi.scenes import UNTOLD, ZOE, ask, server
 
 TIMED = msgspec.structs.replace(fold(ZOE), timings=Timings(first_event=0.25, total=1.5))

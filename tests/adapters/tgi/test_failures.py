@@ -23,7 +23,7 @@ def _subclasses(base: type[errors.GatewayError]) -> list[type[errors.GatewayErro
 @pytest.mark.parametrize("name", NAMES)
 def test_every_kind(name: str) -> None:
     lines = golden(name, "errors.txt").decode().splitlines()
-    assert [line.split(" ")[0] for line in lines] == list(errors.KINDS) == list(DIALECTS[name].failures)
+    assert [line.split(" ")[0] for line in lines] == list(errors.KINDS) == list(DIALECTS[name].wording.failures)
     for line in lines:
         kind, status, body = (line + " ").split(" ", 2)
         reply = server(name).error(_of_kind(kind))

@@ -50,7 +50,7 @@ def test_streams(name: str, top: int | None, data: st.DataObject, full: bool) ->
     writer = server(name).encoder(ask(name, asked, operation="generate_stream"))
     stream = b"".join(writer.feed(batch) for batch in data.draw(batches(events)))
     whole = json.loads(server(name).encode(ask(name, asked), fold(events)).body)
-    assert folded(stream, tops=top is not None, ids_only=dialect(name).ids_only) == whole
+    assert folded(stream, tops=top is not None, ids_only=dialect(name).answers.ids_only) == whole
     assert ("Who? " if full else "") + "".join(texts_of(stream)) == whole["generated_text"]
 
 

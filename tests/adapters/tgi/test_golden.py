@@ -7,21 +7,9 @@ import json
 import pytest
 
 from adapters.fold import fold
+from schemas.completion import Choice, Completion
 from schemas.errors import BackendFailed, Incomplete
-from schemas.ir import (
-    Choice,
-    Completion,
-    Delta,
-    Finished,
-    FinishReason,
-    Started,
-    Token,
-    Tokenize,
-    Tokens,
-    TokenSpan,
-    TopToken,
-    Usage,
-)
+from schemas.ir import Delta, Finished, FinishReason, Started, Token, Tokenize, Tokens, TokenSpan, TopToken, Usage
 from tests.adapters.tgi.scenes import NAMES, ROUTES, SAMPLED, UNTOLD, ZOE, ask, call, golden, said, server
 
 DETAILS = SAMPLED | {"details": True}

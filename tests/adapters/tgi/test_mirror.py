@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.fold import fold
+from schemas.completion import Choice, Completion
 from schemas.errors import BackendFailed
-from schemas.ir import Choice, Completion, Events, Finished, FinishReason, Generate, Token
+from schemas.ir import Events, Finished, FinishReason, Generate, Token
 from tests.adapters.laws import batches, canonical, splits, streams, texts
 from tests.adapters.tgi.scenes import NAMES, PICTURES, ROUTES, ask, call, client, reply, server
 

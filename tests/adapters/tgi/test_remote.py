@@ -10,8 +10,8 @@ import pytest
 from adapters.fold import fold
 from adapters.tgi.client import TgiClient
 from schemas import errors
+from schemas.completion import Completion
 from schemas.ir import (
-    Completion,
     Delta,
     Events,
     Finished,

@@ -143,7 +143,7 @@ def test_finish_reasons(reason: FinishReason, tgi: str, mindie: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_finish_reason_has_a_word(name: str) -> None:
-    assert set(server(name)._dialect.finish) == set(FinishReason)
+    assert set(server(name)._dialect.wording.finish) == set(FinishReason)
 
 
 @pytest.mark.parametrize(

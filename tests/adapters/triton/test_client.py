@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
 import pytest
 
 from adapters.base import Reply
+from adapters.dialect import with_options
 from adapters.triton import ADAPTER
 from adapters.triton.generate.encode import logprobs
 from adapters.triton.remote.decode_answer import read_tokens
@@ -241,7 +241,7 @@ def test_mindie_answers() -> None:
 
 
 def test_full_text() -> None:
-    client = ADAPTER.client(msgspec.structs.replace(ADAPTER.dialects["triton"], full_text=True))
+    client = ADAPTER.client(with_options(ADAPTER.dialects["triton"], {"full_text": True}))
     reader = client.decoder(asked())
     events = reader.feed(b'data: {"text_output":"a"}\n\ndata: {"text_output":"ab","finish_reason":"stop"}\n\n')
     assert [event.text for event in events if isinstance(event, Delta)] == ["a", "b"]
@@ -256,7 +256,7 @@ def test_a_stream_without_a_finish_reason_is_incomplete(frames: tuple[dict[str, 
 
 
 def test_remotes_that_tell_no_finish_reason() -> None:
-    client = ADAPTER.client(msgspec.structs.replace(ADAPTER.dialects["triton"], finish_reason_output=False))
+    client = ADAPTER.client(with_options(ADAPTER.dialects["triton"], {"finish_reason_output": False}))
     assert "return_finish_reason" not in json.loads(client.encode(asked()).body)
     with pytest.raises(UnsupportedFeature):
         client.encode(asked(logprobs=True))

@@ -76,8 +76,8 @@ def test_words(kind: str, triton: int, mindie: int, type: str, message: str) -> 
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=list(DIALECTS))
 def test_every_kind_has_a_row(dialect) -> None:
-    assert set(dialect.statuses) == set(KINDS) == {row[0] for row in ROWS}
-    assert not dialect.error_types or set(dialect.statuses.values()) <= set(dialect.error_types)
+    assert set(dialect.wording.statuses) == set(KINDS) == {row[0] for row in ROWS}
+    assert not dialect.wording.error_types or set(dialect.wording.statuses.values()) <= set(dialect.wording.error_types)
 
 
 def test_headers() -> None:

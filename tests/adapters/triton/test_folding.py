@@ -8,11 +8,11 @@ import operator
 from itertools import pairwise
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.dialect import with_options
 from adapters.fold import fold, visible_text
 from adapters.triton import ADAPTER
 from adapters.triton.server import TritonServer
@@ -23,7 +23,7 @@ from tests.adapters.triton.cases import SERVERS, decode
 PIECES = ("text_output", "num_output_tokens", "logprobs")
 RETURNED = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
 SAID = {"tools": True, "reasoning": True, "refusals": True, "reasons": tuple(FinishReason), "model": "mymodel"}
-CUMULATIVE = TritonServer(msgspec.structs.replace(ADAPTER.dialects["mindie-triton"], full_text=True))
+CUMULATIVE = TritonServer(with_options(ADAPTER.dialects["mindie-triton"], {"full_text": True}))
 
 
 def asked(*, stream: bool, **fields: Any) -> Generate:

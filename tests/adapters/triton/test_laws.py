@@ -10,17 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.fold import fold
-from schemas.ir import (
-    Completion,
-    Events,
-    FinishReason,
-    Generate,
-    Grammar,
-    ImagePart,
-    Sampling,
-    Stopping,
-    TextPrompt,
-)
+from schemas.completion import Completion
+from schemas.ir import Events, FinishReason, Generate, Grammar, ImagePart, Sampling, Stopping, TextPrompt
 from tests.adapters.laws import batches, canonical, effective, splits, streams, texts
 from tests.adapters.triton.cases import CLIENTS, DIALECTS, ROUTES, SERVERS, call
 

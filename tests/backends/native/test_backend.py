@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from backends.base import EngineState, Feature, Health
 from backends.native.backend import NativeBackend
 from backends.native.protocol.messages import Failed, Output, Pong, Step, Submit
+from schemas.completion import Completion
 from schemas.errors import (
     BackendFailed,
     BackendUnavailable,
@@ -26,7 +27,6 @@ from schemas.errors import (
 )
 from schemas.ir import (
     ChatPrompt,
-    Completion,
     Delta,
     Embed,
     Finished,

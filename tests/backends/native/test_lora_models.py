@@ -16,8 +16,9 @@ from transformers import AutoModelForImageTextToText
 from backends.base import Feature
 from backends.native.backend import NativeBackend
 from backends.native.demo import WEIGHTS
+from schemas.completion import Completion
 from schemas.errors import BackendFailed, BackendUnavailable
-from schemas.ir import Completion, Embed, Embeddings, Generate, Sampling, Stopping, TextPrompt
+from schemas.ir import Embed, Embeddings, Generate, Sampling, Stopping, TextPrompt
 from tests.backends import laws
 from tests.backends.native.engine.lora import folders
 from tests.backends.native.multimodal.test_images import chat, picture

@@ -16,17 +16,9 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from backends.native.backend import NativeBackend
 from backends.native.demo import WEIGHTS
+from schemas.completion import Completion
 from schemas.errors import BackendUnavailable
-from schemas.ir import (
-    ChatPrompt,
-    Completion,
-    FinishReason,
-    Generate,
-    Message,
-    Sampling,
-    Stopping,
-    TextPrompt,
-)
+from schemas.ir import ChatPrompt, FinishReason, Generate, Message, Sampling, Stopping, TextPrompt
 from tests.backends import laws
 from tests.backends.native.client.test_engine_client import until
 

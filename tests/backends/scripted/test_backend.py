@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from backends.base import Feature, check
 from backends.scripted import ScriptedBackend
 from backends.scripted.script import FAULTS, SCRIPTS, Fault, script_for
+from schemas.completion import Choice, Completion
 from schemas.errors import (
     KINDS,
     BackendFailed,
@@ -24,8 +25,6 @@ from schemas.errors import (
 )
 from schemas.ir import (
     ChatPrompt,
-    Choice,
-    Completion,
     Embed,
     Finished,
     FinishReason,

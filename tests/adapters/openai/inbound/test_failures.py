@@ -73,7 +73,7 @@ ROWS: list[Row] = [
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_every_kind_has_words(name: str) -> None:
-    assert set(DIALECTS[name].failures) == set(KINDS) == {error.kind for error, *_ in ROWS}
+    assert set(DIALECTS[name].wording.failures) == set(KINDS) == {error.kind for error, *_ in ROWS}
 
 
 @pytest.mark.parametrize(("error", "said", "_"), ROWS)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.dialect import with_options
 from adapters.triton import ADAPTER
 from schemas.errors import InvalidRequest, MalformedBody, ModelNotFound, RouteNotFound
 from schemas.ir import Generate, ImagePart, Origin, Sampling, Stopping, TextPrompt
@@ -104,7 +104,7 @@ def test_the_prompt_comes_back_if_asked() -> None:
 
 
 def test_an_endpoint_may_echo_by_default() -> None:
-    dialect = msgspec.structs.replace(ADAPTER.dialects["triton"], exclude_input_by_default=False)
+    dialect = with_options(ADAPTER.dialects["triton"], {"exclude_input_by_default": False})
     server = ADAPTER.server(dialect)
     assert server.decode(ROUTES["generate"], b'{"text_input": "x"}', call()).echo
     assert not server.decode(ROUTES["generate_stream"], b'{"text_input": "x"}', call()).echo
@@ -271,7 +271,7 @@ def test_a_stream_cannot_hold_the_prompt() -> None:
 
 
 def test_inputs_are_limited_in_sum() -> None:
-    server = ADAPTER.server(msgspec.structs.replace(ADAPTER.dialects["triton"], max_input_bytes=20))
+    server = ADAPTER.server(with_options(ADAPTER.dialects["triton"], {"max_input_bytes": 20}))
     server.decode(ROUTES["generate"], b'{"text_input": "0123456789abcdef"}', call())
     with pytest.raises(InvalidRequest) as error:
         server.decode(ROUTES["generate"], b'{"text_input": "0123456789abcdef", "stream": false}', call())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
 import pytest
 
+from adapters.dialect import with_options
 from adapters.fold import fold
 from adapters.triton import ADAPTER
 from schemas.errors import BackendFailed, Overloaded
@@ -127,7 +127,7 @@ def test_log_probabilities_add_up() -> None:
 
 
 def test_full_text() -> None:
-    dialect = msgspec.structs.replace(ADAPTER.dialects["mindie-triton"], full_text=True)
+    dialect = with_options(ADAPTER.dialects["mindie-triton"], {"full_text": True})
     request = decode('{"text_input": "x"}', "generate_stream", dialect="mindie-triton")
     found = parsed(ADAPTER.server(dialect).encoder(request).feed(ANSWER))
     assert [frame["text_output"] for frame in found] == ["Hello", 'Hello "w\n', 'Hello "w\nörld']
@@ -176,7 +176,7 @@ def test_a_failure_ends_the_stream_without_a_finish_reason() -> None:
 
 
 def test_connections_may_be_reset_after_a_failure() -> None:
-    dialect = msgspec.structs.replace(ADAPTER.dialects["triton"], abort_on_error=True)
+    dialect = with_options(ADAPTER.dialects["triton"], {"abort_on_error": True})
     assert ADAPTER.server(dialect).encoder(asked()).abort_after_error
 
 

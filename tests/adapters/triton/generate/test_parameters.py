@@ -181,8 +181,8 @@ def test_refusals(dialect: str, name: str, value: Any, message: str) -> None:
     [
         (dialect, name, bound)
         for dialect, row in DIALECTS.items()
-        for name, rule in row.parameters.items()
-        for bound, is_open in ((rule.least, rule.open_least), (rule.most, rule.open_most))
+        for name, rule in row.requests.parameters.items()
+        for bound, is_open in ((rule.low, rule.open_low), (rule.high, rule.open_high))
         if bound is not None and not is_open and rule.type in ("int", "float")
     ],
 )

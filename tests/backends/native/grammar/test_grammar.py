@@ -21,8 +21,9 @@ from backends.base import Feature
 from backends.native.backend import NativeBackend
 from backends.native.grammar.grammar import GrammarCheck, grammar_source
 from backends.native.grammar.schema_limits import check_schema
+from schemas.completion import Choice
 from schemas.errors import InvalidRequest
-from schemas.ir import ChatPrompt, Choice, FinishReason, Generate, Grammar, Message, Sampling, Stopping
+from schemas.ir import ChatPrompt, FinishReason, Generate, Grammar, Message, Sampling, Stopping
 from tests.backends import laws
 
 pytestmark = pytest.mark.torch

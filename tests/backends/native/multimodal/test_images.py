@@ -16,8 +16,9 @@ from PIL import Image
 from backends.base import Feature
 from backends.native.backend import NativeBackend
 from backends.native.multimodal import prompts
+from schemas.completion import Completion
 from schemas.errors import GatewayError, InvalidRequest
-from schemas.ir import ChatPrompt, Completion, Generate, ImagePart, Message, Sampling, TextPart, TextPrompt
+from schemas.ir import ChatPrompt, Generate, ImagePart, Message, Sampling, TextPart, TextPrompt
 from tests.backends import laws
 from tools.demo_model.scenes import COLORS, FORMS, Scene, draw_scene, render
 

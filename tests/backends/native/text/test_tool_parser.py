@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from adapters.fold import fold
 from backends.native.backend import NativeBackend
 from backends.native.text.tool_parser import CLOSE, OPEN, ToolParser, can_call
+from schemas.completion import Choice
 from schemas.errors import InvalidRequest
 from schemas.ir import (
     ChatPrompt,
-    Choice,
     Delta,
     Event,
     Finished,
