@@ -9,7 +9,6 @@ from adapters.base import Call
 from adapters.body import convert, parse
 from adapters.tgi.checks import check
 from adapters.tgi.dialects import Dialect
-from adapters.tgi.failures import STREAMED
 from adapters.tgi.inputs import read_inputs
 from schemas.catalog import ModelCard
 from schemas.errors import InvalidRequest, MalformedBody, ModelNotFound
@@ -77,7 +76,7 @@ def _checked(
         check(dialect, parameters, stream=stream, context_length=card.context_length)
         return read_inputs(dialect, inputs, images=card.images), read_grammar(parameters.grammar)
     except InvalidRequest as error:
-        error.code = STREAMED if stream else None
+        error.streamed = stream
         raise
 
 

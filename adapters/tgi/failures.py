@@ -15,9 +15,6 @@ from schemas.tgi import ErrorResponse
 STREAM_TYPE = "text/event-stream"
 STREAM_HEADERS: Headers = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
 
-STREAMED = "streamed_request"
-"""`code` of an error of a streamed request's body: where such errors are frames, `reply` cannot know it otherwise."""
-
 _FIELDS = {
     "chat": "inputs",
     "token_prompts": "inputs",

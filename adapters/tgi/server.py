@@ -12,10 +12,10 @@ from adapters.tgi.decode import read_generate, read_tokenize
 from adapters.tgi.describe import info
 from adapters.tgi.dialects import Dialect
 from adapters.tgi.encode import encode_answer, encode_tokens
-from adapters.tgi.failures import STREAMED, failure_reply
+from adapters.tgi.failures import failure_reply
 from adapters.tgi.stream import StreamWriter
 from schemas import tgi as wire
-from schemas.errors import GatewayError
+from schemas.errors import GatewayError, RequestError
 from schemas.ir import Completion, Embed, Embeddings, Generate, Tokenize, Tokens
 
 _WHOLE = wire.GenerateResponse
@@ -98,5 +98,5 @@ class TgiServer:
 
     def error(self, error: GatewayError, request: Generate | None = None) -> Reply:
         """The answer when nothing of a stream was written yet."""
-        streamed = request.stream if request is not None else error.code == STREAMED
+        streamed = request.stream if request is not None else isinstance(error, RequestError) and error.streamed
         return failure_reply(self._dialect, error, framed=streamed and self._dialect.stream_errors_as_frames)

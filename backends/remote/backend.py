@@ -24,12 +24,7 @@ from backends.remote.retokeniser import Retokeniser
 from backends.remote.retry import Retrier
 from backends.remote.watch import Watch
 from backends.transport import Response, Transport
-from schemas.errors import (
-    BackendFailed,
-    BackendUnavailable,
-    GatewayError,
-    UnsupportedFeature,
-)
+from schemas.errors import BackendFailed, BackendUnavailable, Fault, GatewayError, UnsupportedFeature
 from schemas.ir import Embed, Embeddings, Events, Generate, Started, TokenIds, Tokenize, Tokens, Usage
 
 R = TypeVar("R", Generate, Embed)
@@ -68,7 +63,7 @@ class RemoteBackend:
         self._embeddings = embeddings
         self._health_path = health
         self._breaker = Breaker(self._options.failures)
-        self._retrier = Retrier(self._options.retries, self._breaker.failed)
+        self._retrier = Retrier(self._options.retries, self._breaker.record_failure)
         self._key = ""
         self._transport: Transport | None = None
         self._watch: Watch | None = None
@@ -122,7 +117,7 @@ class RemoteBackend:
         deadline = asyncio.get_running_loop().time() + self._options.timeouts.whole
         try:
             reply = await self._retrier.run(partial(self._ask, outbound, deadline), deadline)
-            self._breaker.succeeded()
+            self._breaker.record_success()
             return face.decode_embeddings(request, reply)
         except GatewayError as error:
             raise self._clean(error) from None
@@ -154,9 +149,9 @@ class RemoteBackend:
                 events = await reading.more()
                 yield self._with_ids(events)
             response.finish()
-            self._breaker.succeeded()
+            self._breaker.record_success()
         except GatewayError as error:
-            self._breaker.failed(error)
+            self._breaker.record_failure(error)
             raise self._clean(error) from None
         finally:
             response.close()
@@ -199,7 +194,7 @@ class RemoteBackend:
         finally:
             response.close()
         if reply.status != 200:
-            self._breaker.replied(reply.status)
+            self._breaker.record_status(reply.status)
             raise _refusal(self._faces[0][1], reply)
         return reply
 
@@ -212,14 +207,14 @@ class RemoteBackend:
         response = await self._transport.exchange(outbound, deadline)
         try:
             if response.status != 200:
-                self._breaker.replied(response.status)
+                self._breaker.record_status(response.status)
                 raise _refusal(face, await response.reply(deadline))
             if request.stream and response.media_type == "text/event-stream":
                 reading = Reading(response, face.decoder(request), self._options.timeouts.idle)
                 return response, reading, await reading.first(deadline)
             reply = await response.reply(deadline)
             if reply.media_type not in ("application/json", ""):
-                raise BackendFailed("The backend's answer is not of its protocol.", code="upstream_malformed")
+                raise BackendFailed("The backend's answer is not of its protocol.", fault=Fault.MALFORMED)
             return response, None, face.decode(request, reply)
         except BaseException:
             response.close()

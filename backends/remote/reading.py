@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from adapters.base import StreamDecoder
 from backends.transport import Response
-from schemas.errors import BackendTimeout, GatewayError, Incomplete
+from schemas.errors import BackendTimeout, Fault, GatewayError, Incomplete
 from schemas.ir import Delta, Events
 
 
@@ -62,7 +62,9 @@ class Reading:
             except Incomplete as cut:
                 return self._end(cut)
             if not data:
-                return self._end(Incomplete("The backend's stream ended before it was finished.", code="truncated"))
+                return self._end(
+                    Incomplete("The backend's stream ended before it was finished.", fault=Fault.TRUNCATED)
+                )
             events = self._decoded(data)
         return events
 
@@ -84,4 +86,4 @@ class Reading:
 
 
 def _stalled() -> Incomplete:
-    return Incomplete("The backend's stream stalled before it was finished.", code="stream_idle")
+    return Incomplete("The backend's stream stalled before it was finished.", fault=Fault.IDLE)

@@ -67,9 +67,9 @@ class Watch:
                 response.close()
         except GatewayError as error:
             self._trouble = error.message
-            self._breaker.failed(error)
+            self._breaker.record_failure(error)
             return
-        self._breaker.replied(status)
+        self._breaker.record_status(status)
         if not self._reached:
             self._reached = True
             log.info("backend.reached", backend=self._name, status=status)

@@ -18,7 +18,7 @@ from adapters.base import Headers, Outbound, Reply
 from backends.transport.connection import Connection
 from backends.transport.limits import TransportLimits
 from backends.transport.pool import Pool
-from schemas.errors import BackendFailed, BackendUnavailable
+from schemas.errors import BackendFailed, BackendUnavailable, Fault
 
 _TARGET = re.compile(r"[!-~]+")
 _HEADER = re.compile(r"[\t -~]*")
@@ -77,7 +77,7 @@ class Response:
             parts.append(data)
             size += len(data)
             if size > self._limits.body:
-                raise BackendFailed("The backend's answer is too large.", code="upstream_too_big")
+                raise BackendFailed("The backend's answer is too large.", fault=Fault.TOO_BIG)
         return Reply(b"".join(parts), self.status, self.media_type, self.headers)
 
     def finish(self) -> None:
@@ -155,9 +155,7 @@ class Transport:
                 await connection.head(deadline)
             response = Response(connection, self._limits)
             if response.header("content-encoding") not in ("", "identity"):
-                raise BackendFailed(
-                    "The backend's answer is in an encoding nobody asked for.", code="upstream_malformed"
-                )
+                raise BackendFailed("The backend's answer is in an encoding nobody asked for.", fault=Fault.MALFORMED)
         except BaseException:
             connection.abort()
             raise
@@ -184,9 +182,9 @@ class Transport:
             async with asyncio.timeout(self._connect_timeout):
                 await asyncio.get_running_loop().create_connection(make, self._host, self._port, ssl=self._tls)
         except TimeoutError:
-            raise BackendUnavailable("The backend could not be reached in time.", code="upstream_connect") from None
+            raise BackendUnavailable("The backend could not be reached in time.", fault=Fault.CONNECT) from None
         except (OSError, UnicodeError):  # refused, no such host, TLS: details, and so addresses, are not for clients
-            raise BackendUnavailable("The backend could not be reached.", code="upstream_connect") from None
+            raise BackendUnavailable("The backend could not be reached.", fault=Fault.CONNECT) from None
 
 
 def _lines(headers: Headers) -> bytes:

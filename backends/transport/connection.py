@@ -14,7 +14,7 @@ from typing import cast
 import httptools
 
 from backends.transport.limits import TransportLimits
-from schemas.errors import BackendFailed, BackendTimeout, BackendUnavailable, GatewayError, Incomplete
+from schemas.errors import BackendFailed, BackendTimeout, BackendUnavailable, Fault, GatewayError, Incomplete
 
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
         if self._headed and not self._complete and not self._framed() and exc is None:
             self._complete = True
         elif not self._complete and self._failure is None:
-            cut = Incomplete("The backend's answer stopped before it was finished.", code="truncated")
+            cut = Incomplete("The backend's answer stopped before it was finished.", fault=Fault.TRUNCATED)
             self._failure = cut if self._headed else _reset_by_peer()
         self._socket = None
         self._on_lost(self)
@@ -225,7 +225,7 @@ class Connection(asyncio.Protocol):
 
     def _fail(self, why: str) -> None:
         if self._failure is None:
-            self._failure = BackendFailed(f"The backend's answer could not be read: {why}.", code="upstream_malformed")
+            self._failure = BackendFailed(f"The backend's answer could not be read: {why}.", fault=Fault.MALFORMED)
         self.abort()
 
     def _wait(self, deadline: float | None) -> asyncio.Future[None]:
@@ -249,7 +249,7 @@ class Connection(asyncio.Protocol):
         if self._loop.time() < self._deadline:
             self._watch_until(self._deadline)
         else:
-            late = BackendTimeout("The backend did not answer in time.", code="upstream_timeout")
+            late = BackendTimeout("The backend did not answer in time.", fault=Fault.TIMEOUT)
             self._waiter.set_exception(late)
 
     def _wake(self) -> None:
@@ -258,4 +258,4 @@ class Connection(asyncio.Protocol):
 
 
 def _reset_by_peer() -> GatewayError:
-    return BackendUnavailable("The backend closed the connection before it answered.", code="upstream_reset")
+    return BackendUnavailable("The backend closed the connection before it answered.", fault=Fault.RESET)

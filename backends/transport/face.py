@@ -14,7 +14,7 @@ import httpx
 
 from backends.transport.client import Response, Transport
 from backends.transport.limits import TransportLimits
-from schemas.errors import BackendTimeout, GatewayError, Overloaded
+from schemas.errors import BackendError, BackendTimeout, Fault, GatewayError, Overloaded
 
 
 class HttpxTransport(httpx.AsyncBaseTransport):
@@ -95,6 +95,6 @@ def _as_httpx(request: httpx.Request) -> Iterator[None]:
             raise httpx.PoolTimeout(error.message, request=request) from None
         if isinstance(error, BackendTimeout):
             raise httpx.ReadTimeout(error.message, request=request) from None
-        if error.code == "upstream_connect":
+        if isinstance(error, BackendError) and error.fault is Fault.CONNECT:
             raise httpx.ConnectError(error.message, request=request) from None
         raise httpx.RemoteProtocolError(error.message, request=request) from None

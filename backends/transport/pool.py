@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from backends.transport.connection import Connection
 from backends.transport.limits import TransportLimits
-from schemas.errors import BackendTimeout, BackendUnavailable, GatewayError, Overloaded
+from schemas.errors import BackendTimeout, BackendUnavailable, Fault, GatewayError, Overloaded
 
 Connect = Callable[[Callable[[], Connection]], Awaitable[object]]
 """Opens a socket for the protocol that the argument makes. Raises `GatewayError` if it cannot."""
@@ -130,7 +130,7 @@ class Pool:
             self._freed(made)
         elif made is not None:
             made.abort()
-            self._refuse(BackendUnavailable("The backend closed the connection.", code="upstream_connect"))
+            self._refuse(BackendUnavailable("The backend closed the connection.", fault=Fault.CONNECT))
         self._grow()
 
     def _refuse(self, error: GatewayError) -> None:
@@ -164,4 +164,4 @@ class Pool:
 
 def _late(waiter: asyncio.Future[Connection]) -> None:
     if not waiter.done():
-        waiter.set_exception(BackendTimeout("The backend has no free connection.", code="upstream_timeout"))
+        waiter.set_exception(BackendTimeout("The backend has no free connection.", fault=Fault.TIMEOUT))
