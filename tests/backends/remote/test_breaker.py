@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from backends.remote import watch
+from backends.remote import health_check
 from backends.remote.breaker import COUNTS, Breaker
 from schemas.errors import (
     BackendError,
@@ -73,7 +73,7 @@ def test_an_error_counted_by_its_status_is_not_counted_twice(error: GatewayError
 
 
 async def test_an_open_breaker_still_serves_and_a_probe_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_PATIENCE", 60.0)
+    monkeypatch.setattr(health_check, "CHECK_TIMEOUT", 60.0)
     good = response(await record("openai", stream=False))
     plays: list[Step] = [Close()]
     async with playing("openai", lambda _: (plays[0],), retries={"attempts": 1}) as (far, _):
@@ -81,8 +81,8 @@ async def test_an_open_breaker_still_serves_and_a_probe_closes_it(monkeypatch: p
             await ask(far, request("openai", stream=False))
         assert (await far.healthy()).detail == "5 failures in a row"
         assert (await far.healthy()).status == "ready"
-        assert far._watch is not None
-        await far._watch.look()
+        assert far._health_check is not None
+        await far._health_check.check()
         assert (await far.healthy()).detail == ""
         plays[0] = good
         _, error = await ask(far, request("openai", stream=False))
