@@ -18,6 +18,7 @@ from schemas.errors import (
     BackendTimeout,
     BackendUnavailable,
     BodyTooLarge,
+    Fault,
     GatewayError,
     InvalidRequest,
     ModelNotFound,
@@ -32,7 +33,7 @@ REFUSED = "The backend refused the request."
 
 def malformed(why: str) -> BackendError:
     """The remote does not speak the protocol."""
-    return BackendFailed(f"The backend's answer could not be read: {why}.", code="upstream_malformed")
+    return BackendFailed(f"The backend's answer could not be read: {why}.", fault=Fault.MALFORMED)
 
 
 def failed() -> BackendError:

@@ -11,7 +11,7 @@ import re
 
 import msgspec
 
-from schemas.errors import BackendFailed
+from schemas.errors import BackendFailed, Fault
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -75,7 +75,7 @@ class EventReader:
             else:
                 self._type = b""
         if self._size + len(self._rest) > self._limit:
-            raise BackendFailed("The backend sent an event larger than the limit.", code="upstream_malformed")
+            raise BackendFailed("The backend sent an event larger than the limit.", fault=Fault.MALFORMED)
         return events
 
     @property
@@ -108,6 +108,6 @@ class EventReader:
             self._data.append(value)
             self._size += len(value) + 1
             if self._size > self._limit:
-                raise BackendFailed("The backend sent an event larger than the limit.", code="upstream_malformed")
+                raise BackendFailed("The backend sent an event larger than the limit.", fault=Fault.MALFORMED)
         elif name == b"event":
             self._type = value

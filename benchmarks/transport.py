@@ -1,4 +1,4 @@
-"""What ways to call an upstream cost: CPU of this process per whole answer, all against the same canned upstream.
+"""CPU cost of HTTP clients: this process' CPU per whole answer, all against the same canned upstream.
 
     python -m benchmarks.transport [--requests 5000] [--connections 64]
 
@@ -18,7 +18,6 @@ import uvloop
 
 from adapters.base import Outbound
 from backends.transport import Transport
-from backends.transport.face import HttpxTransport
 from benchmarks.remote import upstream
 
 BODY = b'{"model":"whole","messages":[{"role":"user","content":"What is the capital of France?"}]}'
@@ -119,7 +118,6 @@ async def _pyreqwest(url: str) -> AsyncIterator[Call]:
 CANDIDATES: dict[str, Candidate] = {
     "httpx": _httpx(_stock),
     "httpx over aiohttp": _httpx(_aiohttp),
-    "httpx over our transport": _httpx(HttpxTransport),
     "our transport, called directly": own,
     "pyreqwest (its threads included)": _pyreqwest,
 }

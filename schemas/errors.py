@@ -25,7 +25,23 @@ An adapter renders an error by looking up its `kind`, so a subclass without a ki
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import ClassVar
+
+
+class Fault(StrEnum):
+    """How a backend broke off an answer, or never began one. Retries and the circuit breaker decide by it.
+
+    The values are the `code` of such errors, which clients of some protocols see.
+    """
+
+    CONNECT = "upstream_connect"  # no connection: refused, no such host, TLS, too slow
+    RESET = "upstream_reset"  # the connection was closed before the response began
+    TIMEOUT = "upstream_timeout"  # a deadline of ours passed
+    MALFORMED = "upstream_malformed"  # not HTTP/1.1, or not the backend's protocol
+    TOO_BIG = "upstream_too_big"  # larger than the limit for whole answers
+    IDLE = "stream_idle"  # no event of a stream in time
+    TRUNCATED = "truncated"  # the response or stream ended before it was complete
 
 
 class GatewayError(Exception):
@@ -169,9 +185,27 @@ class ShuttingDown(Overloaded):
 
 
 class BackendError(GatewayError):
-    """A backend's fault."""
+    """A backend's fault.
+
+    Args:
+        message: as of every error.
+        retry_after: as of every error.
+        code: as of every error; by default the fault's.
+        fault: what broke the answer; None where the backend reported an error of its own.
+    """
 
     kind = "backend_failed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after: float | None = None,
+        code: str | None = None,
+        fault: Fault | None = None,
+    ) -> None:
+        super().__init__(message, retry_after=retry_after, code=fault.value if fault and code is None else code)
+        self.fault = fault
 
 
 class BackendUnavailable(BackendError):

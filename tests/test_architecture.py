@@ -103,6 +103,20 @@ def test_the_version_has_a_section_in_the_changelog() -> None:
     )
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_decision_depends_on_the_code_of_an_error(path: Path) -> None:
+    """`GatewayError.code` is text for clients, and an upstream may choose it: types, faults and statuses decide."""
+
+    def is_code(node: ast.AST) -> bool:
+        return isinstance(node, ast.Attribute) and node.attr == "code"
+
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Compare):
+            assert not any(map(is_code, (node.left, *node.comparators))), f"line {node.lineno} compares a code"
+        elif isinstance(node, ast.Match):
+            assert not is_code(node.subject), f"line {node.lineno} matches a code"
+
+
 def test_every_error_kind_is_listed_once() -> None:
     def kinds(base: type[errors.GatewayError]) -> set[str]:
         return {base.kind}.union(*(kinds(sub) for sub in base.__subclasses__()))

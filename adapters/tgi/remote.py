@@ -14,7 +14,7 @@ from adapters.tgi.dialects import Dialect
 from adapters.tgi.relay import passes_back, relayed
 from adapters.tgi.remote_failures import event_failure
 from adapters.tgi.stops import StopCutter, cut, visible
-from schemas.errors import BackendFailed, Incomplete
+from schemas.errors import BackendFailed, Fault, Incomplete
 from schemas.ir import (
     Delta,
     Event,
@@ -199,7 +199,7 @@ def _top(tokens: tuple[RemoteToken, ...] | None) -> tuple[TopToken, ...]:
 def _reason(dialect: Dialect, details: RemoteSequence) -> FinishReason:
     reason = dialect.remote.reasons.get(details.finish_reason)
     if reason is None:
-        raise BackendFailed("The backend gave up on the answer.", code="upstream_malformed")
+        raise BackendFailed("The backend gave up on the answer.", fault=Fault.MALFORMED)
     return FinishReason(reason)
 
 

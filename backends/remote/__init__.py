@@ -1,7 +1,7 @@
-"""A backend that is a server elsewhere: any protocol with a client face, over one transport.
+"""The backend that forwards requests to a server elsewhere, in any protocol that has a client codec.
 
-Not a protocol: what is said is the adapters' business (`adapters/<protocol>/client.py`). Which servers are known, and
-what sets them apart, is the table in `backends.remote.kinds`.
+Protocols are in `adapters/<protocol>/client.py`, HTTP is in `backends.transport`. Which kinds of servers there are, and
+what they can do, is the table in `backends.remote.kinds`.
 """
 
 from backends.remote.backend import RemoteBackend

@@ -1,7 +1,10 @@
-"""The remote backend: a request goes out through a client face, events come back.
+"""The remote backend: encodes a request with a client codec, sends it, and decodes the answer to events.
 
-Every failure is told: a stream is complete if its decoder says so, whatever the socket did. Retries happen before the
-first event and nowhere else.
+Strategy:
+- A stream is complete if its decoder says so, whatever the socket did. Every other end is raised as an error.
+- Requests are retried before the first event and never after it (`backends.remote.retry`).
+- Two deadlines: one for the first event, retries included, and one that each batch of events renews.
+- A connection is reused only after a complete answer; in all other cases it is closed, which cancels the request.
 """
 
 from __future__ import annotations
@@ -18,23 +21,19 @@ import msgspec
 from adapters.base import TOKEN_IDS, ClientCodec, EmbeddingCodec, Headers, Outbound, Reply
 from backends.base import Capabilities, Feature, Health
 from backends.remote.breaker import Breaker
+from backends.remote.event_stream import EventStream
+from backends.remote.health_check import HealthCheck
 from backends.remote.options import RemoteOptions
-from backends.remote.reading import Reading
 from backends.remote.retokeniser import Retokeniser
 from backends.remote.retry import Retrier
-from backends.remote.watch import Watch
 from backends.transport import Response, Transport
-from schemas.errors import (
-    BackendFailed,
-    BackendUnavailable,
-    GatewayError,
-    UnsupportedFeature,
-)
+from schemas.errors import BackendFailed, BackendUnavailable, Fault, GatewayError, UnsupportedFeature
 from schemas.ir import Embed, Embeddings, Events, Generate, Started, TokenIds, Tokenize, Tokens, Usage
 
 R = TypeVar("R", Generate, Embed)
 
 _MARKS: dict[str, TokenIds] = {mark: mark for mark in get_args(TokenIds) if mark != "model"}
+"""What an upstream gateway of this project may say of its token ids in the header `TOKEN_IDS`."""
 
 
 class RemoteBackend:
@@ -43,10 +42,11 @@ class RemoteBackend:
     Args:
         name: the backend's name.
         options: a `RemoteOptions`, or its fields.
-        faces: paths below the URL and what speaks there; a request goes through the first that can say it.
-        features: what they can say.
-        health: the path of a GET that shows whether it lives.
-        embeddings: the face that asks for vectors, below no path; None if there are none to be had.
+        codecs: the client codecs of the protocols that the server speaks, each with the path below the URL where it
+            does. A request goes through the first one that can express it.
+        features: what the codecs can express.
+        health: the path of a GET for health checks.
+        embeddings: the codec for embeddings, at the URL itself; None if the server has none.
 
     Raises:
         msgspec.ValidationError: the options are wrong.
@@ -57,23 +57,23 @@ class RemoteBackend:
         name: str,
         options: RemoteOptions | Mapping[str, Any],
         *,
-        faces: Sequence[tuple[str, ClientCodec]],
+        codecs: Sequence[tuple[str, ClientCodec]],
         features: frozenset[Feature],
         health: str,
         embeddings: EmbeddingCodec | None = None,
     ) -> None:
         self.name = name
         self._options = msgspec.convert(options, RemoteOptions)
-        self._faces = faces
+        self._codecs = codecs
         self._embeddings = embeddings
         self._health_path = health
         self._breaker = Breaker(self._options.failures)
-        self._retrier = Retrier(self._options.retries, self._breaker.failed)
+        self._retrier = Retrier(self._options.retries, self._breaker.record_failure)
         self._key = ""
         self._transport: Transport | None = None
-        self._watch: Watch | None = None
+        self._health_check: HealthCheck | None = None
         self._retokeniser: Retokeniser | None = None
-        self._unusable = ""
+        self._start_error = ""
         offered = self._options.features
         self.capabilities = Capabilities(
             features=features if offered is None else features & offered,
@@ -83,114 +83,120 @@ class RemoteBackend:
         )
 
     async def start(self) -> None:
-        """Look whether it lives, and go on looking. One that does not may come up later.
+        """Load key, certificates and tokenizer, and start checking the server's health.
+
+        A server that is not there is no error: it may come up later.
 
         Raises:
-            schemas.errors.BackendUnavailable: its key, certificates or tokenizer cannot be used.
+            schemas.errors.BackendUnavailable: the key, certificates or tokenizer cannot be used.
         """
         try:
-            self._key = _key(self._options)
-            self._transport = _transport(self._options, self._key)
+            self._key = _read_key(self._options)
+            self._transport = _make_transport(self._options, self._key)
             if self._options.tokenizer is not None:
                 self._retokeniser = await asyncio.to_thread(Retokeniser, self._options.tokenizer)
         except (ValueError, OSError) as error:
-            self._unusable = f"backends.{self.name}: {error}"
-            raise BackendUnavailable(self._unusable) from None
-        self._watch = Watch(self.name, self._transport, self._health_path, self._breaker)
-        await self._watch.start(self._options.health_interval)
+            self._start_error = f"backends.{self.name}: {error}"
+            raise BackendUnavailable(self._start_error) from None
+        self._health_check = HealthCheck(self.name, self._transport, self._health_path, self._breaker)
+        await self._health_check.start(self._options.health_interval)
 
     async def aclose(self) -> None:
-        """Close all connections. Idempotent."""
-        if self._watch is not None:
-            await self._watch.aclose()
+        """Stop the health checks and close all connections. Idempotent."""
+        if self._health_check is not None:
+            await self._health_check.aclose()
         if self._transport is not None:
             await self._transport.aclose()
 
     async def healthy(self) -> Health:
-        """What was last seen."""
-        if self._unusable:
-            return Health("failed", self._unusable)
-        return Health("loading") if self._watch is None else self._watch.health
+        """The state after the last health check; sends nothing."""
+        if self._start_error:
+            return Health("failed", self._start_error)
+        return Health("loading") if self._health_check is None else self._health_check.health
 
     async def embed(self, request: Embed) -> Embeddings:
-        """Ask it for vectors."""
-        face = self._embeddings
-        if face is None:
+        """Request embeddings from the server."""
+        codec = self._embeddings
+        if codec is None:
             raise UnsupportedFeature(f"The model '{request.model}' does not make embeddings.", feature="embeddings")
-        request = self._named(request)
-        outbound = face.encode_embed(request)
+        request = self._with_remote_model(request)
+        outbound = codec.encode_embed(request)
         deadline = asyncio.get_running_loop().time() + self._options.timeouts.whole
         try:
-            reply = await self._retrier.run(partial(self._ask, outbound, deadline), deadline)
-            self._breaker.succeeded()
-            return face.decode_embeddings(request, reply)
+            reply = await self._retrier.run(partial(self._fetch, outbound, deadline), deadline)
+            self._breaker.record_success()
+            return codec.decode_embeddings(request, reply)
         except GatewayError as error:
-            raise self._clean(error) from None
+            raise self._redact(error) from None
 
     async def tokenize(self, request: Tokenize) -> Tokens:
-        """By the tokenizer that is named; the server's own is out of reach."""
+        """Tokenize with the configured tokenizer; the server's own cannot be called."""
         tokens = self._retokeniser.tokenize(request) if self._retokeniser is not None else None
         if tokens is not None:
             return tokens
-        raise UnsupportedFeature(f"The model '{request.model}' does not tell its tokens.", feature="tokenize")
+        raise UnsupportedFeature(f"The model '{request.model}' does not return its tokens.", feature="tokenize")
 
     async def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
-        """Ask it; closing the generator closes the connection, and so makes it stop."""
-        request = self._named(request)
-        face, outbound = self._encode(request)
+        """Send the request and yield events as they arrive.
+
+        Closing the generator closes the connection, which is how the server learns to stop.
+        """
+        request = self._with_remote_model(request)
+        codec, outbound = self._encode(request)
         timeouts = self._options.timeouts
         deadline = asyncio.get_running_loop().time() + (timeouts.first_token if request.stream else timeouts.whole)
         try:
-            response, reading, events = await self._retrier.run(
-                partial(self._open, face, request, outbound, deadline), deadline
+            # Retries end here: once there are events, another attempt would generate a second answer.
+            response, stream, events = await self._retrier.run(
+                partial(self._open, codec, request, outbound, deadline), deadline
             )
         except GatewayError as error:
-            raise self._clean(error) from None
+            raise self._redact(error) from None
         try:
             filled = self._with_ids(events)
-            told = face.returns_token_ids(request) and filled == events
-            yield _marked(filled, self._token_ids(response, told=told))
-            while reading is not None and not isinstance(events[-1], Usage):
-                events = await reading.more()
+            ids_from_server = codec.returns_token_ids(request) and filled == events
+            yield _marked(filled, self._id_source(response, from_server=ids_from_server))
+            while stream is not None and not isinstance(events[-1], Usage):
+                events = await stream.read()
                 yield self._with_ids(events)
             response.finish()
-            self._breaker.succeeded()
+            self._breaker.record_success()
         except GatewayError as error:
-            self._breaker.failed(error)
-            raise self._clean(error) from None
+            self._breaker.record_failure(error)
+            raise self._redact(error) from None
         finally:
             response.close()
 
     def _with_ids(self, events: Events) -> Events:
         return events if self._retokeniser is None else self._retokeniser.fill(events)
 
-    def _token_ids(self, response: Response, *, told: bool) -> TokenIds:
-        """Whose the answer's ids are. An upstream that marks its own is a gateway like this one."""
+    def _id_source(self, response: Response, *, from_server: bool) -> TokenIds:
+        """Where the token ids of the answer come from. A gateway like this one marks its own answers."""
         if mark := _MARKS.get(response.header(TOKEN_IDS)):
             return mark
-        if told:
+        if from_server:
             return "model"
         return "synthetic" if self._retokeniser is None else "retokenised"
 
-    def _named(self, request: R) -> R:
+    def _with_remote_model(self, request: R) -> R:
         model = self._options.models.get(request.model)
         return request if model is None else msgspec.structs.replace(request, model=model)
 
     def _encode(self, request: Generate) -> tuple[ClientCodec, Outbound]:
-        """Through the first face that can say it; if none can, the first tells why."""
+        """Encode with the first codec that can express the request; if none can, raise the first one's refusal."""
         refusal: UnsupportedFeature | None = None
-        for prefix, face in self._faces:
+        for prefix, codec in self._codecs:
             try:
-                outbound = face.encode(request)
+                outbound = codec.encode(request)
             except UnsupportedFeature as error:
                 refusal = refusal or error
                 continue
-            return face, msgspec.structs.replace(outbound, path=prefix + outbound.path) if prefix else outbound
+            return codec, msgspec.structs.replace(outbound, path=prefix + outbound.path) if prefix else outbound
         assert refusal is not None
         raise refusal
 
-    async def _ask(self, outbound: Outbound, deadline: float) -> Reply:
-        """Ask once, for an answer that comes whole."""
+    async def _fetch(self, outbound: Outbound, deadline: float) -> Reply:
+        """One attempt at an answer that is not streamed."""
         if self._transport is None:
             raise BackendUnavailable("The backend was not started.")
         response = await self._transport.exchange(outbound, deadline)
@@ -199,34 +205,34 @@ class RemoteBackend:
         finally:
             response.close()
         if reply.status != 200:
-            self._breaker.replied(reply.status)
-            raise _refusal(self._faces[0][1], reply)
+            self._breaker.record_status(reply.status)
+            raise _error_of(self._codecs[0][1], reply)
         return reply
 
     async def _open(
-        self, face: ClientCodec, request: Generate, outbound: Outbound, deadline: float
-    ) -> tuple[Response, Reading | None, Events]:
-        """Ask once, up to the first events: of a stream, or of an answer that came whole, all of them."""
+        self, codec: ClientCodec, request: Generate, outbound: Outbound, deadline: float
+    ) -> tuple[Response, EventStream | None, Events]:
+        """One attempt at the first events: those of a stream, or all events of an answer that is not streamed."""
         if self._transport is None:
             raise BackendUnavailable("The backend was not started.")
         response = await self._transport.exchange(outbound, deadline)
         try:
             if response.status != 200:
-                self._breaker.replied(response.status)
-                raise _refusal(face, await response.reply(deadline))
+                self._breaker.record_status(response.status)
+                raise _error_of(codec, await response.reply(deadline))
             if request.stream and response.media_type == "text/event-stream":
-                reading = Reading(response, face.decoder(request), self._options.timeouts.idle)
-                return response, reading, await reading.first(deadline)
+                stream = EventStream(response, codec.decoder(request), self._options.timeouts.idle)
+                return response, stream, await stream.first(deadline)
             reply = await response.reply(deadline)
             if reply.media_type not in ("application/json", ""):
-                raise BackendFailed("The backend's answer is not of its protocol.", code="upstream_malformed")
-            return response, None, face.decode(request, reply)
+                raise BackendFailed("The backend's answer is not of its protocol.", fault=Fault.MALFORMED)
+            return response, None, codec.decode(request, reply)
         except BaseException:
             response.close()
             raise
 
-    def _clean(self, error: GatewayError) -> GatewayError:
-        """An upstream may repeat the key that it was sent; its words go no further with it."""
+    def _redact(self, error: GatewayError) -> GatewayError:
+        """Remove the backend's key from an error: a server may repeat the headers it was sent."""
         if self._key:
             error.message = error.message.replace(self._key, "***")
             error.args = (error.message,)
@@ -236,7 +242,7 @@ class RemoteBackend:
 
 
 def _marked(events: Events, ids: TokenIds) -> Events:
-    """The first events, of which `Started` tells whose the ids are of all."""
+    """Write where the answer's token ids come from into the `Started` of its first events."""
     if ids == "model":
         return events
     place = [type(event) for event in events].index(Started)
@@ -244,14 +250,17 @@ def _marked(events: Events, ids: TokenIds) -> Events:
     return (*events[:place], started, *events[place + 1 :])
 
 
-def _refusal(face: ClientCodec, reply: Reply) -> GatewayError:
-    """An error status. A key of ours that is refused is nothing the client could mend."""
+def _error_of(codec: ClientCodec, reply: Reply) -> GatewayError:
+    """The error of a reply with an error status.
+
+    401 and 403 are about the gateway's key: the client can do nothing about them and must not take them for its own.
+    """
     if reply.status in (401, 403):
         return BackendFailed("The backend refused the gateway's key.", code="upstream_unauthorized")
-    return face.error(reply)
+    return codec.error(reply)
 
 
-def _key(options: RemoteOptions) -> str:
+def _read_key(options: RemoteOptions) -> str:
     if options.api_key_env is None:
         return ""
     key = os.environ.get(options.api_key_env, "").strip()
@@ -260,7 +269,7 @@ def _key(options: RemoteOptions) -> str:
     return key
 
 
-def _transport(options: RemoteOptions, key: str) -> Transport:
+def _make_transport(options: RemoteOptions, key: str) -> Transport:
     secret: Headers = ()
     if key:
         secret = ((options.key_header, key),) if options.key_header else (("authorization", f"Bearer {key}"),)

@@ -1,33 +1,35 @@
-"""Whether a server has failed so often in a row that others are to be preferred.
+"""Circuit breaker: whether a server failed so often in a row that other backends are preferred to it.
 
-It ejects nobody: a server that is the only one is asked all the same, so that nothing stays shut by mistake. What
-counts is the server's own failure (not reached, cut, silent, unreadable, 5xx); a refusal of a request (4xx), a limit
-(429) or a full queue (503) shows that it lives.
+An open breaker never blocks requests: a server without an alternative is still asked, and any reply closes the breaker.
+There is therefore no half-open state and no timer; health probes (`backends.remote.watch`) do the trial requests.
+
+A failure is the server's own: unreachable, cut off, silent, unreadable, or a 5xx status. A refused request (4xx), a
+rate limit (429) and a full queue (503) show that the server works.
 """
 
 from __future__ import annotations
 
-from schemas.errors import GatewayError
+from collections.abc import Mapping
 
-TRANSPORT = frozenset(
-    {
-        "upstream_connect",
-        "upstream_reset",
-        "upstream_timeout",
-        "upstream_malformed",
-        "upstream_too_big",
-        "stream_idle",
-        "truncated",
-    }
-)
-"""Codes of errors that are the transport's or the stream's, not a reply."""
+from schemas.errors import BackendError, Fault, GatewayError
+
+COUNTS: Mapping[Fault, bool] = {
+    Fault.CONNECT: True,
+    Fault.RESET: True,
+    Fault.TIMEOUT: True,
+    Fault.MALFORMED: True,
+    Fault.TOO_BIG: True,
+    Fault.IDLE: True,
+    Fault.TRUNCATED: True,
+}
+"""Whether a fault counts as a failure of the server. Every fault has a row."""
 
 
 class Breaker:
-    """Counts failures in a row.
+    """Counts consecutive failures of one server.
 
     Args:
-        threshold: so many open it.
+        threshold: consecutive failures that open the breaker.
     """
 
     def __init__(self, threshold: int) -> None:
@@ -36,20 +38,24 @@ class Breaker:
 
     @property
     def open(self) -> bool:
-        """Whether others are to be preferred."""
+        """Whether other backends are preferred."""
         return self.failures >= self._threshold
 
-    def succeeded(self) -> None:
-        """It answered; one answer heals."""
+    def record_success(self) -> None:
+        """Count a complete answer; one closes the breaker."""
         self.failures = 0
 
-    def failed(self, error: GatewayError) -> None:
-        """It did not; errors that are no failure of the server's change nothing."""
-        if error.code in TRANSPORT:
+    def record_failure(self, error: GatewayError) -> None:
+        """Count an error, unless it is not the server's fault.
+
+        Errors without a fault came as an HTTP status and are counted by `record_status`, or inside a stream that the
+        server could still write.
+        """
+        if isinstance(error, BackendError) and error.fault is not None and COUNTS[error.fault]:
             self.failures += 1
 
-    def replied(self, status: int) -> None:
-        """It replied with an error status."""
+    def record_status(self, status: int) -> None:
+        """Count a reply with an error status: a server error is a failure, everything else a sign of life."""
         if status >= 500 and status != 503:
             self.failures += 1
         else:

@@ -1,7 +1,7 @@
-"""The kinds of servers that can be called, as data: which faces speak to them, and what they can be asked.
+"""The kinds of remote servers, as data: which protocols a server speaks and which features those can express.
 
-A kind is what the entry points of `gateway.backends` name, and is called like a backend's class. A server may speak
-several protocols; a request goes to the first face that can say it, because that one tells the most.
+An entry point of `gateway.backends` names a kind, which is called like the class of a backend. A server may speak
+several protocols. A request goes through the first one that can express it, so the most expressive stands first.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from backends.remote.options import RemoteOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Face:
-    """One protocol that a server speaks, and the path below its URL where it does."""
+class RemoteProtocol:
+    """One protocol that a server speaks, and the path below the server's URL where it does."""
 
     adapter: Adapter
     dialect: str
     prefix: str = ""
 
-    def client(self) -> ClientCodec:
-        """The client face."""
+    def codec(self) -> ClientCodec:
+        """The client codec of the protocol in this dialect."""
         return self.adapter.client(self.adapter.dialects[self.dialect])
 
 
@@ -39,54 +39,97 @@ class Kind:
     """One row of the table.
 
     Attributes:
-        faces: what it speaks, what tells the most first.
-        features: what its protocols can say.
-        health: a path that it answers quickly, below its URL.
-        embeddings: whether its first face is asked for vectors.
+        protocols: what the server speaks, the most expressive first.
+        features: what those protocols can express. `options.features` of a backend may narrow it, never widen it.
+        health: the path, below the server's URL, of a GET that is answered quickly.
+        embeddings: whether the first protocol is used for embeddings.
     """
 
-    faces: tuple[Face, ...]
+    protocols: tuple[RemoteProtocol, ...]
     features: frozenset[Feature]
     health: str
     embeddings: bool = False
 
     def __call__(self, name: str, options: Mapping[str, Any]) -> RemoteBackend:
-        """A backend of this kind.
+        """Make a backend of this kind.
 
         Raises:
             msgspec.ValidationError: the options are wrong.
         """
-        faces = [(face.prefix, face.client()) for face in self.faces]
-        vectors = faces[0][1] if self.embeddings else None
-        assert vectors is None or isinstance(vectors, EmbeddingCodec)
-        return RemoteBackend(name, options, faces=faces, features=self.features, health=self.health, embeddings=vectors)
+        codecs = [(protocol.prefix, protocol.codec()) for protocol in self.protocols]
+        embedder = codecs[0][1] if self.embeddings else None
+        assert embedder is None or isinstance(embedder, EmbeddingCodec)
+        return RemoteBackend(
+            name, options, codecs=codecs, features=self.features, health=self.health, embeddings=embedder
+        )
 
     Options = RemoteOptions
 
 
-_COMPLETIONS = frozenset(Feature) - {Feature.WATERMARK, Feature.LORA}
-_CHATS = _COMPLETIONS - {Feature.TOKEN_PROMPTS, Feature.PROMPT_LOGPROBS, Feature.SUFFIX, Feature.BEST_OF}
-_TGI = _COMPLETIONS | {Feature.WATERMARK, Feature.LORA}
-_TRITON = frozenset(Feature) - {Feature.CHAT, Feature.TOKEN_PROMPTS, Feature.TOOLS, Feature.PROMPT_LOGPROBS}
-_TRITON -= {Feature.SUFFIX, Feature.WATERMARK}
+# Feature sets are enumerated or joined, never "all but": a feature added to the enum is claimed by no remote until it
+# is added here, once its codec can express it.
+_CHAT = frozenset(
+    {
+        Feature.CHAT,
+        Feature.IMAGES,
+        Feature.TOOLS,
+        Feature.GRAMMAR,
+        Feature.LOGPROBS,
+        Feature.TOP_LOGPROBS,
+        Feature.LOGIT_BIAS,
+        Feature.MIN_P,
+    }
+)
+_OPENAI = _CHAT | {Feature.TOKEN_PROMPTS, Feature.PROMPT_LOGPROBS, Feature.SUFFIX, Feature.BEST_OF}
+_TGI_09 = frozenset(
+    {
+        Feature.TOKEN_PROMPTS,
+        Feature.IMAGES,
+        Feature.GRAMMAR,
+        Feature.LOGPROBS,
+        Feature.TOP_LOGPROBS,
+        Feature.PROMPT_LOGPROBS,
+        Feature.LOGIT_BIAS,
+        Feature.MIN_P,
+        Feature.BEST_OF,
+        Feature.SUFFIX,
+        Feature.WATERMARK,
+        Feature.LORA,
+    }
+)
+_TGI = _TGI_09 | {Feature.CHAT, Feature.TOOLS}
+_TRITON = frozenset(
+    {
+        Feature.IMAGES,
+        Feature.GRAMMAR,
+        Feature.LOGPROBS,
+        Feature.TOP_LOGPROBS,
+        Feature.LOGIT_BIAS,
+        Feature.MIN_P,
+        Feature.BEST_OF,
+        Feature.LORA,
+    }
+)
+_ANTHROPIC = frozenset({Feature.CHAT, Feature.TOOLS, Feature.IMAGES})
 
 
-def _v1(dialect: str) -> Face:
-    return Face(_openai.ADAPTER, dialect, "/v1")
+def _openai_at_v1(dialect: str) -> RemoteProtocol:
+    """The OpenAI protocol that servers of other protocols offer beside their own."""
+    return RemoteProtocol(_openai.ADAPTER, dialect, "/v1")
 
 
-openai = Kind((Face(_openai.ADAPTER, "openai"),), _COMPLETIONS, "/models", embeddings=True)
-mindie_openai = Kind((Face(_openai.ADAPTER, "mindie-openai"),), _CHATS, "/models")
-tgi = Kind((Face(_tgi.ADAPTER, "tgi"), _v1("openai")), _TGI, "/health")
-tgi_09 = Kind((Face(_tgi.ADAPTER, "tgi-0.9"),), _TGI - {Feature.CHAT, Feature.TOOLS}, "/health")
-mindie = Kind((Face(_tgi.ADAPTER, "mindie"), _v1("mindie-openai")), _CHATS | _TGI, "/health")
-triton = Kind((Face(_triton.ADAPTER, "triton"),), _TRITON, "/v2/health/ready")
+openai = Kind((RemoteProtocol(_openai.ADAPTER, "openai"),), _OPENAI, "/models", embeddings=True)
+mindie_openai = Kind((RemoteProtocol(_openai.ADAPTER, "mindie-openai"),), _CHAT, "/models")
+tgi = Kind((RemoteProtocol(_tgi.ADAPTER, "tgi"), _openai_at_v1("openai")), _TGI, "/health")
+tgi_09 = Kind((RemoteProtocol(_tgi.ADAPTER, "tgi-0.9"),), _TGI_09, "/health")
+mindie = Kind((RemoteProtocol(_tgi.ADAPTER, "mindie"), _openai_at_v1("mindie-openai")), _TGI, "/health")
+triton = Kind((RemoteProtocol(_triton.ADAPTER, "triton"),), _TRITON, "/v2/health/ready")
 mindie_triton = Kind(
-    (Face(_triton.ADAPTER, "mindie-triton"), _v1("mindie-openai")), _TRITON | _CHATS, "/v2/health/ready"
+    (RemoteProtocol(_triton.ADAPTER, "mindie-triton"), _openai_at_v1("mindie-openai")),
+    _TRITON | _CHAT,
+    "/v2/health/ready",
 )
-anthropic = Kind(
-    (Face(_anthropic.ADAPTER, "anthropic"),), frozenset({Feature.CHAT, Feature.TOOLS, Feature.IMAGES}), "/v1/models"
-)
+anthropic = Kind((RemoteProtocol(_anthropic.ADAPTER, "anthropic"),), _ANTHROPIC, "/v1/models")
 databricks = Kind(
-    (Face(_databricks.ADAPTER, "databricks"),), _COMPLETIONS, "/api/2.0/serving-endpoints", embeddings=True
+    (RemoteProtocol(_databricks.ADAPTER, "databricks"),), _OPENAI, "/api/2.0/serving-endpoints", embeddings=True
 )

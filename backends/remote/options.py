@@ -9,13 +9,13 @@ from backends.transport import TransportLimits, split_url
 
 
 class Timeouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Seconds. A stream has no limit in all.
+    """Timeouts in seconds. The whole of a stream has none.
 
     Attributes:
-        connect: for a connection, TLS included.
-        first_token: from the request to a stream's first event, retries included.
+        connect: to open a connection, TLS included.
+        first_token: from the request to the first event of a stream, retries included.
         idle: between two events of a stream. Bytes that complete no event do not count.
-        whole: for an answer that is not streamed, which comes only once it is generated.
+        whole: from the request to the end of an answer that is not streamed, retries included.
     """
 
     connect: float = 2.0
@@ -25,13 +25,13 @@ class Timeouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When a request that was not answered is sent again.
+    """When a request that was not answered is sent again (see `backends.remote.retry`).
 
     Attributes:
-        attempts: of one request, the first included.
-        budget: at most so many retries per request, over all requests of late.
-        base: seconds; the n-th pause is drawn from 0 to `base * 2^n`.
-        cap: the longest pause.
+        attempts: most attempts for one request, the first included.
+        budget: most retries per request, averaged over all recent requests.
+        base: seconds; the n-th pause is drawn uniformly between 0 and `base * 2^n`.
+        cap: seconds; the longest pause.
     """
 
     attempts: int = 3
@@ -41,24 +41,24 @@ class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Configuration.
+    """Configuration of a remote backend.
 
     Attributes:
-        url: the server's base; for the OpenAI kinds it ends in `/v1`.
-        api_key_env: the environment variable that holds its key.
-        key_header: where the key goes, instead of `authorization: Bearer` (Azure: `api-key`).
-        headers: more headers, sent with every request. No secrets: this file is not a place for them.
-        models: our names -> its names, where they differ and no served entity says so.
+        url: the server's base URL; for the OpenAI kinds it ends in `/v1`.
+        api_key_env: the environment variable that holds the server's key.
+        key_header: the header for the key, instead of `authorization: Bearer` (Azure: `api-key`).
+        headers: more headers, sent with every request. Not for secrets: this is a configuration file.
+        models: our model names -> the server's, where they differ and no served entity names the model.
         timeouts: how long to wait.
-        limits: what connections may cost, and how many requests may run.
-        retries: when to ask again.
-        failures: so many in a row, and other backends are preferred to this one until it answers again.
-        health_interval: seconds between two looks at its health.
+        limits: bounds on connections, and so on concurrent requests.
+        retries: when to send a request again.
+        failures: consecutive failures after which other backends are preferred, until this one answers again.
+        health_interval: seconds between two health checks.
         ca_file: certificates to trust instead of the system's.
-        features: what its models can do, if less than its protocol can say.
+        features: what the server's models can do, if less than its protocol can express.
         context_length: tokens of prompt and answer together, for listings.
-        tokenizer: its `tokenizer.json`, or the folder of it; for token ids where the server tells none, and to
-            tokenize texts. Without it, protocols whose tokens must have an id say 0, and a header marks it.
+        tokenizer: the model's `tokenizer.json`, or the folder of it; gives token ids where the server returns none, and
+            tokenizes texts. Without it, protocols whose tokens must have an id get 0, marked by a header.
     """
 
     url: str

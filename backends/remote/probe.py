@@ -1,6 +1,6 @@
-"""What kind of server answers at a URL, and which models it has: asked once, for `gateway serve --backend URL`.
+"""Detects the kind of the server at a URL, and its models: once, for `gateway serve --backend URL`.
 
-A server may answer to several kinds; the first row that it knows wins. A configuration file can say any other.
+A server may match several kinds; the first matching row wins. A configuration file can name any other.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from adapters.base import Outbound, Reply
 from backends.transport import Transport
 from schemas.errors import BackendUnavailable, GatewayError
 
-_PATIENCE = 5.0  # seconds, for each question
+_QUESTION_TIMEOUT = 5.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A server: its kind's name, the URL that kind wants, its models."""
+    """A server: the name of its kind, the URL to configure for that kind, and its models."""
 
     kind: str
     url: str
@@ -30,11 +30,15 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A row: what to ask, how to read the models out of the answer, which may raise what a wrong shape raises."""
+    """A row of the table: servers of `kind` answer `request` with JSON from which `models` reads the models' names.
+
+    `base` is the path of the kind's URL below the server's root. `models` raises `KeyError` or `TypeError` for JSON of
+    another shape.
+    """
 
     kind: str
     base: str
-    ask: Outbound
+    request: Outbound
     models: Callable[[Any], list[str]]
 
 
@@ -59,18 +63,18 @@ _QUESTIONS = (
 
 
 async def probe(url: str, key: str = "") -> Found:
-    """Ask the server at `url`, with or without its `/v1`, what it is.
+    """Detect what the server at `url` is. The URL may end in `/v1`.
 
     Raises:
-        schemas.errors.BackendUnavailable: it cannot be reached, wants another key, or is nothing that we know.
-        ValueError: `url` is none, or the key cannot be sent.
+        schemas.errors.BackendUnavailable: it cannot be reached, refuses the key, or is of no known kind.
+        ValueError: `url` is not an HTTP URL, or the key cannot be sent in a header.
     """
     root = url.rstrip("/").removesuffix("/v1")
     transport = Transport(root, headers=(("authorization", f"Bearer {key}"),) if key else ())
     refused = False
     try:
         for question in _QUESTIONS:
-            reply = await _ask(transport, question.ask)
+            reply = await _fetch(transport, question.request)
             refused = refused or reply.status in (401, 403)
             models = _models(question, reply)
             if models:
@@ -82,12 +86,12 @@ async def probe(url: str, key: str = "") -> Found:
     raise BackendUnavailable(f"The server at {url} is of no kind that is known, or has no models.")
 
 
-async def _ask(transport: Transport, request: Outbound) -> Reply:
-    deadline = asyncio.get_running_loop().time() + _PATIENCE
+async def _fetch(transport: Transport, request: Outbound) -> Reply:
+    deadline = asyncio.get_running_loop().time() + _QUESTION_TIMEOUT
     response = await transport.exchange(request, deadline)
     try:
         return await response.reply(deadline)
-    except GatewayError:  # a server that is not of this kind may answer with anything
+    except GatewayError:  # a server of another kind may answer with anything
         return Reply(status=0)
     finally:
         response.close()

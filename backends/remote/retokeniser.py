@@ -1,7 +1,7 @@
-"""Token ids for what remotes say that tell none, by a tokenizer whose file the operator names.
+"""Token ids for the answers of servers that return none, by a tokenizer that the operator configures.
 
-Each piece of an answer is encoded by itself: remotes mostly send a token at a time, and then these are the model's own.
-Where they send more, the tokens say the same text, but the model may have chosen others.
+Each delta is encoded by itself. Servers mostly send one token per delta, and then these ids are the model's own. For
+longer deltas the ids decode to the same text, but the model may have chosen others.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from schemas.ir import Delta, Event, Events, Started, TextPrompt, Token, Tokeniz
 
 
 class Retokeniser:
-    """One tokenizer.
+    """Fills in token ids with one tokenizer.
 
     Args:
         path: a `tokenizer.json`, or the folder of one.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: the file cannot be read.
     """
 
     def __init__(self, path: str) -> None:
         file = Path(path)
         try:
             self._tokenizer = Tokenizer.from_file(str(file / "tokenizer.json" if file.is_dir() else file))
-        except Exception as error:  # what the library raises has no class of its own
+        except Exception as error:  # tokenizers raises plain Exception
             raise ValueError(f"the tokenizer {path} cannot be read: {error}") from None
 
     def fill(self, events: Events) -> Events:
-        """The same events, with ids wherever there were none."""
-        return tuple(map(self._filled, events))
+        """The same events, with token ids wherever there were none. Ids that are there are kept."""
+        return tuple(map(self._fill_event, events))
 
     def tokenize(self, request: Tokenize) -> Tokens | None:
-        """The tokens of a text; None for a conversation, whose template is the remote's."""
+        """The tokens of a text; None for a conversation, because the server's chat template is unknown."""
         if not isinstance(request.prompt, TextPrompt):
             return None
         text = request.prompt.text
@@ -49,17 +49,17 @@ class Retokeniser:
             text,
         )
 
-    def _filled(self, event: Event) -> Event:
+    def _fill_event(self, event: Event) -> Event:
         if isinstance(event, Started) and event.prompts:
-            return replace(event, prompts=tuple(tuple(map(self._known, prompt)) for prompt in event.prompts))
+            return replace(event, prompts=tuple(tuple(map(self._with_id, prompt)) for prompt in event.prompts))
         if not isinstance(event, Delta):
             return event
         if not event.tokens:
             return replace(event, tokens=self._tokens(event.text)) if event.text else event
-        return replace(event, tokens=tuple(map(self._known, event.tokens)))
+        return replace(event, tokens=tuple(map(self._with_id, event.tokens)))
 
     def _tokens(self, text: str) -> tuple[Token, ...]:
-        """Tokens that say `text`; of several for one character, the first has it."""
+        """The tokens of `text`. Of several tokens for one character, the first carries its text."""
         encoding: Encoding = self._tokenizer.encode(text, add_special_tokens=False)
         tokens, done = [], 0
         for place, (id, (_, stop)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True), 1):
@@ -68,8 +68,8 @@ class Retokeniser:
             done = stop
         return tuple(tokens)
 
-    def _known(self, token: Token) -> Token:
-        """A token that has a text, and the likeliest in its place: each with its id, if that is one token's."""
+    def _with_id(self, token: Token) -> Token:
+        """The token with its id, and those of its top alternatives, each where the text is exactly one token."""
         top = tuple(replace(other, id=self._id(other)) for other in token.top)
         return replace(token, id=self._id(token), top=top)
 

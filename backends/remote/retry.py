@@ -1,133 +1,157 @@
-"""When a request that was not answered is sent again. Nothing here knows of HTTP or of streams.
+"""When a failed request is sent again. Knows nothing of HTTP or streams.
 
-Only what an upstream did not begin to answer is asked again, because nothing may be generated twice. tenacity does the
-waiting and counting, and costs nothing until something failed.
+Strategy:
+- A request is retried only if the upstream cannot have begun to answer it, so that nothing is generated twice. A
+  connection that was reset before the response is the one ambiguous case, and is retried once.
+- Pauses have full jitter: uniform between 0 and `base * 2^n`, at most `cap` (Marc Brooker, "Exponential Backoff And
+  Jitter", AWS Architecture Blog, 2015), and at least the `retry-after` of the upstream.
+- A token bucket shared by all requests to a backend bounds retries to a fraction of the traffic: an upstream that is
+  down gets 1.1 times its load, not three times ("Site Reliability Engineering", chapter 21, "Handling Overload").
+
+tenacity waits and counts. It is entered after the first failure only, so a request that succeeds does not pay for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    retry_if_exception,
-    wait_random_exponential,
-)
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
 from backends.remote.options import Retries
-from schemas.errors import BackendTimeout, BackendUnavailable, GatewayError
+from schemas.errors import BackendError, BackendTimeout, BackendUnavailable, Fault, GatewayError
 
 T = TypeVar("T")
 
+MAX_RETRIES: Mapping[Fault, float] = {
+    Fault.CONNECT: math.inf,  # the upstream never saw the request
+    Fault.RESET: 1,  # the upstream may have begun: a second reset is likely the request's doing
+    Fault.TIMEOUT: 0,  # no time is left
+    Fault.MALFORMED: 0,
+    Fault.TOO_BIG: 0,
+    Fault.IDLE: 0,
+    Fault.TRUNCATED: 0,
+}
+"""How often a request may be sent again after a fault; `Retries.attempts` bounds all. Every fault has a row."""
 
-class Budget:
-    """How many retries all requests together may still make: each request adds `ratio`, each retry takes 1.
+
+class RetryBudget:
+    """Token bucket for the retries of all requests to a backend: a request adds `ratio` tokens, a retry takes one.
 
     Args:
         ratio: retries per request.
-        most: what a quiet time can save up, for a burst.
+        capacity: the most tokens that quiet times can save up for a burst. The bucket starts full.
     """
 
-    def __init__(self, ratio: float, most: float = 10.0) -> None:
+    def __init__(self, ratio: float, capacity: float = 10.0) -> None:
         self._ratio = ratio
-        self._most = most
-        self.left = most if ratio else 0.0
+        self._capacity = capacity
+        self.tokens = capacity if ratio else 0.0
 
-    def earn(self) -> None:
-        """A request came."""
-        self.left = min(self._most, self.left + self._ratio)
+    def deposit(self) -> None:
+        """Add a request's share."""
+        self.tokens = min(self._capacity, self.tokens + self._ratio)
 
-    def spend(self) -> bool:
-        """Whether there may be one more retry, which is then accounted for."""
-        if self.left < 1.0:
+    def withdraw(self) -> bool:
+        """Take the token of one retry; False if there is none."""
+        if self.tokens < 1.0:
             return False
-        self.left -= 1.0
+        self.tokens -= 1.0
         return True
 
 
-def again_after(error: BaseException, resets: int) -> bool:
-    """Whether a request that failed so may be sent again.
+def may_retry(error: BaseException, occurrences: int) -> bool:
+    """Whether a request that failed with `error` may be sent again.
 
     Args:
         error: what happened before the first event.
-        resets: how often the upstream has now broken the connection, having perhaps begun.
+        occurrences: how many attempts of the request have failed with this error's fault, this one included.
     """
-    if isinstance(error, BackendUnavailable):  # not reached, 502, 503
-        return error.code != "upstream_reset" or resets <= 1
-    return isinstance(error, BackendTimeout) and error.code is None  # 504; a deadline of ours has passed
+    if isinstance(error, BackendError) and error.fault is not None:
+        return occurrences <= MAX_RETRIES[error.fault]
+    return isinstance(error, BackendUnavailable | BackendTimeout)  # a proxy's status: 408, 502, 503, 504, 529
 
 
 class Retrier:
-    """The policy of one backend.
+    """The retry policy of one backend.
 
     Args:
-        policy: how often, how soon.
-        failed: told of every attempt that failed.
+        policy: how often and how soon to retry.
+        on_failure: called with the error of every failed attempt, once.
     """
 
-    def __init__(self, policy: Retries, failed: Callable[[GatewayError], None] = lambda _: None) -> None:
+    def __init__(self, policy: Retries, on_failure: Callable[[GatewayError], None] = lambda _: None) -> None:
         self._policy = policy
-        self._failed = failed
-        self.budget = Budget(policy.budget)
+        self._on_failure = on_failure
+        self.budget = RetryBudget(policy.budget)
 
     async def run(self, attempt: Callable[[], Awaitable[T]], deadline: float) -> T:
-        """The first attempt that succeeds, or the last one's failure. `deadline`: of the loop's clock."""
-        self.budget.earn()
+        """Return the result of the first attempt that succeeds, or raise the last one's error.
+
+        Args:
+            attempt: sends the request once.
+            deadline: of the event loop's clock; no pause ends after it.
+        """
+        self.budget.deposit()
+        try:
+            return await self._once(attempt)
+        except GatewayError as error:
+            if not may_retry(error, 1):
+                raise
+            return await self._retry(partial(self._once, attempt), error, deadline)
+
+    async def _once(self, attempt: Callable[[], Awaitable[T]]) -> T:
         try:
             return await attempt()
         except GatewayError as error:
-            self._failed(error)
-            if not again_after(error, 1):
-                raise
-            return await self._again(attempt, error, deadline)
+            self._on_failure(error)
+            raise
 
-    async def _again(self, attempt: Callable[[], Awaitable[T]], first: GatewayError, deadline: float) -> T:
-        failed: GatewayError | None = first
-        resets = 0
+    async def _retry(self, attempt: Callable[[], Awaitable[T]], first: GatewayError, deadline: float) -> T:
+        replay: GatewayError | None = first
+        occurrences: Counter[Fault | None] = Counter()
 
         async def next_attempt() -> T:
-            nonlocal failed
-            if failed is not None:  # tenacity counts the attempt that was made before it came in
-                error, failed = failed, None
+            nonlocal replay
+            if replay is not None:  # the attempt made before tenacity was entered, so that tenacity counts it
+                error, replay = replay, None
                 raise error
-            try:
-                return await attempt()
-            except GatewayError as error:
-                self._failed(error)
-                raise
+            return await attempt()
 
-        def worth_it(error: BaseException) -> bool:
-            nonlocal resets
-            resets += isinstance(error, GatewayError) and error.code == "upstream_reset"
-            return again_after(error, resets)
+        def retryable(error: BaseException) -> bool:
+            fault = error.fault if isinstance(error, BackendError) else None
+            occurrences[fault] += 1
+            return may_retry(error, occurrences[fault])
 
         return await AsyncRetrying(
             stop=self._stop(deadline),
             wait=_wait(self._policy),
-            retry=retry_if_exception(worth_it),
+            retry=retry_if_exception(retryable),
             reraise=True,
         )(next_attempt)
 
     def _stop(self, deadline: float) -> Callable[[RetryCallState], bool]:
-        """Stop after so many attempts, when the pause would end too late, or when there is no budget left."""
+        """Stop after `attempts`, when the pause would end after the deadline, or when the budget is spent."""
 
         def stop(state: RetryCallState) -> bool:
             late = asyncio.get_running_loop().time() + state.upcoming_sleep >= deadline
-            return state.attempt_number >= self._policy.attempts or late or not self.budget.spend()
+            # The budget is asked last: it gives a token away, which must then be used.
+            return state.attempt_number >= self._policy.attempts or late or not self.budget.withdraw()
 
         return stop
 
 
 def _wait(policy: Retries) -> Callable[[RetryCallState], float]:
-    """Full jitter, but not before the upstream said."""
+    """Full jitter, but at least the pause that the upstream asked for."""
     jitter = wait_random_exponential(multiplier=policy.base, max=policy.cap)
 
     def wait(state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome is not None else None
-        told = error.retry_after if isinstance(error, GatewayError) else None
-        return max(jitter(state), told or 0.0)
+        retry_after = error.retry_after if isinstance(error, GatewayError) else None
+        return max(jitter(state), retry_after or 0.0)
 
     return wait

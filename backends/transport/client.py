@@ -1,7 +1,8 @@
-"""Exchanges with one upstream: an `Outbound` goes out, a status, headers and chunks come back.
+"""The client of one upstream: sends an `Outbound`, returns a status, headers and the body as it arrives.
 
-The upstream's own errors are replies here, whatever their status; what is raised is the transport's: not reached, too
-late, cut, unreadable. All deadlines are points of the event loop's clock, so that the caller decides what they bound.
+Error statuses are ordinary replies here. Raised are the transport's own failures: not reached, too late, cut off,
+unreadable. Deadlines are points of the event loop's clock instead of durations, so that one deadline can bound several
+calls.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from adapters.base import Headers, Outbound, Reply
 from backends.transport.connection import Connection
 from backends.transport.limits import TransportLimits
 from backends.transport.pool import Pool
-from schemas.errors import BackendFailed, BackendUnavailable
+from schemas.errors import BackendFailed, BackendUnavailable, Fault
 
 _TARGET = re.compile(r"[!-~]+")
 _HEADER = re.compile(r"[\t -~]*")
-_HEADS = 256  # of requests, kept written: an upstream is asked for few paths with few headers
+_CACHED_HEADS = 256  # serialized request heads: an upstream gets few different paths and headers
 
 
 def split_url(url: str) -> SplitResult:
-    """The parts of a base URL.
+    """The parts of an upstream's base URL.
 
     Raises:
-        ValueError: it is none that can be called.
+        ValueError: it is not an http or https URL, has no host, or has a query or credentials.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
@@ -38,7 +39,7 @@ def split_url(url: str) -> SplitResult:
 
 
 class Response:
-    """An answer whose head is there. `finish` or `close` it."""
+    """An answer whose head has arrived. End it with `finish` or `close`; the connection is lent until then."""
 
     __slots__ = ("_connection", "_ended", "_first", "_limits", "headers", "media_type", "status")
 
@@ -54,22 +55,22 @@ class Response:
         self.media_type = self.header("content-type").partition(";")[0].strip().lower()
 
     def header(self, name: str) -> str:
-        """A header's first value, or nothing."""
+        """The first value of a header, by its lower-case name; "" without one."""
         return self._first.get(name, "")
 
     def read(self, deadline: float | None) -> Coroutine[Any, Any, bytes]:
         """All of the body that has arrived, at least a byte; empty at its end.
 
         Raises:
-            schemas.errors.BackendError: the rest will not come, or not by `deadline`.
+            schemas.errors.BackendError: the rest will not arrive, or no byte of it by `deadline`.
         """
         return self._connection.read(deadline)
 
     async def reply(self, deadline: float | None) -> Reply:
-        """The whole answer.
+        """Read the whole answer. The caller still ends it.
 
         Raises:
-            schemas.errors.BackendError: as `read`, or it is too large.
+            schemas.errors.BackendError: as for `read`, or the body is larger than the limit.
         """
         parts: list[bytes] = []
         size = 0
@@ -77,34 +78,34 @@ class Response:
             parts.append(data)
             size += len(data)
             if size > self._limits.body:
-                raise BackendFailed("The backend's answer is too large.", code="upstream_too_big")
+                raise BackendFailed("The backend's answer is too large.", fault=Fault.TOO_BIG)
         return Reply(b"".join(parts), self.status, self.media_type, self.headers)
 
     def finish(self) -> None:
-        """Nothing more is wanted, and the answer was whole: its connection may serve again."""
+        """End a complete answer; its connection may be reused. Idempotent."""
         if not self._ended:
             self._ended = True
             self._connection.finish()
 
     def close(self) -> None:
-        """Nothing more is wanted: unless the answer is over, the upstream is made to stop. Idempotent."""
+        """End the answer; unless it is complete, close its connection, which tells the upstream to stop. Idempotent."""
         if not self._ended:
             self._ended = True
             self._connection.release()
 
 
 class Transport:
-    """A client of one upstream.
+    """The client of one upstream.
 
     Args:
-        url: its base; requests' paths are appended.
-        headers: sent with every request; keys among them are told to nobody else.
-        limits: what connections may cost.
-        connect_timeout: seconds for a connection, TLS included.
-        tls: for `https`; by default the system's certificates.
+        url: the base URL, to which the paths of requests are appended.
+        headers: sent with every request. They may hold a key: no error text repeats them.
+        limits: bounds on connections.
+        connect_timeout: seconds to open a connection, TLS included.
+        tls: for `https`; by default with the system's certificates.
 
     Raises:
-        ValueError: `url` or a header cannot be used; the text does not hold the header.
+        ValueError: `url` or a header cannot be used.
     """
 
     def __init__(
@@ -125,39 +126,35 @@ class Transport:
         self._limits = limits or TransportLimits()
         self._connect_timeout = connect_timeout
         fixed = (("host", parts.netloc), ("accept-encoding", "identity"), ("user-agent", "interlingua"), *headers)
-        self._fixed = _lines(fixed)
-        self._head = lru_cache(_HEADS)(self._written)
+        self._fixed = _header_lines(fixed)
+        self._head = lru_cache(_CACHED_HEADS)(self._serialize_head)
         self.pool = Pool(self._connect, self._limits)
 
     def exchange(self, request: Outbound, deadline: float | None = None) -> Coroutine[Any, Any, Response]:
-        """Send a request, return once the answer's head is there.
-
-        A connection that the upstream had closed before it could see the request is replaced, once.
+        """Send a request and return once the head of its answer has arrived.
 
         Raises:
-            schemas.errors.GatewayError: there is no answer, none by `deadline`, or one in an encoding not asked for.
+            schemas.errors.GatewayError: there is no answer, none by `deadline`, or one with a content encoding.
         """
-        return self.send(self._write(request), deadline)
+        return self._send(self._serialize(request), deadline)
 
-    async def send(self, data: bytes, deadline: float | None = None) -> Response:
-        """The same for a request as bytes."""
+    async def _send(self, data: bytes, deadline: float | None) -> Response:
         connection = await self.pool.acquire(deadline)
         try:
             connection.send(data)
             try:
-                await connection.head(deadline)
+                await connection.receive_head(deadline)
             except BackendUnavailable:
                 if not connection.stale:
                     raise
-                self.pool.drop_free()
+                # The keep-alive race. The replacement may be fresh or idle; if that fails as well, it is an error.
+                self.pool.close_idle()
                 connection = await self.pool.acquire(deadline)
                 connection.send(data)
-                await connection.head(deadline)
+                await connection.receive_head(deadline)
             response = Response(connection, self._limits)
             if response.header("content-encoding") not in ("", "identity"):
-                raise BackendFailed(
-                    "The backend's answer is in an encoding nobody asked for.", code="upstream_malformed"
-                )
+                raise BackendFailed("The backend's answer has a content encoding.", fault=Fault.MALFORMED)
         except BaseException:
             connection.abort()
             raise
@@ -167,29 +164,29 @@ class Transport:
         """Close all connections. Idempotent."""
         await self.pool.aclose()
 
-    def _write(self, request: Outbound) -> bytes:
+    def _serialize(self, request: Outbound) -> bytes:
         head = self._head(request.method, request.path, request.headers)
         if request.method == "GET":
             return head + b"\r\n"
         return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(request.body), request.body)
 
-    def _written(self, method: str, path: str, headers: Headers) -> bytes:
+    def _serialize_head(self, method: str, path: str, headers: Headers) -> bytes:
         target = self._base + path
         if _TARGET.fullmatch(target) is None:
             raise BackendFailed("The request's path cannot be sent.")
-        return f"{method} {target} HTTP/1.1\r\n".encode() + self._fixed + _lines(headers)
+        return f"{method} {target} HTTP/1.1\r\n".encode() + self._fixed + _header_lines(headers)
 
     async def _connect(self, make: Callable[[], Connection]) -> None:
         try:
             async with asyncio.timeout(self._connect_timeout):
                 await asyncio.get_running_loop().create_connection(make, self._host, self._port, ssl=self._tls)
         except TimeoutError:
-            raise BackendUnavailable("The backend could not be reached in time.", code="upstream_connect") from None
-        except (OSError, UnicodeError):  # refused, no such host, TLS: details, and so addresses, are not for clients
-            raise BackendUnavailable("The backend could not be reached.", code="upstream_connect") from None
+            raise BackendUnavailable("The backend could not be reached in time.", fault=Fault.CONNECT) from None
+        except (OSError, UnicodeError):  # refused, no such host, TLS. Details hold addresses, which are not for clients
+            raise BackendUnavailable("The backend could not be reached.", fault=Fault.CONNECT) from None
 
 
-def _lines(headers: Headers) -> bytes:
+def _header_lines(headers: Headers) -> bytes:
     if not all(_HEADER.fullmatch(name) and _HEADER.fullmatch(value) for name, value in headers):
         raise ValueError("a header holds characters that cannot be sent")
     return "".join(f"{name}: {value}\r\n" for name, value in headers).encode()

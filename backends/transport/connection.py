@@ -1,7 +1,15 @@
 """One connection to an upstream: a socket, httptools' parser, and one exchange at a time.
 
-There is no task behind it. Everything that ends an exchange (`release`, `finish`) is synchronous, so no cancellation
-can come between a connection and its pool.
+Strategy (sections are RFC 9112's):
+- No task stands behind a connection. Everything that ends an exchange (`release`, `finish`, `abort`) is synchronous, so
+  no cancellation can come between a connection and its pool, and no slot of the pool is lost.
+- No pipelining (9.3.2): an answer that is generated slowly would block all requests behind it (head-of-line blocking).
+- A connection is reused only if the response was complete, the upstream keeps it open (9.3), the whole request was
+  sent, and nothing came after the response. In all other cases it is closed, because what would be read next may belong
+  to another exchange (9.2).
+- A body ends with its last chunk or its length (6.3, 7.1). Without either it ends with the connection, and only then is
+  a closed connection no error (8).
+- Back-pressure: the socket is not read while too much of the body waits for the caller.
 """
 
 from __future__ import annotations
@@ -14,7 +22,7 @@ from typing import cast
 import httptools
 
 from backends.transport.limits import TransportLimits
-from schemas.errors import BackendFailed, BackendTimeout, BackendUnavailable, GatewayError, Incomplete
+from schemas.errors import BackendFailed, BackendTimeout, BackendUnavailable, Fault, GatewayError, Incomplete
 
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -22,53 +30,62 @@ RawHeaders = list[tuple[bytes, bytes]]
 class Connection(asyncio.Protocol):
     """A connection, which its pool lends to one exchange after another.
 
+    `status` and `headers` are those of the response being read. `idle_since` is the time, of the event loop's clock, at
+    which the pool got the connection back.
+
     Args:
         limits: bounds on what is read.
-        on_free: told when an exchange ended and another may begin.
-        on_lost: told once, when the socket is gone.
+        on_idle: called when an exchange ended and another may begin.
+        on_closed: called once, when the socket is closed.
     """
 
     def __init__(
         self,
         limits: TransportLimits,
-        on_free: Callable[[Connection], None],
-        on_lost: Callable[[Connection], None],
+        on_idle: Callable[[Connection], None],
+        on_closed: Callable[[Connection], None],
     ) -> None:
         self._limits = limits
-        self._on_free = on_free
-        self._on_lost = on_lost
+        self._on_idle = on_idle
+        self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
         self._socket: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._deadline: float | None = None
-        self._watch: asyncio.TimerHandle | None = None
-        self._lingering: asyncio.TimerHandle | None = None
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
         self._uses = 0
-        self.free_since = 0.0
+        self.idle_since = 0.0
         self._reset()
 
     def _reset(self) -> None:
+        """Forget the last exchange."""
         self.status = 0
         self.headers: RawHeaders = []
         self._chunks: deque[bytes] = deque()
         self._buffered = 0
         self._received = self._head_size = 0
-        self._headed = self._complete = self._interim = self._surplus = False
+        self._head_complete = self._complete = self._interim = self._unsolicited = False
         self._reusable = False
         self._paused = False
         self._failure: GatewayError | None = None
 
-    # --- what an exchange does ------------------------------------------------------------------------------------
+    # --- for an exchange --------------------------------------------------------------------------------------------
 
     @property
     def open(self) -> bool:
-        """Whether the socket is still there."""
+        """Whether the socket is open, as far as is known."""
         return self._socket is not None and not self._socket.is_closing()
 
     @property
     def stale(self) -> bool:
-        """Whether the upstream had closed a connection that was used before: it has not seen this request."""
+        """Whether the upstream closed a reused connection without a byte of an answer: the keep-alive race.
+
+        Its keep-alive timeout ran out while the request was on its way, so it did not read the request. That is why the
+        request may be sent again although a POST is not idempotent (9.3.1). On a new connection the same end means that
+        the upstream failed.
+        """
         return self._uses > 1 and not self._received and not self.open
 
     def send(self, data: bytes) -> None:
@@ -80,13 +97,13 @@ class Connection(asyncio.Protocol):
         else:
             self._socket.write(data)
 
-    async def head(self, deadline: float | None) -> None:
-        """Return once `status` and `headers` are there.
+    async def receive_head(self, deadline: float | None) -> None:
+        """Return once `status` and `headers` have arrived.
 
         Raises:
-            schemas.errors.BackendError: they will not come, or not by `deadline` (of the loop's clock).
+            schemas.errors.BackendError: they will not arrive, or not by `deadline` (of the event loop's clock).
         """
-        while not self._headed:
+        while not self._head_complete:
             if self._failure is not None:
                 raise self._failure
             await self._wait(deadline)
@@ -95,7 +112,7 @@ class Connection(asyncio.Protocol):
         """All of the body that has arrived, at least a byte; empty at its end.
 
         Raises:
-            schemas.errors.BackendError: the rest will not come, or not by `deadline`.
+            schemas.errors.BackendError: the rest will not arrive, or no byte of it by `deadline`.
         """
         while not self._chunks:
             if self._failure is not None:
@@ -106,86 +123,89 @@ class Connection(asyncio.Protocol):
         data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks.clear()
         self._buffered = 0
-        if self._paused and self._socket is not None:
-            self._paused = False
-            self._socket.resume_reading()
+        self._resume()
         return data
 
     def release(self) -> None:
-        """End the exchange. If it is not over, only closing the socket tells the upstream to stop."""
+        """End the exchange. Unless the response is complete, the socket is closed: that tells the upstream to stop."""
+        # Unsent bytes: the upstream answered before it had read the whole request (a 413, say), and may never read the
+        # rest. The next request would wait behind it (9.5).
         if self._complete and self._reusable and not self._unsent():
-            self._on_free(self)
+            self._on_idle(self)
         else:
             self.abort()
 
     def finish(self) -> None:
-        """End an exchange whose answer is whole, but for bytes that say nothing more: those may still come."""
+        """End an exchange whose answer is complete, although the end of the body may not have arrived.
+
+        A stream's last event often comes a packet before the last chunk. The connection waits for that chunk, at most
+        `linger` seconds, and is then reused; what else arrives meanwhile is dropped.
+        """
         if self._complete or not self.open:
             self.release()
             return
         self._chunks.clear()
-        self._lingering = self._loop.call_later(self._limits.linger, self.abort)
-        if self._paused and self._socket is not None:
-            self._paused = False
-            self._socket.resume_reading()
+        self._linger_timer = self._loop.call_later(self._limits.linger, self.abort)
+        self._resume()
 
     def abort(self) -> None:
         """Close the socket at once."""
         if self._socket is not None:
             self._socket.abort()
 
-    # --- asyncio.Protocol -----------------------------------------------------------------------------------------
+    # --- asyncio.Protocol -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is there."""
+        """Keep the socket."""
         self._socket = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
+        """Parse bytes of the response, and wake whoever waits for them."""
         self._received += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._fail("no HTTP/1.1")
-        if not self._headed and self._received > self._limits.head:
+        # A header line without an end calls no callback, so `on_header` alone would not bound the head.
+        if not self._head_complete and self._received > self._limits.head:
             self._fail("too many headers")
-        if self._lingering is not None:
+        if self._linger_timer is not None:
             self._chunks.clear()
             if self._complete:
-                self._lingering.cancel()
-                self._lingering = None
+                self._linger_timer.cancel()
+                self._linger_timer = None
                 self.release()
         elif self._buffered > self._limits.buffered and not self._paused and self._socket is not None:
             self._paused = True
             self._socket.pause_reading()
-        self._wake()
+        self._notify()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone: the end of a body that has no other, else a failure."""
-        for timer in (self._lingering, self._watch):
+        """Complete a body that ends with the connection; fail every other response that is not complete."""
+        for timer in (self._linger_timer, self._deadline_timer):
             if timer is not None:
                 timer.cancel()
-        self._lingering = self._watch = None
-        if self._headed and not self._complete and not self._framed() and exc is None:
+        self._linger_timer = self._deadline_timer = None
+        if self._head_complete and not self._complete and not self._has_framing() and exc is None:
             self._complete = True
         elif not self._complete and self._failure is None:
-            cut = Incomplete("The backend's answer stopped before it was finished.", code="truncated")
-            self._failure = cut if self._headed else _reset_by_peer()
+            truncated = Incomplete("The backend's answer stopped before it was finished.", fault=Fault.TRUNCATED)
+            self._failure = truncated if self._head_complete else _reset_by_peer()
         self._socket = None
-        self._on_lost(self)
-        self._wake()
+        self._on_closed(self)
+        self._notify()
 
-    # --- httptools' callbacks -------------------------------------------------------------------------------------
+    # --- httptools' callbacks ---------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A response where none was asked for any more makes the connection useless, and is not read."""
+        """Refuse a second response to one request: it must not be taken for the answer to the next one (9.2)."""
         if self._complete:
-            self._surplus = True
+            self._unsolicited = True
             self.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
-        if self._surplus:
+        """Keep a header."""
+        if self._unsolicited:
             return
         self.headers.append((name.lower(), value))
         self._head_size += len(name) + len(value) + 4
@@ -193,69 +213,78 @@ class Connection(asyncio.Protocol):
             self._fail("too many headers")
 
     def on_headers_complete(self) -> None:
-        """The head is there, unless it is that of an interim response."""
-        if self._surplus or self._failure is not None:
+        """Note the end of a head. Interim responses (1xx) are skipped: the final one follows."""
+        if self._unsolicited or self._failure is not None:
             return
         self.status = self._parser.get_status_code()
         self._interim = 100 <= self.status < 200
         if self._interim:
             self.headers = []
         else:
-            self._headed = True
+            self._head_complete = True
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
-        if not self._surplus:
+        """Keep a piece of the body, without the framing of chunks."""
+        if not self._unsolicited:
             self._chunks.append(body)
             self._buffered += len(body)
 
     def on_message_complete(self) -> None:
-        """The response is whole, and says whether another may follow."""
+        """Note the end of a response, and whether the upstream keeps the connection open."""
         if not self._interim:
             self._complete = True
-            self._reusable = self._parser.should_keep_alive() and not self._surplus
+            self._reusable = self._parser.should_keep_alive() and not self._unsolicited
 
-    # --- inside ---------------------------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------------------------
+
+    def _resume(self) -> None:
+        if self._paused and self._socket is not None:
+            self._paused = False
+            self._socket.resume_reading()
 
     def _unsent(self) -> bool:
         return self._socket is not None and self._socket.get_write_buffer_size() > 0
 
-    def _framed(self) -> bool:
+    def _has_framing(self) -> bool:
         return any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
 
     def _fail(self, why: str) -> None:
         if self._failure is None:
-            self._failure = BackendFailed(f"The backend's answer could not be read: {why}.", code="upstream_malformed")
+            message = f"The backend's answer could not be read: {why}."
+            self._failure = BackendFailed(message, fault=Fault.MALFORMED)
         self.abort()
 
     def _wait(self, deadline: float | None) -> asyncio.Future[None]:
-        """What to await: done once more has come or happened."""
+        """A future that is done once more has arrived, and fails at the deadline."""
         self._waiter = self._loop.create_future()
         self._deadline = deadline
-        if deadline is not None and (self._watch is None or deadline < self._watch.when()):
-            self._watch_until(deadline)
+        if deadline is not None and (self._deadline_timer is None or deadline < self._deadline_timer.when()):
+            self._arm_timer(deadline)
         return self._waiter
 
-    def _watch_until(self, deadline: float) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-        self._watch = self._loop.call_at(deadline, self._look)
+    def _arm_timer(self, deadline: float) -> None:
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+        self._deadline_timer = self._loop.call_at(deadline, self._on_timer)
 
-    def _look(self) -> None:
-        """One timer for many waits: most deadlines move on before it rings, and then it is only set again."""
-        self._watch = None
+    def _on_timer(self) -> None:
+        """Fail the waiter, or arm the timer again if the deadline has moved.
+
+        A stream moves its deadline with every event. One timer that is moved when it fires is cheaper than one timer
+        for every read.
+        """
+        self._deadline_timer = None
         if self._waiter is None or self._waiter.done() or self._deadline is None:
             return
         if self._loop.time() < self._deadline:
-            self._watch_until(self._deadline)
+            self._arm_timer(self._deadline)
         else:
-            late = BackendTimeout("The backend did not answer in time.", code="upstream_timeout")
-            self._waiter.set_exception(late)
+            self._waiter.set_exception(BackendTimeout("The backend did not answer in time.", fault=Fault.TIMEOUT))
 
-    def _wake(self) -> None:
+    def _notify(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 
 def _reset_by_peer() -> GatewayError:
-    return BackendUnavailable("The backend closed the connection before it answered.", code="upstream_reset")
+    return BackendUnavailable("The backend closed the connection before it answered.", fault=Fault.RESET)

@@ -1,4 +1,4 @@
-"""What connections to one upstream may cost."""
+"""Bounds on the connections to one upstream."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ class TransportLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Bounds. Sizes in bytes, times in seconds.
 
     Attributes:
-        connections: open at once; one exchange each, so also the requests that run at once.
+        connections: open at once. A connection carries one exchange at a time, so this bounds concurrent requests, too.
         waiting: requests that may wait for a connection; one more is refused.
-        keep_alive: how long an idle connection is trusted.
-        head: of a response's status line and headers.
-        body: of a whole answer. Streams are bounded by event, not in all.
-        buffered: of a body that nobody has read yet; then the socket is paused.
-        linger: how long the rest of an answer that is already complete may take, for its connection to be used again.
+        keep_alive: how long an idle connection may be reused. Choose less than the upstream's own keep-alive timeout.
+        head: size of a response's status line and headers.
+        body: size of the body of an answer that is not streamed. Of streams, each event is bounded.
+        buffered: received bytes of a body that the caller has not read; above it the socket is not read
+            (back-pressure).
+        linger: how long the end of the body may take after a complete answer, for its connection to be reused.
     """
 
     connections: int = 1024

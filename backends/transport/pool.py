@@ -1,8 +1,14 @@
-"""The connections to one upstream: at most so many, lent to one exchange at a time, first come first served.
+"""The connections to one upstream: bounded in number, each lent to one exchange at a time.
 
-Each new connection is made by a task that is never cancelled while the pool is open; whoever asked for it may have
-left or got another meanwhile, then it serves the next. A connection counts from the moment it is asked for until its
-socket is gone, and is counted out in one place, so no slot can be lost.
+Strategy:
+- Idle connections are reused last in, first out. The one used last is the least likely to have been closed by the
+  upstream, and those that a burst needed grow old and are closed. A connection idle for longer than `keep_alive` is not
+  reused: the upstream may close it while the request is on its way.
+- Requests wait first in, first out, in a bounded queue, each until its own deadline.
+- A task of the pool opens each new connection, and is not cancelled with the request that caused it. Otherwise its
+  handshake would be wasted and the next request would pay for another. The connection goes to whoever waits first.
+- A slot is taken when a connection is begun and given back in one place, when its socket is closed (`_on_closed`) or
+  could not be opened. No exchange holds a slot by itself, so a cancelled one cannot leak it.
 """
 
 from __future__ import annotations
@@ -13,46 +19,46 @@ from collections.abc import Awaitable, Callable
 
 from backends.transport.connection import Connection
 from backends.transport.limits import TransportLimits
-from schemas.errors import BackendTimeout, BackendUnavailable, GatewayError, Overloaded
+from schemas.errors import BackendTimeout, BackendUnavailable, Fault, GatewayError, Overloaded
 
 Connect = Callable[[Callable[[], Connection]], Awaitable[object]]
 """Opens a socket for the protocol that the argument makes. Raises `GatewayError` if it cannot."""
 
 
 class Pool:
-    """Connections.
+    """The connections to one upstream.
 
     Args:
         connect: opens one.
-        limits: how many, how long.
+        limits: how many, and for how long they may idle.
     """
 
     def __init__(self, connect: Connect, limits: TransportLimits) -> None:
         self._connect = connect
         self._limits = limits
         self._connections: set[Connection] = set()
-        self._free: list[Connection] = []  # of them
+        self._idle: list[Connection] = []  # a subset of them, in the order of `idle_since`
         self._waiters: deque[asyncio.Future[Connection]] = deque()
         self._connecting: set[asyncio.Task[None]] = set()
         self._closed = False
 
     @property
     def open(self) -> int:
-        """Slots taken: connections, idle ones too, and those being made."""
+        """How many slots are taken: by connections, idle ones included, and by those being opened."""
         return len(self._connections) + len(self._connecting)
 
     @property
     def busy(self) -> int:
-        """Connections lent or being made."""
-        return self.open - len(self._free)
+        """How many connections are lent or being opened."""
+        return self.open - len(self._idle)
 
     async def acquire(self, deadline: float | None) -> Connection:
-        """A connection, to be given back by its own `release` or `finish`.
+        """Borrow a connection. Its `release`, `finish` or `abort` gives it back.
 
         Raises:
-            schemas.errors.GatewayError: there is none, or not by `deadline` (of the loop's clock).
+            schemas.errors.GatewayError: there is none, or not by `deadline` (of the event loop's clock).
         """
-        if (connection := self._reuse()) is not None:
+        if (connection := self._take_idle()) is not None:
             return connection
         if self._closed:
             raise BackendUnavailable("The backend is being shut down.")
@@ -61,13 +67,14 @@ class Pool:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Connection] = loop.create_future()
         self._waiters.append(waiter)
-        self._grow()
-        timer = None if deadline is None else loop.call_at(deadline, _late, waiter)
+        self._open_more()
+        timer = None if deadline is None else loop.call_at(deadline, _time_out, waiter)
         try:
             return await waiter
         except asyncio.CancelledError:
+            # The connection may have been assigned in the same turn of the loop as the cancellation.
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._freed(waiter.result())
+                self._on_idle(waiter.result())
             raise
         finally:
             if timer is not None:
@@ -75,86 +82,86 @@ class Pool:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
 
-    def drop_free(self) -> None:
-        """Close the idle connections: the upstream has closed one, and likely all."""
-        for connection in [*self._free]:
+    def close_idle(self) -> None:
+        """Close the idle connections. Called when the upstream has closed one, and so likely all (a restart)."""
+        for connection in [*self._idle]:
             connection.abort()
 
     async def aclose(self) -> None:
-        """Close everything. Idempotent."""
+        """Close all connections and fail all waiting requests. Idempotent."""
         self._closed = True
         tasks = [*self._connecting]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._connecting.clear()  # one that was cancelled before it began has not left by itself
+        self._connecting.clear()  # a task that was cancelled before its first step has not removed itself
         for connection in [*self._connections]:
             connection.abort()
-        while (waiter := self._next()) is not None:
+        while (waiter := self._next_waiter()) is not None:
             waiter.set_exception(BackendUnavailable("The backend is being shut down."))
 
-    def _reuse(self) -> Connection | None:
-        """The connection used last is the likeliest to live."""
+    def _take_idle(self) -> Connection | None:
+        """The connection used last, if it may still be reused. Those that may not are closed on the way."""
         oldest = asyncio.get_running_loop().time() - self._limits.keep_alive
-        while self._free:
-            connection = self._free.pop()
-            if connection.open and connection.free_since >= oldest:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.open and connection.idle_since >= oldest:
                 return connection
             connection.abort()
         return None
 
-    def _grow(self) -> None:
-        """Make a connection for each who waits, as far as the limit allows."""
+    def _open_more(self) -> None:
+        """Begin a connection for each waiting request, as far as the limit allows."""
         while len(self._connecting) < len(self._waiters) and self.open < self._limits.connections and not self._closed:
-            self._connecting.add(asyncio.ensure_future(self._open_one()))
+            self._connecting.add(asyncio.ensure_future(self._open_connection()))
 
-    async def _open_one(self) -> None:
+    async def _open_connection(self) -> None:
         task = asyncio.current_task()
         assert task is not None
-        made: Connection | None = None
+        opened: Connection | None = None
 
         def make() -> Connection:
-            nonlocal made
-            made = Connection(self._limits, self._freed, self._lost)
-            return made
+            nonlocal opened
+            opened = Connection(self._limits, self._on_idle, self._on_closed)
+            return opened
 
         try:
             await self._connect(make)
         except GatewayError as error:
-            made = None  # of a TLS handshake that failed there is one already
-            self._refuse(error)
+            opened = None  # asyncio makes the protocol before a TLS handshake, which may then fail
+            self._fail_next(error)
         finally:
             self._connecting.discard(task)
-        if made is not None and made.open and not self._closed:
-            self._connections.add(made)
-            self._freed(made)
-        elif made is not None:
-            made.abort()
-            self._refuse(BackendUnavailable("The backend closed the connection.", code="upstream_connect"))
-        self._grow()
+        if opened is not None and opened.open and not self._closed:
+            self._connections.add(opened)
+            self._on_idle(opened)
+        elif opened is not None:
+            opened.abort()
+            self._fail_next(BackendUnavailable("The backend closed the connection.", fault=Fault.CONNECT))
+        self._open_more()
 
-    def _refuse(self, error: GatewayError) -> None:
-        """One connection could not be made: that is for the first in line to hear."""
-        if (waiter := self._next()) is not None:
+    def _fail_next(self, error: GatewayError) -> None:
+        """Report a connection that could not be opened to one request, the first in the queue."""
+        if (waiter := self._next_waiter()) is not None:
             waiter.set_exception(error)
 
-    def _freed(self, connection: Connection) -> None:
-        """Lend it to the next in line, or keep it."""
+    def _on_idle(self, connection: Connection) -> None:
+        """Lend a connection to the first in the queue, or keep it."""
         if not connection.open:
             connection.abort()
-        elif (waiter := self._next()) is not None:
+        elif (waiter := self._next_waiter()) is not None:
             waiter.set_result(connection)
         else:
-            connection.free_since = asyncio.get_running_loop().time()
-            self._free.append(connection)
+            connection.idle_since = asyncio.get_running_loop().time()
+            self._idle.append(connection)
 
-    def _lost(self, connection: Connection) -> None:
+    def _on_closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
-        if connection in self._free:
-            self._free.remove(connection)
-        self._grow()
+        if connection in self._idle:
+            self._idle.remove(connection)
+        self._open_more()
 
-    def _next(self) -> asyncio.Future[Connection] | None:
+    def _next_waiter(self) -> asyncio.Future[Connection] | None:
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -162,6 +169,6 @@ class Pool:
         return None
 
 
-def _late(waiter: asyncio.Future[Connection]) -> None:
+def _time_out(waiter: asyncio.Future[Connection]) -> None:
     if not waiter.done():
-        waiter.set_exception(BackendTimeout("The backend has no free connection.", code="upstream_timeout"))
+        waiter.set_exception(BackendTimeout("The backend has no free connection.", fault=Fault.TIMEOUT))

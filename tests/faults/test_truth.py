@@ -170,8 +170,8 @@ async def test_a_drip_of_bytes_is_no_life() -> None:
 
 def decoded(backend: RemoteBackend, kind: str, said: list[bytes]) -> tuple[Event, ...]:
     """What events of the upstream's say."""
-    (_, face), *_ = backend._faces
-    return face.decoder(request(kind, stream=True)).feed(b"".join(said))
+    (_, codec), *_ = backend._codecs
+    return codec.decoder(request(kind, stream=True)).feed(b"".join(said))
 
 
 async def _free(backend: object) -> None:

@@ -1,4 +1,4 @@
-"""What counts as a server's own failure, and how it heals."""
+"""The circuit breaker: what counts as a failure of the server, and what closes the breaker again."""
 
 from __future__ import annotations
 
@@ -6,45 +6,74 @@ import asyncio
 
 import pytest
 
-from backends.remote import watch
-from backends.remote.breaker import Breaker
-from schemas.errors import BackendFailed, BackendUnavailable, GatewayError, Incomplete, InvalidRequest, Overloaded
+from backends.remote import health_check
+from backends.remote.breaker import COUNTS, Breaker
+from schemas.errors import (
+    BackendError,
+    BackendFailed,
+    BackendUnavailable,
+    Fault,
+    GatewayError,
+    Incomplete,
+    InvalidRequest,
+    Overloaded,
+)
 from tests.faults.recorded import ask, playing, record, remote, request
 from tests.faults.upstream import Asked, Close, Step, response, upstream
 
 
-@pytest.mark.parametrize("status", [500, 502, 504])
-def test_failures_in_a_row_open_it(status: int) -> None:
-    breaker = Breaker(3)
-    breaker.replied(status)
-    breaker.failed(Incomplete("x", code="truncated"))
+def test_every_fault_is_classified() -> None:
+    assert set(COUNTS) == set(Fault)
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_a_fault_counts_as_classified(fault: Fault) -> None:
+    breaker = Breaker(1)
+    breaker.record_failure(BackendError("x", fault=fault))
+    assert breaker.open == COUNTS[fault]
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_a_code_alone_is_no_fault(fault: Fault) -> None:
+    """An upstream chooses the code of its errors, and cannot open the breaker with it."""
+    breaker = Breaker(1)
+    breaker.record_failure(InvalidRequest("x", code=fault.value))
+    breaker.record_failure(BackendFailed("x", code=fault.value))
     assert not breaker.open
-    breaker.failed(BackendUnavailable("x", code="upstream_connect"))
+
+
+@pytest.mark.parametrize("status", [500, 502, 504])
+def test_consecutive_failures_open_the_breaker_and_a_success_closes_it(status: int) -> None:
+    breaker = Breaker(3)
+    breaker.record_status(status)
+    breaker.record_failure(Incomplete("x", fault=Fault.TRUNCATED))
+    assert not breaker.open
+    breaker.record_failure(BackendUnavailable("x", fault=Fault.CONNECT))
     assert breaker.open
-    breaker.succeeded()
+    breaker.record_success()
     assert not breaker.open
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 429, 503])
-def test_a_refusal_is_a_sign_of_life(status: int) -> None:
+def test_a_refused_request_shows_that_the_server_works(status: int) -> None:
     breaker = Breaker(2)
-    breaker.replied(500)
-    breaker.replied(status)
-    breaker.replied(500)
+    breaker.record_status(500)
+    breaker.record_status(status)
+    breaker.record_status(500)
     assert not breaker.open
 
 
 @pytest.mark.parametrize(
     "error", [InvalidRequest("x"), Overloaded("x"), BackendFailed("x", code="upstream_error"), BackendUnavailable("x")]
 )
-def test_what_was_counted_by_its_status_is_not_counted_twice(error: GatewayError) -> None:
+def test_an_error_counted_by_its_status_is_not_counted_twice(error: GatewayError) -> None:
     breaker = Breaker(1)
-    breaker.failed(error)
+    breaker.record_failure(error)
     assert not breaker.open
 
 
-async def test_a_lone_server_is_asked_all_the_same_and_heals_through_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_PATIENCE", 60.0)
+async def test_an_open_breaker_still_serves_and_a_probe_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_check, "CHECK_TIMEOUT", 60.0)
     good = response(await record("openai", stream=False))
     plays: list[Step] = [Close()]
     async with playing("openai", lambda _: (plays[0],), retries={"attempts": 1}) as (far, _):
@@ -52,15 +81,15 @@ async def test_a_lone_server_is_asked_all_the_same_and_heals_through_one_look(mo
             await ask(far, request("openai", stream=False))
         assert (await far.healthy()).detail == "5 failures in a row"
         assert (await far.healthy()).status == "ready"
-        assert far._watch is not None
-        await far._watch.look()
+        assert far._health_check is not None
+        await far._health_check.check()
         assert (await far.healthy()).detail == ""
         plays[0] = good
         _, error = await ask(far, request("openai", stream=False))
         assert error is None
 
 
-async def test_a_server_that_was_never_there_is_on_its_way() -> None:
+async def test_a_server_that_was_never_reached_is_loading() -> None:
     up = False
 
     def play(asked: Asked) -> tuple[Step, ...]:

@@ -1,31 +1,33 @@
-"""When a request is sent again, on a virtual clock."""
+"""When a request is sent again, and after what pause. The clock is virtual."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
 from backends.remote.options import Retries
-from backends.remote.retry import Budget, Retrier, again_after
+from backends.remote.retry import MAX_RETRIES, Retrier, RetryBudget, may_retry
 from schemas.errors import (
     BackendFailed,
     BackendTimeout,
     BackendUnavailable,
+    Fault,
     GatewayError,
     Incomplete,
     InvalidRequest,
     Overloaded,
 )
 
-REFUSED = BackendUnavailable("x", code="upstream_connect")
-RESET = BackendUnavailable("x", code="upstream_reset")
+REFUSED = BackendUnavailable("x", fault=Fault.CONNECT)
+RESET = BackendUnavailable("x", fault=Fault.RESET)
 BUSY = BackendUnavailable("x", retry_after=0.7)
 
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What was slept, without sleeping; the clock goes on all the same."""
+    """The seconds of every `asyncio.sleep`, which returns at once and advances the loop's clock."""
     slept: list[float] = []
     loop_time = asyncio.BaseEventLoop.time
 
@@ -66,7 +68,7 @@ def soon(seconds: float = 60.0) -> float:
         ((BackendTimeout("504"), "ok"), 2),
     ],
 )
-async def test_what_was_not_answered_is_asked_again(
+async def test_a_request_that_was_not_answered_is_retried(
     outcomes: tuple[GatewayError | str, ...], made: int, pauses: list[float]
 ) -> None:
     attempts = Attempts(*outcomes)
@@ -82,45 +84,45 @@ async def test_what_was_not_answered_is_asked_again(
         ((RESET, RESET), 2),
         ((REFUSED, InvalidRequest("x")), 2),
         ((BackendFailed("500"),), 1),
-        ((BackendTimeout("x", code="upstream_timeout"),), 1),
+        ((BackendTimeout("x", fault=Fault.TIMEOUT),), 1),
         ((Overloaded("429", retry_after=1.0),), 1),
-        ((Incomplete("x", code="truncated"),), 1),
+        ((Incomplete("x", fault=Fault.TRUNCATED),), 1),
         ((InvalidRequest("x"),), 1),
     ],
 )
-async def test_what_would_fail_again_or_be_done_twice_is_not(
+async def test_a_request_that_would_fail_again_or_run_twice_is_not_retried(
     outcomes: tuple[GatewayError, ...], made: int, pauses: list[float]
 ) -> None:
-    attempts, told = Attempts(*outcomes), list[GatewayError]()
+    attempts, reported = Attempts(*outcomes), list[GatewayError]()
     with pytest.raises(type(outcomes[-1])) as caught:
-        await Retrier(Retries(), told.append).run(attempts, soon())
+        await Retrier(Retries(), reported.append).run(attempts, soon())
     assert caught.value is outcomes[-1]
     assert attempts.made == made
-    assert told == [*outcomes], "each attempt's failure is told, once"
+    assert reported == [*outcomes], "the failure of each attempt is reported, once"
 
 
-async def test_the_upstreams_own_pause_is_kept(pauses: list[float]) -> None:
+async def test_a_pause_is_at_least_the_upstreams_retry_after(pauses: list[float]) -> None:
     await Retrier(Retries()).run(Attempts(BUSY, "ok"), soon())
     assert pauses[0] >= 0.7
 
 
-async def test_a_pause_beyond_the_deadline_is_not_begun(pauses: list[float]) -> None:
+async def test_a_pause_that_would_end_after_the_deadline_is_not_begun(pauses: list[float]) -> None:
     with pytest.raises(BackendUnavailable):
         await Retrier(Retries()).run(Attempts(BUSY, "ok"), soon(0.5))
     assert pauses == []
 
 
-async def test_pauses_are_random_up_to_a_bound(pauses: list[float]) -> None:
+async def test_pauses_have_full_jitter(pauses: list[float]) -> None:
     retrier = Retrier(Retries(budget=1e9))
     for _ in range(100):
-        retrier.budget.left = 10.0
+        retrier.budget.tokens = 10.0
         await retrier.run(Attempts(REFUSED, REFUSED, "ok"), soon())
     first, second = pauses[::2], pauses[1::2]
     assert 0 <= min(first) < 0.03 < max(first) <= 0.05
     assert 0 <= min(second) < 0.05 < max(second) <= 0.1
 
 
-async def test_retries_are_a_tenth_of_the_traffic(pauses: list[float]) -> None:
+async def test_the_budget_bounds_retries_to_a_tenth_of_the_traffic(pauses: list[float]) -> None:
     retrier = Retrier(Retries())
     made = 0
     for _ in range(1000):
@@ -131,11 +133,26 @@ async def test_retries_are_a_tenth_of_the_traffic(pauses: list[float]) -> None:
     assert 1100 <= made <= 1110
 
 
-def test_no_budget_no_retries() -> None:
-    assert not Budget(0.0).spend()
+def test_without_a_budget_nothing_is_retried() -> None:
+    assert not RetryBudget(0.0).withdraw()
 
 
-@pytest.mark.parametrize("resets", [1, 2])
-def test_a_connection_may_break_once(resets: int) -> None:
-    assert again_after(RESET, resets) == (resets == 1)
-    assert again_after(REFUSED, resets)
+def test_every_fault_is_classified() -> None:
+    assert set(MAX_RETRIES) == set(Fault)
+
+
+@pytest.mark.parametrize("occurrences", [1, 2, 3])
+@pytest.mark.parametrize("fault", Fault)
+def test_a_fault_is_retried_as_often_as_classified(fault: Fault, occurrences: int) -> None:
+    assert may_retry(BackendUnavailable("x", fault=fault), occurrences) == (occurrences <= MAX_RETRIES[fault])
+
+
+def test_only_faults_before_the_upstream_began_are_retried() -> None:
+    assert {fault: most for fault, most in MAX_RETRIES.items() if most} == {Fault.CONNECT: math.inf, Fault.RESET: 1}
+
+
+@pytest.mark.parametrize("code", ["upstream_reset", "upstream_timeout", "anything"])
+def test_the_code_of_an_error_decides_nothing(code: str) -> None:
+    assert may_retry(BackendUnavailable("x", code=code), 2)
+    assert may_retry(BackendTimeout("x", code=code), 2)
+    assert not may_retry(BackendFailed("x", code=code), 1)

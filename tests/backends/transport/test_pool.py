@@ -10,7 +10,7 @@ import pytest
 from backends.transport.connection import Connection
 from backends.transport.limits import TransportLimits
 from backends.transport.pool import Pool
-from schemas.errors import BackendUnavailable
+from schemas.errors import BackendUnavailable, Fault
 from tests.backends.transport.test_client import until
 from tests.faults.upstream import Hang, upstream
 
@@ -26,7 +26,7 @@ async def test_a_failed_handshake_is_told_to_one() -> None:
             tries += 1
             if tries == 1:
                 make()
-                raise BackendUnavailable("no handshake", code="upstream_connect")
+                raise BackendUnavailable("no handshake", fault=Fault.CONNECT)
             await asyncio.get_running_loop().create_connection(make, "127.0.0.1", there.port)
 
         pool = Pool(connect, TransportLimits(connections=1))

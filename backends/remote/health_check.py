@@ -1,4 +1,4 @@
-"""A look at a server every few seconds: how it comes up, and how a breaker that opened heals."""
+"""Periodic health checks of a server: they notice when it comes up, and close a breaker that opened."""
 
 from __future__ import annotations
 
@@ -15,61 +15,65 @@ from schemas.errors import GatewayError
 
 log = structlog.get_logger()
 
-_PATIENCE = 2.0  # seconds that a look may take
+CHECK_TIMEOUT = 2.0  # seconds
 
 
-class Watch:
-    """Looks at one server.
+class HealthCheck:
+    """Sends GETs to one server and feeds its breaker with the results.
 
     Args:
-        name: the backend's, for the log.
-        transport: the way there.
-        path: of a GET that it answers quickly.
-        breaker: is told what was seen.
+        name: the backend's name, for the log.
+        transport: the client of the server.
+        path: of the GET; the server answers it quickly.
+        breaker: counts the results.
     """
 
     def __init__(self, name: str, transport: Transport, path: str, breaker: Breaker) -> None:
         self._name = name
         self._transport = transport
-        self._ask = Outbound(path, b"", "GET", ())
+        self._request = Outbound(path, b"", "GET", ())
         self._breaker = breaker
         self._reached = False
-        self._trouble = ""
+        self._last_error = ""
         self._task: asyncio.Task[None] | None = None
 
     @property
     def health(self) -> Health:
-        """What is never reached is loading: it may be on its way up. What was stays ready, if as the last resort."""
+        """The state after the last check.
+
+        A server that was never reached is loading: it may still be starting. One that was reached stays ready, since an
+        open breaker only makes it the last choice.
+        """
         if not self._reached:
-            return Health("loading", self._trouble)
+            return Health("loading", self._last_error)
         return Health("ready", f"{self._breaker.failures} failures in a row" if self._breaker.open else "")
 
     async def start(self, interval: float) -> None:
-        """Look once, then every `interval` seconds."""
-        await self.look()
+        """Check now, and then every `interval` seconds until `aclose`."""
+        await self.check()
         self._task = asyncio.create_task(self._run(interval))
 
     async def aclose(self) -> None:
-        """Look no more."""
+        """Stop checking. Idempotent."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
 
-    async def look(self) -> None:
-        """It lives if it answers at all, whatever it says, unless with a failure of its own."""
-        deadline = asyncio.get_running_loop().time() + _PATIENCE
+    async def check(self) -> None:
+        """Check once. Any reply shows that the server works, except a 5xx other than 503."""
+        deadline = asyncio.get_running_loop().time() + CHECK_TIMEOUT
         try:
-            response = await self._transport.exchange(self._ask, deadline)
+            response = await self._transport.exchange(self._request, deadline)
             try:
                 status = (await response.reply(deadline)).status
             finally:
                 response.close()
         except GatewayError as error:
-            self._trouble = error.message
-            self._breaker.failed(error)
+            self._last_error = error.message
+            self._breaker.record_failure(error)
             return
-        self._breaker.replied(status)
+        self._breaker.record_status(status)
         if not self._reached:
             self._reached = True
             log.info("backend.reached", backend=self._name, status=status)
@@ -77,4 +81,4 @@ class Watch:
     async def _run(self, interval: float) -> None:
         while True:
             await asyncio.sleep(interval)
-            await self.look()
+            await self.check()

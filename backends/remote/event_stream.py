@@ -1,0 +1,98 @@
+"""Reads a streamed answer: bytes from a socket to batches of events.
+
+One read may hold events and, behind them, what breaks the stream. The events are then returned first and the failure is
+raised by the next call, so that a client that is cut off has received all there was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from adapters.base import StreamDecoder
+from backends.transport import Response
+from schemas.errors import BackendTimeout, Fault, GatewayError, Incomplete
+from schemas.ir import Delta, Events
+
+
+class EventStream:
+    """The events of one streamed answer.
+
+    Args:
+        response: whose body is read.
+        decoder: of the response's protocol.
+        idle: the most seconds between two batches of events. Bytes that complete no event do not count, so a server
+            that only sends keep-alive comments is cut off.
+    """
+
+    __slots__ = ("_decoder", "_failure", "_idle", "_loop", "_response")
+
+    def __init__(self, response: Response, decoder: StreamDecoder, idle: float) -> None:
+        self._response = response
+        self._decoder = decoder
+        self._idle = idle
+        self._loop = asyncio.get_running_loop()
+        self._failure: GatewayError | None = None
+
+    async def first(self, deadline: float) -> Events:
+        """Read the first events, at least one.
+
+        A failure before any text is raised at once instead of after the events: the request can still be retried.
+
+        Raises:
+            schemas.errors.GatewayError: there are none by `deadline` (of the event loop's clock), or no text before a
+                failure.
+        """
+        events = await self.read(deadline)
+        if self._failure is not None and not any(isinstance(event, Delta) for event in events):
+            raise self._failure
+        return events
+
+    async def read(self, deadline: float | None = None) -> Events:
+        """Read the next events, at least one, by `deadline` or else within `idle` seconds.
+
+        Raises:
+            schemas.errors.GatewayError: there are none, although the answer is not finished.
+        """
+        if self._failure is not None:
+            raise self._failure
+        until = self._loop.time() + self._idle if deadline is None else deadline
+        events: Events = ()
+        while not events:
+            try:
+                data = await self._response.read(until)
+            except BackendTimeout as timeout:
+                return self._close(_idle() if deadline is None else timeout)
+            except Incomplete as truncated:
+                return self._close(truncated)
+            if not data:
+                return self._close(_truncated())
+            events = self._decode(data)
+        return events
+
+    def _decode(self, data: bytes) -> Events:
+        try:
+            return self._decoder.feed(data)
+        except GatewayError as error:
+            if not self._decoder.before:
+                raise
+            self._failure = error
+            return self._decoder.before
+
+    def _close(self, error: GatewayError) -> Events:
+        """Return the events still due at the end of the stream, or raise `error` if the answer is not finished.
+
+        The decoder decides whether an answer is whole, not the socket: servers cut connections after a complete answer.
+        """
+        with suppress(Incomplete):
+            if events := self._decoder.close():
+                return events
+        raise error
+
+
+def _idle() -> Incomplete:
+    return Incomplete("The backend's stream stalled before it was finished.", fault=Fault.IDLE)
+
+
+def _truncated() -> Incomplete:
+    return Incomplete("The backend's stream ended before it was finished.", fault=Fault.TRUNCATED)

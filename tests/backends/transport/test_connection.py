@@ -1,0 +1,61 @@
+"""When a connection is reused and when it is closed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from adapters.base import Outbound
+from backends.transport import Transport, TransportLimits
+from tests.backends.transport.test_client import always, ask, soon, until
+from tests.faults.upstream import response, upstream
+
+
+async def test_a_connection_with_unsent_bytes_is_closed() -> None:
+    """An upstream that answers before it has read the whole request may never read the rest."""
+    connections = 0
+    done = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(response(b"no"))
+        await done.wait()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    transport = Transport(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    answer = await transport.exchange(Outbound("/generate", b"x" * (64 << 20)), soon())  # more than kernels buffer
+    assert (await answer.reply(soon())).body == b"no"
+    answer.close()
+    assert await ask(transport) == b"no", "the next request does not wait behind the unsent bytes"
+    assert connections == 2
+    await transport.aclose()
+    done.set()
+    server.close()
+
+
+@pytest.mark.parametrize(("idle", "connections"), [(14.0, 1), (15.5, 2)])
+async def test_a_connection_is_reused_within_its_keep_alive_and_then_closed(idle: float, connections: int) -> None:
+    async with upstream(always(response(b"ok"))) as there:
+        transport = Transport(there.url, limits=TransportLimits(keep_alive=15.0))
+        await ask(transport)
+        (connection,) = transport.pool._idle
+        connection.idle_since -= idle
+        await ask(transport)
+        assert there.connections == connections
+        await until(lambda: transport.pool.open == there.open == 1)
+        assert connection.open == (connections == 1)
+        await transport.aclose()
+
+
+async def test_the_connection_used_last_is_reused_first() -> None:
+    async with upstream(always(response(b"ok"))) as there:
+        transport = Transport(there.url)
+        await asyncio.gather(*(ask(transport) for _ in range(3)))
+        last = transport.pool._idle[-1]
+        await ask(transport)
+        assert transport.pool._idle[-1] is last
+        await transport.aclose()
