@@ -17,6 +17,8 @@ import asyncio
 import sys
 import threading
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 from types import FrameType
@@ -55,17 +57,27 @@ class Crossed(NamedTuple):
 
 
 class Recorder:
-    """A profile hook for all threads that start after `install`, and the present one."""
+    """Records which functions of the product are entered: by this thread, and by threads that start after `install`."""
 
     def __init__(self) -> None:
         self._entered: set[tuple[bool, Function]] = set()
         self._main = threading.get_ident()
-        self.recording = False
+        self._recording = False
 
     def install(self) -> None:
-        """Begin to listen."""
+        """Have threads that start from now on call the profile hook."""
         threading.setprofile(self._hook)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record until the block ends."""
+        self._recording = True
         sys.setprofile(self._hook)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+            self._recording = False
 
     def take(self) -> Crossed:
         """What was entered since the last call."""
@@ -75,7 +87,7 @@ class Recorder:
 
     def _hook(self, frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event == "call" and self.recording and code.co_filename.startswith(PACKAGES):
+        if event == "call" and self._recording and code.co_filename.startswith(PACKAGES):
             file = str(Path(code.co_filename).relative_to(ROOT))
             function = Function(file, code.co_qualname, code.co_firstlineno)
             self._entered.add((threading.get_ident() == self._main, function))
@@ -95,14 +107,12 @@ async def crossed(kind: str) -> Crossed:
             await asyncio.sleep(0.01)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
             for number in range(WARM_UP + REPEATS):
-                recorder.recording = True
-                await _ask(client, model)
-                recorder.recording = False
+                with recorder.recording():
+                    await _ask(client, model)
                 if number >= WARM_UP:
                     found.append(recorder.take())
                 else:
                     recorder.take()
-    sys.setprofile(None)
     threading.setprofile(None)
     return Crossed(
         reduce(frozenset.intersection, [each.worker for each in found]),

@@ -89,6 +89,8 @@ class ServerSection(Section, frozen=True):
 
 
 Task = Literal["chat", "completions", "embeddings"]
+Routing = Literal["hash"]
+"""The names of the policies in `gateway.routing.policy`."""
 
 
 class Shadow(Section, frozen=True):
@@ -159,10 +161,16 @@ class Endpoint(Section, frozen=True):
 
     served_entities: tuple[ServedEntity, ...]
     task: Task = "chat"
+    routing: Routing = "hash"
     experiment: Experiment = Experiment()
     fallback: Fallback = Fallback()
     inputs: dict[str, str] = {}
     outputs: dict[str, str] = {}
+
+    @property
+    def has_experiment(self) -> bool:
+        """Whether there is something to compare, or users send feedback."""
+        return len(self.served_entities) > 1 or bool(self.experiment.feedback)
 
     @property
     def tensors(self) -> TensorNames:
