@@ -37,7 +37,7 @@ class Route(msgspec.Struct, frozen=True):
     `kind` says what `decode` returns for it: a request to run, a change of what is served (`manage`), after which
     `describe` answers, or nothing (`describe`).
     `body` and `answer` are wire structs for the OpenAPI document; `example` is a body to try it with, in which
-    "{model}" stands for the model's name. `open` routes want no key.
+    "{model}" stands for the model's name. `open` routes want no key. Only routes that say `stores` get `Call.records`.
     """
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
@@ -50,6 +50,7 @@ class Route(msgspec.Struct, frozen=True):
     streams: bool = False
     example: Any = None
     open: bool = False
+    stores: bool = False
 
 
 class Records(Protocol):
@@ -72,7 +73,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """What a request carries beside its body. Header names are lower case. `records` None: nothing is ever kept."""
+    """What a request carries beside its body. Header names are lower case. `records` None: nothing is kept."""
 
     id: str
     catalog: Catalog

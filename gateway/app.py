@@ -148,7 +148,7 @@ def _in_protocol(mounts: Mounts) -> Any:
         server = request.scope.get("server")
         operation = mounts.nearest(path, server[1] if server else None)
         failure = _failure(error, request.app, path, method)
-        reply = operation.face.error(failure)
+        reply = operation.codec.error(failure)
         service: Service = request.app.state.service
         return Response(
             b"" if method == "HEAD" else reply.body,

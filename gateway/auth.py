@@ -36,11 +36,9 @@ class Keys:
     def __init__(self, keys: Iterable[str] = (), admin: Iterable[str] = ()) -> None:
         self._admin = [_digest(key) for key in admin]
         self._digests = [_digest(key) for key in keys]
+        self.required = bool(self._digests)
         if self._digests:
             self._digests += self._admin
-
-    def __bool__(self) -> bool:
-        return bool(self._digests)
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Let a request pass that carries a key, as `Authorization: Bearer` or `x-api-key`.

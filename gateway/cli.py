@@ -115,7 +115,7 @@ def check(file: Path) -> None:
 @click.option("--unit", required=True, help="What a request's unit says, a user's name for instance.")
 def explain(file: Path, endpoint: str, unit: str) -> None:
     """Say which served entity answers a unit, and why."""
-    from gateway.routing.assignment import assign, scores
+    from gateway.routing.policy import policy_for
 
     try:
         deployed = Live(load(file)).deployments.get(endpoint)
@@ -125,11 +125,8 @@ def explain(file: Path, endpoint: str, unit: str) -> None:
         raise click.ClickException(f"there is no endpoint '{endpoint}'")
     found = deployed.serving
     weights = {entity.name: float(entity.traffic_percentage) for entity in found.served_entities}
-    click.echo(f"{endpoint}: unit '{unit}' is answered by {assign(endpoint, weights, unit)}")
-    click.echo(f"  the unit is the first that a request has of: {', '.join(found.experiment.unit)}")
-    click.echo("  the highest score, weight / -ln(hash of endpoint, entity and unit), wins:")
-    for name, score in scores(endpoint, weights, unit).items():
-        click.echo(f"    {name:20} {weights[name]:3.0f} %  {score:10.3f}")
+    for line in policy_for(endpoint, found).explain(unit, weights):
+        click.echo(line)
 
 
 @main.command()

@@ -15,12 +15,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from gateway.experiments.feedback_ring import METRICS
-from gateway.routing.assignment import UNITS
 from schemas.catalog import TensorNames
 
 BUNDLED = "interlingua"
 """The endpoint that answers when nothing was configured."""
 
+
+UNITS = ("user", "client_request_id", "api_key", "conversation", "request")
+"""Where the unit of assignment may come from, beside `header:<name>`."""
 
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -85,10 +87,13 @@ class ServerSection(Section, frozen=True):
     state_file: str | None = None
     drain_delay: Delay = 0.0
     drain_timeout: Delay = 600.0
+    keep_alive: Count = 75
     metrics: bool = True
 
 
 Task = Literal["chat", "completions", "embeddings"]
+Routing = Literal["hash"]
+"""The names of the policies in `gateway.routing.policy`."""
 
 
 class Shadow(Section, frozen=True):
@@ -136,7 +141,7 @@ class Experiment(Section, frozen=True):
     """How an endpoint's arms are compared.
 
     `unit` is where the unit of assignment comes from, the first that a request has: `header:<name>` or one of
-    `gateway.routing.assignment.UNITS`. A request that has none is a unit by itself. `alpha` is the chance that an
+    `UNITS`. A request that has none is a unit by itself. `alpha` is the chance that an
     interval ever misses the truth, `margin` what makes no difference: a share of the first arm's mean, for `success` a
     tenth of it in absolute terms. `feedback` names metrics that users send themselves, and says which way is good.
     """
@@ -159,10 +164,16 @@ class Endpoint(Section, frozen=True):
 
     served_entities: tuple[ServedEntity, ...]
     task: Task = "chat"
+    routing: Routing = "hash"
     experiment: Experiment = Experiment()
     fallback: Fallback = Fallback()
     inputs: dict[str, str] = {}
     outputs: dict[str, str] = {}
+
+    @property
+    def has_experiment(self) -> bool:
+        """Whether there is something to compare, or users send feedback."""
+        return len(self.served_entities) > 1 or bool(self.experiment.feedback)
 
     @property
     def tensors(self) -> TensorNames:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -19,24 +19,21 @@ from gateway.config import Config
 from gateway.deployment.catalog import catalog
 from gateway.deployment.state_file import Live
 from gateway.errors import to_client_error
-from gateway.experiments.experiment import Experiment, Outcome, key
-from gateway.experiments.feedback_ring import Answered, Recall
-from gateway.experiments.paired import Pairing
-from gateway.experiments.shadow import Shadows
+from gateway.experiments.experiments import Experiments
 from gateway.observability.metrics import Metrics
 from gateway.response_store import RecordStore
-from gateway.routing.router import Plan, Router, Target
+from gateway.routing.router import Router
+from gateway.routing.target import Target
 from schemas.catalog import Catalog, Change, RequestCounts
-from schemas.errors import BackendUnavailable, InvalidRequest
-from schemas.ir import Events, Generate, Request
+from schemas.errors import BackendUnavailable
 
 log = structlog.get_logger()
 
 _HEALTH_INTERVAL = 1.0
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 30.0
 """Seconds before a backend that did not start is tried again; each time twice as many."""
-_PATIENCE, _STEP = 5.0, 0.05
-"""Seconds that a request waits for a model that is still loading, and between looks."""
+_LOADING_TIMEOUT, _POLL_INTERVAL = 5.0, 0.05
+"""Seconds that a request waits for a model that is still loading, and between two looks at it."""
 
 
 class Service:
@@ -68,20 +65,16 @@ class Service:
         self._created = int(time.time())
         self._prefix = secrets.token_hex(8)
         self._numbers = count()
-        self._folder = folder
         room = config.server.limits.stored_responses
         self.records = RecordStore(room, folder / "records" if folder is not None else None) if room else None
-        self._slot = slot or self._prefix
-        self._recall = Recall(self._prefix, folder / "requests" if folder is not None else None, self._slot)
         self._counts: dict[str, RequestCounts] = {}
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
         self._failed: dict[str, Health] = {}
         self._started: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
-        self._shadows = Shadows(self.metrics, self._can_answer)
-        self._pairing = Pairing(self.metrics, self._can_answer)
-        self.experiments: dict[str, Experiment] = {}
+        self.experiments = Experiments(self.metrics, self._can_answer, self._prefix, folder, slot or self._prefix)
         self._live = Live(config)
+        self._is_changeable = config.server.state_file is not None
         self._serve()
 
     @property
@@ -106,20 +99,27 @@ class Service:
                 return Health(health.status, f"{name}: {health.detail or health.status}")
         return Health("ready")
 
-    async def ready(self, backend: str, *, patient: bool) -> None:
-        """Let a request pass whose backend can answer, now or, if `patient`, in a moment: a worker that has just been
-        started again should not refuse what its siblings would have answered. A backend that was ready before waits
-        itself for what it has lost, as long as it is told to.
+    async def ready(self, backend: str, *, wait: bool) -> None:
+        """Return once a backend can answer.
+
+        A worker that has just been restarted should not refuse what its siblings would have answered: it waits a moment
+        for a backend that loads for the first time. A backend that was ready before waits by itself for the engine that
+        it has lost.
+
+        Args:
+            backend: its name.
+            wait: whether to wait at all; not if another target may be asked instead.
 
         Raises:
-            schemas.errors.BackendUnavailable: it cannot, yet or any more.
+            schemas.errors.BackendUnavailable: it cannot answer, yet or any more.
         """
-        if patient and backend in self._started and self._health[backend].status == "loading":
+        health = self._health[backend]
+        if health.status == "ready" or (wait and health.status == "loading" and backend in self._started):
             return
-        patience = _PATIENCE if patient else 0.0
-        while self._health[backend].status == "loading" and patience > 0:
-            await asyncio.sleep(_STEP)
-            patience -= _STEP
+        left = _LOADING_TIMEOUT if wait else 0.0
+        while self._health[backend].status == "loading" and left > 0:
+            await asyncio.sleep(_POLL_INTERVAL)
+            left -= _POLL_INTERVAL
         health = self._health[backend]
         if health.status == "loading":
             raise BackendUnavailable("The model is still loading.", retry_after=1.0)
@@ -136,7 +136,7 @@ class Service:
         """Serve what is deployed by now. Looked at before every request: once one worker has said that an endpoint was
         changed, all of them know. What requests in flight hold stays as it is.
         """
-        if self._live.refresh():
+        if self._is_changeable and self._live.refresh():
             self._serve()
 
     async def manage(self, change: Change) -> None:
@@ -148,50 +148,6 @@ class Service:
         await self._live.change(change, self._health)
         self.refresh()
         log.info("endpoint.changed", model=change.endpoint, action=change.action)
-
-    def plan(self, request: Request, headers: Mapping[str, str]) -> tuple[Plan, Experiment]:
-        """Where a request goes, and where it counts; counts its exposure, and sends the copies for shadows.
-
-        Raises:
-            schemas.errors.ModelNotFound: nowhere.
-        """
-        plan = self.router.plan(request, headers)
-        experiment = self.experiments[plan.targets[0].endpoint]
-        experiment.exposed(plan)
-        if plan.shadows and isinstance(request, Generate) and not self.draining:
-            self._shadows.send(request, plan.shadows, experiment)
-        return plan, experiment
-
-    def generate(
-        self, request: Generate, target: Target, plan: Plan, experiment: Experiment
-    ) -> AsyncGenerator[Events, None]:
-        """Have a target answer; what it says may be compared, later, with what others would have said.
-
-        Raises:
-            schemas.errors.ModelNotFound: it has no such LoRA adapter.
-        """
-        events = target.backend.generate(target.addressed(request))
-        return events if self.draining else self._pairing.follow(events, request, plan, target, experiment)
-
-    def ended(self, id: str, experiment: Experiment, plan: Plan, last: Target, ended: Outcome) -> None:
-        """A request ended that had been planned; remembers who answered if feedback may come."""
-        if (answered := experiment.ended(plan, last, ended)) is not None:
-            self._recall.note(id, Answered(experiment.tag, *answered))
-
-    def feedback(self, id: str, metric: str, value: float) -> None:
-        """Count a user's own figure for an answer; of several, the last.
-
-        Raises:
-            schemas.errors.InvalidRequest: no such answer is remembered, or its endpoint has no such metric.
-        """
-        self.refresh()
-        by_tag = {experiment.tag: experiment for experiment in self.experiments.values()}
-        answered = self._recall.find(id)
-        if answered is None or (experiment := by_tag.get(answered.experiment)) is None:
-            raise InvalidRequest("No answer with this id is remembered that could be compared.", param="request_id")
-        number = experiment.metric(metric)
-        before = self._recall.tell(id, number, value)
-        experiment.feedback(answered.arm, answered.bucket, number, value, before)
 
     def new_id(self) -> str:
         """A request id nobody else has."""
@@ -227,7 +183,7 @@ class Service:
             schemas.errors.BackendUnavailable: one will not.
         """
         while self.health.status == "loading":  # noqa: ASYNC110 - it is looked at, and by nobody else waited for
-            await asyncio.sleep(_STEP)
+            await asyncio.sleep(_POLL_INTERVAL)
         if self.health.status == "failed":
             raise BackendUnavailable(self.health.detail)
 
@@ -237,8 +193,7 @@ class Service:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-        await self._shadows.aclose()
-        await self._pairing.aclose()
+        await self.experiments.aclose()
         for backend in self.backends.values():
             await backend.aclose()
         if self.records is not None:
@@ -279,28 +234,20 @@ class Service:
     async def _look(self) -> None:
         await self._live.settle(self._health)
         self.refresh()
-        self.router.stop({name: experiment.stopped() for name, experiment in self.experiments.items()})
+        self.router.stop(self.experiments.stopped())
         looked = {name: self._failed.get(name) or await _healthy(name, each) for name, each in self.backends.items()}
         if looked != self._health:
             self._health = looked
             self.catalog = self._catalog()
 
     def _serve(self) -> None:
-        """Route to what is deployed. An experiment whose endpoint is as it was goes on."""
-        endpoints = {name: found.serving for name, found in self._live.deployments.items()}
-        running = {experiment.key: experiment for experiment in self.experiments.values()}
-        self.experiments = {name: self._experiment(name, running) for name in endpoints}
-        for experiment in running.values():
-            experiment.close()
-        self.router = Router(endpoints, self.backends)
-        self.router.stop({name: experiment.stopped() for name, experiment in self.experiments.items()})
-        self._counts = {name: counts for name, counts in self._counts.items() if name in endpoints}
+        """Route to what is deployed. An experiment whose endpoint is unchanged goes on."""
+        deployments = self._live.deployments
+        self.experiments.serve({name: (found.serving, found.since) for name, found in deployments.items()})
+        self.router = Router({name: found.serving for name, found in deployments.items()}, self.backends)
+        self.router.stop(self.experiments.stopped())
+        self._counts = {name: counts for name, counts in self._counts.items() if name in deployments}
         self.catalog = self._catalog()
-
-    def _experiment(self, name: str, running: dict[str, Experiment]) -> Experiment:
-        deployed = self._live.deployments[name]
-        found = running.pop(key(name, deployed.serving, deployed.since), None)
-        return found or Experiment(name, deployed.serving, self._folder, self._slot, deployed.since)
 
     def _catalog(self) -> Catalog:
         limit = self.limits.max_concurrent_requests

@@ -18,8 +18,9 @@ from adapters.openai.responses.answers import ResponseWriter, counted
 from adapters.openai.server import STORED, response_routes, stream_writer, whole_answer
 from schemas import databricks as wire
 from schemas.catalog import Change
+from schemas.completion import Completion
 from schemas.errors import GatewayError
-from schemas.ir import Completion, Embed, Embeddings, Generate, Tokenize, Tokens
+from schemas.ir import Embed, Embeddings, Generate, Tokenize, Tokens
 from schemas.openai import answers
 
 

@@ -61,6 +61,7 @@ def response_routes(prefix: str) -> tuple[Route, ...]:
             body=ResponseRequest,
             answer=Response,
             streams=True,
+            stores=True,
             example={"model": "{model}", "input": "What is the capital of France?"},
         ),
         Route(
@@ -71,11 +72,29 @@ def response_routes(prefix: str) -> tuple[Route, ...]:
             "Count a question's tokens",
             body=ResponseRequest,
             answer=InputTokens,
+            stores=True,
             example={"model": "{model}", "input": "What is the capital of France?"},
         ),
-        Route("POST", f"{path}/{{id}}/cancel", "cancel", "describe", "Cancel a response in the background: none is"),
-        Route("GET", f"{path}/{{id}}", "response", "describe", "Tell a stored response again", answer=Response),
-        Route("DELETE", f"{path}/{{id}}", "forget", "describe", "Delete a stored response", answer=Deleted),
+        Route(
+            "POST",
+            f"{path}/{{id}}/cancel",
+            "cancel",
+            "describe",
+            "Cancel a response in the background: none is",
+            stores=True,
+        ),
+        Route(
+            "GET",
+            f"{path}/{{id}}",
+            "response",
+            "describe",
+            "Tell a stored response again",
+            answer=Response,
+            stores=True,
+        ),
+        Route(
+            "DELETE", f"{path}/{{id}}", "forget", "describe", "Delete a stored response", answer=Deleted, stores=True
+        ),
         Route(
             "GET",
             f"{path}/{{id}}/input_items",
@@ -83,6 +102,7 @@ def response_routes(prefix: str) -> tuple[Route, ...]:
             "describe",
             "List what a stored response answers",
             answer=ItemList,
+            stores=True,
         ),
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from backends.base import check
 from gateway.errors import to_client_error
-from gateway.routing.router import Target
+from gateway.routing.target import Target
 from schemas.errors import Incomplete
 from schemas.ir import Events, Generate, Usage
 

@@ -20,7 +20,7 @@ from gateway.config import Endpoint
 from gateway.experiments.agreement import DIVERGENCES, FIGURES, UNPAIRED, Likeness, Pairs, summary
 from gateway.experiments.confidence import Array, Interval, Mean, difference, mean, wrong_split
 from gateway.experiments.counters_file import Tally
-from gateway.routing.router import Plan, Target
+from gateway.routing.target import Plan, Target
 from schemas.errors import InvalidRequest
 from schemas.ir import FinishReason, Usage
 
@@ -294,7 +294,7 @@ def _apart(plan: Plan, last: Target, outcome: str) -> str | None:
     """Why a request is not compared; None if it is."""
     if plan.unit is None:
         return "direct"
-    if outcome == "client_gone":
+    if outcome in ("client_gone", "cancelled"):
         return "cancelled"
     if last is not plan.targets[0]:
         return "fell_back"

@@ -22,7 +22,7 @@ from gateway.experiments.agreement import UNPAIRED, Ids, likeness
 from gateway.experiments.background import Background, read
 from gateway.experiments.experiment import Experiment
 from gateway.observability.metrics import Metrics
-from gateway.routing.router import Plan, Target
+from gateway.routing.target import Plan, Target
 from schemas.errors import BackendFailed, ContextLengthExceeded
 from schemas.ir import (
     Delta,

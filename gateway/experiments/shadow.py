@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from gateway.experiments.background import Background, read
 from gateway.experiments.experiment import Experiment
 from gateway.observability.metrics import Metrics
-from gateway.routing.router import Target
+from gateway.routing.target import Target
 from schemas.ir import Events, Generate
 
 

@@ -1,27 +1,28 @@
-"""Request bodies off the wire, bounded in size and in time."""
+"""The body reader: request bodies, bounded in size and in time."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 from time import monotonic
-from typing import Any
+
+from litestar.types import Receive
 
 from gateway.config import Limits
-from gateway.http.disconnect import Reception
+from gateway.http.disconnect import PendingMessage
 from schemas.errors import BodyTooLarge, RequestTimeout, UnsupportedMediaType
 
 _IMAGES = (b'"image', b"![](data:image/")
-"""What every protocol's images begin with: the fields `image` and `image_url`, and TGI's markdown."""
+"""How images begin in a body: the fields `image` and `image_url` of all protocols, and TGI's markdown."""
 
 
-async def read_body(receive: Any, headers: Mapping[str, str], limits: Limits) -> bytes | None:
+async def read_body(receive: Receive, headers: Mapping[str, str], limits: Limits) -> bytes | None:
     """The whole body; None if the client left before it had sent it.
 
     Raises:
-        schemas.errors.BodyTooLarge: it is, or says it will be, over the limit.
-        schemas.errors.UnsupportedMediaType: it is compressed or a form with parts.
-        schemas.errors.RequestTimeout: it does not arrive.
+        schemas.errors.BodyTooLarge: it is over the limit, or its `content-length` is.
+        schemas.errors.UnsupportedMediaType: it is compressed, or a multipart form.
+        schemas.errors.RequestTimeout: it did not arrive in time.
     """
     most = max(limits.max_body, limits.max_image_body)
     _check_headers(headers, most)
@@ -29,11 +30,11 @@ async def read_body(receive: Any, headers: Mapping[str, str], limits: Limits) ->
     parts: list[bytes] = []
     size = 0
     while True:
-        reception = Reception(receive)
-        if (message := reception.message) is None:
+        pending = PendingMessage(receive)
+        if (message := pending.message) is None:  # else it had arrived already, and needs no timeout
             try:
                 async with asyncio.timeout(min(limits.body_idle, deadline - monotonic())):
-                    message = await reception
+                    message = await pending
             except TimeoutError:
                 raise RequestTimeout("The request body did not arrive in time.") from None
         if message["type"] == "http.disconnect":

@@ -1,64 +1,95 @@
-"""ASGI's `receive`, run by hand as far as it goes.
+"""The disconnect watcher: cancels the work for a client that has left.
 
-Mostly what it has to give is there already, or it waits for a client that does not leave. asyncio's own means, a
-timeout and a task for each request, would be a twentieth of all that a request costs.
+Strategy: ASGI tells of a disconnect by `receive`, which is a coroutine. A task for each request that awaits it, or a
+timeout around it, would cost a twentieth of what the whole request costs. So the coroutine is driven by hand: `send` it
+a None, get the future that it waits for, and continue it from that future's callback.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any
+from typing import Any, cast
 
-Message = dict[str, Any]
+from litestar.types import HTTPDisconnectEvent, HTTPRequestEvent, Receive
+
+Message = HTTPRequestEvent | HTTPDisconnectEvent
 
 
-class Reception:
-    """One call of `receive`, begun. `message` is what came of it, None as long as it waits."""
+class PendingMessage:
+    """One call of ASGI's `receive`, begun. `message` is its result, None as long as it waits."""
 
-    __slots__ = ("_gone", "_steps", "_waits", "message")
+    __slots__ = ("_coroutine", "_on_message", "_waits_for", "message")
 
-    def __init__(self, receive: Callable[[], Awaitable[Message]]) -> None:
-        self._steps = receive().__await__()
-        self._waits: asyncio.Future[None] | None = None
+    def __init__(self, receive: Receive) -> None:
+        self._coroutine = receive().__await__()
+        self._waits_for: asyncio.Future[None] | None = None
         self.message: Message | None = None
-        self._go_on()
+        self._advance()
 
     def __await__(self) -> Generator[Any, None, Message]:
         """Wait in the present task."""
         try:
             while self.message is None:
-                yield self._waits
-                self._go_on()
+                yield self._waits_for
+                self._advance()
         except BaseException:
-            self._steps.close()
+            self._coroutine.close()
             raise
         return self.message
 
-    def watch(self, gone: Callable[[], None]) -> None:
-        """Wait in no task, and call `gone` when there is a message."""
-        self._gone = gone
-        self._look()
+    def watch(self, on_message: Callable[[], object]) -> None:
+        """Call `on_message` once there is a message, from the event loop or at once. Occupies no task."""
+        self._on_message = on_message
+        if self.message is not None:
+            on_message()
+            return
+        assert self._waits_for is not None
+        self._waits_for.add_done_callback(self._wake)
 
     def close(self) -> None:
-        """Wait no longer."""
-        self._steps.close()
-        self._waits = None
+        """Stop waiting."""
+        self._coroutine.close()
+        self._waits_for = None
 
-    def _look(self) -> None:
-        if self.message is not None:
-            self._gone()
-            return
-        assert self._waits is not None
-        self._waits.add_done_callback(self._wake)
+    def _wake(self, _: object) -> None:
+        if self._waits_for is not None:  # None: closed while this callback was already scheduled
+            self._advance()
+            self.watch(self._on_message)
 
-    def _wake(self, _: Any) -> None:
-        if self._waits is not None:  # else it was closed when this was already on its way
-            self._go_on()
-            self._look()
-
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         try:
-            self._waits = next(self._steps)
+            self._waits_for = next(self._coroutine)
         except StopIteration as end:
-            self.message = end.value
+            self.message = cast(Message, end.value)
+
+
+async def cancel_on_disconnect(receive: Receive, work: Awaitable[None]) -> None:
+    """Await `work` in the present task; if the client leaves first, cancel it and return.
+
+    Args:
+        receive: the request's, after its body: the next message is the disconnect.
+        work: answers the request.
+
+    Raises:
+        asyncio.CancelledError: the task was cancelled by somebody else.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+
+    def leave() -> None:
+        nonlocal gone
+        gone = True
+        task.cancel()
+
+    disconnect = PendingMessage(receive)
+    disconnect.watch(leave)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if not gone:
+            raise
+        task.uncancel()
+    finally:
+        disconnect.close()

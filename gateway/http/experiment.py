@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
+from litestar.types import HTTPScope, Send
 
+from gateway.http.reading import decode_headers
 from gateway.service import Service
 from schemas.errors import MethodNotAllowed, ModelNotFound
 
 PATH = "/serving-endpoints/{name}/experiment"
 
 
-async def answer(service: Service, name: str, scope: Any, send: Any) -> None:
+async def answer(service: Service, name: str, scope: HTTPScope, send: Send) -> None:
     """Answer a request for the figures of endpoint `name`: raw ASGI, as Litestar prefers a mount to parameters.
 
     Raises:
@@ -20,11 +20,11 @@ async def answer(service: Service, name: str, scope: Any, send: Any) -> None:
     """
     if scope["method"] not in ("GET", "HEAD"):
         raise MethodNotAllowed(f"Method {scope['method']} is not allowed here.", allowed=("GET", "HEAD"))
-    service.keys.check({key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]})
+    service.keys.check(decode_headers(scope["headers"]))
     service.refresh()
-    if name not in service.experiments:
+    if name not in service.catalog.cards:
         raise ModelNotFound(f"Endpoint with name '{name}' does not exist.")
-    body = msgspec.json.encode(service.experiments[name].report())
+    body = msgspec.json.encode(service.experiments.report(name))
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body, "more_body": False})

@@ -26,7 +26,8 @@ def handler(service: Service) -> HTTPRouteHandler:
     @post("/v1/feedback", include_in_schema=False, status_code=204)
     async def feedback(request: Request[Any, Any, Any]) -> Response[None]:
         service.keys.check({name.lower(): value for name, value in request.headers.items()})
-        service.feedback(*msgspec.structs.astuple(_read(await request.body())))
+        service.refresh()
+        service.experiments.feedback(*msgspec.structs.astuple(_read(await request.body())))
         return Response(None, status_code=204)
 
     return feedback

@@ -12,13 +12,15 @@ from typing import Any
 
 import msgspec
 from litestar.handlers import ASGIRouteHandler, asgi
+from litestar.types import HTTPScope, Receive, Send
 
 from adapters.base import Adapter, Reply, Route
 from adapters.dialect import option_names, with_options
 from gateway.config import Config, ConfigError, nearest
 from gateway.http import experiment
 from gateway.http.path_templates import Paths
-from gateway.http.request import Exchange, Operation
+from gateway.http.reading import Operation
+from gateway.http.request import RequestHandler
 from gateway.service import Service
 from schemas.errors import GatewayError, MethodNotAllowed, RouteNotFound
 
@@ -55,10 +57,10 @@ class Mounts:
         """The handler of every path that is not another handler's."""
 
         @asgi("/", is_mount=True, copy_scope=False)
-        async def handle(scope: Any, receive: Any, send: Any) -> None:
+        async def handle(scope: HTTPScope, receive: Receive, send: Send) -> None:
             path, method = scope["raw_path"].decode("latin-1"), scope["method"]
-            port = scope["server"][1]
-            found = self._paths_by_port.get(port, self._paths).find(path)
+            port = scope["server"][1] if scope["server"] is not None else None
+            found = self._paths_by_port.get(port or 0, self._paths).find(path)
             if path == "/" and method in ("GET", "HEAD"):
                 await _alive(send)
                 return
@@ -72,7 +74,7 @@ class Mounts:
                 return
             service.running += 1
             try:
-                await Exchange(service, operation, parameters, scope, send).run(receive)
+                await RequestHandler(service, operation, parameters, scope, send).run(receive)
             finally:
                 service.running -= 1
 
@@ -91,12 +93,12 @@ class Mounts:
             if unknown := set(dialects) - set(self._adapters):
                 raise ConfigError(f"dialects: there is no protocol '{min(unknown)}'")
             for name, adapter in self._adapters.items():
-                face = adapter.server(self._dialect(name, dialects.get(name)))
-                for route in face.routes:
+                codec = adapter.server(self._dialect(name, dialects.get(name)))
+                for route in codec.routes:
                     methods = table[prefix if prefix and route.path == "/" else prefix + route.path]
                     if route.method in methods:
                         raise ConfigError(f"two protocols want {route.method} {prefix}{route.path}")
-                    methods[route.method] = Operation(name, route, face)
+                    methods[route.method] = Operation(name, route, codec)
         return dict(table)
 
     def _dialect(self, protocol: str, name: str | None) -> Any:
@@ -148,17 +150,17 @@ def _common(asked: list[str], known: list[str]) -> int:
     return count
 
 
-async def _alive(send: Any) -> None:
+async def _alive(send: Send) -> None:
     """`GET /` is TGI's health check, whoever else lives there."""
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 _FIGURES: Paths[None] = Paths()
 _FIGURES.add(experiment.PATH, None)
 
 
-async def _otherwise(service: Service, nearest: Operation, path: str, scope: Any, send: Any) -> None:
+async def _otherwise(service: Service, nearest: Operation, path: str, scope: HTTPScope, send: Send) -> None:
     """Answer what is no protocol's: an experiment's figures, or nothing that there is."""
     found = _FIGURES.find(path)
     try:
@@ -179,9 +181,9 @@ def not_found(path: str) -> RouteNotFound:
     return RouteNotFound(f"There is no such path: {path}")
 
 
-async def refuse(service: Service, operation: Operation, error: GatewayError, scope: Any, send: Any) -> None:
+async def refuse(service: Service, operation: Operation, error: GatewayError, scope: HTTPScope, send: Send) -> None:
     """Answer an error where there is nothing to run, in the words of `operation`'s protocol."""
-    reply: Reply = operation.face.error(error)
+    reply: Reply = operation.codec.error(error)
     headers = [
         (b"content-type", reply.media_type.encode()),
         (b"content-length", b"%d" % len(reply.body)),
@@ -190,7 +192,7 @@ async def refuse(service: Service, operation: Operation, error: GatewayError, sc
     ]
     body = b"" if scope["method"] == "HEAD" else reply.body
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def routes(adapters: Mapping[str, Adapter]) -> list[tuple[str, Route]]:

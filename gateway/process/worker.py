@@ -19,19 +19,16 @@ from typing import Any
 
 import msgspec
 import uvicorn
+from litestar import Litestar
 
 from gateway.app import create_app
-from gateway.config import Config
+from gateway.config import Config, ServerSection
 from gateway.observability import logging
 from gateway.process.uvicorn_protocol import Connection
 
 _GRACE, _LONGEST_GRACE = 0.5, 3.0
 """Seconds for requests that are on their way when the worker ends, and at most for those who have connected."""
 _TURN = 0.05
-_KEEP_ALIVE = 75
-"""Seconds that an idle connection is kept: longer than clients and load balancers do, up to 60 by default. Who closes
-first may close on a request that the other has just sent.
-"""
 
 
 class Orders(msgspec.Struct, frozen=True):
@@ -117,13 +114,13 @@ class _Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._stop)
 
 
-def main() -> None:
-    """Serve until told to stop."""
-    orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
-    logging.configure(orders.log_level)
-    folder = Path(orders.folder) if orders.folder else None
-    app = create_app(orders.config, folder=folder, slot=orders.slot, waits=orders.serving is not None)
-    config = uvicorn.Config(
+def uvicorn_config(app: Litestar, server: ServerSection) -> uvicorn.Config:
+    """How uvicorn serves.
+
+    An idle connection is kept for longer than clients and load balancers do (by default up to 60 s): whoever closes
+    first may close on a request that the other has just sent.
+    """
+    return uvicorn.Config(
         app,
         http=Connection,
         loop="uvloop",
@@ -132,12 +129,20 @@ def main() -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=_KEEP_ALIVE,
-        timeout_graceful_shutdown=int(orders.config.server.drain_timeout),
+        timeout_keep_alive=server.keep_alive,
+        timeout_graceful_shutdown=int(server.drain_timeout),
     )
+
+
+def main() -> None:
+    """Serve until told to stop."""
+    orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
+    logging.configure(orders.log_level)
+    folder = Path(orders.folder) if orders.folder else None
+    app = create_app(orders.config, folder=folder, slot=orders.slot, waits=orders.serving is not None)
     gc.freeze()  # requests in flight are many and die young: by default the collector walks them all too often
     gc.set_threshold(50_000, 20, 50)
-    server = _Server(config, app.state.service, orders.serving)
+    server = _Server(uvicorn_config(app, orders.config.server), app.state.service, orders.serving)
     server.run([socket.socket(fileno=fd) for fd in orders.sockets])
 
 

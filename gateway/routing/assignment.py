@@ -13,10 +13,8 @@ from functools import lru_cache
 from math import log
 from typing import NamedTuple
 
+from gateway.auth import given_key
 from schemas.ir import ChatPrompt, Generate, Message, Request, TextPart, Tokenize
-
-UNITS = ("user", "client_request_id", "api_key", "conversation", "request")
-"""Sources of units, beside `header:<name>`."""
 
 BUCKETS = 512
 """Units are counted in so many groups."""
@@ -89,7 +87,7 @@ def _value(request: Request, headers: Mapping[str, str], source: str) -> str | N
     if source == "request":
         return request.id
     if source == "api_key":
-        key = headers.get("authorization") or headers.get("x-api-key")
+        key = given_key(headers)
         return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest() if key else None
     if source == "conversation":
         return _conversation(request) if isinstance(request, Generate) else None

@@ -1,69 +1,23 @@
-"""Where a request goes: an endpoint's served entity by its unit, and the entities to fall back to.
-
-`gateway.routing.assignment` assigns alike on every worker. The only state here is which arms were stopped.
-"""
+"""The router: an endpoint's name to the plan of a request. What decides between targets is a `Policy`."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
-
-from msgspec.structs import replace
+from dataclasses import replace
 
 from backends.base import Backend
-from gateway.config import Endpoint, ServedEntity, Task
-from gateway.routing.assignment import Unit, assign, unit_of
+from gateway.config import Endpoint
+from gateway.routing.policy import policy_for
+from gateway.routing.target import Plan, Target
 from schemas.errors import ModelNotFound
-from schemas.ir import Request, Tokenize
-
-_Request = TypeVar("_Request", bound=Request)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Target:
-    """Where a request goes. `model` is the name that the backend knows, its model's or one of its LoRA adapters';
-    `task` is the endpoint's.
-    """
-
-    endpoint: str
-    entity: ServedEntity
-    backend: Backend
-    model: str
-    task: Task = "chat"
-
-    def addressed(self, request: _Request) -> _Request:
-        """The request as the backend is to get it. A LoRA adapter that the client chose overrides the entity's.
-
-        Raises:
-            schemas.errors.ModelNotFound: the entity names a LoRA adapter that the backend does not have.
-        """
-        lora_adapters, named = self.backend.capabilities.lora_adapters, self.entity.model
-        if not lora_adapters or named is None or isinstance(request, Tokenize):
-            return replace(request, model=self.model)
-        if named not in lora_adapters:
-            raise ModelNotFound(
-                f"The backend '{self.entity.backend}' has no LoRA adapter '{named}'.", code="model_not_found"
-            )
-        return replace(request, model=named, lora_adapter=request.lora_adapter or named)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """What to do with a request: `targets` in the order in which they are asked, the first by assignment.
-
-    `unit` None: the client asked for this very arm. `shadows` get copies. `paired` answer again what the first target
-    has answered, if that is the endpoint's first arm.
-    """
-
-    targets: tuple[Target, ...]
-    unit: Unit | None = None
-    shadows: tuple[Target, ...] = ()
-    paired: tuple[Target, ...] = ()
+from schemas.ir import Request
 
 
 class Router:
-    """The endpoints' arms.
+    """The endpoints' targets.
+
+    The only state is which served entities the guardrails have stopped. What leaves no choice has a plan made once: an
+    endpoint of a single served entity, and a served entity that the client names (`endpoint:served`).
 
     Args:
         endpoints: by name.
@@ -71,58 +25,63 @@ class Router:
     """
 
     def __init__(self, endpoints: Mapping[str, Endpoint], backends: Mapping[str, Backend]) -> None:
-        self._arms = {name: _Arms(name, endpoint, backends) for name, endpoint in endpoints.items()}
-        self._direct = {
-            f"{name}:{served}": Plan((target,)) for name, arms in self._arms.items() for served, target in arms.targets
+        routes = {name: _Route(name, endpoint, backends) for name, endpoint in endpoints.items()}
+        self._routes = {name: route for name, route in routes.items() if endpoints[name].has_experiment}
+        self._fixed = {
+            f"{name}:{target.entity.name}": Plan((target,), has_experiment=name in self._routes)
+            for name, route in routes.items()
+            for target in route.targets
         }
+        self._fixed |= {name: Plan(route.targets) for name, route in routes.items() if name not in self._routes}
 
     def plan(self, request: Request, headers: Mapping[str, str]) -> Plan:
-        """The targets of a request: of its endpoint, or the very arm if the model is `endpoint:served`.
+        """The targets of a request: of its endpoint, or the very served entity if the model is `endpoint:served`.
 
         Raises:
-            schemas.errors.ModelNotFound: there is no such endpoint or arm.
+            schemas.errors.ModelNotFound: there is no such endpoint or served entity.
         """
-        if (arms := self._arms.get(request.model)) is not None:
-            return arms.plan(request, headers)
-        if (direct := self._direct.get(request.model)) is not None:
-            return direct
+        if (route := self._routes.get(request.model)) is not None:
+            return route.plan(request, headers)
+        if (fixed := self._fixed.get(request.model)) is not None:
+            return fixed
         raise ModelNotFound(f"The model '{request.model}' does not exist.", param="model", code="model_not_found")
 
     def stop(self, stopped: Mapping[str, Collection[str]]) -> None:
-        """Assign no unit to these arms, by endpoint, unless an endpoint has no other."""
-        for name, arms in self._arms.items():
-            arms.stop(stopped.get(name, ()))
+        """Assign no unit to these served entities, by endpoint, unless an endpoint has no other."""
+        for name, route in self._routes.items():
+            route.stop(stopped.get(name, ()))
 
 
-class _Arms:
-    """One endpoint's."""
+class _Route:
+    """One endpoint's targets and policy."""
 
     def __init__(self, name: str, endpoint: Endpoint, backends: Mapping[str, Backend]) -> None:
-        self._name = name
-        self._units = endpoint.experiment.unit
-        self._shares = {entity.name: float(entity.traffic_percentage) for entity in endpoint.served_entities}
-        self._weights = self._shares
+        self._policy = policy_for(name, endpoint)
         self.targets = tuple(
-            (entity.name, Target(name, entity, backends[entity.backend], entity.model or name, endpoint.task))
+            Target(
+                name,
+                entity,
+                backends[entity.backend],
+                entity.model or name,
+                endpoint.task,
+                float(entity.traffic_percentage),
+            )
             for entity in endpoint.served_entities
         )
-        live = [target for _, target in self.targets if target.entity.shadow is None]
-        self._shadows = tuple(target for _, target in self.targets if target.entity.shadow is not None)
-        self._first = endpoint.served_entities[0].name
-        self._paired = tuple(target for _, target in self.targets if target.entity.paired is not None)
-        self._orders = {
-            target.entity.name: (
-                target,
-                *(other for other in live if other is not target and endpoint.fallback.enabled),
-            )
-            for target in live
-        }
+        self._live = tuple(target for target in self.targets if target.entity.shadow is None)
+        self._candidates = self._live
+        self._first = self.targets[0].entity
+        self._shadows = tuple(target for target in self.targets if target.entity.shadow is not None)
+        self._paired = tuple(target for target in self.targets if target.entity.paired is not None)
+        self._falls_back = endpoint.fallback.enabled
 
     def plan(self, request: Request, headers: Mapping[str, str]) -> Plan:
-        unit = unit_of(request, headers, self._units)
-        arm = assign(self._name, self._weights, unit.value)
-        return Plan(self._orders[arm], unit, self._shadows, self._paired if arm == self._first else ())
+        targets, unit = self._policy.order(request, headers, self._candidates)
+        paired = self._paired if targets[0].entity is self._first else ()
+        return Plan(targets if self._falls_back else targets[:1], unit, self._shadows, paired, has_experiment=True)
 
     def stop(self, names: Collection[str]) -> None:
-        weights = {name: 0.0 if name in names else share for name, share in self._shares.items()}
-        self._weights = weights if any(weights.values()) else self._shares
+        weighted = tuple(
+            replace(target, weight=0.0) if target.entity.name in names else target for target in self._live
+        )
+        self._candidates = weighted if any(target.weight for target in weighted) else self._live

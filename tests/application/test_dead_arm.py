@@ -14,8 +14,7 @@ import pytest
 
 from gateway.app import create_app
 from gateway.config import parse
-from tests.gateway.routing.test_router import chat, unit_for
-from tests.gateway.serving import listening, running, scripted
+from tests.gateway.serving import chat, listening, running, scripted, unit_for
 
 CONFIG = """
 [backends.a]

@@ -16,13 +16,12 @@ from backends.native.backend import NativeBackend
 from gateway.app import create_app, make_backends
 from gateway.config import Config, Endpoint, ServedEntity, Shadow, parse
 from gateway.deployment.deployments import changed
-from gateway.routing.router import Target
+from gateway.routing.target import Target
 from schemas.catalog import Change
 from schemas.catalog import ServedEntity as Entity
 from schemas.ir import Embed, TextPrompt, Tokenize
 from tests.backends.native.fake_engine import READY, FakeEngine
-from tests.gateway.routing.test_router import unit_for
-from tests.gateway.serving import running
+from tests.gateway.serving import running, unit_for
 
 pytestmark = pytest.mark.torch
 

@@ -17,8 +17,7 @@ from backends.scripted import ScriptedBackend
 from gateway.app import create_app
 from gateway.config import Config, ConfigError, Endpoint, ServerSection, parse
 from gateway.deployment.state_file import Live
-from tests.gateway.routing.test_router import MESSAGES, chat, endpoint, unit_for
-from tests.gateway.serving import running
+from tests.gateway.serving import MESSAGES, chat, endpoint, running, unit_for
 
 URL = "/api/2.0/serving-endpoints"
 CHAT = endpoint(("a", "echo", 100), ("b", "scripted", 0))
@@ -99,12 +98,23 @@ async def test_an_endpoint_is_created_served_and_deleted(tmp_path: Path) -> None
         assert (answer.status_code, answer.headers["served-model-name"]) == (200, "s-echo-3")
         listed = (await client.get(URL)).json()["endpoints"]
         assert [endpoint["name"] for endpoint in listed] == ["chat", "new"]
-        assert (await client.get("/serving-endpoints/new/experiment")).json()["arms"][0]["exposures"] == 1
+        none = await client.get("/serving-endpoints/new/experiment")
+        assert (none.status_code, "has no experiment" in none.text) == (404, True)
         gone = await client.delete(f"{URL}/new", headers=ADMIN)
         assert (gone.status_code, gone.json()) == (200, {})
         assert (await chat(client, model="new")).status_code == 404
         assert (await client.get("/serving-endpoints/new/experiment")).status_code == 404
         assert (await client.get(f"{URL}/new")).status_code == 404
+
+
+async def test_a_created_endpoint_of_two_arms_has_an_experiment(tmp_path: Path) -> None:
+    async with running(worker(tmp_path)) as client:
+        await create(client, "new", arms(("a", "s/echo", 100), ("b", "t/echo", 0)))
+        await chat(client, model="new")
+        found = (await client.get("/serving-endpoints/new/experiment")).json()["arms"]
+        assert [arm["exposures"] for arm in found] == [1, 0]
+        await client.delete(f"{URL}/new", headers=ADMIN)
+        assert (await client.get("/serving-endpoints/new/experiment")).status_code == 404
 
 
 WRONG: dict[str, tuple[str, str, Any, int, str]] = {
@@ -347,8 +357,8 @@ async def test_changes_under_load_lose_no_request_and_cut_no_stream(tmp_path: Pa
 async def test_a_request_in_flight_counts_where_it_was_assigned(tmp_path: Path) -> None:
     app = create_app(config(tmp_path), {name: ScriptedBackend(name) for name in "st"})  # figures are its own
     async with running(app) as client:
-        await put(client, arms(("a", "s/slow", 100)))
-        experiment = app.state.service.experiments["chat"]
+        await put(client, arms(("a", "s/slow", 100), ("b", "t/slow", 0)))
+        experiment = app.state.service.experiments.of("chat")
         asking = asyncio.create_task(chat(client, stream=True))
         while not app.state.service.running:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -17,7 +17,7 @@ from backends.native.backend import NativeBackend
 from backends.native.demo import WEIGHTS
 from gateway.app import create_app
 from gateway.config import Config, Endpoint, Paired, ServedEntity
-from tests.gateway.experiments.test_paired import likelihoods, told
+from tests.gateway.experiments.pairs import likelihoods, pairs_report
 from tests.gateway.serving import running
 
 pytestmark = pytest.mark.torch
@@ -74,7 +74,7 @@ async def test_twins_always_agree() -> None:
     async with compared(str(WEIGHTS)) as client:
         for number, question in enumerate(QUESTIONS * 2, 1):
             await ask(client, question, temperature=1.0)
-            found = await told(client, number)
+            found = await pairs_report(client, number)
     assert (found["pairs"], found["first_divergence"]) == (6, {"never": 6})
     for answers_of, by_control, by_arm, difference in likelihoods(found):
         assert answers_of in ("control", "arm")
@@ -86,7 +86,7 @@ async def test_another_model_is_scored_as_transformers_scores_it(random_model: s
     async with compared(random_model) as client:
         for number, question in enumerate(QUESTIONS, 1):
             await ask(client, question, temperature=0)
-            found = await told(client, number)
+            found = await pairs_report(client, number)
     assert (found["pairs"], found["identical"]["mean"]) == (3, 0.0)
     expected = by_transformers(Path(random_model))
     for name, by_control, by_arm, difference in likelihoods(found):

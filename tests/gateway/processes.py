@@ -25,6 +25,7 @@ workers = {workers}
 [backends.s]
 kind = "scripted"
 [endpoints.echo]
+experiment = {{ feedback = {{ liked = "higher" }} }}
 served_entities = [{{ name = "echo-1", backend = "s", model = "echo" }}]
 [endpoints.slow]
 served_entities = [{{ name = "slow-1", backend = "s", model = "slow" }}]

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import uvicorn
@@ -13,8 +14,12 @@ from litestar import Litestar
 
 from backends.scripted import ScriptedBackend
 from gateway.app import create_app
-from gateway.config import Config, Endpoint, ServedEntity, ServerSection
+from gateway.config import Config, Endpoint, Fallback, ServedEntity, ServerSection
 from gateway.process.uvicorn_protocol import Connection
+from gateway.routing.assignment import assign
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+HALF = {"a": 50.0, "b": 50.0}
 
 
 def config(*models: str, server: ServerSection | None = None) -> Config:
@@ -64,3 +69,34 @@ def scripted(*models: str, server: ServerSection | None = None) -> tuple[Litesta
     """An application and the one backend behind it."""
     backend = ScriptedBackend("s")
     return create_app(config(*models, server=server), {"s": backend}), backend
+
+
+def endpoint(*arms: tuple[str, str, int], fallback: bool = True, backend: str = "s") -> Endpoint:
+    """Arms as (name, model, share)."""
+    entities = tuple(
+        ServedEntity(name=name, backend=backend, model=model, traffic_percentage=share) for name, model, share in arms
+    )
+    return Endpoint(served_entities=entities, fallback=Fallback(enabled=fallback))
+
+
+def application(**endpoints: Endpoint) -> Litestar:
+    return create_app(Config(backends={"s": {"kind": "scripted"}}, endpoints=endpoints), {"s": ScriptedBackend("s")})
+
+
+def unit_for(arm: str, name: str = "chat", weights: dict[str, float] = HALF) -> str:
+    return next(unit for unit in map(str, range(1000)) if assign(name, weights, unit) == arm)
+
+
+async def chat(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:
+    return await client.post("/v1/chat/completions", json={"model": "chat", "messages": MESSAGES} | fields)
+
+
+async def figures(client: httpx.AsyncClient) -> dict[str, Any]:
+    """The report of the endpoint "chat" by arm."""
+    answer = await client.get("/serving-endpoints/chat/experiment")
+    assert answer.status_code == 200
+    return {arm["name"]: arm for arm in answer.json()["arms"]}
+
+
+PAIR = endpoint(("a", "scripted", 50), ("b", "scripted", 50))
+"""Two arms that answer alike."""

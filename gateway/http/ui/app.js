@@ -16,7 +16,7 @@ async function call(path, method = "GET", body) {
   if ($("key").value) headers.authorization = `Bearer ${$("key").value}`;
   const answer = await fetch(path, { method, headers, body: body && JSON.stringify(body) });
   const told = await answer.json();
-  if (!answer.ok) throw new Error(told.message || `${answer.status}`);
+  if (!answer.ok) throw Object.assign(new Error(told.message || `${answer.status}`), { status: answer.status });
   return told;
 }
 
@@ -33,14 +33,24 @@ async function refresh() {
     if (!names.includes(name)) cards.delete(name) && card.article.remove();
   }
   for (const name of names) {
-    const [endpoint, report] = await Promise.all([
+    const [endpoint, found] = await Promise.all([
       call(`${API}/${encodeURIComponent(name)}`),
-      call(`/serving-endpoints/${encodeURIComponent(name)}/experiment`),
+      report(name),
     ]);
-    show(endpoint, report);
+    show(endpoint, found);
   }
   const options = [...$("model").options].map((option) => option.value);
   if (options.join() !== names.join()) $("model").replaceChildren(...names.map((name) => new Option(name, name)));
+}
+
+// The report of an endpoint's experiment; null for an endpoint of a single arm, which has none.
+async function report(name) {
+  try {
+    return await call(`/serving-endpoints/${encodeURIComponent(name)}/experiment`);
+  } catch (error) {
+    if (error.status === 404) return null;
+    throw error;
+  }
 }
 
 function show(endpoint, report) {
@@ -100,6 +110,7 @@ async function change(name, sliders, apply) {
 // --- figures -----------------------------------------------------------------------------------------------------
 
 function figures(report) {
+  if (report === null) return [];
   const metrics = [...new Set(report.arms.flatMap((arm) => Object.keys(arm.means)))];
   if (!metrics.length) return [];
   const arms = report.arms.map((arm) => row("td", arm.name, `${arm.exposures}`, ...metrics.map((m) => number(arm.means[m]))));

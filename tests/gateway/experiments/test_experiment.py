@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 
@@ -16,12 +15,11 @@ from gateway.config import Experiment as Settings
 from gateway.experiments.confidence import Interval
 from gateway.experiments.experiment import METRICS, Experiment, Outcome, decide
 from gateway.routing.assignment import bucket_of
-from gateway.routing.router import Plan, Router
+from gateway.routing.router import Router
+from gateway.routing.target import Plan
 from schemas.ir import FinishReason, Generate, TextPrompt, Usage
-from tests.gateway.routing.test_router import MESSAGES, application, chat, endpoint, unit_for
-from tests.gateway.serving import running
+from tests.gateway.serving import MESSAGES, PAIR, application, chat, endpoint, figures, running, unit_for
 
-PAIR = endpoint(("a", "scripted", 50), ("b", "scripted", 50))
 GUARDED = msgspec.structs.replace(PAIR, experiment=Settings(guardrail=Guardrail(worse_than=0.02)))
 ANSWERED = Outcome("ok", 0.25, 1.5, Usage(5, 11), (FinishReason.EOS,))
 
@@ -126,7 +124,7 @@ async def test_a_running_gateway_heeds_its_guardrail() -> None:
     async with running(app) as client:
         user = unit_for("b")
         assert (await chat(client, user=user)).headers["served-model-name"] == "b"
-        Traffic(GUARDED, app.state.service.experiments["chat"]).send(4000, fails="b")
+        Traffic(GUARDED, app.state.service.experiments.of("chat")).send(4000, fails="b")
         await app.state.service._look()
         assert (await chat(client, user=user)).headers["served-model-name"] == "a"
         assert (await chat(client, model="chat:b")).headers["served-model-name"] == "b"
@@ -151,12 +149,6 @@ SUCCESS, LATENCY, TOKENS = METRICS[0], METRICS[3], METRICS[5]
 )
 def test_decisions(low: float, high: float, metric: Any, decision: str) -> None:
     assert decide(Interval((low + high) / 2, low, high), metric, 0.02) == decision
-
-
-async def figures(client: httpx.AsyncClient) -> dict[str, Any]:
-    answer = await client.get("/serving-endpoints/chat/experiment")
-    assert answer.status_code == 200
-    return {arm["name"]: arm for arm in answer.json()["arms"]}
 
 
 async def test_the_figures_of_a_running_gateway() -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 from litestar import Litestar
 
@@ -20,8 +17,8 @@ from gateway.deployment.deployments import changed
 from schemas.catalog import Change
 from schemas.catalog import ServedEntity as Entity
 from schemas.ir import Generate, Token
-from tests.gateway.routing.test_router import chat
-from tests.gateway.serving import running
+from tests.gateway.experiments.pairs import ends, likelihoods, pairs_report
+from tests.gateway.serving import chat, running
 
 ONE = "the quick brown fox"
 TWO = "the quick lazy dog stop"
@@ -75,33 +72,6 @@ def application(
     return create_app(config, backends), backends["s"], backends["t"]
 
 
-async def ends(client: httpx.AsyncClient) -> dict[str, int]:
-    """How pairs ended."""
-    text = (await client.get("/metrics")).text
-    return {
-        outcome: int(count)
-        for outcome, count in re.findall(r'^gw_pairs_total{.*outcome="(\w+)".*} (\d+)', text, re.MULTILINE)
-    }
-
-
-async def told(client: httpx.AsyncClient, count: int) -> dict[str, Any]:
-    """What the figures say once so many pairs have ended, well or not."""
-    for _ in range(10_000):
-        if sum((await ends(client)).values()) == count:
-            break
-        await asyncio.sleep(0.01)
-    (found,) = (await client.get("/serving-endpoints/chat/experiment")).json()["paired"]
-    assert found["pairs"] + sum(found["not_paired"].values()) == count
-    return found
-
-
-def likelihoods(found: dict[str, Any]) -> list[tuple[str, float, float, float]]:
-    return [
-        (of["answers_of"], of["by_control"]["mean"], of["by_arm"]["mean"], of["difference"]["mean"])
-        for of in found["log_likelihoods"]
-    ]
-
-
 @pytest.mark.parametrize("shadow", [None, Shadow()])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_pair_is_counted_exactly_and_the_answer_is_the_controls(stream: bool, shadow: Shadow | None) -> None:
@@ -109,7 +79,7 @@ async def test_a_pair_is_counted_exactly_and_the_answer_is_the_controls(stream: 
     async with running(app) as client:
         answer = await chat(client, stream=stream)
         assert (answer.status_code, answer.headers["served-model-name"]) == (200, "control")
-        found = await told(client, 1)
+        found = await pairs_report(client, 1)
     assert found["first_divergence"] == {"2-3": 1}
     assert found["identical"] == {"mean": 0.0, "low": None, "high": None}
     assert found["token_agreement"]["mean"] == pytest.approx(2 / 6)  # of 5 and 6 tokens, the end token included
@@ -137,8 +107,8 @@ async def test_both_arms_have_the_same_seed_and_prompt(path: str) -> None:
     async with running(app) as client:
         for number in range(1, 9):
             assert (await client.post(bodies[path][0], json=bodies[path][1])).status_code == 200
-            await told(client, number)
-        found = await told(client, 8)
+            await pairs_report(client, number)
+        found = await pairs_report(client, 8)
     assert (found["pairs"], found["first_divergence"]) == (8, {"never": 8})
     assert [request.prompts for request in arm.asked[::2]] == [request.prompts for request in control.asked[::2]]
     assert all(request.background for request in (*arm.asked, *control.asked[1::2]))
@@ -169,7 +139,7 @@ async def test_what_is_more_than_one_text_is_not_paired(fields: dict[str, Any]) 
     app, _, arm = application()
     async with running(app) as client:
         assert (await chat(client, **fields)).status_code == 200
-        assert (await told(client, 1))["not_paired"] == {"unsuitable": 1}
+        assert (await pairs_report(client, 1))["not_paired"] == {"unsuitable": 1}
     assert arm.asked == []
 
 
@@ -188,7 +158,7 @@ async def test_a_pair_that_fails_is_counted_and_nobody_hears_of_it(control: str,
     app, _, backend = application(arm=arm, control=control, paired=Paired(share=1.0, timeout=0.2))
     async with running(app) as client:
         assert (await chat(client)).status_code == 200
-        found = await told(client, 1)
+        found = await pairs_report(client, 1)
         assert (found["not_paired"], found["pairs"]) == ({why: 1}, 0)
         assert backend.active == 0
 
@@ -199,7 +169,7 @@ async def test_what_is_too_long_is_not_paired(control: str, arm: str, asked: int
     app, _, backend = application(arm=arm, control=control, paired=Paired(share=1.0, max_tokens=30))
     async with running(app) as client:
         assert (await chat(client)).status_code == 200
-        assert (await told(client, 1))["not_paired"] == {"too_long": 1}
+        assert (await pairs_report(client, 1))["not_paired"] == {"too_long": 1}
     assert [request.stopping.max_new_tokens for request in backend.asked] == [30] * asked
 
 
@@ -208,7 +178,7 @@ async def test_arms_that_mean_other_things_by_a_token_are_not_paired() -> None:
     arm.capabilities = type(arm.capabilities)(features=arm.capabilities.features)  # as a remote's: not known
     async with running(app) as client:
         assert (await chat(client)).status_code == 200
-        assert (await told(client, 1))["not_paired"] == {"unlike_tokenizers": 1}
+        assert (await pairs_report(client, 1))["not_paired"] == {"unlike_tokenizers": 1}
     assert arm.asked == []
 
 

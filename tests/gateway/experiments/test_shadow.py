@@ -17,9 +17,7 @@ from gateway.config import Config, ConfigError, Endpoint, ServedEntity, Shadow, 
 from gateway.deployment.deployments import changed
 from schemas.catalog import Change
 from schemas.catalog import ServedEntity as Entity
-from tests.gateway.experiments.test_experiment import figures
-from tests.gateway.routing.test_router import MESSAGES, chat
-from tests.gateway.serving import running
+from tests.gateway.serving import MESSAGES, chat, figures, running
 
 
 def application(model: str, shadow: Shadow, live: str = "echo") -> tuple[Litestar, ScriptedBackend]:

@@ -15,9 +15,7 @@ from gateway.app import create_app
 from gateway.config import Config
 from gateway.config import Experiment as Settings
 from gateway.experiments.feedback_ring import Answered, Recall
-from tests.gateway.experiments.test_experiment import PAIR, figures
-from tests.gateway.routing.test_router import chat, unit_for
-from tests.gateway.serving import running
+from tests.gateway.serving import PAIR, chat, figures, running, unit_for
 
 LIKED = msgspec.structs.replace(PAIR, experiment=Settings(feedback={"liked": "higher", "hated": "lower"}))
 

@@ -10,9 +10,10 @@ from contextlib import asynccontextmanager
 import pytest
 import uvicorn
 
+from gateway.config import ServerSection
 from gateway.process import worker
 from gateway.process.uvicorn_protocol import Connection
-from gateway.process.worker import _Server
+from gateway.process.worker import _Server, uvicorn_config
 from tests.gateway.serving import scripted
 
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -53,3 +54,9 @@ async def test_who_never_asks_is_not_waited_for_for_ever(monkeypatch: pytest.Mon
     monkeypatch.setattr(worker, "_LONGEST_GRACE", 3 * worker._TURN)
     async with ending() as (_, reader, _writer):
         assert await reader.read() == b""
+
+
+def test_idle_connections_live_75_seconds_unless_configured() -> None:
+    app, _ = scripted("echo")
+    assert uvicorn_config(app, ServerSection()).timeout_keep_alive == 75
+    assert uvicorn_config(app, ServerSection(keep_alive=5)).timeout_keep_alive == 5

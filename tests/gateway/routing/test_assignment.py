@@ -101,3 +101,11 @@ def test_a_key_is_a_unit_only_as_a_digest() -> None:
     unit = unit_of(_chat(("user", "Hi")), {"authorization": "Bearer secret"}, ("api_key",))
     assert unit.source == "api_key"
     assert "secret" not in unit.value
+
+
+def test_a_key_is_the_same_unit_in_either_header() -> None:
+    request, order = _chat(("user", "Hi")), ("api_key",)
+    bearer = unit_of(request, {"authorization": "Bearer secret"}, order)
+    assert unit_of(request, {"x-api-key": "secret"}, order) == bearer
+    assert unit_of(request, {"x-api-key": "other"}, order) != bearer
+    assert unit_of(request, {}, order).source == "request"

@@ -6,42 +6,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from click.testing import CliRunner
-from litestar import Litestar
 
 from backends.base import Health
 from backends.scripted import ScriptedBackend
 from gateway.app import create_app
 from gateway.cli import main
-from gateway.config import Config, Endpoint, Fallback, ServedEntity
+from gateway.config import Config, Endpoint, ServedEntity
 from gateway.routing.assignment import assign
-from tests.gateway.serving import running
-
-MESSAGES = [{"role": "user", "content": "Hi"}]
-HALF = {"a": 50.0, "b": 50.0}
-
-
-def endpoint(*arms: tuple[str, str, int], fallback: bool = True, backend: str = "s") -> Endpoint:
-    """Arms as (name, model, share)."""
-    entities = tuple(
-        ServedEntity(name=name, backend=backend, model=model, traffic_percentage=share) for name, model, share in arms
-    )
-    return Endpoint(served_entities=entities, fallback=Fallback(enabled=fallback))
-
-
-def application(**endpoints: Endpoint) -> Litestar:
-    return create_app(Config(backends={"s": {"kind": "scripted"}}, endpoints=endpoints), {"s": ScriptedBackend("s")})
-
-
-def unit_for(arm: str, name: str = "chat", weights: dict[str, float] = HALF) -> str:
-    return next(unit for unit in map(str, range(1000)) if assign(name, weights, unit) == arm)
-
-
-async def chat(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:
-    return await client.post("/v1/chat/completions", json={"model": "chat", "messages": MESSAGES} | fields)
-
+from tests.gateway.serving import HALF, MESSAGES, application, chat, endpoint, running, unit_for
 
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "openai": ("/v1/chat/completions", {"model": "{model}", "messages": MESSAGES}),

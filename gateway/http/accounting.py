@@ -1,0 +1,109 @@
+"""Accounting for one request: its outcome, in metrics, in its experiment and in the log line `request.finished`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Literal
+
+import structlog
+
+from gateway.experiments.experiment import Outcome
+from gateway.experiments.experiments import Exposure
+from gateway.routing.target import Plan, Target
+from gateway.service import Service
+from schemas.ir import FinishReason, Request, Usage
+
+log = structlog.get_logger()
+
+Stage = Literal["read", "describe", "decode", "manage", "route", "wait", "generate", "stream", "encode", "send"]
+"""How far a request came: reads headers, key and body; answers a listing; decodes the body; changes what is deployed;
+picks the targets; waits for a backend; asks it and waits for its first event; gets the other events; writes a whole
+answer; waits for the client to take what was written.
+"""
+
+
+@dataclass(slots=True, eq=False)
+class RequestAccount:
+    """What is known of one request so far. Times are seconds from the request's beginning.
+
+    Attributes:
+        service: where it is counted.
+        protocol, route: whose route was asked.
+        request_id: sent as `x-request-id`.
+        request, plan, exposure: None until the request is decoded and routed; `exposure` is None without an experiment.
+        target: the one asked last.
+        stage: what is being done.
+        status: the HTTP status sent; 0 before.
+        first_event: when the backend's first event came; 0.0 before.
+        finish_reasons: of the choices that have finished.
+        outcome: "ok", an error's kind, or "cancelled"; "client_gone" unless told otherwise.
+        duration: None until the outcome is known.
+    """
+
+    service: Service
+    protocol: str
+    route: str
+    request_id: str
+    began: float = field(default_factory=monotonic)
+    request: Request | None = None
+    plan: Plan | None = None
+    exposure: Exposure | None = None
+    target: Target | None = None
+    stage: Stage = "read"
+    status: int = 0
+    first_event: float = 0.0
+    finish_reasons: list[FinishReason] = field(default_factory=list)
+    usage: Usage | None = None
+    outcome: str = "client_gone"
+    duration: float | None = None
+
+    def end(self, outcome: str) -> None:
+        """Count the outcome in the experiment, once, before the client sees it.
+
+        Before: the client may ask another worker for the report, or send feedback, as soon as it has the answer's end.
+        """
+        if self.duration is not None:
+            return
+        self.outcome = outcome
+        self.duration = monotonic() - self.began
+        if self.exposure is not None and self.target is not None:
+            self.exposure.end(
+                self.target, Outcome(outcome, self.first_event, self.duration, self.usage, tuple(self.finish_reasons))
+            )
+
+    def close(self) -> None:
+        """Count the request in the metrics, and log it. Nothing more happens to it."""
+        self.end(self.outcome)
+        assert self.duration is not None
+        metrics, usage, target = self.service.metrics, self.usage, self.target
+        metrics.ended(self.protocol, self.route, self.outcome)
+        served = None
+        if target is not None:
+            endpoint, served = target.endpoint, target.entity.name
+            self.service.count(endpoint, self.duration, self.outcome == "ok")
+            metrics.served(endpoint, served, self.outcome)
+            if usage is not None:
+                metrics.answered(
+                    endpoint, served, usage.prompt_tokens, usage.completion_tokens, self.first_event, self.duration
+                )
+        unit = self.plan.unit if self.plan is not None else None
+        with suppress(BrokenPipeError):
+            log.info(
+                "request.finished",
+                request_id=self.request_id,
+                protocol=self.protocol,
+                route=self.route,
+                status=self.status or 499,
+                outcome=self.outcome,
+                stage=self.stage if self.outcome != "ok" else None,
+                finish_reason=list(map(str, self.finish_reasons)),
+                model=self.request.model if self.request is not None else None,
+                served=served,
+                unit=unit.source if unit is not None else None,
+                prompt_tokens=usage.prompt_tokens if usage is not None else None,
+                completion_tokens=usage.completion_tokens if usage is not None else None,
+                first_event_s=round(self.first_event, 6),
+                duration_s=round(self.duration, 6),
+            )

@@ -1,0 +1,208 @@
+"""Answering one request: asks the planned targets in turn, and writes the answer, whole or as a stream.
+
+Strategy: the status line waits for the backend's first event. Before it another target may be asked, or the error gets
+a status of its own; after it a failure is written as the protocol's own error in the stream, never as a clean end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from time import monotonic
+
+import structlog
+from litestar.types import HTTPResponseBodyEvent, Send
+from msgspec.structs import replace
+
+from adapters.base import Record, RecordingEncoder, Reply, ServerCodec, StreamEncoder
+from adapters.fold import Fold
+from backends.base import check
+from gateway.errors import is_failover_eligible, to_client_error
+from gateway.http.accounting import RequestAccount, Stage
+from gateway.response_store import OwnRecords
+from gateway.routing.target import Plan, Target
+from schemas.completion import Timings
+from schemas.errors import GatewayError, Incomplete, ShuttingDown, UnsupportedFeature
+from schemas.ir import Embed, Events, Finished, Generate, Request, Usage
+
+log = structlog.get_logger()
+
+_END: HTTPResponseBodyEvent = {"type": "http.response.body", "body": b"", "more_body": False}
+_CLOSING = (408, 413)
+"""Statuses after which the connection is closed: the rest of the request's body is still on its way."""
+
+
+class Responder:
+    """Writes one answer.
+
+    Args:
+        codec: the protocol's.
+        account: the request's; knows the service, and is told what happens.
+        send: ASGI's.
+        head: whether the body is left out, as HEAD wants it.
+    """
+
+    __slots__ = ("_account", "_codec", "_head", "_send", "_service", "records")
+
+    def __init__(self, codec: ServerCodec, account: RequestAccount, send: Send, *, head: bool) -> None:
+        self._codec = codec
+        self._account = account
+        self._service = account.service
+        self._send = send
+        self._head = head
+        self.records: OwnRecords | None = None
+
+    async def answer(self, request: Request, plan: Plan) -> None:
+        """Ask the targets in turn until one has begun to answer; of several failures, the last is sent."""
+        account = self._account
+        failure: Exception | None = None
+        failed_at: Stage = "wait"
+        targets = plan.targets if len(plan.targets) == 1 else self._service.preferred(plan.targets)
+        if targets[0] is not plan.targets[0]:
+            self._log_fallback(plan.targets[0], "in_trouble")
+        for target in targets:
+            account.target, account.stage = target, "wait"
+            is_last = target is targets[-1]
+            try:
+                await self._service.ready(target.entity.backend, wait=is_last)
+                account.stage = "generate"
+                await self._ask(request, target)
+                return
+            except Exception as error:  # nothing was sent yet: whatever it is, the client gets a status
+                if failure is None or not isinstance(error, UnsupportedFeature):
+                    # That the next target cannot do what is asked is not why the request failed.
+                    failure, failed_at = error, account.stage
+                if account.first_event or is_last or not is_failover_eligible(failure):
+                    break
+                self._log_fallback(target, error.kind if isinstance(error, GatewayError) else "internal")
+        assert failure is not None
+        account.stage = failed_at
+        await self.refuse(failure)
+
+    async def refuse(self, error: Exception) -> None:
+        """Send an error with a status of its own."""
+        failure = to_client_error(error, self._account.request_id)
+        request = self._account.request
+        await self.reply(self._codec.error(failure, request if isinstance(request, Generate) else None), failure.kind)
+
+    async def reply(self, reply: Reply, outcome: str = "ok") -> None:
+        """Send a whole answer."""
+        if reply.record is not None:
+            self._keep(reply.record)
+        self._account.end(outcome)
+        await self._start(reply.status, reply.media_type, reply.headers, len(reply.body))
+        await self._send({"type": "http.response.body", "body": b"" if self._head else reply.body, "more_body": False})
+
+    async def _ask(self, request: Request, target: Target) -> None:
+        account, codec = self._account, self._codec
+        if isinstance(request, Embed):
+            if not target.backend.capabilities.embeddings:
+                raise UnsupportedFeature(f"The model '{request.model}' has no embeddings.", feature="embeddings")
+            vectors = await target.backend.embed(target.addressed(request))
+            account.usage = vectors.usage
+            await self.reply(codec.encode_embeddings(request, vectors))
+            return
+        if not isinstance(request, Generate):
+            await self.reply(codec.encode_tokens(request, await target.backend.tokenize(target.addressed(request))))
+            return
+        if target.task == "embeddings":
+            raise UnsupportedFeature(f"The endpoint '{request.model}' is for embeddings, not text.", feature="generate")
+        check(request, target.backend.capabilities, request.model)
+        events = target.backend.generate(target.addressed(request))
+        if account.exposure is not None and not self._service.draining:
+            events = account.exposure.observe(events, request, target)
+        try:
+            first = await anext(events, None)
+            if not first:
+                raise Incomplete("The backend's answer stopped before it began.")
+            account.first_event = monotonic() - account.began
+            account.stage = "stream"
+            await (self._stream if request.stream else self._whole)(request, first, events)
+        finally:
+            await events.aclose()
+
+    async def _whole(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
+        account, fold = self._account, Fold()
+        self._note_reasons(batch)
+        fold.feed(batch)
+        async for batch in events:
+            self._note_reasons(batch)
+            fold.feed(batch)
+        answer = fold.completion()
+        account.stage = "encode"
+        account.usage = answer.usage
+        timings = Timings(account.first_event, monotonic() - account.began)
+        await self.reply(self._codec.encode(request, replace(answer, timings=timings)))
+
+    async def _stream(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
+        encoder = self._codec.encoder(request)
+        data = self._encode(encoder, batch)
+        await self._start(200, encoder.media_type, encoder.headers)
+        try:
+            await self._write(data)
+            async for batch in events:
+                await self._write(self._encode(encoder, batch))
+            if self._account.usage is None:
+                raise Incomplete("The backend's answer stopped before it was finished.")
+        except asyncio.CancelledError:
+            if self._service.draining:
+                await self._write(encoder.fail(ShuttingDown("The server is shutting down.")))
+                await self._send(_END)
+            raise
+        except Exception as error:  # the stream loop: too late for a status
+            failure = to_client_error(error, self._account.request_id)
+            self._account.end(failure.kind)
+            await self._write(encoder.fail(failure))
+            if encoder.abort_after_error:
+                return  # without an end, the server cuts the connection
+        await self._send(_END)
+
+    def _encode(self, encoder: StreamEncoder, batch: Events) -> bytes:
+        """A batch in the protocol's form. At the end the answer is kept and counted before the client sees it."""
+        data = encoder.feed(batch)
+        self._note_reasons(batch)
+        if isinstance(last := batch[-1], Usage):
+            if isinstance(encoder, RecordingEncoder) and encoder.record is not None:
+                self._keep(encoder.record)
+            self._account.usage = last
+            self._account.end("ok")
+        return data
+
+    def _note_reasons(self, batch: Events) -> None:
+        for event in batch:
+            if type(event) is Finished:
+                self._account.finish_reasons.append(event.reason)
+
+    def _keep(self, record: Record) -> None:
+        if self.records is not None:
+            self.records.keep(record)
+
+    async def _start(self, status: int, media_type: str, more: Iterable[tuple[str, str]], length: int = -1) -> None:
+        account = self._account
+        account.status = status
+        headers = [(b"content-type", media_type.encode()), (b"x-request-id", account.request_id.encode())]
+        for name, value in more:
+            headers.append((name.encode(), value.encode()))
+        if length >= 0:
+            headers.append((b"content-length", b"%d" % length))
+        if account.target is not None:
+            headers.append((b"served-model-name", account.target.entity.name.encode()))
+        if status in _CLOSING:
+            headers.append((b"connection", b"close"))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _write(self, data: bytes) -> None:
+        if data:
+            stage, self._account.stage = self._account.stage, "send"
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            self._account.stage = stage
+
+    def _log_fallback(self, target: Target, why: str) -> None:
+        self._service.metrics.fell_back(target.endpoint, target.entity.name)
+        log.warning(
+            "fallback.tried",
+            request_id=self._account.request_id,
+            model=target.endpoint,
+            served=target.entity.name,
+            outcome=why,
+        )

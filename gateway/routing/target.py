@@ -1,0 +1,72 @@
+"""What routing decides: a target for each served entity, and the plan for a request. Data, no decision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from backends.base import Backend
+from gateway.config import ServedEntity, Task
+from gateway.routing.assignment import Unit
+from schemas.errors import ModelNotFound
+from schemas.ir import Request, Tokenize
+
+_Request = TypeVar("_Request", bound=Request)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """A served entity with its backend.
+
+    Attributes:
+        endpoint: the endpoint's name.
+        entity: the served entity as configured.
+        backend: answers for it.
+        model: the name that the backend knows, its model's or one of its LoRA adapters'.
+        task: the endpoint's.
+        weight: share of the traffic; 0 if the guardrail has stopped the entity.
+    """
+
+    endpoint: str
+    entity: ServedEntity
+    backend: Backend
+    model: str
+    task: Task = "chat"
+    weight: float = 0.0
+
+    def addressed(self, request: _Request) -> _Request:
+        """The request as the backend is to get it. A LoRA adapter that the client chose goes before the entity's.
+
+        Raises:
+            schemas.errors.ModelNotFound: the entity names a LoRA adapter that the backend does not have.
+        """
+        lora_adapters, named = self.backend.capabilities.lora_adapters, self.entity.model
+        if not lora_adapters or named is None or isinstance(request, Tokenize):
+            return replace(request, model=self.model)
+        if named not in lora_adapters:
+            raise ModelNotFound(
+                f"The backend '{self.entity.backend}' has no LoRA adapter '{named}'.", code="model_not_found"
+            )
+        return replace(request, model=named, lora_adapter=request.lora_adapter or named)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """Where a request goes.
+
+    Attributes:
+        targets: in the order in which they are asked; the first is the assigned one.
+        unit: what the request was assigned by; None if there was nothing to assign: the client named the served entity,
+            or the endpoint has only one.
+        shadows: get copies and never answer.
+        paired: answer again what the first target answered, if that is the endpoint's first served entity.
+        has_experiment: whether the request counts in the endpoint's experiment.
+    """
+
+    targets: tuple[Target, ...]
+    unit: Unit | None = None
+    shadows: tuple[Target, ...] = ()
+    paired: tuple[Target, ...] = ()
+    has_experiment: bool = False

@@ -1,0 +1,105 @@
+"""How large a body may be, and how long it may take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from gateway.config import Limits, ServerSection
+from gateway.http.body import read_body
+from schemas.errors import BodyTooLarge, RequestTimeout, UnsupportedMediaType
+from tests.gateway.serving import listening, scripted
+
+Receive = Callable[[], Awaitable[Any]]
+
+
+def arriving(*parts: bytes, pause: float = 0.0, ends: bool = True) -> Receive:
+    """ASGI's `receive` for a body in parts, with a pause before each; without an end, the client leaves."""
+    last = len(parts) - 1
+    left = [
+        {"type": "http.request", "body": part, "more_body": place < last or not ends}
+        for place, part in enumerate(parts)
+    ]
+
+    async def receive() -> Any:
+        if pause:
+            await asyncio.sleep(pause)
+        return left.pop(0) if left else {"type": "http.disconnect"}
+
+    return receive
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.001], ids=["there already", "waited for"])
+async def test_a_body_is_read_whole(pause: float) -> None:
+    assert await read_body(arriving(b"one", b"", b"two", pause=pause), {}, Limits()) == b"onetwo"
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.001], ids=["there already", "waited for"])
+async def test_a_client_that_leaves_has_no_body(pause: float) -> None:
+    assert await read_body(arriving(b"one", pause=pause, ends=False), {}, Limits()) is None
+
+
+async def test_the_total_limit_ends_a_body_whose_parts_are_never_late() -> None:
+    began = monotonic()
+    with pytest.raises(RequestTimeout):
+        await read_body(arriving(*[b"x"] * 10_000, pause=0.02), {}, Limits(body_idle=30.0, body_total=0.2))
+    assert monotonic() - began < 20
+
+
+async def test_the_idle_limit_ends_a_body_that_stops() -> None:
+    began = monotonic()
+    with pytest.raises(RequestTimeout):
+        await read_body(arriving(b"x", b"y", pause=60.0), {}, Limits(body_idle=0.05, body_total=30.0))
+    assert monotonic() - began < 20
+
+
+@pytest.mark.parametrize("size", [10, 11])
+async def test_only_a_body_with_images_may_have_the_larger_limit(size: int) -> None:
+    limits = Limits(max_body=10, max_image_body=40)
+    plain, image = b"x" * size, b'{"image_url":' + b"x" * (40 - 13)
+    assert await read_body(arriving(image), {}, limits) == image
+    if size <= 10:
+        assert await read_body(arriving(plain), {}, limits) == plain
+    else:
+        with pytest.raises(BodyTooLarge):
+            await read_body(arriving(plain), {}, limits)
+    with pytest.raises(BodyTooLarge):
+        await read_body(arriving(image, b"x"), {}, limits)
+
+
+@pytest.mark.parametrize(
+    ("headers", "error"),
+    [
+        ({"content-length": "41"}, BodyTooLarge),
+        ({"content-encoding": "gzip"}, UnsupportedMediaType),
+        ({"content-type": "multipart/form-data; boundary=x"}, UnsupportedMediaType),
+    ],
+)
+async def test_a_body_that_cannot_be_taken_is_refused_unread(headers: dict[str, str], error: type[Exception]) -> None:
+    async def receive() -> Any:
+        raise AssertionError("it was read")
+
+    with pytest.raises(error):
+        await read_body(receive, headers, Limits(max_body=10, max_image_body=40))
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [(b"content-length: 10\r\n\r\n{", 408), (b"content-length: 10000000\r\n\r\n{", 413)],
+    ids=["too slow", "too large"],
+)
+async def test_the_connection_closes_where_the_rest_of_a_body_may_come(sent: bytes, status: int) -> None:
+    limits = Limits(body_idle=0.05, max_body=1000, max_image_body=1000)
+    app, _ = scripted("echo", server=ServerSection(limits=limits))
+    async with listening(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n" + sent)
+        answer = await asyncio.wait_for(reader.read(), 60)  # until the end of the connection
+        writer.close()
+    head, _, _ = answer.partition(b"\r\n\r\n")
+    assert b" %d " % status in head.splitlines()[0]
+    assert b"connection: close" in head.lower().splitlines()

@@ -1,0 +1,123 @@
+"""Backends that start late or not at all, who may answer, and what is counted of an endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+from structlog.testing import capture_logs
+
+from backends.base import Health
+from backends.scripted import ScriptedBackend
+from gateway import service as module
+from gateway.auth import Keys
+from gateway.config import Config, Endpoint, ServedEntity
+from gateway.routing.target import Target
+from gateway.service import Service
+from schemas.errors import BackendUnavailable
+from tests.gateway.serving import endpoint
+
+CHAT = endpoint(("a", "echo", 100))
+
+
+class NeverStarts(ScriptedBackend):
+    """Fails at every start, whatever it waits for."""
+
+    starts = 0
+
+    async def start(self) -> None:
+        self.starts += 1
+        raise BackendUnavailable("It is not there.")
+
+
+def service(backend: ScriptedBackend | None = None, **endpoints: object) -> Service:
+    config = Config(backends={"s": {"kind": "scripted"}}, endpoints=endpoints or {"chat": CHAT})  # type: ignore[arg-type]
+    return Service(config, {"s": backend or ScriptedBackend("s")}, Keys())
+
+
+def test_a_backend_is_started_again_after_at_most_half_a_minute() -> None:
+    assert (module._FIRST_DELAY, module._LONGEST_DELAY) == (1.0, 30.0)
+
+
+async def test_pauses_between_starts_double_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_DELAY", 0.001)
+    monkeypatch.setattr(module, "_LONGEST_DELAY", 0.005)
+    backend = NeverStarts("s")
+    served = service(backend)
+    with capture_logs() as entries:
+        await served.start()
+        while backend.starts < 7:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await served.aclose()
+    pauses = [entry["again_in"] for entry in entries if entry["event"] == "backend.failed"]
+    assert pauses[:6] == [0.001, 0.002, 0.004, 0.005, 0.005, 0.005]
+    assert served.health == Health("failed", "s: It is not there.")
+
+
+@pytest.mark.parametrize("health", ["ready", "failed", "loading"])
+async def test_a_request_passes_whose_backend_is_ready(health: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LOADING_TIMEOUT", 0.05)
+    served = service()
+    served._health["s"] = Health(health)  # type: ignore[arg-type]
+    for wait in (False, True):
+        if health == "ready":
+            await served.ready("s", wait=wait)
+        else:
+            with pytest.raises(BackendUnavailable, match="loading" if health == "loading" else "reached"):
+                await served.ready("s", wait=wait)
+
+
+async def test_a_backend_that_loads_for_the_first_time_is_waited_for() -> None:
+    served = service()
+    waiting = asyncio.create_task(served.ready("s", wait=True))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    served._health["s"] = Health("ready")
+    await waiting
+
+
+async def test_a_backend_that_was_ready_waits_for_itself() -> None:
+    served = service()
+    served._started.add("s")
+    await served.ready("s", wait=True)
+    with pytest.raises(BackendUnavailable):
+        await served.ready("s", wait=False)
+
+
+def test_ids_are_a_workers_own() -> None:
+    one, other = service(), service()
+    ids = {each.new_id() for each, _ in itertools.product((one, other), range(100))}
+    assert len(ids) == 200
+    assert len({id[:16] for id in ids}) == 2
+
+
+def test_targets_in_trouble_come_last_and_stay() -> None:
+    backends = {name: ScriptedBackend(name) for name in "st"}
+    arms = tuple(ServedEntity(name=name, backend=name, traffic_percentage=50) for name in backends)
+    kinds = {name: {"kind": "scripted"} for name in backends}
+    served = Service(Config(backends=kinds, endpoints={"chat": Endpoint(served_entities=arms)}), backends, Keys())
+    one, other = (Target("chat", arm, backends[arm.backend], "echo") for arm in arms)
+    served._health = dict.fromkeys(backends, Health("ready"))
+    assert served.preferred((one, other)) == (one, other)
+    served._health["s"] = Health("ready", "5 failures in a row")
+    assert served.preferred((one, other)) == (other, one)
+    served._health["t"] = Health("ready", "5 failures in a row")
+    assert served.preferred((one, other)) == (one, other)
+
+
+def test_ended_requests_are_counted_by_endpoint() -> None:
+    served = service()
+    for seconds, ok in ((1.0, True), (2.0, True), (0.5, False)):
+        served.count("chat", seconds, ok)
+    counts = served.counted_catalog().cards["chat"].counts
+    assert counts is not None
+    assert (counts.succeeded, counts.succeeded_ns, counts.failed, counts.failed_ns) == (2, 3 * 10**9, 1, 5 * 10**8)
+
+
+def test_a_draining_worker_is_not_ready() -> None:
+    served = service()
+    served._health["s"] = Health("ready")
+    assert served.health.status == "ready"
+    served.draining = True
+    assert served.health == Health("failed", "shutting down")
