@@ -20,7 +20,7 @@ from gateway.deployment.catalog import catalog
 from gateway.deployment.state_file import Live
 from gateway.errors import to_client_error
 from gateway.experiments.experiment import Experiment, Outcome, key
-from gateway.experiments.feedback_ring import Answered, Recall
+from gateway.experiments.feedback_ring import Answered, FeedbackRing
 from gateway.experiments.paired import Pairing
 from gateway.experiments.shadow import Shadows
 from gateway.observability.metrics import Metrics
@@ -70,9 +70,9 @@ class Service:
         self._numbers = count()
         self._folder = folder
         room = config.server.limits.stored_responses
-        self.records = RecordStore(room, folder / "records" if folder is not None else None) if room else None
+        self.records = RecordStore(room, folder / "responses" if folder is not None else None) if room else None
         self._slot = slot or self._prefix
-        self._recall = Recall(self._prefix, folder / "requests" if folder is not None else None, self._slot)
+        self._feedback = FeedbackRing(self._prefix, folder / "requests" if folder is not None else None, self._slot)
         self._counts: dict[str, RequestCounts] = {}
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
         self._failed: dict[str, Health] = {}
@@ -176,7 +176,7 @@ class Service:
     def ended(self, id: str, experiment: Experiment, plan: Plan, last: Target, ended: Outcome) -> None:
         """A request ended that had been planned; remembers who answered if feedback may come."""
         if (answered := experiment.ended(plan, last, ended)) is not None:
-            self._recall.note(id, Answered(experiment.tag, *answered))
+            self._feedback.note(id, Answered(experiment.tag, *answered))
 
     def feedback(self, id: str, metric: str, value: float) -> None:
         """Count a user's own figure for an answer; of several, the last.
@@ -186,11 +186,11 @@ class Service:
         """
         self.refresh()
         by_tag = {experiment.tag: experiment for experiment in self.experiments.values()}
-        answered = self._recall.find(id)
+        answered = self._feedback.find(id)
         if answered is None or (experiment := by_tag.get(answered.experiment)) is None:
             raise InvalidRequest("No answer with this id is remembered that could be compared.", param="request_id")
         number = experiment.metric(metric)
-        before = self._recall.tell(id, number, value)
+        before = self._feedback.replace(id, number, value)
         experiment.feedback(answered.arm, answered.bucket, number, value, before)
 
     def new_id(self) -> str:

@@ -251,17 +251,17 @@ class Exchange:
         timings = Timings(self._first, monotonic() - self._began)
         answer = msgspec.structs.replace(answer, timings=timings)
         reply = self._face.encode(request, answer)
-        self._keep(reply.record)
+        await self._keep(reply.record)
         await self._reply(reply, "ok")
 
     async def _stream(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
         encoder = self._face.encoder(request)
-        data = self._said(encoder, batch)
+        data = await self._said(encoder, batch)
         await self._start(200, encoder.media_type, encoder.headers)
         try:
             await self._write(data)
             async for batch in events:
-                await self._write(self._said(encoder, batch))
+                await self._write(await self._said(encoder, batch))
             if self._usage is None:
                 raise Incomplete("The backend's answer stopped before it was finished.")
         except asyncio.CancelledError:
@@ -277,20 +277,20 @@ class Exchange:
                 return  # without an end, the server cuts the connection
         await self._send(_END)
 
-    def _said(self, encoder: StreamEncoder, batch: Events) -> bytes:
+    async def _said(self, encoder: StreamEncoder, batch: Events) -> bytes:
         """The bytes that say a batch. What is to be kept is, before the client hears of the end and goes on from it."""
         data = encoder.feed(batch)
         self._note_reasons(batch)
         if isinstance(last := batch[-1], Usage):
             if isinstance(encoder, RecordingEncoder):
-                self._keep(encoder.record)
+                await self._keep(encoder.record)
             self._usage = last
             self._end("ok")
         return data
 
-    def _keep(self, record: Record | None) -> None:
+    async def _keep(self, record: Record | None) -> None:
         if record is not None and self._records is not None:
-            self._records.keep(record)
+            await self._records.keep(record)
 
     def _note_reasons(self, batch: Events) -> None:
         for event in batch:
