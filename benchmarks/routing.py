@@ -9,7 +9,7 @@ from backends.scripted import ScriptedBackend
 from gateway.config import Endpoint, ServedEntity
 from gateway.config import Experiment as Settings
 from gateway.experiments.experiment import Experiment, Outcome
-from gateway.experiments.feedback_ring import Answered, Recall
+from gateway.experiments.feedback_ring import Answered, FeedbackRing
 from gateway.routing.router import Router
 from schemas.ir import FinishReason, Generate, TextPrompt, Usage
 
@@ -26,14 +26,14 @@ def main() -> None:
     experiment = Experiment("chat", endpoint)
     request = Generate(id="r", model="chat", prompts=(TextPrompt("Hi"),), user="somebody")
     plan = router.plan(request, {})
-    recall = Recall("0" * 16)
+    feedback = FeedbackRing("0" * 16)
     ended = Outcome("ok", 0.1, 1.0, Usage(10, 20), (FinishReason.EOS,))
 
     def count() -> None:
         experiment.exposed(plan)
         answered = experiment.ended(plan, plan.targets[0], ended)
         assert answered is not None
-        recall.note("0" * 24, Answered(experiment.tag, *answered))
+        feedback.note("0" * 24, Answered(experiment.tag, *answered))
 
     print(f"assignment  {cost(lambda: router.plan(request, {})):5.1f} µs a request")
     print(f"statistics  {cost(count):5.1f} µs a request")

@@ -1,126 +1,174 @@
-"""Answers that may be asked for again (`/v1/responses/{id}`): one file each, in a folder that all workers share.
+"""Stored responses (`/v1/responses/{id}`), in a SQLite database that all workers share.
 
-A cache, not a database: when it is full what was not asked for longest goes, and with the server all of it. A record's
-name is a digest of its id and of the key that asked, so that another key finds nothing. Why files: decision 0012.
+A cache: when it is full the least recently used responses go, and all of them go with the server. A response's name is
+a digest of its id and of the API key of the request, so that another key finds nothing. Why SQLite: decision 15.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import os
-import secrets
-import shutil
-import tempfile
+import sqlite3
+import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
 from adapters.base import Record
 from gateway.auth import given_key
+from gateway.database import connect, is_busy, transaction
 
 log = structlog.get_logger()
 
-_BLOCK = 4096  # what the smallest file takes
-_LARGEST = 16  # a record may take this part of the room, and the folder may have grown by so much between two looks
+_LARGEST_SHARE = 16  # one response may take this part of the limit
+_ROW_OVERHEAD = 256  # bytes that a row takes beside its data, roughly
+_LOCK_TIMEOUT = 5.0  # seconds
+_SCHEMA = (
+    "CREATE TABLE response (name BLOB PRIMARY KEY, used INTEGER NOT NULL UNIQUE, bytes INTEGER NOT NULL,"
+    " data BLOB NOT NULL)",
+    "CREATE TABLE total (bytes INTEGER NOT NULL)",
+    "INSERT INTO total VALUES (0)",
+    "CREATE TRIGGER added AFTER INSERT ON response BEGIN UPDATE total SET bytes = bytes + new.bytes; END",
+    "CREATE TRIGGER removed AFTER DELETE ON response BEGIN UPDATE total SET bytes = bytes - old.bytes; END",
+)
+_VERSION = 1
+_NEXT_USE = "(SELECT coalesce(max(used), 0) + 1 FROM response)"
 
 
 class RecordStore:
-    """All workers' records.
+    """The responses of all workers.
+
+    Reads run on the event loop: in WAL mode they never wait. A write runs there, too, as long as no other worker is
+    writing; otherwise it waits in a thread.
 
     Args:
-        limit: bytes that they may take, by and large.
-        folder: where they are; None: somewhere of its own, for a worker alone.
+        limit: bytes that all responses together may take.
+        folder: shared by all workers; None: the store is this worker's alone, and nothing of it is left on the disk.
     """
 
     def __init__(self, limit: int, folder: Path | None = None) -> None:
         self._limit = limit
-        self._shared = folder is not None
-        self._folder = folder or Path(tempfile.gettempdir(), f"interlingua-records-{secrets.token_hex(8)}")
-        self._written = 0
+        self._path = folder / "responses.sqlite3" if folder is not None else None
+        self._opened: sqlite3.Connection | None = None
+        self._lock = threading.Lock()  # large bodies are decoded, and ask for responses, in threads
+        self._unwritten_uses: set[bytes] = set()
 
     def of(self, headers: Mapping[str, str]) -> OwnRecords:
-        """Those of the key that a request carries."""
+        """Return the responses of the API key in a request's headers."""
         return OwnRecords(self, given_key(headers))
 
-    def get(self, name: str) -> bytes | None:
-        """What a record holds; it counts as asked for just now."""
-        path = self._folder / name
-        try:
-            data = path.read_bytes()
-            os.utime(path)
-        except FileNotFoundError:
-            return None
-        return data
+    def get(self, name: bytes) -> bytes | None:
+        """Return a response and mark it as used; None if there is none."""
+        with self._lock:
+            row = self._connection.execute("SELECT data FROM response WHERE name = ?", (name,)).fetchone()
+            if row is None:
+                return None
+            try:
+                _mark_used(self._connection, {name})
+            except sqlite3.OperationalError as error:
+                if not is_busy(error):
+                    raise
+                self._unwritten_uses.add(name)  # the next write of this worker catches up
+        return bytes(row[0])
 
-    def put(self, name: str, data: bytes) -> bool:
-        """Keep a record; whether there is room for one of its size."""
-        if len(data) > self._limit // _LARGEST:
+    async def put(self, name: bytes, data: bytes) -> bool:
+        """Store a response and return True; return False if it is too large.
+
+        Raises:
+            OSError, sqlite3.Error: it cannot be written.
+        """
+        if len(data) + _ROW_OVERHEAD > self._limit // _LARGEST_SHARE:
             return False
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
-            file.write(data)
-        Path(file.name).replace(self._folder / name)  # at once: another worker sees all of it or nothing
-        self._written += max(_BLOCK, len(data))
-        if self._written > self._limit // _LARGEST:
-            self._sweep()
+        try:
+            with self._lock:
+                self._write(self._connection, name, data)
+        except sqlite3.OperationalError as error:
+            if not is_busy(error):
+                raise
+            await asyncio.to_thread(self._write_waiting, name, data)
         return True
 
-    def delete(self, name: str) -> bool:
-        """Forget a record; whether there was one."""
+    def delete(self, name: bytes) -> bool:
+        """Delete a response; return whether there was one. Waits for another worker's write."""
         try:
-            (self._folder / name).unlink()
-        except FileNotFoundError:
-            return False
-        return True
+            with self._lock:
+                return _delete(self._connection, name)
+        except sqlite3.OperationalError as error:
+            if not is_busy(error):
+                raise
+        connection = self._connect(_LOCK_TIMEOUT)
+        try:
+            return _delete(connection, name)
+        finally:
+            connection.close()
 
     def close(self) -> None:
-        """Forget everything that is this worker's alone."""
-        if not self._shared:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        """Close the database. A private one is gone then."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
 
-    def _sweep(self) -> None:
-        """Forget what was asked for longest ago, as far as the others need the room."""
-        self._written = 0
-        found: list[tuple[float, int, str]] = []
-        with os.scandir(self._folder) as entries:
-            for entry in entries:
-                with suppress(FileNotFoundError):  # another worker was faster, as below
-                    stat = entry.stat()
-                    found.append((stat.st_mtime, max(_BLOCK, stat.st_size), entry.path))
-        excess = sum(size for _, size, _ in found) - self._limit
-        for _, size, path in sorted(found):
-            if excess <= 0:
-                break
-            with suppress(FileNotFoundError):
-                Path(path).unlink()
-            excess -= size
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        if self._opened is None:
+            self._opened = self._connect(wait=0.0)
+        return self._opened
+
+    def _connect(self, wait: float) -> sqlite3.Connection:
+        return connect(self._path, _SCHEMA, _VERSION, wait=wait)
+
+    def _write_waiting(self, name: bytes, data: bytes) -> None:
+        connection = self._connect(_LOCK_TIMEOUT)  # the event loop may use the other one meanwhile
+        try:
+            self._write(connection, name, data)
+        finally:
+            connection.close()
+
+    def _write(self, connection: sqlite3.Connection, name: bytes, data: bytes) -> None:
+        """Write a response, and delete the least recently used ones that exceed the limit."""
+        with transaction(connection):
+            if uses := set(self._unwritten_uses):
+                _mark_used(connection, uses)
+                self._unwritten_uses -= uses
+            connection.execute("DELETE FROM response WHERE name = ?", (name,))
+            row = (name, len(data) + _ROW_OVERHEAD, data)
+            connection.execute(f"INSERT INTO response VALUES (?1, {_NEXT_USE}, ?2, ?3)", row)  # noqa: S608
+            while connection.execute("SELECT bytes FROM total").fetchone()[0] > self._limit:
+                connection.execute("DELETE FROM response WHERE used = (SELECT min(used) FROM response)")
 
 
 class OwnRecords:
-    """One key's records; `adapters.base.Records`."""
+    """The responses of one API key; `adapters.base.Records`."""
 
     def __init__(self, store: RecordStore, key: str) -> None:
         self._store = store
         self._key = key
 
     def get(self, id: str) -> bytes | None:
-        """What was kept under an id; None if nothing is any more."""
+        """Return the response with this id; None if there is none any more."""
         return self._store.get(self._name(id))
 
     def delete(self, id: str) -> bool:
-        """Forget it; whether there was anything."""
+        """Delete a response; return whether there was one."""
         return self._store.delete(self._name(id))
 
-    def keep(self, record: Record) -> None:
-        """Keep a record; if it is too large or there is no place for it, it is not, which the log says."""
+    async def keep(self, record: Record) -> None:
+        """Store a response. One that is too large or cannot be written is logged: the answer itself is still sent."""
         try:
-            if not self._store.put(self._name(record.id), record.data):
-                log.warning("record.too_large", id=record.id, bytes=len(record.data))
-        except OSError as error:  # the answer itself is none the worse
-            log.error("record.not_kept", id=record.id, why=error.strerror)
+            if not await self._store.put(self._name(record.id), record.data):
+                log.warning("response.too_large", id=record.id, bytes=len(record.data))
+        except (OSError, sqlite3.Error) as error:
+            log.error("response.not_stored", id=record.id, error=str(error))
 
-    def _name(self, id: str) -> str:
-        said = f"{self._key}\0{id}".encode("utf-8", "surrogateescape")
-        return hashlib.blake2b(said, digest_size=16).hexdigest()
+    def _name(self, id: str) -> bytes:
+        return hashlib.blake2b(f"{self._key}\0{id}".encode("utf-8", "surrogateescape"), digest_size=16).digest()
+
+
+def _delete(connection: sqlite3.Connection, name: bytes) -> bool:
+    return connection.execute("DELETE FROM response WHERE name = ?", (name,)).rowcount > 0
+
+
+def _mark_used(connection: sqlite3.Connection, names: set[bytes]) -> None:
+    for name in names:
+        connection.execute(f"UPDATE response SET used = {_NEXT_USE} WHERE name = ?", (name,))  # noqa: S608

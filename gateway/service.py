@@ -66,7 +66,7 @@ class Service:
         self._prefix = secrets.token_hex(8)
         self._numbers = count()
         room = config.server.limits.stored_responses
-        self.records = RecordStore(room, folder / "records" if folder is not None else None) if room else None
+        self.records = RecordStore(room, folder / "responses" if folder is not None else None) if room else None
         self._counts: dict[str, RequestCounts] = {}
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
         self._failed: dict[str, Health] = {}

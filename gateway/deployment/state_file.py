@@ -1,7 +1,9 @@
-"""What is deployed now, and the file that keeps what was changed: all workers share it, and it survives them.
+"""What is deployed now, and the JSON file with the changes made while serving, which all workers share.
 
-It is replaced, never written to: a reader sees the old state or the new one, whole. Changes take a lock beside it, so
-that none is lost; looking whether it has changed costs one `stat`.
+Strategy: the file is replaced as a whole and never written in place, so that a reader sees the old state or the new
+one. Changes are made under a lock file, so that none is lost. Before each request every worker compares the file's
+modification time with the one that it knows, which costs one `stat`: a change that one worker has confirmed is in force
+on all. Why not SQLite: decision 15.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -28,22 +30,25 @@ log = structlog.get_logger()
 
 
 class StateFile:
-    """One state file; it need not exist yet."""
+    """The state file; it need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def check(self) -> None:
-        """Whether it could be written.
+        """Check that the file could be written.
 
         Raises:
-            ConfigError: its folder is not there, or not ours to write to.
+            ConfigError: its folder does not exist or is not writable.
         """
         if not os.access(self._path.parent, os.W_OK | os.X_OK):
             raise ConfigError(f"server.state_file: the folder '{self._path.parent}' cannot be written to")
 
     def stamp(self) -> int:
-        """Another number after each change. What cannot be looked at is as good as changed: `read` says why."""
+        """Return a number that differs after each change: the modification time in nanoseconds, 0 without a file.
+
+        A file that cannot be examined (-1) counts as changed: `read` then raises the reason.
+        """
         try:
             return os.stat(self._path).st_mtime_ns
         except FileNotFoundError:
@@ -52,10 +57,10 @@ class StateFile:
             return -1
 
     def read(self) -> State:
-        """What it says.
+        """Return the state; an empty one without a file.
 
         Raises:
-            ConfigError: it cannot be read, or makes no sense.
+            ConfigError: the file cannot be read or decoded.
         """
         try:
             return msgspec.json.decode(self._path.read_bytes(), type=State)
@@ -65,10 +70,10 @@ class StateFile:
             raise ConfigError(f"{self._path}: cannot be read: {error}") from None
 
     def change(self, make: Callable[[State], State]) -> None:
-        """Replace the state with what `make` makes of it. Blocks; what `make` raises changes nothing.
+        """Replace the state with what `make` returns for it. Blocks. If `make` raises, nothing is changed.
 
         Raises:
-            ConfigError: as for `read`.
+            ConfigError: the file cannot be read or decoded.
             OSError: it cannot be written.
         """
         with self._locked():
@@ -91,16 +96,27 @@ class StateFile:
         stamp = max(time.time_ns(), self.stamp() + 1)  # a file system's clock may stand still for milliseconds
         os.utime(new, ns=(stamp, stamp))
         new.replace(self._path)
+        _sync_folder(self._path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power failure, where the file system can."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 class Live:
-    """What is deployed now, as far as this worker has looked.
+    """What is deployed now, as far as this worker knows.
 
     Args:
-        config: the configuration, whose endpoints are there as long as nobody changed them.
+        config: the configuration; an endpoint of it is served as configured until it is changed.
 
     Raises:
-        ConfigError: the state file contradicts the configuration, or cannot be read.
+        ConfigError: the state file cannot be read, or contradicts the configuration.
     """
 
     def __init__(self, config: Config) -> None:
@@ -112,22 +128,25 @@ class Live:
         self.deployments = self._deployed(self._file.read() if self._file is not None else State())
 
     def refresh(self) -> bool:
-        """Look again; whether something was changed. A state that makes no sense is refused, and the last one kept."""
+        """Read the state file if it has changed; return whether that changed what is deployed.
+
+        An invalid state is logged and ignored: the last valid one stays in force.
+        """
         if self._file is None or (stamp := self._file.stamp()) == self._stamp:
             return False
         self._stamp = stamp
         try:
             self.deployments = self._deployed(self._file.read())
         except ConfigError as error:
-            log.error("state.refused", why=str(error))
+            log.error("state.rejected", error=str(error))
             return False
         return True
 
     async def change(self, change: Change, health: Mapping[str, Health]) -> None:
-        """Make a change, for all workers.
+        """Make a change for all workers.
 
         Raises:
-            schemas.errors.RequestError: it cannot be made.
+            schemas.errors.RequestError: the change is invalid, or there is no state file.
         """
 
         def make(found: Deployments) -> Deployment | None:
@@ -136,7 +155,10 @@ class Live:
         await self._change(change.endpoint, make)
 
     async def settle(self, health: Mapping[str, Health]) -> None:
-        """End the updates whose backends have become ready, or have failed; tried again if the file is out of order."""
+        """Finish the updates whose backends have become ready or have failed.
+
+        If the file cannot be read or written, that is logged, and the next call tries again.
+        """
 
         def make(found: Deployments, name: str) -> Deployment | None:
             return settled(found[name], health, time.time_ns()) if name in found else None
@@ -147,7 +169,7 @@ class Live:
             try:
                 await self._change(name, partial(make, name=name))
             except (ConfigError, OSError) as error:
-                log.error("state.refused", why=str(error))
+                log.error("state.rejected", error=str(error))
 
     async def _change(self, name: str, make: Callable[[Deployments], Deployment | None]) -> None:
         if self._file is None:
@@ -156,10 +178,10 @@ class Live:
         def edit(state: State) -> State:
             new = make(self._deployed(state))
             if new is not None and new.failed:
-                log.warning("update.failed", model=name, why=new.failed)
+                log.warning("update.failed", model=name, reason=new.failed)
             rest = {other: kept for other, kept in state.endpoints.items() if other != name}
-            forgotten = new is None and name not in self._config.endpoints
-            return State(endpoints=rest if forgotten else rest | {name: new})
+            unknown = new is None and name not in self._config.endpoints  # nothing is left to override
+            return State(endpoints=rest if unknown else rest | {name: new})
 
         await asyncio.to_thread(self._file.change, edit)
 

@@ -31,7 +31,7 @@ FIGURES = (
     "arm_by_arm",
     "arm_difference",
 )
-"""A pair's figures, in the order of a tally: whose answer by whose model."""
+"""A pair's figures, in the order of the counters: whose answer by whose model."""
 
 _LAST = 14
 DIVERGENCES = ("0", "1", *(f"{2**n}-{2 ** (n + 1) - 1}" for n in range(1, _LAST - 1)), f"{2 ** (_LAST - 1)}+", "never")

@@ -19,7 +19,7 @@ import structlog
 from gateway.config import Endpoint
 from gateway.experiments.agreement import DIVERGENCES, FIGURES, UNPAIRED, Likeness, Pairs, summary
 from gateway.experiments.confidence import Array, Interval, Mean, difference, mean, wrong_split
-from gateway.experiments.counters_file import Tally
+from gateway.experiments.counters_file import CountersFile
 from gateway.routing.target import Plan, Target
 from schemas.errors import InvalidRequest
 from schemas.ir import FinishReason, Usage
@@ -46,7 +46,7 @@ METRICS = (
     Metric("prompt_tokens"),
     Metric("completion_tokens"),
 )
-"""Times in seconds; all but `success` of answered requests only. In a tally they follow the exposures."""
+"""Times in seconds; all but `success` of answered requests only. In the counters they follow the exposures."""
 
 APART = ("cancelled", "refused", "fell_back", "direct", "shadow", "stopped")
 TOTALS = (*APART, *FinishReason, *UNPAIRED, *DIVERGENCES)
@@ -125,7 +125,7 @@ class Experiment:
         self._paired = [number for number, arm in enumerate(endpoint.served_entities) if arm.paired is not None]
         self._pair_at = 1 + len(self._metrics)
         metrics = self._pair_at + (len(FIGURES) if self._paired else 0)
-        self._tally = Tally(len(self._index), metrics, len(TOTALS), mine, worker)
+        self._counters = CountersFile(len(self._index), metrics, len(TOTALS), mine, worker)
 
     @property
     def tag(self) -> int:
@@ -134,21 +134,21 @@ class Experiment:
 
     def close(self) -> None:
         """Forget the figures: no worker shall ask for them any more. Requests in flight may still end."""
-        self._tally.close()
+        self._counters.close()
 
     def exposed(self, plan: Plan) -> None:
         """A request was assigned."""
         if plan.unit is not None:
-            self._tally.add(self._index[plan.targets[0].entity.name], 0, plan.unit.bucket, 1.0)
+            self._counters.add(self._index[plan.targets[0].entity.name], 0, plan.unit.bucket, 1.0)
 
     def ended(self, plan: Plan, last: Target, ended: Outcome) -> tuple[int, int] | None:
         """It ended; `last` is the target that was asked last. Returns arm and bucket if feedback may come for it."""
         arm = self._index[plan.targets[0].entity.name]
         if (apart := _apart(plan, last, ended.outcome)) is not None:
-            self._tally.count(arm, APART.index(apart))
+            self._counters.count(arm, APART.index(apart))
             return None
         assert plan.unit is not None
-        bucket, usage, add = plan.unit.bucket, ended.usage, self._tally.add
+        bucket, usage, add = plan.unit.bucket, ended.usage, self._counters.add
         add(arm, 1, bucket, float(ended.outcome == "ok"))
         if ended.outcome != "ok" or usage is None:
             return None
@@ -159,23 +159,23 @@ class Experiment:
         add(arm, 5, bucket, usage.prompt_tokens)
         add(arm, 6, bucket, usage.completion_tokens)
         for reason in ended.reasons:
-            self._tally.count(arm, _REASONS[reason])
+            self._counters.count(arm, _REASONS[reason])
         return (arm, bucket) if self._endpoint.experiment.feedback else None
 
     def shadowed(self, target: Target) -> None:
         """A copy sent to a shadow ended."""
-        self._tally.count(self._index[target.entity.name], APART.index("shadow"))
+        self._counters.count(self._index[target.entity.name], APART.index("shadow"))
 
     def paired(self, target: Target, bucket: int, pair: Likeness) -> None:
         """An answer of the control was given once more by this arm."""
         arm = self._index[target.entity.name]
         for at, value in enumerate(pair.figures, self._pair_at):
-            self._tally.add(arm, at, bucket, value)
-        self._tally.count(arm, _DIVERGENCES.start + pair.divergence)
+            self._counters.add(arm, at, bucket, value)
+        self._counters.count(arm, _DIVERGENCES.start + pair.divergence)
 
     def unpaired(self, target: Target, why: str) -> None:
         """It was to be, and could not; `why` is one of `UNPAIRED`."""
-        self._tally.count(self._index[target.entity.name], _UNPAIRED.start + UNPAIRED.index(why))
+        self._counters.count(self._index[target.entity.name], _UNPAIRED.start + UNPAIRED.index(why))
 
     def metric(self, name: str) -> int:
         """The number of a metric that users tell.
@@ -193,13 +193,13 @@ class Experiment:
         """A user's own figure for an answer of this arm, maybe instead of one told before."""
         at = 1 + len(METRICS) + metric
         if instead_of is None:
-            self._tally.add(arm, at, bucket, value)
+            self._counters.add(arm, at, bucket, value)
         else:
-            self._tally.correct(arm, at, bucket, value - instead_of)
+            self._counters.correct(arm, at, bucket, value - instead_of)
 
     def report(self) -> Report:
         """The figures now."""
-        sums, totals = self._tally.read()
+        sums, totals = self._counters.read()
         means = [[mean(*arm[metric]) for metric in range(1, 1 + len(self._metrics))] for arm in sums]
         arms = self._endpoint.served_entities
         return Report(
@@ -221,12 +221,12 @@ class Experiment:
         guardrail = self._endpoint.experiment.guardrail
         if guardrail is None:
             return frozenset()
-        sums, totals = self._tally.read()
+        sums, totals = self._counters.read()
         stopped = {name for name, arm in self._index.items() if totals[arm, APART.index("stopped")]}
         for name, arm in self._index.items():
             worse = self._difference(mean(*sums[0, 1]), mean(*sums[arm, 1]))
             if arm and name not in stopped and worse.high < -guardrail.worse_than:
-                self._tally.count(arm, APART.index("stopped"))
+                self._counters.count(arm, APART.index("stopped"))
                 stopped.add(name)
                 log.warning("arm.stopped", model=self._name, served=name, success=worse.estimate, at_most=worse.high)
         return frozenset(stopped)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gateway.config import Endpoint
 from gateway.experiments.experiment import Experiment, Outcome, Report, key
-from gateway.experiments.feedback_ring import Answered, Recall
+from gateway.experiments.feedback_ring import Answered, FeedbackRing
 from gateway.experiments.paired import Pairing
 from gateway.experiments.shadow import Shadows
 from gateway.observability.metrics import Metrics
@@ -31,7 +31,7 @@ class Exposure:
     _plan: Plan
     _experiment: Experiment
     _pairing: Pairing
-    _feedback: Recall
+    _feedback: FeedbackRing
 
     def observe(
         self, events: AsyncGenerator[Events, None], request: Generate, target: Target
@@ -62,7 +62,7 @@ class Experiments:
     ) -> None:
         self._folder = folder
         self._slot = slot
-        self._feedback = Recall(worker, folder / "requests" if folder is not None else None, slot)
+        self._feedback = FeedbackRing(worker, folder / "requests" if folder is not None else None, slot)
         self._shadows = Shadows(metrics, can_answer)
         self._pairing = Pairing(metrics, can_answer)
         self._experiments: dict[str, Experiment] = {}
@@ -131,7 +131,7 @@ class Experiments:
         if answered is None or experiment is None:
             raise InvalidRequest("No answer with this id is remembered that could be compared.", param="request_id")
         number = experiment.metric(metric)
-        before = self._feedback.tell(request_id, number, value)
+        before = self._feedback.replace(request_id, number, value)
         experiment.feedback(answered.arm, answered.bucket, number, value, before)
 
     def stopped(self) -> dict[str, Collection[str]]:

@@ -1,9 +1,12 @@
-"""Which arm answered a request, for feedback that comes later and to any worker, and what feedback came.
+"""The feedback store: which arm answered a request, and the feedback values received for that answer so far.
 
-One ring of entries a worker, in a file that all may read: a request's id names its worker and its place. What has been
-overwritten is forgotten. Not a log: an entry's first word holds no more than experiment, arm and bucket of units, from
-high to low 30 bits of the experiment's tag, 17 of the request's number above its place, 8 and 9. The others are the
-values that were told for it, by metric; NaN: none.
+Strategy: each worker has a ring of entries in a mapped file, and a request id contains its worker and its number, so
+that any worker finds the entry. The worker writes new entries without a lock, before it sends the end of an answer; a
+worker that receives feedback locks the file while it changes an entry. The oldest entries are overwritten.
+
+An entry is one 64-bit word and `METRICS` doubles. From the high bits to the low ones the word holds 30 bits of the
+experiment's tag, 17 of the round (how often the ring had been filled, from 1, so that no entry is all zeros), 8 of the
+arm's index and 9 of the unit's bucket. A double is the value of one feedback metric; NaN: none was received.
 """
 
 from __future__ import annotations
@@ -18,55 +21,61 @@ from math import isnan, nan
 from pathlib import Path
 from typing import NamedTuple
 
-METRICS = 8
-"""Values of so many metrics can be told for an answer."""
+from gateway.mapped_file import map_file
 
-_PLACES = 1 << 16
+METRICS = 8
+"""The most feedback metrics of an endpoint."""
+
+_ENTRIES = 1 << 16
 _WORD, _VALUE = struct.Struct("<Q"), struct.Struct("<d")
 _NO_VALUES = _VALUE.pack(nan) * METRICS
-_SIZE = _WORD.size + len(_NO_VALUES)
+_ENTRY_SIZE = _WORD.size + len(_NO_VALUES)
 _ID = re.compile(r"(?P<worker>[0-9a-f]{16})(?P<number>[0-9a-f]{8})")
 
 
 class Answered(NamedTuple):
-    """Who answered: an experiment's tag, below 2**30, the place of one of its arms, and the unit's bucket."""
+    """Who answered a request: the tag of an experiment (below 2**30), the index of its arm, and the unit's bucket."""
 
     experiment: int
     arm: int
     bucket: int
 
 
-class Recall:
-    """One worker's ring, and a view of the others'.
+class FeedbackRing:
+    """One worker's ring for writing, and the rings of all workers for lookups.
 
     Args:
-        worker: 16 hexadecimal digits, with which the ids of its requests begin.
-        folder: where all workers' rings are; None: in memory, for a worker alone.
-        slot: one worker's at a time. Of those that had it before, the last one's ring is kept, older ones are removed.
+        worker: 16 hexadecimal digits, the prefix of the ids of this worker's requests.
+        folder: the folder of all workers' rings; None: memory of this process alone.
+        slot: which place among the workers this one has; only one process at a time. Of the rings of its predecessors
+            in this place the last is kept, so that feedback still finds their answers, and older ones are removed.
     """
 
     def __init__(self, worker: str, folder: Path | None = None, slot: str = "0") -> None:
         self._worker = worker
         self._folder = folder
-        self._ring = self._map(slot)
+        if folder is not None:
+            _remove_old_rings(folder, slot)
+        path = folder / f"{slot}.{worker}" if folder is not None else None
+        self._ring = map_file(path, _ENTRIES * _ENTRY_SIZE)
 
     def note(self, id: str, answered: Answered) -> None:
-        """Remember who answered a request of this worker's."""
+        """Remember who answered a request of this worker; no feedback has been received for it yet."""
         number = int(id[16:], 16)
         word = answered.experiment << 34 | _round(number) << 17 | answered.arm << 9 | answered.bucket
-        at = number % _PLACES * _SIZE
-        self._ring[at : at + _SIZE] = _WORD.pack(word) + _NO_VALUES
+        at = number % _ENTRIES * _ENTRY_SIZE
+        self._ring[at : at + _ENTRY_SIZE] = _WORD.pack(word) + _NO_VALUES
 
     def find(self, id: str) -> Answered | None:
-        """Who answered it, as far as anybody remembers."""
+        """Return who answered a request of any worker; None if the entry was never written or is overwritten."""
         with self._entry(id) as found:
             if found is None:
                 return None
             (word,) = _WORD.unpack_from(*found)
             return Answered(word >> 34, word >> 9 & 0xFF, word & 0x1FF)
 
-    def tell(self, id: str, metric: int, value: float) -> float | None:
-        """Note a value that was told for an answer; the one that was told before."""
+    def replace(self, id: str, metric: int, value: float) -> float | None:
+        """Store a feedback value for an answer; return the one that it replaces, None if there was none."""
         with self._entry(id) as found:
             if found is None:
                 return None
@@ -78,14 +87,14 @@ class Recall:
 
     @contextmanager
     def _entry(self, id: str) -> Iterator[tuple[mmap.mmap, int] | None]:
-        """Where the entry of an answer is, nobody else's for the moment; None if it is forgotten."""
+        """Lock the ring with the entry of a request, and yield it and the entry's offset; None if there is no entry."""
         known = _ID.fullmatch(id)
         if known is None:
             yield None
             return
         number = int(known["number"], 16)
         with self._locked(known["worker"]) as ring:
-            at = number % _PLACES * _SIZE
+            at = number % _ENTRIES * _ENTRY_SIZE
             valid = ring is not None and _WORD.unpack_from(ring, at)[0] >> 17 & 0x1FFFF == _round(number)
             yield (ring, at) if ring is not None and valid else None
 
@@ -103,19 +112,13 @@ class Recall:
             with mmap.mmap(file.fileno(), 0) as ring:
                 yield ring
 
-    def _map(self, slot: str) -> mmap.mmap:
-        size = _PLACES * _SIZE
-        if self._folder is None:
-            return mmap.mmap(-1, size)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        before = sorted(self._folder.glob(f"{slot}.*"), key=lambda path: path.stat().st_mtime_ns)
-        for path in before[:-1]:
-            path.unlink()
-        with (self._folder / f"{slot}.{self._worker}").open("w+b") as file:
-            file.truncate(size)
-            return mmap.mmap(file.fileno(), size)
+
+def _remove_old_rings(folder: Path, slot: str) -> None:
+    rings = sorted(folder.glob(f"{slot}.*"), key=lambda path: path.stat().st_mtime_ns)
+    for path in rings[:-1]:
+        path.unlink()
 
 
 def _round(number: int) -> int:
-    """How often the ring had been filled, from 1: a word never written says 0."""
-    return (number // _PLACES + 1) & 0x1FFFF
+    """How often the ring had been filled before this request, plus one: the round of an entry never written is 0."""
+    return (number // _ENTRIES + 1) & 0x1FFFF

@@ -88,7 +88,7 @@ class Responder:
     async def reply(self, reply: Reply, outcome: str = "ok") -> None:
         """Send a whole answer."""
         if reply.record is not None:
-            self._keep(reply.record)
+            await self._keep(reply.record)
         self._account.end(outcome)
         await self._start(reply.status, reply.media_type, reply.headers, len(reply.body))
         await self._send({"type": "http.response.body", "body": b"" if self._head else reply.body, "more_body": False})
@@ -136,12 +136,12 @@ class Responder:
 
     async def _stream(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
         encoder = self._codec.encoder(request)
-        data = self._encode(encoder, batch)
+        data = await self._encode(encoder, batch)
         await self._start(200, encoder.media_type, encoder.headers)
         try:
             await self._write(data)
             async for batch in events:
-                await self._write(self._encode(encoder, batch))
+                await self._write(await self._encode(encoder, batch))
             if self._account.usage is None:
                 raise Incomplete("The backend's answer stopped before it was finished.")
         except asyncio.CancelledError:
@@ -157,13 +157,13 @@ class Responder:
                 return  # without an end, the server cuts the connection
         await self._send(_END)
 
-    def _encode(self, encoder: StreamEncoder, batch: Events) -> bytes:
+    async def _encode(self, encoder: StreamEncoder, batch: Events) -> bytes:
         """A batch in the protocol's form. At the end the answer is kept and counted before the client sees it."""
         data = encoder.feed(batch)
         self._note_reasons(batch)
         if isinstance(last := batch[-1], Usage):
             if isinstance(encoder, RecordingEncoder) and encoder.record is not None:
-                self._keep(encoder.record)
+                await self._keep(encoder.record)
             self._account.usage = last
             self._account.end("ok")
         return data
@@ -173,9 +173,9 @@ class Responder:
             if type(event) is Finished:
                 self._account.finish_reasons.append(event.reason)
 
-    def _keep(self, record: Record) -> None:
+    async def _keep(self, record: Record) -> None:
         if self.records is not None:
-            self.records.keep(record)
+            await self.records.keep(record)
 
     async def _start(self, status: int, media_type: str, more: Iterable[tuple[str, str]], length: int = -1) -> None:
         account = self._account

@@ -1,34 +1,46 @@
-"""What is kept for a while: shared by workers, nobody else's, and never more than there is room for."""
+"""Stored responses: shared by all workers, separate by API key, limited in bytes."""
 
 from __future__ import annotations
 
-import os
+import asyncio
+import sqlite3
+import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from adapters.base import Record
-from gateway.response_store import RecordStore
+from gateway.response_store import OwnRecords, RecordStore
 
-ROOM = 1 << 20
+LIMIT = 1 << 20
+LARGE = b"x" * 32_000  # 32 of them fit into the limit
 
 
 def key(name: str) -> dict[str, str]:
     return {"authorization": f"Bearer {name}"}
 
 
-def test_every_worker_knows_it(tmp_path: Path) -> None:
-    one, other = (RecordStore(ROOM, tmp_path / "records").of(key("a")) for _ in range(2))
-    one.keep(Record("resp_1", b"said"))
+def names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+async def test_every_worker_finds_a_stored_response(tmp_path: Path) -> None:
+    one, other = (RecordStore(LIMIT, tmp_path / "responses").of(key("a")) for _ in range(2))
+    assert other.get("resp_1") is None
+    await one.keep(Record("resp_1", b"said"))
     assert other.get("resp_1") == b"said"
+    await other.keep(Record("resp_1", b"said again"))
+    assert one.get("resp_1") == b"said again"
     assert other.delete("resp_1")
     assert one.get("resp_1") is None
     assert not one.delete("resp_1")
 
 
-def test_no_other_key_does(tmp_path: Path) -> None:
-    store = RecordStore(ROOM, tmp_path)
-    store.of(key("a")).keep(Record("resp_1", b"said"))
+async def test_another_key_finds_nothing(tmp_path: Path) -> None:
+    store = RecordStore(LIMIT, tmp_path)
+    await store.of(key("a")).keep(Record("resp_1", b"said"))
     for headers in (key("b"), {}, {"x-api-key": "b"}):
         assert store.of(headers).get("resp_1") is None
         assert not store.of(headers).delete("resp_1")
@@ -36,44 +48,117 @@ def test_no_other_key_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("id", ["../../etc/passwd", "", "\udcff", "a" * 10_000])
-def test_an_id_is_no_path(tmp_path: Path, id: str) -> None:
-    records = RecordStore(ROOM, tmp_path / "records").of({})
+async def test_an_id_is_never_a_path(tmp_path: Path, id: str) -> None:
+    records = RecordStore(LIMIT, tmp_path / "responses").of({})
     assert records.get(id) is None
-    records.keep(Record(id, b"said"))
+    await records.keep(Record(id, b"said"))
     assert records.get(id) == b"said"
-    assert [path.name for path in tmp_path.iterdir()] == ["records"]
+    assert names(tmp_path) == ["responses"]
 
 
-def test_where_nothing_can_be_kept_the_answer_is_none_the_worse(tmp_path: Path) -> None:
-    (tmp_path / "records").write_text("no folder")
-    RecordStore(ROOM, tmp_path / "records").of({}).keep(Record("resp_1", b"said"))
+async def test_a_store_that_cannot_be_written_does_not_fail_the_answer(tmp_path: Path) -> None:
+    (tmp_path / "responses").write_text("no folder")
+    await RecordStore(LIMIT, tmp_path / "responses").of({}).keep(Record("resp_1", b"said"))
 
 
-def test_what_was_not_asked_for_longest_goes(tmp_path: Path) -> None:
-    records = RecordStore(ROOM, tmp_path).of({})
-    for place in range(ROOM // 4096):
-        records.keep(Record(str(place), b"x"))
-        for file in tmp_path.iterdir():  # a second older than the next
-            os.utime(file, (stat := file.stat()) and (stat.st_atime - 1, stat.st_mtime - 1))
-    assert records.get("0") == b"x"  # and so the youngest
-    for place in range(ROOM // 4096 // 2):
-        records.keep(Record(f"more {place}", b"x"))
-    assert records.get("0") == b"x"
-    assert records.get("1") is None
-    assert sum(1 for _ in tmp_path.iterdir()) <= ROOM // 4096 * 17 // 16 + 1
+async def test_only_the_owner_may_read_the_files(tmp_path: Path) -> None:
+    await RecordStore(LIMIT, tmp_path / "responses").of({}).keep(Record("resp_1", b"said"))
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "responses").iterdir()}
+    assert modes["responses.sqlite3"] == 0o600
+    assert set(modes.values()) == {0o600}
+    assert stat.S_IMODE((tmp_path / "responses").stat().st_mode) == 0o700
 
 
-def test_what_would_take_too_much_room_is_not_kept(tmp_path: Path) -> None:
-    records = RecordStore(ROOM, tmp_path).of({})
-    records.keep(Record("large", b"x" * (ROOM // 16 + 1)))
+async def test_the_least_recently_used_responses_are_deleted_when_the_store_is_full(tmp_path: Path) -> None:
+    records, other = (RecordStore(LIMIT, tmp_path).of({}) for _ in range(2))
+    for number in range(32):
+        await records.keep(Record(str(number), LARGE))
+    assert other.get("0") == LARGE  # and so the most recently used
+    for number in range(16):
+        await records.keep(Record(f"more {number}", LARGE))
+    found = [str(number) for number in range(32) if records.get(str(number)) is not None]
+    assert found == ["0", *map(str, range(17, 32))]
+    assert all(records.get(f"more {number}") == LARGE for number in range(16))
+
+
+async def test_a_full_store_stays_within_its_limit_on_the_disk(tmp_path: Path) -> None:
+    records = RecordStore(LIMIT, tmp_path).of({})
+    for number in range(3 * LIMIT // 4000):
+        await records.keep(Record(str(number), b"x" * 4000))
+    assert (tmp_path / "responses.sqlite3").stat().st_size < 1.5 * LIMIT
+
+
+async def test_a_response_larger_than_its_share_of_the_limit_is_not_stored(tmp_path: Path) -> None:
+    records = RecordStore(LIMIT, tmp_path).of({})
+    await records.keep(Record("large", b"x" * (LIMIT // 16 + 1)))
     assert records.get("large") is None
 
 
-def test_a_worker_alone_leaves_nothing() -> None:
-    store = RecordStore(ROOM)
+async def test_a_store_of_one_worker_leaves_nothing() -> None:
+    store = RecordStore(LIMIT)
     records = store.of({})
     assert records.get("resp_1") is None
-    records.keep(Record("resp_1", b"said"))
+    await records.keep(Record("resp_1", b"said"))
     assert records.get("resp_1") == b"said"
     store.close()
     assert records.get("resp_1") is None
+
+
+async def test_the_event_loop_goes_on_while_another_worker_writes(tmp_path: Path) -> None:
+    records = RecordStore(LIMIT, tmp_path).of({})
+    await records.keep(Record("resp_1", b"said"))
+    other = sqlite3.connect(tmp_path / "responses.sqlite3", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    assert records.get("resp_1") == b"said", "a read does not wait"
+    keeping = asyncio.create_task(records.keep(Record("resp_2", b"said too")))
+    for _ in range(10):
+        await asyncio.sleep(0.001)
+    assert not keeping.done()
+    other.execute("COMMIT")
+    await keeping
+    assert records.get("resp_2") == b"said too"
+    other.close()
+
+
+async def test_a_use_that_could_not_be_written_counts_with_the_next_write(tmp_path: Path) -> None:
+    records = RecordStore(LIMIT, tmp_path).of({})
+    for number in range(32):
+        await records.keep(Record(str(number), LARGE))
+    other = sqlite3.connect(tmp_path / "responses.sqlite3", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    assert records.get("0") == LARGE
+    other.execute("COMMIT")
+    other.close()
+    await records.keep(Record("more", LARGE))
+    assert records.get("0") == LARGE
+    assert records.get("1") is None
+
+
+WRITER = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from adapters.base import Record
+from gateway.response_store import RecordStore
+
+async def main():
+    records = RecordStore(1 << 24, Path(sys.argv[1])).of({})
+    for number in range(200):
+        await records.keep(Record(f"{sys.argv[2]}-{number}", b"x" * 5000))
+    print("stored", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+def test_what_killed_workers_have_stored_at_the_same_time_is_found(tmp_path: Path) -> None:
+    """They also create the database at the same time."""
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "responses"), str(n)], stdout=subprocess.PIPE)
+        for n in range(4)
+    ]
+    for writer in writers:
+        output, _ = writer.communicate(timeout=60)
+        assert output == b"stored\n"
+    records: OwnRecords = RecordStore(1 << 24, tmp_path / "responses").of({})
+    assert all(records.get(f"{writer}-{number}") for writer in range(4) for number in range(200))

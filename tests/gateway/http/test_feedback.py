@@ -14,7 +14,6 @@ from backends.scripted import ScriptedBackend
 from gateway.app import create_app
 from gateway.config import Config
 from gateway.config import Experiment as Settings
-from gateway.experiments.feedback_ring import Answered, Recall
 from tests.gateway.serving import PAIR, chat, figures, running, unit_for
 
 LIKED = msgspec.structs.replace(PAIR, experiment=Settings(feedback={"liked": "higher", "hated": "lower"}))
@@ -113,14 +112,3 @@ async def test_what_cannot_be_counted_is_refused(told: dict[str, object], word: 
         refused = await client.post("/v1/feedback", json=told)
         assert refused.status_code == 400
         assert word in refused.json()["error"]["message"]
-
-
-def test_what_was_overwritten_is_forgotten() -> None:
-    recall = Recall("ab" * 8)
-    first, later = "ab" * 8 + "00000003", "ab" * 8 + "00010003"
-    recall.note(first, Answered(2**30 - 1, 255, 511))
-    assert recall.find(first) == Answered(2**30 - 1, 255, 511)
-    assert recall.find(later) is None
-    recall.note(later, Answered(0, 0, 0))
-    assert recall.find(first) is None
-    assert recall.find(later) == Answered(0, 0, 0)

@@ -1,0 +1,100 @@
+"""SQLite databases that the workers of one gateway share.
+
+Strategy: WAL, so that readers never wait and writers wait for each other only, for as long as one short transaction
+takes. `synchronous=OFF`: a killed process loses nothing that it has committed, and a machine that loses power loses the
+whole database, which ends with the server anyway. Do not keep here what must survive a power failure, and do not place
+a database on a network file system: WAL needs memory that its users share.
+
+A connection serves one thread at a time and must not cross a fork; a worker opens its own after it has started.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+_OPEN_TIMEOUT = 10.0
+"""Seconds that opening may wait for other processes that create the same database."""
+_RETRY_INTERVAL = 0.005
+_CHECKPOINT_PAGES = 64
+"""Pages (4 KiB) of the log that a commit moves to the database: few, so that no commit takes long."""
+
+
+def connect(path: Path | None, schema: Sequence[str], version: int, *, wait: float = 0.0) -> sqlite3.Connection:
+    """Open a database in autocommit mode, and create it if it is not there.
+
+    Args:
+        path: its file (mode 0600), in a folder that is made with mode 0700 if need be; None: a private database that
+            SQLite keeps in a temporary file without a name.
+        schema: the statements that create it.
+        version: of the schema, from 1.
+        wait: seconds that a transaction may wait for another process's; 0: it fails at once (`is_busy`).
+
+    Raises:
+        OSError: the file cannot be made.
+        sqlite3.Error: it cannot be opened, or has another schema version.
+    """
+    if path is not None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite gives its log the same mode
+    connection = sqlite3.connect(path or "", timeout=_OPEN_TIMEOUT, isolation_level=None, check_same_thread=False)
+    try:
+        _set_wal(connection)
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+        with transaction(connection):
+            _migrate(connection, schema, version)
+        connection.execute(f"PRAGMA busy_timeout = {round(wait * 1000)}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Commit what the block writes, or nothing of it if the block raises.
+
+    Raises:
+        sqlite3.OperationalError: another process writes for longer than the connection waits (`is_busy`).
+    """
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Return whether another process held the lock: the same call may succeed a moment later."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def _set_wal(connection: sqlite3.Connection) -> None:
+    """Switch to WAL, which several processes may try at once; SQLite does not wait for them here."""
+    deadline = time.monotonic() + _OPEN_TIMEOUT
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_INTERVAL)
+        else:
+            return
+
+
+def _migrate(connection: sqlite3.Connection, schema: Sequence[str], version: int) -> None:
+    (found,) = connection.execute("PRAGMA user_version").fetchone()
+    if found == 0:
+        for statement in schema:
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {version}")
+    elif found != version:
+        raise sqlite3.DatabaseError(f"the database has schema version {found}, this program needs {version}")
