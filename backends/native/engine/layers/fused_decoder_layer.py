@@ -14,19 +14,18 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from backends.native.engine.attention.cpu_decode import DECODE, MOST_WIDTH, decoding_of, paged_kernel
+from backends.native.engine.attention.cpu_decode import MAX_WIDTH, decoding_of, paged_kernel
 from backends.native.engine.attention.interface import AttentionMetadata, Forward, current, running
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.attention.progress import progressed
-from backends.native.engine.kernels.gemv import MOST_ROWS, PRODUCT
-from backends.native.engine.kernels.jit import Routine, routine
-from backends.native.engine.layers.fused_attention import PLACE, FusedAttention, angles
-from backends.native.engine.layers.fused_mlp import GATE, FusedMLP
-from backends.native.engine.layers.fused_norm import NORM, FusedNorm
+from backends.native.engine.kernels.gemv import MAX_ROWS
+from backends.native.engine.kernels.jit import Function, typed_function
+from backends.native.engine.layers.fused_attention import FusedAttention, angles
+from backends.native.engine.layers.fused_mlp import FusedMLP
+from backends.native.engine.layers.fused_norm import FusedNorm
 from backends.native.engine.layers.fusion import alike
 from backends.native.engine.layers.packed_linear import PackedLinear
 
-_FUNCTIONS = {torch.float32: "layer_float32", torch.bfloat16: "layer_bfloat16"}
 _PARTS = {
     "input_layernorm": FusedNorm,
     "self_attn": FusedAttention,
@@ -47,7 +46,7 @@ class _Layer(ctypes.Structure):
     _fields_ = tuple((name, kind) for names, kind in _LAYER.items() for name in names.split())  # type: ignore[misc]
 
 
-class WholeLayer(nn.Module):
+class FusedDecoderLayer(nn.Module):
     """Takes the place of a decoder layer, which goes on with the steps that this one cannot do.
 
     Args:
@@ -55,7 +54,7 @@ class WholeLayer(nn.Module):
         compute: the compiled call.
     """
 
-    def __init__(self, layer: Any, compute: Routine) -> None:
+    def __init__(self, layer: Any, compute: Function) -> None:
         super().__init__()
         self.layer = layer
         self._compute = compute
@@ -83,11 +82,10 @@ class WholeLayer(nn.Module):
         attention, mlp = layer.self_attn, layer.mlp
         linears = [getattr(attention, "qkv_proj", None), attention.o_proj]
         linears += [getattr(mlp, "gate_up_proj", None), mlp.down_proj]
-        if any(type(linear) is not PackedLinear or linear.few_rows is None for linear in linears):
+        if any(type(linear) is not PackedLinear or linear.skinny_gemm is None for linear in linears):
             return None
-        function = _FUNCTIONS[layer.input_layernorm.weight.dtype]
-        compute = routine("whole_layer", _SOURCE, function, *[ctypes.c_void_p] * 12)
-        if compute is None or not attention.params.is_plain or attention.width > MOST_WIDTH:
+        compute = typed_function("fused_decoder_layer", "decoder_layer", layer.input_layernorm.weight.dtype)
+        if compute is None or not attention.params.is_plain or attention.width > MAX_WIDTH:
             return None
         whole = cls(layer, compute)
         return whole if _agree(layer, whole) else None
@@ -123,7 +121,7 @@ class WholeLayer(nn.Module):
         return hidden
 
     def _takes(self, hidden: Tensor, forward: Forward) -> bool:
-        few = 0 < hidden.shape[1] <= MOST_ROWS and hidden.dtype == self._like.dtype
+        few = 0 < hidden.shape[1] <= MAX_ROWS and hidden.dtype == self._like.dtype
         return few and forward.kernel is paged_kernel and decoding_of(forward.metadata).alone
 
     def _room(self, metadata: AttentionMetadata, rows: int) -> Tensor:
@@ -161,10 +159,10 @@ def _told(layer: Any) -> _Layer:
 
 def _linear(name: str, linear: Any) -> dict[str, int | None]:
     bias = linear.bias
-    return {name: linear.few_rows.address, f"{name}_bias": None if bias is None else bias.data_ptr()}
+    return {name: linear.skinny_gemm.address, f"{name}_bias": None if bias is None else bias.data_ptr()}
 
 
-def _agree(layer: Any, whole: WholeLayer) -> bool:
+def _agree(layer: Any, whole: FusedDecoderLayer) -> bool:
     """Whether both say the same of three sequences' next tokens, and store the same."""
     try:
         expected = _ask(layer, whole)
@@ -173,7 +171,7 @@ def _agree(layer: Any, whole: WholeLayer) -> bool:
     return all(alike(own, found) for own, found in zip(expected, _ask(whole, whole), strict=True))
 
 
-def _ask(asked: Any, whole: WholeLayer) -> tuple[Tensor, Tensor, Tensor]:
+def _ask(asked: Any, whole: FusedDecoderLayer) -> tuple[Tensor, Tensor, Tensor]:
     """What `asked` says, and the keys and values that there are then."""
     draw = torch.Generator().manual_seed(0)
     like, attention = whole._like, whole.layer.self_attn  # noqa: SLF001
@@ -195,59 +193,3 @@ def _ask(asked: Any, whole: WholeLayer) -> tuple[Tensor, Tensor, Tensor]:
             use_cache=False,
         )
     return output, stored.keys, stored.values
-
-
-_SOURCE = (
-    f"namespace norms {{{NORM}}} namespace products {{{PRODUCT}}} namespace placing {{{PLACE}}} "
-    f"namespace decoding {{{DECODE}}} namespace gating {{{GATE}}}"
-    r"""
-struct Layer {
-  const void *norm, *qkv, *qkv_bias, *query_norm, *key_norm, *out, *out_bias;
-  const void *second_norm, *gate_up, *gate_up_bias, *down, *down_bias;
-  long width, heads, key_heads, head_width, inner, window, gelu;
-  float epsilon, second_epsilon, head_epsilon, scale;
-};
-
-struct Step {
-  long rows, turned, table, page, threads;
-};
-
-template <class Kind, class Product, class Decode>
-void compute(const Layer& of, void* hidden, const void* cosines, const void* sines, const int64_t* slots, void* keys,
-             void* values, const int64_t* tokens, const int64_t* tables, const int64_t* contexts, void* room,
-             const Step& step) {
-  const long rows = step.rows, attended = of.heads * of.head_width;
-  const long placed = attended + 2 * of.key_heads * of.head_width;
-  auto* normed = static_cast<typename Kind::number*>(room);
-  auto *joined = normed + rows * of.width, *mixed = joined + rows * std::max(placed, 2 * of.inner);
-  auto* gated = mixed + rows * attended;
-  const placing::Sizes places = {rows, of.heads, of.key_heads, of.head_width, step.turned, step.threads};
-  const decoding::Sizes sizes = {rows, step.table, step.page, of.window, of.heads, of.key_heads, of.head_width,
-                                 of.head_width, placed, of.head_width, step.threads};
-#pragma omp parallel num_threads(step.threads)
-  {
-    norms::norm<Kind>(hidden, of.norm, normed, rows, of.width, of.epsilon);
-    products::multiply<Product>(normed, of.qkv, of.qkv_bias, nullptr, joined, rows, placed, of.width);
-    placing::place<Kind>(joined, cosines, sines, of.query_norm, of.key_norm, slots, keys, values, places,
-                         of.head_epsilon);
-    decoding::attend<Decode>(joined, keys, values, mixed, tokens, tables, contexts, sizes, of.scale);
-    products::multiply<Product>(mixed, of.out, of.out_bias, hidden, hidden, rows, of.width, attended);
-    norms::norm<Kind>(hidden, of.second_norm, normed, rows, of.width, of.second_epsilon);
-    products::multiply<Product>(normed, of.gate_up, of.gate_up_bias, nullptr, joined, rows, 2 * of.inner, of.width);
-    if (of.gelu) gating::gate<Kind, gating::Gelu>(joined, gated, rows, of.inner);
-    else gating::gate<Kind, gating::Silu>(joined, gated, rows, of.inner);
-    products::multiply<Product>(gated, of.down, of.down_bias, hidden, hidden, rows, of.width, of.inner);
-  }
-}
-
-#define LAYER(name, kind, word)                                                                                       \
-  extern "C" void name(const Layer* of, void* hidden, const void* cosines, const void* sines, const int64_t* slots,   \
-                       void* keys, void* values, const int64_t* tokens, const int64_t* tables,                        \
-                       const int64_t* contexts, void* room, const Step* step) {                                       \
-    compute<kind, products::word, decoding::word>(*of, hidden, cosines, sines, slots, keys, values, tokens, tables,   \
-                                                  contexts, room, *step);                                             \
-  }
-LAYER(layer_float32, Float32, OneFloat32)
-LAYER(layer_bfloat16, BFloat16, TwoBFloat16)
-"""
-)

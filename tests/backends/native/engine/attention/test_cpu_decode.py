@@ -46,11 +46,16 @@ def test_it_equals_the_reference(dtype: torch.dtype, tolerance: float, sharing: 
 
 
 @pytest.mark.parametrize("width", [4, 16, 20, 96, 512])
-def test_any_width_and_great_scores(width: int) -> None:
+def test_any_width_and_large_scores(width: int) -> None:
+    """Scores of several hundred, of which float32 rounds off 1e-4: so does the reference, and no more is allowed."""
     layer, metadata = stored([30, 140], 1, width, torch.float32)
     queries, params = torch.randn(2, 3, width), AttentionParams(20.0)
-    expected = reference_kernel(queries, layer, SIZE, metadata, params)
-    torch.testing.assert_close(paged_kernel(queries, layer, SIZE, metadata, params), expected, atol=1e-4, rtol=1e-4)
+    exact = LayerCache(layer.keys.double(), layer.values.double())
+    expected = reference_kernel(queries.double(), exact, SIZE, metadata, params)
+    reference = reference_kernel(queries, layer, SIZE, metadata, params)
+    found = paged_kernel(queries, layer, SIZE, metadata, params)
+    allowed = max(1e-4, 2 * float((reference - expected).abs().max()))
+    assert float((found - expected).abs().max()) <= allowed
 
 
 def test_several_threads() -> None:
@@ -82,8 +87,8 @@ def test_the_sequences_in_decode_are_found() -> None:
 
 
 def test_it_is_the_compiled_one_that_is_tried() -> None:
-    if jit.load("nothing", "") is None:
-        pytest.skip("there is no compiler")
+    if jit.find_compiler() is None:
+        pytest.skip("missing tool: g++")
     layer, metadata = stored([20, 20], 1, 16, torch.bfloat16)
     queries, params = torch.randn(2, 1, 16).bfloat16(), AttentionParams(0.2)
     paged_kernel(queries, layer, SIZE, metadata, params)

@@ -5,18 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
+from backends.native.engine.attention import cpu_prefill
 from backends.native.engine.attention.cpu_decode import paged_kernel
-from backends.native.engine.attention.cpu_prefill import _function, attend_prompts
+from backends.native.engine.attention.cpu_prefill import attend_prompts
 from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams
 from backends.native.engine.attention.kv_cache import KVCache, LayerCache
 from backends.native.engine.attention.reference import reference_kernel
+from backends.native.engine.kernels import jit
+from tests.backends.native.engine.kernels.compilers import needs_compiler
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(_function() is None, reason="there is no compiler, or the CPU does not multiply bfloat16"),
-]
+pytestmark = [pytest.mark.torch, needs_compiler]
 
 SIZE = 16
+
+
+@pytest.fixture(autouse=True)
+def _on_any_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the compiled attention where the CPU does not multiply bfloat16, too: there it is slow, but right."""
+    monkeypatch.setattr(cpu_prefill, "_function", lambda: jit.function("cpu_prefill", "paged_prefill_bfloat16"))
 
 
 def stored(new: list[int], contexts: list[int], heads: int, width: int) -> tuple[LayerCache, AttentionMetadata]:

@@ -17,8 +17,8 @@ from backends.native.engine.attention.interface import AttentionMetadata, Forwar
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.attention.reference import reference_kernel
 from backends.native.engine.kernels import jit
-from backends.native.engine.layers.fuse_model import fuse_layers, fuse_whole_layers
-from backends.native.engine.layers.fused_decoder_layer import WholeLayer
+from backends.native.engine.layers.fuse_model import fuse_decoder_layers, fuse_layers
+from backends.native.engine.layers.fused_decoder_layer import FusedDecoderLayer
 from backends.native.engine.layers.fusion import alike
 from backends.native.engine.layers.packed_linear import pack_linears
 from backends.native.engine.loading.self_check import why_not_packed
@@ -52,8 +52,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _compiler() -> None:
-    if jit.load("nothing", "") is None:
-        pytest.skip("there is no compiler")
+    if jit.find_compiler() is None:
+        pytest.skip("missing tool: g++")
 
 
 def build(family: str, **more: Any) -> Any:
@@ -71,12 +71,12 @@ def fused(model: Any, *, join: bool = True) -> Any:
     with torch.inference_mode():
         fuse_layers(own, CONTEXT, join=join)
         pack_linears(own, least=1)
-        fuse_whole_layers(own)
+        fuse_decoder_layers(own)
     return own
 
 
-def wholes(model: Any) -> list[WholeLayer]:
-    return [part for part in model.modules() if type(part) is WholeLayer]
+def wholes(model: Any) -> list[FusedDecoderLayer]:
+    return [part for part in model.modules() if type(part) is FusedDecoderLayer]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -197,6 +197,6 @@ def test_the_self_check_runs_with_them() -> None:
     def change(small: Any) -> None:
         partial(fuse_layers, longest=CONTEXT)(small)
         pack_linears(small, least=1)
-        fuse_whole_layers(small)
+        fuse_decoder_layers(small)
 
     assert why_not_packed(build("llama"), change=change) is None
