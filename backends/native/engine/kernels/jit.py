@@ -85,7 +85,11 @@ def build_all(folder: Path | None = None) -> Iterator[BuildResult]:
     kept = LibraryCache.at(default_folder()) if folder is None else LibraryCache.at(folder, mode=0o755)
     for library in LIBRARIES.values():
         try:
-            yield BuildResult(library.name, _open(library, kept)[1])
+            path = _open(library, kept)[1]
+            if path.parent == kept.folder:
+                yield BuildResult(library.name, path)
+            else:
+                yield BuildResult(library.name, None, f"{kept.folder} cannot be written")
         except (OSError, subprocess.SubprocessError) as error:
             yield BuildResult(library.name, None, _reason(error))
 

@@ -181,7 +181,7 @@ def test_a_folder_that_cannot_be_written_is_read_but_not_built_in(
     cache: LibraryCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = keep(cache)
-    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "access", lambda _, mode: mode != os.W_OK)
     assert cache.find(KEY) == kept
     with capture_logs() as logs, cache.building() as private:
         assert private.parent != cache.folder
