@@ -1,8 +1,9 @@
-"""Attention on CPUs: sequences in decode by a compiled routine that reads their pages where they lie.
+"""The attention kernel for CPUs: sequences in decode by compiled code that reads pages where they lie.
 
-`reference` gathers the pages first and pads sequences to one length, which on a CPU takes longer than attending does.
-What the compiled routine does not know (softcap, sinks, other dtypes, GPUs) goes on to `reference`, and all of it where
-nothing can be compiled. Prompts are attended to by `prompt_attention`, if it can.
+Strategy: `reference` gathers pages first and pads sequences to one length, which on a CPU takes longer than attention
+itself. The compiled code (`src/paged_decode.h`) follows the block tables instead. A step's sequences are split in two:
+those in decode (one new token each) go to that code together; prompts go to `cpu_prefill`, or to `reference` where that
+cannot take them. `reference` also takes steps of shapes that the compiled code does not know.
 """
 
 from __future__ import annotations
@@ -26,64 +27,67 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 
 @dataclass(slots=True, eq=False, frozen=True)
-class Decoding:
-    """A step's sequences with one new token.
+class DecodeBatch:
+    """The sequences of a step that have one new token.
 
     Attributes:
-        tokens: [sequences] int64, where their tokens are in the pack.
+        tokens: [sequences] int64, where their tokens stand in the pack.
         tables: [sequences, blocks] int64, their pages.
-        contexts: [sequences] int64, tokens up to now.
-        alone: whether the step has no others.
+        contexts: [sequences] int64, their tokens up to the end of this step.
+        is_whole_step: whether the step has no other sequences.
     """
 
     tokens: Tensor
     tables: Tensor
     contexts: Tensor
-    alone: bool
+    is_whole_step: bool
+
+
+def supports(device: torch.device, dtype: torch.dtype, params: AttentionParams) -> bool:
+    """Whether the compiled code attends so: on a CPU, in float32 or bfloat16, without softcap or sinks."""
+    return device.type == "cpu" and dtype in _DTYPES and params.is_plain and _function(dtype) is not None
 
 
 def paged_kernel(
     queries: Tensor, cache: LayerCache, block_size: int, metadata: AttentionMetadata, params: AttentionParams
 ) -> Tensor:
-    """See `attention.Kernel`."""
-    attend = _function(cache.keys.dtype) if _takes(queries, cache, params) else None
+    """Implements `interface.Kernel` for what it `supports`."""
+    attend = _function(cache.keys.dtype) if _fits(queries, cache) else None
     if attend is None:
         return reference_kernel(queries, cache, block_size, metadata, params)
-    decoding = decoding_of(metadata)
+    batch = decode_batch(metadata)
     output = queries.new_empty(*queries.shape[:2], cache.values.shape[2])
-    _decode(attend, queries, cache, block_size, decoding, params, output)
-    if not decoding.alone and not attend_prompts(queries, cache, block_size, metadata, params, output):
+    _decode(attend, queries, cache, block_size, batch, params, output)
+    if not batch.is_whole_step and not attend_prompts(queries, cache, block_size, metadata, params, output):
         fill(output, queries, cache, block_size, metadata, params, decoding=False)
     return output
 
 
-def decoding_of(metadata: AttentionMetadata) -> Decoding:
-    """Those of a step, found once."""
-    found: Decoding | None = metadata.plans.get("decoding")
+def decode_batch(metadata: AttentionMetadata) -> DecodeBatch:
+    """The step's, found in its first layer and kept for the others."""
+    found: DecodeBatch | None = metadata.plans.get("decode_batch")
     if found is None:
-        found = metadata.plans["decoding"] = find_decoding(metadata)
+        found = metadata.plans["decode_batch"] = find_decode_batch(metadata)
     return found
 
 
-def find_decoding(metadata: AttentionMetadata) -> Decoding:
-    """Those of a step."""
+def find_decode_batch(metadata: AttentionMetadata) -> DecodeBatch:
+    """The sequences of one new token, by the step's metadata."""
     tables, counts = metadata.block_tables, metadata.query_lengths
     contexts = index_tensor(metadata.context_lengths, tables.device)
     starts = index_tensor(metadata.starts, tables.device)
     if max(counts) == 1:
-        return Decoding(starts, tables, contexts, alone=True)
+        return DecodeBatch(starts, tables, contexts, is_whole_step=True)
     rows = index_tensor([row for row, count in enumerate(counts) if count == 1], tables.device)
-    return Decoding(starts[rows], tables[rows], contexts[rows], alone=False)
+    return DecodeBatch(starts[rows], tables[rows], contexts[rows], is_whole_step=False)
 
 
-def _takes(queries: Tensor, cache: LayerCache, params: AttentionParams) -> bool:
+def _fits(queries: Tensor, cache: LayerCache) -> bool:
+    """Whether the tensors are as the compiled code reads them; it checks nothing."""
     return (
-        queries.device.type == "cpu"
-        and queries.dtype == cache.keys.dtype
-        and queries.dtype in _DTYPES
+        queries.dtype == cache.keys.dtype
         and queries.stride(2) == 1
         and max(queries.shape[2], cache.values.shape[2]) <= MAX_WIDTH
-        and params.is_plain
     )
 
 
@@ -92,23 +96,23 @@ def _decode(
     queries: Tensor,
     cache: LayerCache,
     block_size: int,
-    decoding: Decoding,
+    batch: DecodeBatch,
     params: AttentionParams,
     output: Tensor,
 ) -> None:
-    """Write to `output` at the tokens of sequences in decode."""
+    """Write to `output` at the tokens of `batch`."""
     keys, values = cache.keys, cache.values
     attend(
         queries.data_ptr(),
         keys.data_ptr(),
         values.data_ptr(),
         output.data_ptr(),
-        decoding.tokens.data_ptr(),
-        decoding.tables.data_ptr(),
-        decoding.contexts.data_ptr(),
+        batch.tokens.data_ptr(),
+        batch.tables.data_ptr(),
+        batch.contexts.data_ptr(),
         (ctypes.c_long * 11)(
-            len(decoding.tokens),
-            decoding.tables.shape[1],
+            len(batch.tokens),
+            batch.tables.shape[1],
             block_size,
             params.sliding_window or 0,
             queries.shape[1],

@@ -90,7 +90,7 @@ class FusedAttention(Projections):
     def _turn_and_store(
         self, joined: Tensor, position_embeddings: tuple[Tensor, Tensor], layer: LayerCache, slots: Tensor
     ) -> None:
-        cosines, sines = angles(position_embeddings, len(joined), self.width, joined.dtype)
+        cosines, sines = rotary_tables(position_embeddings, len(joined), self.width, joined.dtype)
         self._place(
             joined.data_ptr(),
             cosines.data_ptr(),
@@ -106,7 +106,7 @@ class FusedAttention(Projections):
         )
 
 
-def angles(given: tuple[Tensor, Tensor], rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary_tables(given: tuple[Tensor, Tensor], rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosines and sines for so many rows, as the compiled passes read them: [1, rows, at most `width`].
 
     Raises:

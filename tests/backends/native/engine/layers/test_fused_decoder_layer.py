@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from backends.native.engine.attention.cpu_decode import paged_kernel
 from backends.native.engine.attention.interface import AttentionMetadata, Forward, running
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.attention.reference import reference_kernel
+from backends.native.engine.attention.registry import best_kernel
 from backends.native.engine.kernels import jit
 from backends.native.engine.layers.fuse_model import fuse_decoder_layers, fuse_layers
 from backends.native.engine.layers.fused_decoder_layer import FusedDecoderLayer
@@ -109,7 +109,7 @@ def step(rows: int, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tensor], 
     )
 
 
-def run(layer: Any, rows: int, dtype: torch.dtype, kernel: Any = paged_kernel) -> tuple[Tensor, Tensor, Tensor]:
+def run(layer: Any, rows: int, dtype: torch.dtype, kernel: Any = best_kernel) -> tuple[Tensor, Tensor, Tensor]:
     """What a layer says, and all keys and values after it."""
     hidden, places, metadata = step(rows, dtype)
     given, cache = hidden.clone(), KVCache(rows * 9, 16)
@@ -152,7 +152,7 @@ def test_the_steps_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, places, metadata = step(3, torch.float32)
     metadata.query_lengths[:] = [2, 1]  # a prompt's first two tokens
     metadata.context_lengths[:] = [2, 5]
-    with running(Forward(KVCache(27, 16), metadata, paged_kernel)):
+    with running(Forward(KVCache(27, 16), metadata, best_kernel)):
         whole(hidden, position_embeddings=places)
     assert len(calls) == 1
 
