@@ -51,7 +51,7 @@ def overhead(batch: int) -> float:
         with (
             _timed(model, "forward") as forward,
             _timed(reference, "plan") as plan,
-            _timed(cpu_decode, "find_decoding") as find,
+            _timed(cpu_decode, "find_decode_batch") as find,
         ):
             began = time.process_time()
             engine.step()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from backends.native.engine.layers.fuse_model import fuse_layers, fuse_whole_layers
+from backends.native.engine.layers.fuse_model import fuse_decoder_layers, fuse_layers
 from backends.native.engine.layers.packed_linear import pack_linears
 from backends.native.engine.layers.quantized_linear import quantize_linears
 
@@ -52,5 +52,5 @@ def as_served(model: Any, bits: int = 0) -> Any:
     if bits:
         quantize_linears(own, bits)
     pack_linears(own)
-    fuse_whole_layers(own)
+    fuse_decoder_layers(own)
     return own

@@ -138,6 +138,25 @@ def openapi() -> None:
     click.echo(document(adapters()).decode())
 
 
+@main.command("build-kernels")
+@click.option(
+    "--into", type=click.Path(file_okay=False, path_type=Path), help="Keep them here.  [default: user's cache]"
+)
+def build_kernels(into: Path | None) -> None:
+    """Compile the native engine's CPU kernels ahead of its first start, for container images."""
+    from backends.native.engine.kernels import jit
+
+    click.echo(f"Kernels for {jit.target()}:")
+    failed = False
+    try:
+        for result in jit.build_all(into):
+            click.echo(f"  {result.name}: {result.path or f'not built: {result.why}'}")
+            failed |= result.path is None
+    except (OSError, RuntimeError) as error:
+        raise click.ClickException(str(error)) from None
+    sys.exit(failed)
+
+
 def _remote(url: str, key_env: str | None) -> Config:
     """What serves the models of the server at `url`.
 

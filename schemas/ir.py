@@ -169,7 +169,7 @@ class Grammar(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a request came from, so that a remote of the same protocol is sent its body. `operation`: a `Route.name`."""
+    """Where a request came from. A remote of the same protocol is sent its body. `operation`: a `Route.name`."""
 
     protocol: str
     dialect: str

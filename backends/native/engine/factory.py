@@ -14,7 +14,7 @@ from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.attention.progress import watch_layers
 from backends.native.engine.encoder_engine import EncoderEngine
 from backends.native.engine.errors import LoadError
-from backends.native.engine.layers.fuse_model import fuse_layers, fuse_whole_layers
+from backends.native.engine.layers.fuse_model import fuse_decoder_layers, fuse_layers
 from backends.native.engine.layers.packed_linear import pack_linears
 from backends.native.engine.layers.quantized_linear import BITS, quantize_linears
 from backends.native.engine.loading.lora_check import why_not_adapted
@@ -145,14 +145,14 @@ def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
     def change(small: Any) -> None:
         fuse(small)
         pack_linears(small, least=1)
-        fuse_whole_layers(small)
+        fuse_decoder_layers(small)
 
     why = why_not_packed(loaded.model, change=change)
     if why is None:
         fuse(loaded.model)
         _quantize(loaded, options.dtype)
         pack_linears(loaded.model)
-        fuse_whole_layers(loaded.model)
+        fuse_decoder_layers(loaded.model)
         return True
     if options.dtype in BITS:
         raise LoadError(f"This model cannot run in {options.dtype}: with other linear layers {why}.")

@@ -1,9 +1,12 @@
-"""Compiles C++ when the engine starts, where there is a compiler, and keeps what came of it for the next start.
+"""Compiles the C++ of `src/` when the engine first needs it, and loads it.
 
-Whatever is built here must have a plain way beside it: a machine without a compiler, or without a cache folder that
-can be written, gets None. The libraries are for one kind of CPU (`-march=native`), which is part of their names. OpenMP
-is compiled in and not linked: its symbols are found among those that torch has loaded, so that there is one set of
-threads. Import torch first.
+Every compiled function has a torch equivalent: a machine without a C++ compiler gets None here and is slower, not
+wrong. Libraries are compiled for one kind of CPU (`-march=native`; `INTERLINGUA_KERNEL_MARCH` names another), and kept
+(`library_cache`) under a name that holds a digest of sources, flags, CPU and compiler. Without a compiler a library of
+any compiler will do, so that an image can be built with one (`gateway build-kernels`) and run without.
+
+OpenMP is compiled in and not linked: its symbols are found among those that torch has loaded, so that there is one pool
+of threads.
 """
 
 from __future__ import annotations
@@ -11,184 +14,194 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
-from hashlib import blake2b
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import structlog
 
+from backends.native.engine.kernels.libraries import LIBRARIES, Library
+from backends.native.engine.kernels.library_cache import LibraryCache, default_folder, digest
+
 log = structlog.get_logger()
-Routine = Callable[..., None]
+Function = Callable[..., Any]
 
-NUMBERS = r"""
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
+FLAGS = ("-O3", "-fopenmp", "-fPIC")
+MARCH_VARIABLE = "INTERLINGUA_KERNEL_MARCH"
+# The largest source takes 4 s on an idle core for AVX-512 and 20 s for AVX2.
+_COMPILE_TIMEOUT = 300
+_REASON_LENGTH = 1000  # characters of a compiler's errors that are logged
+_INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
-// Vectors are GCC's own, which other CPUs than x86's can have, too.
-constexpr long LANES = 16;
-typedef float floats __attribute__((vector_size(64)));
-typedef uint32_t words __attribute__((vector_size(64)));
-typedef int32_t integers __attribute__((vector_size(64)));
-typedef uint16_t halves __attribute__((vector_size(32)));
-typedef float eight __attribute__((vector_size(32)));
-typedef float four __attribute__((vector_size(16)));
 
-inline float as_float(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
+def function(library: str, symbol: str) -> Function | None:
+    """The function `symbol` of `library`, with its argument types set; None if the library cannot be had here."""
+    signature = LIBRARIES[library].symbols[symbol]
+    loaded = load(LIBRARIES[library])
+    if loaded is None:
+        return None
+    found: Any = getattr(loaded, symbol)
+    found.restype, *found.argtypes = signature
+    return found  # type: ignore[no-any-return]
 
-inline float total(floats values) {
-  eight halved[2];
-  std::memcpy(halved, &values, sizeof halved);
-  const eight sums = halved[0] + halved[1];
-  four quartered[2];
-  std::memcpy(quartered, &sums, sizeof quartered);
-  const four left = quartered[0] + quartered[1];
-  return (left[0] + left[2]) + (left[1] + left[3]);
-}
 
-// Cephes' expf: two to a whole number, times a polynomial. What is no number stays none; far below, it is 0.
-inline floats exponential(floats x) {
-  const floats low = floats{} - 87.0f, clamped = x < low ? low : x;
-  const floats scaled = clamped * 1.44269504088896341f;
-  const floats nearest = scaled + (scaled < 0.0f ? floats{} - 0.5f : floats{} + 0.5f);
-  const integers power = __builtin_convertvector(nearest, integers);
-  const floats whole = __builtin_convertvector(power, floats);
-  const floats r = clamped - whole * 0.693359375f + whole * 2.12194440e-4f;
-  floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  return x < low ? floats{} : p * (floats)((power + 127) << 23);
-}
-
-#ifdef __AVX512F__  // GCC takes these in pieces
-inline bool any(integers mask) { return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask); }
-inline words longer(halves values) { return (words)_mm512_cvtepu16_epi32((__m256i)values); }
-inline halves shorter(words values) { return (halves)_mm512_cvtepi32_epi16((__m512i)values); }
-#else
-inline bool any(integers mask) {
-  int32_t found = 0;
-  for (int lane = 0; lane < LANES; lane++) found |= mask[lane];
-  return found;
-}
-inline words longer(halves values) { return __builtin_convertvector(values, words); }
-inline halves shorter(words values) { return __builtin_convertvector(values, halves); }
-#endif
-
-struct Float32 {
-  using number = float;
-  using vector = floats;
-  static float widen(number value) { return value; }
-  static floats widen(vector values) { return values; }
-  static number narrow(float value) { return value; }
-  static vector narrow(floats values) { return values; }
-};
-
-struct BFloat16 {
-  using number = uint16_t;
-  using vector = halves;
-  static float widen(number value) { return as_float((uint32_t)value << 16); }
-  static floats widen(vector values) { return (floats)(longer(values) << 16); }
-  static number narrow(float value) {  // to the nearest, of two the even; what is no number stays none
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return value != value ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  }
-  static vector narrow(floats values) {
-    const words bits = (words)values, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return shorter(values != values ? words{} + 0x7fc0 : rounded);
-  }
-};
-
-// LANES numbers from and to memory, or the `left` that there are.
-template <class Kind>
-floats read(const typename Kind::number* from, long left) {
-  typename Kind::vector values = {};
-  if (left >= LANES) std::memcpy(&values, from, sizeof values);
-  else std::memcpy(&values, from, left * sizeof *from);
-  return Kind::widen(values);
-}
-
-template <class Kind>
-void write(typename Kind::number* to, floats numbers, long left) {
-  const typename Kind::vector values = Kind::narrow(numbers);
-  if (left >= LANES) std::memcpy(to, &values, sizeof values);
-  else std::memcpy(to, &values, left * sizeof *to);
-}
-
-template <class Kind>
-floats rounded(floats values) { return Kind::widen(Kind::narrow(values)); }
-"""
-"""What all sources begin with."""
-_COMPILE = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-c")
-_SECONDS = 60  # takes one or two
+def typed_function(library: str, base: str, dtype: object) -> Function | None:
+    """The version of `base` for a torch dtype; None for dtypes that have none, too."""
+    symbol = f"{base}_{str(dtype).removeprefix('torch.')}"
+    return function(library, symbol) if symbol in LIBRARIES[library].symbols else None
 
 
 @cache
-def load(name: str, source: str) -> ctypes.CDLL | None:
-    """The library that C++ `source` makes after `NUMBERS`, or None if it cannot be made here; the log says why."""
-    source = NUMBERS + source
-    digest = blake2b("\0".join((source, *_COMPILE, platform.machine(), _cpu())).encode(), digest_size=8)
+def load(library: Library) -> ctypes.CDLL | None:
+    """The library, compiled if the cache has none; None, and a warning, if it cannot be had."""
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "interlingua")
-        library = folder / f"{name}-{digest.hexdigest()}.so"
-        if not library.exists():
-            _build(source, library)
-        return ctypes.CDLL(str(library))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: nobody's home
-        log.info("kernel.not_built", kernel=name, why=_told(error))
+        return _open(library, LibraryCache.default())[0]
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("kernel.not_built", kernel=library.name, cost=library.cost, why=_reason(error))
         return None
 
 
-def routine(library: str, source: str, name: str, *arguments: type) -> Routine | None:
-    """The function `name` of the library that `source` makes, which takes `arguments` (of ctypes) and gives nothing.
+@dataclass(frozen=True, slots=True)
+class BuildResult:
+    """What `build_all` made of one library: where it lies, or why there is none."""
 
-    None if it cannot be made here, or is not among what this kind of CPU can have.
+    name: str
+    path: Path | None
+    why: str = ""
+
+
+def build_all(folder: Path | None = None) -> Iterator[BuildResult]:
+    """Compile every library that `folder` (the default cache folder, if None) lacks, and load it as a check.
+
+    Raises:
+        OSError: the folder cannot be made or must not be trusted.
+        RuntimeError: there is no default folder.
     """
-    function: Any = getattr(load(library, source), name, None)
-    if function is None:
-        return None
-    function.argtypes, function.restype = arguments, None
-    found: Routine = function
-    return found
+    kept = LibraryCache.at(default_folder()) if folder is None else LibraryCache.at(folder, mode=0o755)
+    for library in LIBRARIES.values():
+        try:
+            path = _open(library, kept)[1]
+            if path.parent == kept.folder:
+                yield BuildResult(library.name, path)
+            else:
+                yield BuildResult(library.name, None, f"{kept.folder} cannot be written")
+        except (OSError, subprocess.SubprocessError) as error:
+            yield BuildResult(library.name, None, _reason(error))
 
 
-def _build(source: str, library: Path) -> None:
-    """Several processes may do so at once: each in a folder of its own, and the last to rename it wins."""
-    compiler = shutil.which("g++") or shutil.which("c++")
+def target() -> str:
+    """The CPU that libraries are compiled for, in words."""
+    if march() != "native":
+        return f"{platform.machine()} (-march={march()})"
+    return f"{platform.machine()} ({_cpu_field('model name', 'Processor') or 'this CPU'}, -march=native)"
+
+
+def march() -> str:
+    """The architecture that is compiled for, as GCC names it."""
+    return os.environ.get(MARCH_VARIABLE) or "native"
+
+
+def find_compiler() -> str | None:
+    """Path of the C++ compiler."""
+    return shutil.which("g++") or shutil.which("c++")
+
+
+def compile_object(source: Path, compiled: Path, *flags: str, compiler: str | None = None) -> None:
+    """Compile `source` with `flags` to the object file `compiled`, by `compiler` or the one that is found.
+
+    Raises:
+        FileNotFoundError: there is no compiler.
+        subprocess.SubprocessError: it does not compile, or takes too long.
+    """
+    _run(compiler, *flags, "-c", str(source), "-o", str(compiled))
+
+
+def source_files(source: Path) -> list[Path]:
+    """`source` and all that it includes from its folder, each once."""
+    files = [source]
+    for file in files:  # grows meanwhile
+        included = (file.parent / name for name in _INCLUDE.findall(file.read_text()))
+        files += [path for path in dict.fromkeys(included) if path not in files]
+    return files
+
+
+def _open(library: Library, kept: LibraryCache) -> tuple[ctypes.CDLL, Path]:
+    """The library and where it lies, from the cache or newly built."""
+    import torch  # noqa: F401 - brings the OpenMP runtime whose symbols the library needs
+
+    key = _source_key(library)
+    if find_compiler() is not None:
+        key += f"{_compiler_digest()}-"
+    path = kept.find(key)
+    if path is not None:
+        try:
+            return _dlopen(library, path), path
+        except OSError as error:
+            kept.reject(path, str(error))
+    with kept.building() as folder:
+        built = _build(library, folder)
+        path = kept.keep(built, key)
+        return _dlopen(library, path), path  # loaded before `folder` goes: it may still lie there
+
+
+def _build(library: Library, folder: Path) -> Path:
+    compiled, linked = folder / "compiled.o", folder / "linked.so"
+    compile_object(library.source, compiled, *FLAGS, f"-march={march()}")
+    _run(None, "-shared", str(compiled), "-o", str(linked))
+    return linked
+
+
+def _dlopen(library: Library, path: Path) -> ctypes.CDLL:
+    """Load it.
+
+    Raises:
+        OSError: it cannot be loaded, or lacks a function.
+    """
+    loaded = ctypes.CDLL(str(path))
+    missing = [symbol for symbol in library.symbols if not hasattr(loaded, symbol)]
+    if missing:
+        raise OSError(f"{path.name} has no function {', '.join(missing)}")
+    return loaded
+
+
+def _source_key(library: Library) -> str:
+    """What a library's file name begins with: its name, and a digest of all that its machine code depends on but the
+    compiler.
+    """
+    parts = [part for file in source_files(library.source) for part in (file.name.encode(), file.read_bytes())]
+    cpu = _cpu_field("flags", "Features") or platform.processor() if march() == "native" else ""
+    settings = (*FLAGS, march(), platform.machine(), cpu)
+    return f"{library.name}-{digest(*parts, *(setting.encode() for setting in settings))}-"
+
+
+@cache
+def _compiler_digest() -> str:
+    return digest(_run(None, "--version").encode())
+
+
+def _run(compiler: str | None, *arguments: str) -> str:
+    compiler = compiler or find_compiler()
     if compiler is None:
-        raise FileNotFoundError("there is no C++ compiler")
-    library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=library.parent) as folder:
-        code, compiled, linked = (Path(folder, f"code.{ending}") for ending in ("cpp", "o", "so"))
-        code.write_text(source)
-        for command in ((*_COMPILE, code, "-o", compiled), ("-shared", compiled, "-o", linked)):
-            subprocess.run((compiler, *command), check=True, capture_output=True, text=True, timeout=_SECONDS)  # noqa: S603
-        linked.replace(library)
+        raise FileNotFoundError("there is no C++ compiler (g++ or c++), and no library built for this CPU")
+    return subprocess.run(  # noqa: S603 - our own arguments
+        (compiler, *arguments), check=True, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT
+    ).stdout
 
 
-def _cpu() -> str:
-    """What the CPU can do, where the system tells."""
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text().splitlines() if told.exists() else []
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+def _cpu_field(*names: str) -> str:
+    """The first line of /proc/cpuinfo that begins with one of these names, its value; empty if there is none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     errors = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
-    return errors.strip() or str(error)
+    return errors.strip()[:_REASON_LENGTH] or str(error)

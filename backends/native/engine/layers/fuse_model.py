@@ -9,7 +9,7 @@ import torch
 
 from backends.native.engine.attention.interface import NAME, text_part
 from backends.native.engine.layers.fused_attention import FusedAttention
-from backends.native.engine.layers.fused_decoder_layer import WholeLayer
+from backends.native.engine.layers.fused_decoder_layer import FusedDecoderLayer
 from backends.native.engine.layers.fused_mlp import FusedMLP
 from backends.native.engine.layers.fused_norm import FusedNorm
 from backends.native.engine.layers.fusion import replace_parts
@@ -31,6 +31,6 @@ def fuse_layers(model: Any, longest: int, *, join: bool = True) -> None:
     replace_parts(model, FusedNorm.of)
 
 
-def fuse_whole_layers(model: Any) -> None:
+def fuse_decoder_layers(model: Any) -> None:
     """Replace the layers of `model` that can be, in place; their parts were joined and their linear layers packed."""
-    replace_parts(text_part(model), WholeLayer.of)
+    replace_parts(text_part(model), FusedDecoderLayer.of)

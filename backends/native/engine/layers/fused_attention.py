@@ -17,11 +17,9 @@ from torch import Tensor, nn
 from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams, Forward, current, running
 from backends.native.engine.attention.kv_cache import KVCache, LayerCache
 from backends.native.engine.attention.progress import progressed
-from backends.native.engine.kernels.jit import Routine, routine
-from backends.native.engine.layers.fused_norm import NORM_ROW
+from backends.native.engine.kernels.jit import Function, typed_function
 from backends.native.engine.layers.fusion import Projections, alike
 
-_FUNCTIONS = {torch.float32: "place_float32", torch.bfloat16: "place_bfloat16"}
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _NORMS = ("q_norm", "k_norm")
 
@@ -36,7 +34,7 @@ class FusedAttention(Projections):
         join: whether its linear layers may be joined.
     """
 
-    def __init__(self, module: Any, place: Routine, asked: AttentionParams, *, join: bool) -> None:
+    def __init__(self, module: Any, place: Function, asked: AttentionParams, *, join: bool) -> None:
         super().__init__({name: getattr(module, name) for name in _PROJECTIONS}, "qkv_proj" if join else "")
         self.o_proj = module.o_proj
         self.layer: int = module.layer_idx
@@ -60,7 +58,7 @@ class FusedAttention(Projections):
         """
         if not _is_made_of_heads(module) or module.q_proj.weight.device.type != "cpu":
             return None
-        place = _function(module.q_proj.weight.dtype)
+        place = typed_function("fused_attention", "rotate_and_store", module.q_proj.weight.dtype)
         if place is None:
             return None
         try:
@@ -92,7 +90,7 @@ class FusedAttention(Projections):
     def _turn_and_store(
         self, joined: Tensor, position_embeddings: tuple[Tensor, Tensor], layer: LayerCache, slots: Tensor
     ) -> None:
-        cosines, sines = angles(position_embeddings, len(joined), self.width, joined.dtype)
+        cosines, sines = rotary_tables(position_embeddings, len(joined), self.width, joined.dtype)
         self._place(
             joined.data_ptr(),
             cosines.data_ptr(),
@@ -108,7 +106,7 @@ class FusedAttention(Projections):
         )
 
 
-def angles(given: tuple[Tensor, Tensor], rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary_tables(given: tuple[Tensor, Tensor], rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosines and sines for so many rows, as the compiled passes read them: [1, rows, at most `width`].
 
     Raises:
@@ -199,74 +197,3 @@ def _norms_heads(norm: Any, module: Any, like: Any) -> bool:
         and weight.shape == (module.head_dim,)
         and weight.dtype == module.q_proj.weight.dtype
     )
-
-
-def _function(dtype: torch.dtype) -> Routine | None:
-    if dtype not in _FUNCTIONS:
-        return None
-    return routine("fused_attention", _SOURCE, _FUNCTIONS[dtype], *[ctypes.c_void_p] * 9, ctypes.c_float)
-
-
-# Numbers are rounded where the modules round them. What the angles do not cover of a head stays as it is.
-PLACE = (
-    NORM_ROW
-    + r"""
-struct Sizes {
-  long tokens, heads, key_heads, width, turned, threads;
-};
-
-template <class Kind>
-void turn(typename Kind::number* head, const typename Kind::number* cosines, const typename Kind::number* sines,
-          long turned) {
-  const long half = turned / 2;
-  for (long j = 0; j < half; j += LANES) {
-    const long left = half - j;
-    const floats a = read<Kind>(head + j, left), b = read<Kind>(head + half + j, left);
-    const floats first = rounded<Kind>(a * read<Kind>(cosines + j, left));
-    const floats second = rounded<Kind>(b * read<Kind>(cosines + half + j, left));
-    write<Kind>(head + j, first - rounded<Kind>(b * read<Kind>(sines + j, left)), left);
-    write<Kind>(head + half + j, second + rounded<Kind>(a * read<Kind>(sines + half + j, left)), left);
-  }
-}
-
-template <class Kind>
-void place(void* joined, const void* cosines, const void* sines, const void* query_norm, const void* key_norm,
-           const int64_t* slots, void* keys, void* values, const Sizes& size, float epsilon) {
-  using number = typename Kind::number;
-  const long all = size.heads + 2 * size.key_heads, stored = size.key_heads * size.width;
-#pragma omp for schedule(static)
-  for (long token = 0; token < size.tokens; token++) {
-    number* heads = static_cast<number*>(joined) + token * all * size.width;
-    for (long head = 0; head < size.heads + size.key_heads; head++) {
-      number* own = heads + head * size.width;
-      const void* norm = head < size.heads ? query_norm : key_norm;
-      if (norm) norm_row<Kind>(own, static_cast<const number*>(norm), own, size.width, epsilon);
-      turn<Kind>(own, static_cast<const number*>(cosines) + token * size.turned,
-                 static_cast<const number*>(sines) + token * size.turned, size.turned);
-    }
-    const number* key = heads + size.heads * size.width;
-    std::memcpy(static_cast<number*>(keys) + slots[token] * stored, key, stored * sizeof *key);
-    std::memcpy(static_cast<number*>(values) + slots[token] * stored, key + stored, stored * sizeof *key);
-  }
-}
-"""
-)
-"""Rows of queries, keys and values, turned in place and stored, by the threads of a region: `place`."""
-_SOURCE = (
-    PLACE
-    + r"""
-constexpr long ALONE = 1 << 13;  // so many numbers one thread is done with before others would have begun
-
-#define PLACE(name, kind)                                                                                            \
-  extern "C" void name(void* joined, const void* cosines, const void* sines, const void* query_norm,                \
-                       const void* key_norm, const int64_t* slots, void* keys, void* values, const Sizes* sizes,    \
-                       float epsilon) {                                                                              \
-    const Sizes size = *sizes;                                                                                       \
-    const long all = size.tokens * (size.heads + 2 * size.key_heads) * size.width;                                   \
-    _Pragma("omp parallel num_threads(size.threads) if (all > ALONE)")                                               \
-    place<kind>(joined, cosines, sines, query_norm, key_norm, slots, keys, values, size, epsilon);                   \
-  }
-PLACE(place_float32, Float32)
-PLACE(place_bfloat16, BFloat16)
-"""
-)

@@ -1,9 +1,10 @@
-"""A whole layer of a decode step on CPUs in one compiled call: its norms, products, attention and gate by one set of
-threads, which are gathered once a layer and not for each.
+"""A whole decoder layer as one compiled call on CPUs, for decode steps of up to 64 sequences.
 
-Only for layers whose parts were all joined (`fused_layers`) and whose weights `few_rows` can read, and only in steps
-that are the next tokens of not too many sequences; others go through the layer's parts as before. Whether it may take
-a layer's place is seen as it is of parts: by what it says beside the layer.
+Strategy: in decode, waking threads for each of a layer's norms, products, attention and gate takes longer than some of
+them do. The compiled code (`src/fused_decoder_layer.cpp`) wakes them once a layer. A decoder layer is replaced if all
+its parts were replaced by ours (`fuse_model`), its linear layers are packed in the order of the skinny GEMM, and
+it gives the same output and the same cache as its parts one after the other. Steps that hold prompts, or more than 64
+sequences, or run under another attention kernel go through the layer's parts.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from backends.native.engine.attention.cpu_decode import DECODE, MOST_WIDTH, decoding_of, paged_kernel
+from backends.native.engine.attention.cpu_decode import MAX_WIDTH, decode_batch
 from backends.native.engine.attention.interface import AttentionMetadata, Forward, current, running
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.attention.progress import progressed
-from backends.native.engine.kernels.gemv import MOST_ROWS, PRODUCT
-from backends.native.engine.kernels.jit import Routine, routine
-from backends.native.engine.layers.fused_attention import PLACE, FusedAttention, angles
-from backends.native.engine.layers.fused_mlp import GATE, FusedMLP
-from backends.native.engine.layers.fused_norm import NORM, FusedNorm
+from backends.native.engine.attention.registry import CPU_PAGED, best_kernel, find_kernel
+from backends.native.engine.kernels.gemv import MAX_ROWS
+from backends.native.engine.kernels.jit import Function, typed_function
+from backends.native.engine.layers.fused_attention import FusedAttention, rotary_tables
+from backends.native.engine.layers.fused_mlp import FusedMLP
+from backends.native.engine.layers.fused_norm import FusedNorm
 from backends.native.engine.layers.fusion import alike
 from backends.native.engine.layers.packed_linear import PackedLinear
 
-_FUNCTIONS = {torch.float32: "layer_float32", torch.bfloat16: "layer_bfloat16"}
 _PARTS = {
     "input_layernorm": FusedNorm,
     "self_attn": FusedAttention,
@@ -42,33 +43,33 @@ _LAYER = {
 
 
 class _Layer(ctypes.Structure):
-    """What the compiled call is told of a layer, as `Layer` below."""
+    """A layer's weights and sizes: `Layer` of `src/fused_decoder_layer.cpp`."""
 
     _fields_ = tuple((name, kind) for names, kind in _LAYER.items() for name in names.split())  # type: ignore[misc]
 
 
-class WholeLayer(nn.Module):
-    """Takes the place of a decoder layer, which goes on with the steps that this one cannot do.
+class FusedDecoderLayer(nn.Module):
+    """Replaces a decoder layer, and calls it for the steps that the compiled code does not take.
 
     Args:
-        layer: the model's own, its parts joined and packed.
-        compute: the compiled call.
+        layer: the model's own, its parts fused and its linear layers packed.
+        compute: the compiled code.
     """
 
-    def __init__(self, layer: Any, compute: Routine) -> None:
+    def __init__(self, layer: Any, compute: Function) -> None:
         super().__init__()
         self.layer = layer
         self._compute = compute
-        self._told = _told(layer)
+        self._description = _describe(layer)
         attention, inner = layer.self_attn, layer.mlp.down_proj.in_features
         self._index: int = attention.layer
         dtype = layer.input_layernorm.weight.dtype
-        self._like = torch.empty(1, attention.key_heads, attention.width, dtype=dtype)  # a token's keys, or values
+        self._like = torch.empty(1, attention.key_heads, attention.width, dtype=dtype)  # one token's keys, or values
         joined = max(attention.qkv_proj.out_features, 2 * inner)
-        self._scratch = len(layer.input_layernorm.weight) + joined + attention.o_proj.in_features + inner
+        self._scratch_width = len(layer.input_layernorm.weight) + joined + attention.o_proj.in_features + inner
 
     def __getattr__(self, name: str) -> Any:
-        """Of the layer, what models look at."""
+        """Attributes of the model's own layer, which model code may read."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -77,23 +78,23 @@ class WholeLayer(nn.Module):
     @classmethod
     @torch.inference_mode()
     def of(cls, layer: Any) -> Self | None:
-        """In place of `layer`; None if it is something else, or nothing can be compiled."""
+        """A replacement for `layer`; None if it is no such layer, or nothing was compiled."""
         if any(type(getattr(layer, name, None)) is not kind for name, kind in _PARTS.items()):
             return None
         attention, mlp = layer.self_attn, layer.mlp
         linears = [getattr(attention, "qkv_proj", None), attention.o_proj]
         linears += [getattr(mlp, "gate_up_proj", None), mlp.down_proj]
-        if any(type(linear) is not PackedLinear or linear.few_rows is None for linear in linears):
+        if any(type(linear) is not PackedLinear or linear.skinny_gemm is None for linear in linears):
             return None
-        function = _FUNCTIONS[layer.input_layernorm.weight.dtype]
-        compute = routine("whole_layer", _SOURCE, function, *[ctypes.c_void_p] * 12)
-        if compute is None or not attention.params.is_plain or attention.width > MOST_WIDTH:
+        weight = layer.input_layernorm.weight
+        if find_kernel(weight.device, weight.dtype, attention.params) is not CPU_PAGED or attention.width > MAX_WIDTH:
             return None
-        whole = cls(layer, compute)
-        return whole if _agree(layer, whole) else None
+        compute = typed_function("fused_decoder_layer", "decoder_layer", weight.dtype)
+        fused = cls(layer, compute) if compute is not None else None
+        return fused if fused is not None and _is_equal(layer, fused) else None
 
     def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:
-        """[1, tokens, width] to the same."""
+        """[1, tokens, width] to the same; keys and values of the tokens are stored in the cache."""
         forward = current()
         if not self._takes(hidden_states, forward):
             output: Tensor = self.layer(hidden_states, **given)
@@ -101,40 +102,40 @@ class WholeLayer(nn.Module):
         progressed()
         hidden, metadata = hidden_states.clone(memory_format=torch.contiguous_format), forward.metadata
         layer = forward.cache.layer(self._index, self._like, self._like)
-        decoding = decoding_of(metadata)
+        batch = decode_batch(metadata)
         rows, width = hidden.shape[1], self._like.shape[2]
-        cosines, sines = angles(given["position_embeddings"], rows, width, hidden.dtype)
+        cosines, sines = rotary_tables(given["position_embeddings"], rows, width, hidden.dtype)
         self._compute(
-            ctypes.addressof(self._told),
+            ctypes.addressof(self._description),
             hidden.data_ptr(),
             cosines.data_ptr(),
             sines.data_ptr(),
             metadata.slots.data_ptr(),
             layer.keys.data_ptr(),
             layer.values.data_ptr(),
-            decoding.tokens.data_ptr(),
-            decoding.tables.data_ptr(),
-            decoding.contexts.data_ptr(),
-            self._room(metadata, rows).data_ptr(),
+            batch.tokens.data_ptr(),
+            batch.tables.data_ptr(),
+            batch.contexts.data_ptr(),
+            self._scratch(metadata, rows).data_ptr(),
             (ctypes.c_long * 5)(
-                rows, cosines.shape[-1], decoding.tables.shape[1], forward.cache.block_size, torch.get_num_threads()
+                rows, cosines.shape[-1], batch.tables.shape[1], forward.cache.block_size, torch.get_num_threads()
             ),
         )
         return hidden
 
     def _takes(self, hidden: Tensor, forward: Forward) -> bool:
-        few = 0 < hidden.shape[1] <= MOST_ROWS and hidden.dtype == self._like.dtype
-        return few and forward.kernel is paged_kernel and decoding_of(forward.metadata).alone
+        few = 0 < hidden.shape[1] <= MAX_ROWS and hidden.dtype == self._like.dtype
+        return few and forward.kernel is best_kernel and decode_batch(forward.metadata).is_whole_step
 
-    def _room(self, metadata: AttentionMetadata, rows: int) -> Tensor:
-        """For what is between a layer's parts; all layers of a step use the same."""
-        room: Tensor | None = metadata.plans.get("room")
-        if room is None or len(room) < rows * self._scratch:
-            room = metadata.plans["room"] = torch.empty(rows * self._scratch, dtype=self._like.dtype)
-        return room
+    def _scratch(self, metadata: AttentionMetadata, rows: int) -> Tensor:
+        """Memory for what one part of the layer hands to the next; all layers of a step share it."""
+        scratch: Tensor | None = metadata.plans.get("scratch")
+        if scratch is None or len(scratch) < rows * self._scratch_width:
+            scratch = metadata.plans["scratch"] = torch.empty(rows * self._scratch_width, dtype=self._like.dtype)
+        return scratch
 
 
-def _told(layer: Any) -> _Layer:
+def _describe(layer: Any) -> _Layer:
     attention, mlp, norm, second = layer.self_attn, layer.mlp, layer.input_layernorm, layer.post_attention_layernorm
     return _Layer(
         norm=norm.weight.data_ptr(),
@@ -160,94 +161,39 @@ def _told(layer: Any) -> _Layer:
 
 
 def _linear(name: str, linear: Any) -> dict[str, int | None]:
+    """Addresses of a packed linear layer's weight and bias, as fields of `_Layer`."""
     bias = linear.bias
-    return {name: linear.few_rows.address, f"{name}_bias": None if bias is None else bias.data_ptr()}
+    return {name: linear.skinny_gemm.address, f"{name}_bias": None if bias is None else bias.data_ptr()}
 
 
-def _agree(layer: Any, whole: WholeLayer) -> bool:
-    """Whether both say the same of three sequences' next tokens, and store the same."""
+def _is_equal(layer: Any, fused: FusedDecoderLayer) -> bool:
+    """Whether both give the same output and store the same keys and values, for three sequences in decode."""
     try:
-        expected = _ask(layer, whole)
-    except Exception:  # a foreign layer may raise anything if it wants to be given more
+        expected = _probe(layer, fused)
+    except Exception:  # a foreign layer may raise anything if it needs other arguments
         return False
-    return all(alike(own, found) for own, found in zip(expected, _ask(whole, whole), strict=True))
+    return all(alike(own, found) for own, found in zip(expected, _probe(fused, fused), strict=True))
 
 
-def _ask(asked: Any, whole: WholeLayer) -> tuple[Tensor, Tensor, Tensor]:
-    """What `asked` says, and the keys and values that there are then."""
+def _probe(called: Any, fused: FusedDecoderLayer) -> tuple[Tensor, Tensor, Tensor]:
+    """The output of `called` for fixed random input, and all keys and values of the cache after the call."""
     draw = torch.Generator().manual_seed(0)
-    like, attention = whole._like, whole.layer.self_attn  # noqa: SLF001
+    like, attention = fused._like, fused.layer.self_attn  # noqa: SLF001
     hidden = torch.randn(1, 3, attention.qkv_proj.in_features, generator=draw).to(like.dtype)
-    turns = torch.rand(1, 3, attention.width // 2, generator=draw).mul(6.3).repeat(1, 1, 2)
+    angles = torch.rand(1, 3, attention.width // 2, generator=draw).mul(6.3).repeat(1, 1, 2)
     cache = KVCache(4, 4)
     stored = cache.layer(attention.layer, like, like)
     for pool in (stored.keys, stored.values):
         pool.copy_(torch.randn(pool.shape, generator=draw))
     tables = torch.tensor([[2, 3], [1, 0], [0, 0]])
     metadata = AttentionMetadata(torch.tensor([14, 6, 0]), [1, 1, 1], [7, 3, 1], tables)
-    with running(Forward(cache, metadata, paged_kernel)):
-        output = asked(
+    with running(Forward(cache, metadata, best_kernel)):
+        output = called(
             hidden,
             attention_mask=None,
             position_ids=torch.tensor([[6, 2, 0]]),
-            position_embeddings=(turns.cos().to(like.dtype), turns.sin().to(like.dtype)),
+            position_embeddings=(angles.cos().to(like.dtype), angles.sin().to(like.dtype)),
             past_key_values=None,
             use_cache=False,
         )
     return output, stored.keys, stored.values
-
-
-_SOURCE = (
-    f"namespace norms {{{NORM}}} namespace products {{{PRODUCT}}} namespace placing {{{PLACE}}} "
-    f"namespace decoding {{{DECODE}}} namespace gating {{{GATE}}}"
-    r"""
-struct Layer {
-  const void *norm, *qkv, *qkv_bias, *query_norm, *key_norm, *out, *out_bias;
-  const void *second_norm, *gate_up, *gate_up_bias, *down, *down_bias;
-  long width, heads, key_heads, head_width, inner, window, gelu;
-  float epsilon, second_epsilon, head_epsilon, scale;
-};
-
-struct Step {
-  long rows, turned, table, page, threads;
-};
-
-template <class Kind, class Product, class Decode>
-void compute(const Layer& of, void* hidden, const void* cosines, const void* sines, const int64_t* slots, void* keys,
-             void* values, const int64_t* tokens, const int64_t* tables, const int64_t* contexts, void* room,
-             const Step& step) {
-  const long rows = step.rows, attended = of.heads * of.head_width;
-  const long placed = attended + 2 * of.key_heads * of.head_width;
-  auto* normed = static_cast<typename Kind::number*>(room);
-  auto *joined = normed + rows * of.width, *mixed = joined + rows * std::max(placed, 2 * of.inner);
-  auto* gated = mixed + rows * attended;
-  const placing::Sizes places = {rows, of.heads, of.key_heads, of.head_width, step.turned, step.threads};
-  const decoding::Sizes sizes = {rows, step.table, step.page, of.window, of.heads, of.key_heads, of.head_width,
-                                 of.head_width, placed, of.head_width, step.threads};
-#pragma omp parallel num_threads(step.threads)
-  {
-    norms::norm<Kind>(hidden, of.norm, normed, rows, of.width, of.epsilon);
-    products::multiply<Product>(normed, of.qkv, of.qkv_bias, nullptr, joined, rows, placed, of.width);
-    placing::place<Kind>(joined, cosines, sines, of.query_norm, of.key_norm, slots, keys, values, places,
-                         of.head_epsilon);
-    decoding::attend<Decode>(joined, keys, values, mixed, tokens, tables, contexts, sizes, of.scale);
-    products::multiply<Product>(mixed, of.out, of.out_bias, hidden, hidden, rows, of.width, attended);
-    norms::norm<Kind>(hidden, of.second_norm, normed, rows, of.width, of.second_epsilon);
-    products::multiply<Product>(normed, of.gate_up, of.gate_up_bias, nullptr, joined, rows, 2 * of.inner, of.width);
-    if (of.gelu) gating::gate<Kind, gating::Gelu>(joined, gated, rows, of.inner);
-    else gating::gate<Kind, gating::Silu>(joined, gated, rows, of.inner);
-    products::multiply<Product>(gated, of.down, of.down_bias, hidden, hidden, rows, of.width, of.inner);
-  }
-}
-
-#define LAYER(name, kind, word)                                                                                       \
-  extern "C" void name(const Layer* of, void* hidden, const void* cosines, const void* sines, const int64_t* slots,   \
-                       void* keys, void* values, const int64_t* tokens, const int64_t* tables,                        \
-                       const int64_t* contexts, void* room, const Step* step) {                                       \
-    compute<kind, products::word, decoding::word>(*of, hidden, cosines, sines, slots, keys, values, tokens, tables,   \
-                                                  contexts, room, *step);                                             \
-  }
-LAYER(layer_float32, Float32, OneFloat32)
-LAYER(layer_bfloat16, BFloat16, TwoBFloat16)
-"""
-)

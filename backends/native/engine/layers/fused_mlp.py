@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from backends.native.engine.kernels.jit import Routine, routine
+from backends.native.engine.kernels.jit import Function, typed_function
 from backends.native.engine.layers.fusion import Projections, alike
 
 _PROJECTIONS = ("gate_proj", "up_proj")
 _ACTIVATIONS = ("silu", "gelu")  # the latter by its tanh
-_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 class FusedMLP(Projections):
     """Takes the place of `down(activation(gate(x)) * up(x))`."""
 
-    def __init__(self, module: Any, activation: str, activate: Routine, *, join: bool) -> None:
+    def __init__(self, module: Any, activation: str, activate: Function, *, join: bool) -> None:
         super().__init__({name: getattr(module, name) for name in _PROJECTIONS}, "gate_up_proj" if join else "")
         self.down_proj = module.down_proj
         self.activation = activation
@@ -39,7 +37,10 @@ class FusedMLP(Projections):
         gate, up = module.gate_proj, module.up_proj
         if gate.weight.device.type != "cpu" or gate.weight.shape != up.weight.shape:
             return None
-        kinds = {activation: _function(activation, gate.weight.dtype) for activation in _ACTIVATIONS}
+        kinds = {
+            activation: typed_function("fused_mlp", f"{activation}_and_mul", gate.weight.dtype)
+            for activation in _ACTIVATIONS
+        }
         candidates = (
             cls(module, name, activate, join=join) for name, activate in kinds.items() if activate is not None
         )
@@ -64,58 +65,3 @@ def _agree(module: Any, fused: FusedMLP, weight: Tensor) -> bool:
     except Exception:  # a foreign module may raise anything if it wants to be given more
         return False
     return alike(expected, fused(rows))
-
-
-def _function(activation: str, dtype: torch.dtype) -> Routine | None:
-    if dtype not in _DTYPES:
-        return None
-    pointers, sizes = [ctypes.c_void_p] * 2, [ctypes.c_long] * 2
-    return routine("fused_mlp", _SOURCE, f"{activation}_{_DTYPES[dtype]}", *pointers, *sizes, ctypes.c_int)
-
-
-# Numbers are rounded where the modules round them.
-GATE = r"""
-inline floats sigmoid(floats x) {
-  const floats most = floats{} + 87.0f;
-  return 1.0f / (1.0f + exponential(-x > most ? most : -x));
-}
-
-struct Silu {
-  static floats of(floats x) { return x * sigmoid(x); }
-};
-
-struct Gelu {  // (1 + tanh(y)) / 2 is the sigmoid of 2 y
-  static floats of(floats x) { return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x)); }
-};
-
-template <class Kind, class Activation>
-void gate(const void* joined, void* gated, long rows, long width) {
-  using number = typename Kind::number;
-#pragma omp for schedule(static)
-  for (long row = 0; row < rows; row++) {
-    const number *gates = static_cast<const number*>(joined) + 2 * row * width, *ups = gates + width;
-    number* target = static_cast<number*>(gated) + row * width;
-    for (long j = 0; j < width; j += LANES) {
-      const floats activated = rounded<Kind>(Activation::of(read<Kind>(gates + j, width - j)));
-      write<Kind>(target + j, activated * read<Kind>(ups + j, width - j), width - j);
-    }
-  }
-}
-"""
-"""Rows of gates and then as many numbers that they let through, by the threads of a region: `gate`."""
-_SOURCE = (
-    GATE
-    + r"""
-constexpr long ALONE = 1 << 13;  // so many numbers one thread is done with before others would have begun
-
-#define GATE(name, kind, activation)                                                              \
-  extern "C" void name(const void* joined, void* gated, long rows, long width, int threads) {     \
-    _Pragma("omp parallel num_threads(threads) if (rows * width > ALONE)")                        \
-    gate<kind, activation>(joined, gated, rows, width);                                           \
-  }
-GATE(silu_float32, Float32, Silu)
-GATE(silu_bfloat16, BFloat16, Silu)
-GATE(gelu_float32, Float32, Gelu)
-GATE(gelu_bfloat16, BFloat16, Gelu)
-"""
-)

@@ -6,22 +6,19 @@ seen to compute what the routine does; one with a formula of its own (Gemma's) s
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from backends.native.engine.kernels.jit import Routine, routine
+from backends.native.engine.kernels.jit import Function, typed_function
 from backends.native.engine.layers.fusion import alike
-
-_FUNCTIONS = {torch.float32: "norm_float32", torch.bfloat16: "norm_bfloat16"}
 
 
 class FusedNorm(nn.Module):
     """Takes the place of a norm that rounds `x / sqrt(mean(x²) + epsilon)` and multiplies it by its weight."""
 
-    def __init__(self, norm: Any, function: Routine) -> None:
+    def __init__(self, norm: Any, function: Function) -> None:
         super().__init__()
         self.norm = norm
         self.weight: Tensor = norm.weight
@@ -34,7 +31,7 @@ class FusedNorm(nn.Module):
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or weight.dim() != 1 or not hasattr(module, "variance_epsilon"):
             return None
-        function = _function(weight.dtype) if weight.device.type == "cpu" else None
+        function = typed_function("fused_norm", "rms_norm", weight.dtype) if weight.device.type == "cpu" else None
         fused = cls(module, function) if function else None
         return fused if fused and _agree(module, fused, weight) else None
 
@@ -63,59 +60,3 @@ def _agree(norm: Any, fused: FusedNorm, weight: Tensor) -> bool:
     rows = torch.randn(2, len(weight), generator=torch.Generator().manual_seed(0)) * torch.tensor([[3.0], [1e-3]])
     expected, found = norm(rows.to(weight.dtype)), fused(rows.to(weight.dtype))
     return alike(expected, found)
-
-
-def _function(dtype: torch.dtype) -> Routine | None:
-    if dtype not in _FUNCTIONS:
-        return None
-    pointers, sizes = [ctypes.c_void_p] * 3, [ctypes.c_long] * 2
-    return routine("fused_norm", _SOURCE, _FUNCTIONS[dtype], *pointers, *sizes, ctypes.c_float, ctypes.c_int)
-
-
-# Numbers are rounded where the modules round them.
-NORM_ROW = r"""
-template <class Kind>
-void norm_row(const typename Kind::number* row, const typename Kind::number* weight, typename Kind::number* normed,
-              long width, float epsilon) {
-  floats squares = {};
-  for (long j = 0; j < width; j += LANES) {
-    const floats numbers = read<Kind>(row + j, width - j);
-    squares += numbers * numbers;
-  }
-  const float factor = 1.0f / std::sqrt(total(squares) / width + epsilon);
-  for (long j = 0; j < width; j += LANES) {
-    const floats scaled = rounded<Kind>(read<Kind>(row + j, width - j) * factor);
-    write<Kind>(normed + j, read<Kind>(weight + j, width - j) * scaled, width - j);
-  }
-}
-"""
-"""One row, perhaps in place: `norm_row`."""
-NORM = (
-    NORM_ROW
-    + r"""
-template <class Kind>
-void norm(const void* rows, const void* weight, void* normed, long count, long width, float epsilon) {
-  using number = typename Kind::number;
-#pragma omp for schedule(static)
-  for (long row = 0; row < count; row++)
-    norm_row<Kind>(static_cast<const number*>(rows) + row * width, static_cast<const number*>(weight),
-                   static_cast<number*>(normed) + row * width, width, epsilon);
-}
-"""
-)
-"""Rows, by the threads of a region: `norm`."""
-_SOURCE = (
-    NORM
-    + r"""
-constexpr long ALONE = 1 << 15;  // so many numbers one thread is done with before others would have begun
-
-#define NORM(name, kind)                                                                                          \
-  extern "C" void name(const void* rows, const void* weight, void* normed, long count, long width, float epsilon, \
-                       int threads) {                                                                             \
-    _Pragma("omp parallel num_threads(threads) if (count * width > ALONE)")                                       \
-    norm<kind>(rows, weight, normed, count, width, epsilon);                                                      \
-  }
-NORM(norm_float32, Float32)
-NORM(norm_bfloat16, BFloat16)
-"""
-)

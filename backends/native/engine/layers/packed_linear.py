@@ -1,7 +1,7 @@
 """Linear layers on CPUs, with their weights in the blocked order that oneDNN multiplies in.
 
 A plain `nn.Linear` has its weight laid out anew at every call, or is multiplied by a slower routine: for the few rows
-of a decode step the packed layer is up to three times as fast, and with `few_rows`, where it can be had, half as fast
+of a decode step the packed layer is up to three times as fast, and with `SkinnyGemm`, where it can be had, half as fast
 again. What is computed is the same. A packed weight can only be multiplied with, so a model whose code looks at
 `weight` itself cannot have it: the self-check tells.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from backends.native.engine.kernels.gemv import FewRows
+from backends.native.engine.kernels.gemv import SkinnyGemm
 from backends.native.engine.layers.fusion import replace_parts
 
 # For how many rows the order is chosen; other numbers work with it, too.
@@ -33,14 +33,14 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         self._packed = _reordered(linear.weight.detach())
-        self.few_rows = FewRows.of(linear.weight.detach(), self._packed, self.bias)
+        self.skinny_gemm = SkinnyGemm.of(linear.weight.detach(), self._packed, self.bias)
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
         if not rows.numel():
             return rows.new_empty(*rows.shape[:-1], self.out_features)
-        if self.few_rows is not None and self.few_rows.takes(rows):
-            return self.few_rows.multiply(rows)
+        if self.skinny_gemm is not None and self.skinny_gemm.takes(rows):
+            return self.skinny_gemm.multiply(rows)
         count = rows.numel() // self.in_features
         if count >= _FEWEST_ROWS:
             return self._multiply(rows)
@@ -68,7 +68,7 @@ def pack_linears(model: Any, least: int = _LEAST) -> None:
 
 
 def _reordered(weight: Tensor) -> Tensor:
-    """In oneDNN's order for one thread: for more it lays small weights out in blocks that `few_rows` cannot read."""
+    """In oneDNN's order for one thread: for more it lays small weights out in blocks that `SkinnyGemm` cannot read."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.native.engine.attention.cpu_decode import paged_kernel
 from backends.native.engine.attention.interface import text_part
+from backends.native.engine.attention.registry import best_kernel
 from backends.native.engine.loading.self_check import (
     SENSITIVITY,
     TOLERANCE,
@@ -71,7 +71,7 @@ def _compare(small: Any, kinds: Collection[str], find_error: FindError) -> str |
 
 
 def _packed_error(small: Any, tokens: list[Tensor], expected: list[Tensor]) -> float:
-    return packed_error(small, paged_kernel, tokens, expected, _NAMES)
+    return packed_error(small, best_kernel, tokens, expected, _NAMES)
 
 
 def _cached_error(small: Any, tokens: list[Tensor], expected: list[Tensor]) -> float:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.native.engine.attention.cpu_decode import paged_kernel
 from backends.native.engine.attention.interface import Kernel, text_part
 from backends.native.engine.attention.kv_cache import KVCache
+from backends.native.engine.attention.registry import best_kernel
 from backends.native.engine.loading.tiny_copy import VOCAB, shrunken_copy
 from backends.native.engine.runner.packed import PackedRunner
 from backends.native.engine.scheduling.sequence import Sequence, Work
@@ -35,7 +35,7 @@ SENSITIVITY = 1e-3
 Change = Callable[[Any], None]
 
 
-def why_not_packed(model: Any, kernel: Kernel = paged_kernel, change: Change = lambda _: None) -> str | None:
+def why_not_packed(model: Any, kernel: Kernel = best_kernel, change: Change = lambda _: None) -> str | None:
     """Why `model` must run on the cache tier, or None if the packed tier with `kernel` is right for it.
 
     `change` is what will be done to the model before it is run packed, in place.

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from backends.native.engine.attention.cpu_decode import paged_kernel
 from backends.native.engine.attention.interface import (
     NAME,
     AttentionMetadata,
@@ -26,6 +25,7 @@ from backends.native.engine.attention.interface import (
     text_part,
 )
 from backends.native.engine.attention.kv_cache import KVCache
+from backends.native.engine.attention.registry import best_kernel
 from backends.native.engine.lora.layers import adapting
 from backends.native.engine.runner.embedder import Embedder
 from backends.native.engine.scheduling.sequence import Sequence, Work
@@ -71,7 +71,7 @@ class PackedRunner:
         self,
         model: Any,
         cache: KVCache,
-        kernel: Kernel = paged_kernel,
+        kernel: Kernel = best_kernel,
         embedder: Embedder | None = None,
         lora_adapters: tuple[str, ...] = (),
     ) -> None:

@@ -1,25 +1,24 @@
-"""Gumbel noise as a pure function of (seed, position, token id): a seed replays alone, in any batch, after preemption.
+"""Gumbel noise as a pure function of (seed, position, token id).
 
-A counter hash in integer arithmetic, so the bits are the same on every device; no generator and no state. Adding the
-noise to scores and taking the largest draws from their softmax (Gumbel-max trick).
+A seed gives the same tokens alone, in any batch and after preemption. The noise comes from a counter-based hash in
+integer arithmetic: no generator, no state, and the same bits on every device. The largest of scores plus noise is a
+draw from the scores' softmax (Gumbel-max trick).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-
-from backends.native.engine.kernels.gumbel import add_noise
 
 _MASK = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 # The multipliers of MurmurHash3's fmix32 as an int32 holds them: products wrap to the same bits.
 _FIRST = 0x85EBCA6B - (1 << 32)
 _SECOND = 0xC2B2AE35 - (1 << 32)
-# Picking scores out pays if they are fewer than one in so many.
-_FEW = 8
+# Making noise for single tokens pays if fewer than one in so many are left of a row (measured).
+_SPARSE = 8
 
 
 def gumbel(seeds: Sequence[int], positions: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
@@ -38,19 +37,43 @@ def gumbel(seeds: Sequence[int], positions: Sequence[int], vocab_size: int, devi
 
 
 def _gumbel_of(bits: Tensor) -> Tensor:
-    # A uniform close to 0 keeps its precision in float32, one close to 1 does not: so let large noise come from small
-    # values. The clamp keeps 1 - uniform above 0.
+    # -log(-log(1 - u)) and not -log(-log(u)): float32 is precise for u close to 0, not close to 1, so the long upper
+    # tail of the noise must come from small u. The clamp keeps 1 - u above 0.
     uniform = bits.view(torch.uint32).to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
-def perturb(scores: Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Tensor:
-    """Add the noise of `gumbel` to [rows, vocabulary] scores, in place; in rows where few are left, only to those."""
+def perturb(
+    scores: Tensor,
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    add_noise: Callable[[Tensor, Tensor, Tensor], None] | None = None,
+) -> Tensor:
+    """Add the noise of `gumbel` to [rows, vocabulary] scores, in place.
+
+    Args:
+        scores: float32.
+        seeds: one unsigned 64-bit seed a row.
+        positions: the index in its sequence of the token to be chosen, one a row.
+        add_noise: the implementation (`operations`); None: `add_gumbel_noise`.
+    """
     low, high = _row_keys(seeds, positions, scores.device)
-    if add_noise(scores, low, high):
-        return scores
+    (add_noise or add_gumbel_noise)(scores, low, high)
+    return scores
+
+
+def add_gumbel_noise(scores: Tensor, low: Tensor, high: Tensor) -> None:
+    """Add each row's noise to its scores, in place.
+
+    In a row of which few tokens are left (the others are -inf), noise is made for those only.
+
+    Args:
+        scores: [rows, vocabulary] float32.
+        low: [rows] int32, the lower halves of the rows' keys.
+        high: [rows] int32, the upper halves.
+    """
     left = scores > float("-inf")
-    few = left.sum(-1) * _FEW <= scores.shape[1]
+    few = left.sum(-1) * _SPARSE <= scores.shape[1]
     many = (~few).nonzero().squeeze(1)
     if len(many):
         everything = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device)
@@ -59,7 +82,6 @@ def perturb(scores: Tensor, seeds: Sequence[int], positions: Sequence[int]) -> T
     if len(many) < len(scores):
         rows, tokens = (left & few.unsqueeze(1)).nonzero(as_tuple=True)
         scores[rows, tokens] += _gumbel_of(_hash(tokens.int(), low[rows], high[rows]))
-    return scores
 
 
 def random_bits(seeds: Sequence[int], positions: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
@@ -73,10 +95,10 @@ def _hash(tokens: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _row_keys(seeds: Sequence[int], positions: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The lower and the upper halves of every row's key, [rows] int32 each."""
+    """The lower and the upper half of every row's key, [rows] int32 each."""
     keys = [_row_key(seed, position) for seed, position in zip(seeds, positions, strict=True)]
     halves = torch.tensor([[key & _MASK, key >> 32] for key in keys], device=device).view(-1, 2)
-    low, high = halves.to(torch.int32).unbind(1)  # the bits stay
+    low, high = halves.to(torch.int32).unbind(1)  # wraps: the bits stay
     return low, high
 
 
@@ -93,7 +115,7 @@ def _mix64(value: int) -> int:
 
 
 def _mix(value: Tensor) -> Tensor:
-    """MurmurHash3's 32-bit finaliser, in place. An int32 is shifted with its sign, which does not belong there."""
+    """MurmurHash3's 32-bit finalizer, in place. The masks drop the sign bits that shifting an int32 copies in."""
     value.bitwise_xor_((value >> 16).bitwise_and_(0xFFFF)).mul_(_FIRST)
     value.bitwise_xor_((value >> 13).bitwise_and_(0x7FFFF)).mul_(_SECOND)
     return value.bitwise_xor_((value >> 16).bitwise_and_(0xFFFF))

@@ -1,8 +1,8 @@
 """Which tokens may be drawn: temperature, top_k, top_p, min_p and typical_p over a batch.
 
 Definitions and order are those of the logits warpers in transformers, with one difference: tokens of equal score stay
-or go together, so that the result does not depend on how a sort breaks ties. Each filter touches only the rows that
-ask.
+or go together, so that the result does not depend on how a sort breaks ties. Each warper touches only the rows that
+ask for it.
 """
 
 from __future__ import annotations
@@ -13,50 +13,66 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from backends.native.engine.kernels.top_k_top_p import keep_likeliest
 from backends.native.protocol.messages import SamplingParams
 
-_NEVER = float("-inf")
-# The bins of `least_kept`, and how far below the highest value the last but one ends.
+_MASKED = float("-inf")
+# The bins of `lowest_kept`, and how far below the highest value the last but one ends.
 _BINS, _RANGE = 2048, 32.0
-Filter = Callable[[Tensor, Tensor], Tensor]
+
+Warper = Callable[[Tensor, Tensor], Tensor]
+"""Scores [rows, vocabulary] and a parameter [rows, 1] to scores with -inf for the tokens that must not be drawn."""
 
 
-def filter_scores(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Scale and filter the rows that will be sampled.
+def mask_top_k_top_p(scores: Tensor, k: Sequence[int], p: Sequence[float]) -> None:
+    """Put -inf, in place, for all but each row's `k` highest scores and then for all but the nucleus of mass `p`.
+
+    Args:
+        scores: [rows, vocabulary].
+        k: one a row; 0: all.
+        p: one a row; 1 or more: all.
+    """
+    vocab = scores.shape[1]
+    _apply(scores, top_k, [count if 0 < count < vocab else None for count in k])
+    _apply(scores, top_p, [mass if mass < 1 else None for mass in p])
+
+
+def warp_logits(
+    scores: Tensor,
+    params: Sequence[SamplingParams],
+    mask: Callable[[Tensor, Sequence[int], Sequence[float]], None] = mask_top_k_top_p,
+) -> Tensor:
+    """Scale and mask the rows that will be sampled.
 
     Args:
         scores: [rows, vocabulary] float32, overwritten.
         params: one a row, with temperature above 0.
+        mask: the implementation of top_k and top_p (`operations`).
 
     Returns:
-        [rows, vocabulary], -inf where a token must not be drawn. At least one a row remains.
+        [rows, vocabulary], -inf where a token must not be drawn. At least one token a row remains.
     """
     if any(p.temperature != 1.0 for p in params):
         scores /= _column([max(p.temperature, 1e-6) for p in params], scores)
-    if not keep_likeliest(scores, [p.top_k for p in params], [p.top_p for p in params]):
-        vocab = scores.shape[1]
-        _apply(scores, top_k, [p.top_k if 0 < p.top_k < vocab else None for p in params])
-        _apply(scores, top_p, [p.top_p if p.top_p < 1 else None for p in params])
+    mask(scores, [p.top_k for p in params], [p.top_p for p in params])
     _apply(scores, min_p, [p.min_p if p.min_p > 0 else None for p in params])
     _apply(scores, typical_p, [p.typical_p if p.typical_p < 1 else None for p in params])
     return scores
 
 
 def top_k(scores: Tensor, k: Tensor) -> Tensor:
-    """Keep the k highest. `k` is [rows, 1]."""
+    """Keep the `k` [rows, 1] highest scores."""
     best = scores.topk(int(k.max()), dim=-1).values
-    return _from(scores, best.gather(1, k.long() - 1))
+    return _mask_below(scores, best.gather(1, k.long() - 1))
 
 
 def top_p(scores: Tensor, mass: Tensor) -> Tensor:
-    """Keep the fewest highest whose probabilities together reach `mass` [rows, 1] (nucleus, arXiv 1904.09751)."""
-    return _from(scores, least_kept(scores, scores.softmax(-1), mass))
+    """Keep the fewest highest scores whose probabilities reach `mass` [rows, 1] (nucleus, arXiv 1904.09751)."""
+    return _mask_below(scores, lowest_kept(scores, scores.softmax(-1), mass))
 
 
 def min_p(scores: Tensor, share: Tensor) -> Tensor:
-    """Keep what has at least `share` [rows, 1] of the likeliest one's probability (arXiv 2407.01082)."""
-    return _from(scores, scores.amax(-1, keepdim=True) + share.log())
+    """Keep tokens of at least `share` [rows, 1] of the highest probability (arXiv 2407.01082)."""
+    return _mask_below(scores, scores.amax(-1, keepdim=True) + share.log())
 
 
 def typical_p(scores: Tensor, mass: Tensor) -> Tensor:
@@ -65,55 +81,57 @@ def typical_p(scores: Tensor, mass: Tensor) -> Tensor:
     probabilities = logs.exp()
     entropy = -(logs * probabilities).nansum(-1, keepdim=True)
     nearness = -(-logs - entropy).abs()
-    return scores.masked_fill(nearness < least_kept(nearness, probabilities, mass), _NEVER)
+    return scores.masked_fill(nearness < lowest_kept(nearness, probabilities, mass), _MASKED)
 
 
-def least_kept(values: Tensor, probabilities: Tensor, mass: Tensor) -> Tensor:
-    """[rows, 1], the last of the highest `values` [rows, vocabulary] whose probabilities add up to `mass` [rows, 1].
+def lowest_kept(values: Tensor, probabilities: Tensor, mass: Tensor) -> Tensor:
+    """[rows, 1], the lowest of the highest `values` [rows, vocabulary] whose probabilities reach `mass` [rows, 1].
 
-    Sorting a whole vocabulary takes a CPU twenty times as long as sorting it into bins first, by value, and then only
-    the bin in which `mass` is reached.
+    On a CPU, sorting a whole vocabulary takes twenty times as long as adding probabilities up in bins by value and
+    sorting only the bin in which `mass` is reached.
     """
     if values.device.type != "cpu":
-        return _least_sorted(values, probabilities, mass)
+        return _lowest_kept_by_sorting(values, probabilities, mass)
     bins = ((values.amax(-1, keepdim=True) - values) * (_BINS / _RANGE)).clamp_(max=_BINS - 1).long().clamp_(min=0)
     upto = probabilities.new_zeros(len(values), _BINS).scatter_add_(1, bins, probabilities).cumsum(-1)
     reached = (upto < mass).sum(-1, keepdim=True).minimum(bins.amax(-1, keepdim=True))
     before = torch.where(reached > 0, upto.gather(1, (reached - 1).clamp_(min=0)), 0.0)
-    least = []
+    lowest = []
     for row, held in enumerate(bins == reached):
         index = held.nonzero().squeeze(1)
         some, theirs = values[row].index_select(0, index), probabilities[row].index_select(0, index)
-        least.append(_least_sorted(some[None], theirs[None], (mass - before)[row, None]))
-    return torch.cat(least)
+        lowest.append(_lowest_kept_by_sorting(some[None], theirs[None], (mass - before)[row, None]))
+    return torch.cat(lowest)
 
 
-def _least_sorted(values: Tensor, probabilities: Tensor, mass: Tensor) -> Tensor:
-    """The same, by sorting."""
+def _lowest_kept_by_sorting(values: Tensor, probabilities: Tensor, mass: Tensor) -> Tensor:
     ordered, order = values.sort(descending=True)
     reached = (probabilities.gather(1, order).cumsum(-1) < mass).sum(-1, keepdim=True)
     return ordered.gather(1, reached.clamp_(max=values.shape[1] - 1))
 
 
-def _from(scores: Tensor, least: Tensor) -> Tensor:
-    """Keep scores of `least` [rows, 1] and more. On a CPU row by row: what torch vectorises there takes one bound."""
+def _mask_below(scores: Tensor, lowest: Tensor) -> Tensor:
+    """Put -inf for scores below `lowest` [rows, 1].
+
+    On a CPU row by row: `threshold`, which torch vectorizes there, takes one bound for all.
+    """
     if scores.device.type != "cpu":
-        return scores.masked_fill(scores < least, _NEVER)
-    below = torch.nextafter(least, torch.full_like(least, _NEVER)).squeeze(1).tolist()
-    return torch.stack([functional.threshold(row, bound, _NEVER) for row, bound in zip(scores, below, strict=True)])
+        return scores.masked_fill(scores < lowest, _MASKED)
+    below = torch.nextafter(lowest, torch.full_like(lowest, _MASKED)).squeeze(1).tolist()
+    return torch.stack([functional.threshold(row, bound, _MASKED) for row, bound in zip(scores, below, strict=True)])
 
 
-def _apply(scores: Tensor, keep: Filter, values: Sequence[float | None]) -> None:
-    """Filter, in place, the rows that have a value."""
+def _apply(scores: Tensor, warp: Warper, values: Sequence[float | None]) -> None:
+    """Warp, in place, the rows that have a value."""
     rows = [row for row, value in enumerate(values) if value is not None]
     if not rows:
         return
     asked = _column([value for value in values if value is not None], scores)
     if len(rows) == len(values):
-        scores.copy_(keep(scores, asked))
+        scores.copy_(warp(scores, asked))
     else:
         index = torch.tensor(rows, device=scores.device)
-        scores.index_copy_(0, index, keep(scores.index_select(0, index), asked))
+        scores.index_copy_(0, index, warp(scores.index_select(0, index), asked))
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from backends.native.engine.sampling.gumbel import perturb
 from backends.native.engine.sampling.logits_processors import process
-from backends.native.engine.sampling.logits_warpers import filter_scores
+from backends.native.engine.sampling.logits_warpers import warp_logits
+from backends.native.engine.sampling.operations import operations_for
 from backends.native.engine.scheduling.sequence import Sequence, Work
 from backends.native.protocol.messages import Logprobs
 
@@ -79,8 +80,11 @@ def choose(sequences: Seq[Sequence], raw: Tensor) -> list[int]:
         index = torch.tensor(random, device=scores.device)
         params = [sequences[row].request.sampling for row in random]
         positions = [len(sequences[row].tokens) for row in random]
-        filtered = filter_scores(scores.index_select(0, index), params)
-        tokens[index] = argmax(perturb(filtered, [p.seed for p in params], positions))
+        sampled = scores.index_select(0, index)
+        operations = operations_for(sampled)
+        warped = warp_logits(sampled, params, operations.mask_top_k_top_p)
+        noisy = perturb(warped, [p.seed for p in params], positions, operations.add_gumbel_noise)
+        tokens[index] = argmax(noisy)
     # argmax takes NaN for the largest, so the chosen score tells of one anywhere in the row.
     if not bool(scores.gather(1, tokens.unsqueeze(1)).isfinite().all()):
         raise NoDistribution("the model's output is not a probability distribution")

@@ -5,22 +5,28 @@ from __future__ import annotations
 import pytest
 import torch
 
+from backends.native.engine.attention import cpu_prefill
 from backends.native.engine.attention.cpu_decode import paged_kernel
-from backends.native.engine.attention.cpu_prefill import _function, attend_prompts
+from backends.native.engine.attention.cpu_prefill import attend_prompts
 from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams
 from backends.native.engine.attention.kv_cache import KVCache, LayerCache
 from backends.native.engine.attention.reference import reference_kernel
+from backends.native.engine.kernels import jit
+from tests.backends.native.engine.kernels.compilers import needs_compiler
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(_function() is None, reason="there is no compiler, or the CPU does not multiply bfloat16"),
-]
+pytestmark = [pytest.mark.torch, needs_compiler]
 
 SIZE = 16
 
 
+@pytest.fixture(autouse=True)
+def _on_any_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the compiled attention where the CPU does not multiply bfloat16, too: there it is slow, but right."""
+    monkeypatch.setattr(cpu_prefill, "_function", lambda: jit.function("cpu_prefill", "paged_prefill_bfloat16"))
+
+
 def stored(new: list[int], contexts: list[int], heads: int, width: int) -> tuple[LayerCache, AttentionMetadata]:
-    """Random keys and values on shuffled pages; what nobody has is no number."""
+    """Random keys and values on shuffled pages; slots that no sequence has hold NaN."""
     torch.manual_seed(0)
     most = -(-max(contexts) // SIZE)
     tables = torch.randperm(len(contexts) * most).view(len(contexts), most)
@@ -52,11 +58,11 @@ def test_it_equals_the_reference(heads: int, sharing: int, width: int, window: i
     queries = torch.randn(heads * sharing, sum(new), width).bfloat16().transpose(0, 1)  # as models give them
     params = AttentionParams(width**-0.5, window)
     found = paged_kernel(queries, layer, SIZE, metadata, params)
-    assert list(metadata.plans) == ["decoding"]  # nothing was left to the reference
+    assert list(metadata.plans) == ["decode_batch"]  # nothing was left to the reference
     torch.testing.assert_close(found.float(), in_float32(queries, layer, metadata, params), atol=2e-2, rtol=2e-2)
 
 
-def test_great_scores() -> None:
+def test_large_scores() -> None:
     layer, metadata = stored([200], [200], 1, 64)
     queries, params = torch.randn(200, 2, 64).bfloat16(), AttentionParams(20.0)
     found = paged_kernel(queries, layer, SIZE, metadata, params)
@@ -74,7 +80,7 @@ def test_several_threads() -> None:
         torch.set_num_threads(1)
 
 
-def test_what_is_no_number_is_seen_by_what_follows_it() -> None:
+def test_nan_reaches_only_the_tokens_that_see_it() -> None:
     layer, metadata = stored([90], [90], 1, 64)
     layer.keys[int(metadata.block_tables[0, 4]) * SIZE + 6] = float("nan")  # position 70
     out = paged_kernel(torch.randn(90, 1, 64).bfloat16(), layer, SIZE, metadata, AttentionParams(0.1))
@@ -83,7 +89,7 @@ def test_what_is_no_number_is_seen_by_what_follows_it() -> None:
 
 
 @pytest.mark.parametrize(("width", "dtype"), [(64, torch.float32), (96, torch.bfloat16), (576, torch.bfloat16)])
-def test_it_leaves_what_it_cannot(width: int, dtype: torch.dtype) -> None:
+def test_other_widths_and_dtypes_are_left_to_the_reference(width: int, dtype: torch.dtype) -> None:
     like = torch.zeros(1, 1, width, dtype=dtype)
     layer = KVCache(1, SIZE).layer(0, like, like)
     metadata = AttentionMetadata(torch.empty(0), [3], [3], torch.zeros(1, 1, dtype=torch.int64))

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from backends.native.engine.attention.cpu_decode import paged_kernel
 from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams, Kernel
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.attention.reference import reference_kernel
+from backends.native.engine.attention.registry import best_kernel
 
 pytestmark = pytest.mark.torch
 
@@ -37,7 +37,7 @@ def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, params: AttentionPa
     return out.float()
 
 
-@pytest.mark.parametrize("kernel", [reference_kernel, paged_kernel])
+@pytest.mark.parametrize("kernel", [reference_kernel, best_kernel])
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (4, 1)])
 @pytest.mark.parametrize(
     "options",

@@ -1,4 +1,4 @@
-"""The compiled top_k and top_p beside the same by sorting; `test_filters` has the definitions."""
+"""The compiled top_k and top_p beside the same by sorting; `test_logits_warpers` has the definitions."""
 
 from __future__ import annotations
 
@@ -6,28 +6,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.native.engine.kernels import jit
-from backends.native.engine.kernels.top_k_top_p import keep_likeliest
+from backends.native.engine.kernels.top_k_top_p import mask_top_k_top_p
 from backends.native.engine.sampling import logits_warpers
+from tests.backends.native.engine.kernels.compilers import needs_compiler
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, needs_compiler]
 
 NEVER = float("-inf")
 
 
-def keep_nucleus(scores: Tensor, mass: Tensor) -> bool:
-    return keep_likeliest(scores, [0] * len(scores), mass.flatten().tolist())
-
-
-@pytest.fixture(autouse=True)
-def compiler() -> None:
-    if jit.load("nothing", "") is None:
-        pytest.skip("there is no compiler")
+def keep_nucleus(scores: Tensor, mass: Tensor) -> None:
+    mask_top_k_top_p(scores, [0] * len(scores), mass.flatten().tolist())
 
 
 @pytest.mark.parametrize("spread", [0.01, 1.0, 10.0, 100.0])
 @pytest.mark.parametrize("vocab", [1, 2, 17, 5000])
-def test_it_keeps_what_sorting_keeps(spread: float, vocab: int) -> None:
+def test_the_nucleus_is_the_one_that_sorting_finds(spread: float, vocab: int) -> None:
     torch.manual_seed(0)
     mass = torch.tensor([[1e-6], [0.1], [0.5], [0.9], [0.99]])
     scores = torch.randn(len(mass), vocab) * spread
@@ -37,40 +31,33 @@ def test_it_keeps_what_sorting_keeps(spread: float, vocab: int) -> None:
     before = scores.double().softmax(-1).gather(1, order).cumsum(-1).roll(1)
     before[:, 0] = 0
     expected = torch.zeros_like(scores, dtype=torch.bool).scatter(1, order, (before < mass) & ordered.isfinite())
-    assert keep_nucleus(scores, mass)
+    keep_nucleus(scores, mass)
     assert torch.equal(scores.isfinite(), expected)
 
 
 @pytest.mark.parametrize("spread", [0.5, 5.0])
-def test_it_agrees_with_the_plain_filter(spread: float) -> None:
+def test_it_agrees_with_the_torch_version(spread: float) -> None:
     torch.manual_seed(0)
     scores, mass = torch.randn(4, 3000) * spread, torch.tensor([[0.2], [0.6], [0.8], [0.95]])
-    least = logits_warpers.least_kept(scores, scores.softmax(-1), mass)
-    expected = logits_warpers._from(scores, least)
-    assert keep_nucleus(scores, mass)
-    assert (scores.isfinite() != expected.isfinite()).sum() <= 2  # plain sums are in float32
+    lowest = logits_warpers.lowest_kept(scores, scores.softmax(-1), mass)
+    expected = logits_warpers._mask_below(scores, lowest)
+    keep_nucleus(scores, mass)
+    assert (scores.isfinite() != expected.isfinite()).sum() <= 2  # torch sums in float32
 
 
 def test_ties_stay_together() -> None:
     scores = torch.tensor([[3.0, 1.0, 1.0, 1.0, 0.0, NEVER]])
-    assert keep_nucleus(scores, torch.tensor([[0.8]]))
+    keep_nucleus(scores, torch.tensor([[0.8]]))
     assert scores.tolist() == [[3.0, 1.0, 1.0, 1.0, NEVER, NEVER]]
 
 
 @pytest.mark.parametrize("place", [0, 3])
-def test_what_is_no_number_is_left_to_be_noticed(place: int) -> None:
+def test_nan_is_left_for_the_sampler_to_notice(place: int) -> None:
     scores = torch.randn(2, 8)
     scores[0, place] = float("nan")
-    assert keep_nucleus(scores, torch.full((2, 1), 0.5))
+    keep_nucleus(scores, torch.full((2, 1), 0.5))
     assert scores[0, place].isnan()
     assert not scores[1].isnan().any()
-
-
-def test_what_it_cannot_do() -> None:
-    mass = torch.full((8, 1), 0.5)
-    assert not keep_nucleus(torch.zeros(4, 8).T, mass)
-    assert not keep_nucleus(torch.zeros(8, 8, dtype=torch.float64), mass)
-    assert not keep_nucleus(torch.zeros(8, 8)[:, :4], mass)
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -86,22 +73,22 @@ def test_it_keeps_the_highest(vocab: int, ties: bool) -> None:
     for row, count in zip(expected, counts, strict=True):
         if 0 < count < vocab:
             row[row < row.topk(count).values[-1]] = NEVER
-    assert keep_likeliest(scores, counts, [1.0] * len(counts))
+    mask_top_k_top_p(scores, counts, [1.0] * len(counts))
     assert torch.equal(scores, expected)
 
 
-def test_one_filter_after_the_other() -> None:
+def test_top_k_comes_before_top_p() -> None:
     torch.manual_seed(0)
     scores, mass = torch.randn(3, 4000), torch.tensor([[0.3], [0.9], [1.0]])
     expected = logits_warpers.top_k(scores, torch.tensor([[20.0], [700.0], [5.0]]))
     for row in range(2):
         expected[row] = logits_warpers.top_p(expected[row, None], mass[row, None])
-    assert keep_likeliest(scores, [20, 700, 5], mass.flatten().tolist())
+    mask_top_k_top_p(scores, [20, 700, 5], mass.flatten().tolist())
     assert torch.equal(scores, expected)
 
 
-def test_no_number_is_left_beside_the_highest() -> None:
+def test_nan_stays_beside_the_highest() -> None:
     scores = torch.tensor([[1.0, float("nan"), 3.0, 2.0]])
-    assert keep_likeliest(scores, [1], [1.0])
+    mask_top_k_top_p(scores, [1], [1.0])
     assert scores[0, 1].isnan()
     assert scores[0, 2] == 3.0

@@ -12,13 +12,13 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from backends.native.engine.attention.cpu_decode import paged_kernel
 from backends.native.engine.attention.interface import AttentionMetadata, Forward, running
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.attention.reference import reference_kernel
+from backends.native.engine.attention.registry import best_kernel
 from backends.native.engine.kernels import jit
-from backends.native.engine.layers.fuse_model import fuse_layers, fuse_whole_layers
-from backends.native.engine.layers.fused_decoder_layer import WholeLayer
+from backends.native.engine.layers.fuse_model import fuse_decoder_layers, fuse_layers
+from backends.native.engine.layers.fused_decoder_layer import FusedDecoderLayer
 from backends.native.engine.layers.fusion import alike
 from backends.native.engine.layers.packed_linear import pack_linears
 from backends.native.engine.loading.self_check import why_not_packed
@@ -52,8 +52,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _compiler() -> None:
-    if jit.load("nothing", "") is None:
-        pytest.skip("there is no compiler")
+    if jit.find_compiler() is None:
+        pytest.skip("missing tool: g++")
 
 
 def build(family: str, **more: Any) -> Any:
@@ -71,12 +71,12 @@ def fused(model: Any, *, join: bool = True) -> Any:
     with torch.inference_mode():
         fuse_layers(own, CONTEXT, join=join)
         pack_linears(own, least=1)
-        fuse_whole_layers(own)
+        fuse_decoder_layers(own)
     return own
 
 
-def wholes(model: Any) -> list[WholeLayer]:
-    return [part for part in model.modules() if type(part) is WholeLayer]
+def wholes(model: Any) -> list[FusedDecoderLayer]:
+    return [part for part in model.modules() if type(part) is FusedDecoderLayer]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -109,7 +109,7 @@ def step(rows: int, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tensor], 
     )
 
 
-def run(layer: Any, rows: int, dtype: torch.dtype, kernel: Any = paged_kernel) -> tuple[Tensor, Tensor, Tensor]:
+def run(layer: Any, rows: int, dtype: torch.dtype, kernel: Any = best_kernel) -> tuple[Tensor, Tensor, Tensor]:
     """What a layer says, and all keys and values after it."""
     hidden, places, metadata = step(rows, dtype)
     given, cache = hidden.clone(), KVCache(rows * 9, 16)
@@ -152,7 +152,7 @@ def test_the_steps_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, places, metadata = step(3, torch.float32)
     metadata.query_lengths[:] = [2, 1]  # a prompt's first two tokens
     metadata.context_lengths[:] = [2, 5]
-    with running(Forward(KVCache(27, 16), metadata, paged_kernel)):
+    with running(Forward(KVCache(27, 16), metadata, best_kernel)):
         whole(hidden, position_embeddings=places)
     assert len(calls) == 1
 
@@ -197,6 +197,6 @@ def test_the_self_check_runs_with_them() -> None:
     def change(small: Any) -> None:
         partial(fuse_layers, longest=CONTEXT)(small)
         pack_linears(small, least=1)
-        fuse_whole_layers(small)
+        fuse_decoder_layers(small)
 
     assert why_not_packed(build("llama"), change=change) is None

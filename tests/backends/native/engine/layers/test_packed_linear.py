@@ -77,9 +77,9 @@ def test_a_small_layer_has_the_compiled_product_with_any_number_of_threads() -> 
     threads = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
-        few = PackedLinear(nn.Linear(896, 128, dtype=torch.bfloat16)).few_rows
+        few = PackedLinear(nn.Linear(896, 128, dtype=torch.bfloat16)).skinny_gemm
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(threads)
-    alone = PackedLinear(nn.Linear(896, 128, dtype=torch.bfloat16)).few_rows
+    alone = PackedLinear(nn.Linear(896, 128, dtype=torch.bfloat16)).skinny_gemm
     assert (few is None) == (alone is None)

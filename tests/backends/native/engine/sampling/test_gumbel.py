@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from backends.native.engine.sampling.gumbel import gumbel, perturb, random_bits
+from backends.native.engine.sampling.operations import IMPLEMENTATIONS
 
 pytestmark = pytest.mark.torch
 
@@ -15,7 +17,7 @@ CPU = torch.device("cpu")
 _MASK = 0xFFFFFFFF
 
 
-def murmur_finaliser(value: int) -> int:
+def murmur_finalizer(value: int) -> int:
     """MurmurHash3's fmix32, with Python's integers."""
     value = (value ^ (value >> 16)) * 0x85EBCA6B & _MASK
     value = (value ^ (value >> 13)) * 0xC2B2AE35 & _MASK
@@ -35,7 +37,7 @@ def splitmix(value: int) -> int:
 def test_bits_are_those_of_exact_integer_arithmetic(seed: int, position: int) -> None:
     key = splitmix(splitmix(seed) ^ position)
     low, high = key & _MASK, key >> 32
-    expected = [murmur_finaliser(murmur_finaliser((token + low) & _MASK) ^ high) for token in range(200)]
+    expected = [murmur_finalizer(murmur_finalizer((token + low) & _MASK) ^ high) for token in range(200)]
     assert [bits & _MASK for bits in random_bits([seed], [position], 200, CPU)[0].tolist()] == expected
 
 
@@ -62,27 +64,29 @@ def test_rows_and_positions_do_not_correlate() -> None:
         assert float(correlations.abs().max()) < 0.04
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.fixture(params=IMPLEMENTATIONS, ids=lambda each: each.name)
+def add_noise(request: pytest.FixtureRequest) -> Any:
+    if not request.param.supports(torch.zeros(1, 1)):
+        pytest.skip("missing tool: g++")
+    return request.param.add_gumbel_noise
+
+
 @pytest.mark.parametrize("kept", [3, 100, 399, 400])
-def test_scores_get_the_same_noise_whether_few_or_many_are_left(
-    kept: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not compiled:
-        monkeypatch.setattr("backends.native.engine.sampling.gumbel.add_noise", lambda *_: False)
+def test_scores_get_the_same_noise_whether_few_or_many_are_left(kept: int, add_noise: Any) -> None:
     scores = torch.full((2, 400), float("-inf"))
     scores[:, :kept] = torch.linspace(-1, 1, kept)
-    expected = scores + perturb(torch.zeros(2, 400), [5, 6], [7, 8])
-    assert torch.equal(perturb(scores, [5, 6], [7, 8]), expected)
+    expected = scores + perturb(torch.zeros(2, 400), [5, 6], [7, 8], add_noise)
+    assert torch.equal(perturb(scores, [5, 6], [7, 8], add_noise), expected)
 
 
 @pytest.mark.parametrize("vocab", [1, 100, 100_000])
-def test_the_compiled_noise_differs_by_the_last_bits_of_logarithms(vocab: int) -> None:
-    found = perturb(torch.zeros(3, vocab), [1, 2**64 - 1, 3], [0, 6, 70_000])
+def test_implementations_differ_by_the_last_bits_of_logarithms(vocab: int, add_noise: Any) -> None:
+    found = perturb(torch.zeros(3, vocab), [1, 2**64 - 1, 3], [0, 6, 70_000], add_noise)
     expected = gumbel([1, 2**64 - 1, 3], [0, 6, 70_000], vocab, CPU)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_what_is_no_number_stays_none() -> None:
+def test_nan_stays_nan(add_noise: Any) -> None:
     scores = torch.zeros(2, 50)
     scores[1, 20] = float("nan")
-    assert perturb(scores, [1, 2], [3, 4]).isnan().nonzero().tolist() == [[1, 20]]
+    assert perturb(scores, [1, 2], [3, 4], add_noise).isnan().nonzero().tolist() == [[1, 20]]

@@ -1,4 +1,4 @@
-"""The filters against transformers' logits warpers, row by row, and on what the warpers leave open."""
+"""Ours against transformers' logits warpers, row by row, and on what those leave open."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from transformers import (
 )
 
 from backends.native.engine.sampling import logits_warpers
-from backends.native.engine.sampling.logits_warpers import filter_scores, top_p
+from backends.native.engine.sampling.logits_warpers import top_p, warp_logits
+from backends.native.engine.sampling.operations import IMPLEMENTATIONS
 from backends.native.protocol.messages import SamplingParams
 
 pytestmark = pytest.mark.torch
@@ -56,21 +57,29 @@ def scores(rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, 200, generator=torch.Generator().manual_seed(seed)) * 3
 
 
+@pytest.fixture(params=IMPLEMENTATIONS, ids=lambda each: each.name)
+def mask(request: pytest.FixtureRequest) -> Any:
+    if not request.param.supports(torch.zeros(1, 1)):
+        pytest.skip("missing tool: g++")
+    return request.param.mask_top_k_top_p
+
+
 @pytest.mark.parametrize("seed", range(5))
-def test_a_batch_of_all_kinds_equals_the_warpers_row_by_row(seed: int) -> None:
+def test_a_batch_of_all_kinds_equals_the_warpers_row_by_row(seed: int, mask: Any) -> None:
     given = scores(len(PARAMS), seed)
-    filtered = filter_scores(given.clone(), PARAMS)
+    warped = warp_logits(given.clone(), PARAMS, mask)
     for row, p in enumerate(PARAMS):
         expected = warpers(p)(torch.zeros(1, 1, dtype=torch.long), given[row : row + 1].clone())[0]
-        assert torch.equal(filtered[row].isfinite(), expected.isfinite()), p
-        torch.testing.assert_close(filtered[row], expected)
+        assert torch.equal(warped[row].isfinite(), expected.isfinite()), p
+        torch.testing.assert_close(warped[row], expected)
 
 
 @pytest.mark.parametrize("p", PARAMS)
-def test_a_row_is_the_same_alone(p: SamplingParams) -> None:
+def test_a_row_is_the_same_alone(p: SamplingParams, mask: Any) -> None:
     given = scores(len(PARAMS))
     row = PARAMS.index(p)
-    assert torch.equal(filter_scores(given[row : row + 1].clone(), [p])[0], filter_scores(given.clone(), PARAMS)[row])
+    alone = warp_logits(given[row : row + 1].clone(), [p], mask)[0]
+    assert torch.equal(alone, warp_logits(given.clone(), PARAMS, mask)[row])
 
 
 @pytest.mark.parametrize(
@@ -83,25 +92,23 @@ def test_a_row_is_the_same_alone(p: SamplingParams) -> None:
         SamplingParams(temperature=100.0, top_k=1, top_p=1e-9, min_p=1.0, typical_p=1e-9),
     ],
 )
-def test_something_always_remains(p: SamplingParams) -> None:
+def test_something_always_remains(p: SamplingParams, mask: Any) -> None:
     for given in (scores(1), torch.zeros(1, 200), scores(1).masked_fill(torch.arange(200) != 17, float("-inf"))):
-        left = filter_scores(given.clone(), [p])
+        left = warp_logits(given.clone(), [p], mask)
         assert left.isfinite().any()
         assert not left.isnan().any()
 
 
-def test_equal_scores_stay_or_go_together() -> None:
+def test_equal_scores_stay_or_go_together(mask: Any) -> None:
     given = torch.tensor([[3.0, 3.0, 2.0, 2.0, 0.0]])
-    assert filter_scores(given.clone(), [SamplingParams(temperature=1.0, top_k=1)]).isfinite().tolist() == [
-        [True, True, False, False, False]
-    ]
-    assert filter_scores(given.clone(), [SamplingParams(temperature=1.0, top_p=0.75)]).isfinite().tolist() == [
-        [True, True, True, True, False]
-    ]
+    highest = warp_logits(given.clone(), [SamplingParams(temperature=1.0, top_k=1)], mask)
+    assert highest.isfinite().tolist() == [[True, True, False, False, False]]
+    nucleus = warp_logits(given.clone(), [SamplingParams(temperature=1.0, top_p=0.75)], mask)
+    assert nucleus.isfinite().tolist() == [[True, True, True, True, False]]
 
 
 def test_a_nucleus_is_the_same_however_far_it_reaches() -> None:
-    """A peaked row's is among the likeliest, a flat row's is not."""
+    """A peaked row's is among the highest 1,024, a flat row's is not."""
     torch.manual_seed(0)
     scores = torch.randn(3, 5000) * torch.tensor([[8.0], [0.1], [2.0]])
     mass = torch.tensor([[0.9], [0.9], [0.99]])
@@ -120,8 +127,8 @@ def test_binning_finds_what_sorting_finds(width: float, mass: float) -> None:
     values[1, 100:] = float("-inf")
     values[2] = 0.0
     probabilities, asked = values.double().softmax(-1), torch.full((4, 1), mass, dtype=torch.float64)
-    found = logits_warpers.least_kept(values.double(), probabilities, asked)
-    expected = logits_warpers._least_sorted(values.double(), probabilities, asked)
+    found = logits_warpers.lowest_kept(values.double(), probabilities, asked)
+    expected = logits_warpers._lowest_kept_by_sorting(values.double(), probabilities, asked)
     if mass < 1.0:
         assert torch.equal(found, expected)
     kept = torch.where(values >= found, probabilities, 0.0).sum(-1)

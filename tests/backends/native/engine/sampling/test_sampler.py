@@ -7,7 +7,7 @@ import torch
 
 from backends.native.engine.sampling import sampler
 from backends.native.engine.sampling.logits_processors import process
-from backends.native.engine.sampling.logits_warpers import filter_scores
+from backends.native.engine.sampling.logits_warpers import warp_logits
 from backends.native.engine.sampling.sampler import NoDistribution, choose, sample
 from backends.native.engine.scheduling.sequence import Sequence, Work
 from backends.native.protocol.messages import Logprobs, SamplingParams, Submit
@@ -49,7 +49,7 @@ def test_frequencies_follow_the_distribution(params: SamplingParams) -> None:
         for seed in range(draws)
     ]
     counts = torch.bincount(torch.tensor(choose(rows, raw.expand(draws, -1))), minlength=VOCAB)
-    expected = filter_scores(process(raw, rows[:1]).clone(), [params]).softmax(-1)[0] * draws
+    expected = warp_logits(process(raw, rows[:1]).clone(), [params]).softmax(-1)[0] * draws
     assert not counts[expected == 0].any()
     likely = expected >= 5
     chi_square = float(((counts - expected)[likely] ** 2 / expected[likely]).sum())

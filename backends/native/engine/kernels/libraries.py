@@ -1,0 +1,94 @@
+"""The compiled libraries: for each source in `src/`, its exported functions and what the engine loses without it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SOURCES = Path(__file__).parent / "src"
+
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Library:
+    """One shared library, compiled from one source file.
+
+    Attributes:
+        name: the library's name, in file names and in the log.
+        cost: what is slower without it, for the log.
+        symbols: the exported functions; of each the result type and the argument types, as ctypes has them.
+        folder: where `<name>.cpp` lies.
+    """
+
+    name: str
+    cost: str
+    symbols: Mapping[str, tuple[Any, ...]]
+    folder: Path = SOURCES
+
+    @property
+    def source(self) -> Path:
+        """The file that is compiled."""
+        return self.folder / f"{self.name}.cpp"
+
+
+def _for_dtypes(base: str, *arguments: Any) -> dict[str, tuple[Any, ...]]:
+    """A function without result, once for float32 and once for bfloat16."""
+    return {f"{base}_{dtype}": (None, *arguments) for dtype in ("float32", "bfloat16")}
+
+
+LIBRARIES: dict[str, Library] = {
+    library.name: library
+    for library in (
+        Library(
+            "gemv",
+            "decode of one sequence is about 1.5x slower",
+            _for_dtypes("gemv", *[_POINTER] * 4, *[_LONG] * 3, _INT),
+        ),
+        Library(
+            "fused_norm",
+            "RMS norms take 2x to 3x as long, decode of one sequence is about 1.1x slower",
+            _for_dtypes("rms_norm", *[_POINTER] * 3, *[_LONG] * 2, _FLOAT, _INT),
+        ),
+        Library(
+            "fused_attention",
+            "decode of 32 sequences is about 1.1x slower",
+            _for_dtypes("rotate_and_store", *[_POINTER] * 9, _FLOAT),
+        ),
+        Library(
+            "fused_mlp",
+            "decode of 32 sequences is about 1.1x slower",
+            _for_dtypes("silu_and_mul", *[_POINTER] * 2, *[_LONG] * 2, _INT)
+            | _for_dtypes("gelu_and_mul", *[_POINTER] * 2, *[_LONG] * 2, _INT),
+        ),
+        Library(
+            "fused_decoder_layer",
+            "decode of up to 64 sequences on several threads is 1.2x to 1.5x slower",
+            _for_dtypes("decoder_layer", *[_POINTER] * 12),
+        ),
+        Library(
+            "cpu_decode",
+            "attention of sequences in decode is 2x to 6x slower",
+            _for_dtypes("paged_decode", *[_POINTER] * 8, _FLOAT),
+        ),
+        Library(
+            "cpu_prefill",
+            "attention of prompts in bfloat16 is about 2x slower",
+            {"paged_prefill_bfloat16": (None, *[_POINTER] * 7, _FLOAT), "has_bfloat16_dot": (_INT,)},
+        ),
+        Library(
+            "top_k_top_p",
+            "sampling is about 2x slower",
+            {"mask_top_k_top_p": (None, *[_POINTER] * 3, *[_LONG] * 2, _INT)},
+        ),
+        Library(
+            "gumbel",
+            "sampling is about 2x slower",
+            {"add_gumbel_noise": (None, *[_POINTER] * 2, *[_LONG] * 2, _INT)},
+        ),
+    )
+}
+"""By name, in the order in which they are built ahead."""

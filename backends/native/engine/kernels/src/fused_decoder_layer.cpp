@@ -1,0 +1,65 @@
+// decoder_layer_*: one decoder layer (Llama's order of parts) for the next tokens of up to 64 sequences.
+//
+// Strategy: one parallel region for the whole layer. Each part is an `omp for`, whose implicit barrier separates it
+// from the next: threads meet there awake instead of being woken once for each of some ten operations. Residual
+// additions are the epilogues of the second and the fourth product.
+#include "gated_activation.h"
+#include "gemm.h"
+#include "paged_decode.h"
+#include "rms_norm.h"
+#include "rotary.h"
+
+// What does not change between steps; `_Layer` of fused_decoder_layer.py has the same fields.
+struct Layer {
+  const void *norm, *qkv, *qkv_bias, *query_norm, *key_norm, *out, *out_bias;
+  const void *second_norm, *gate_up, *gate_up_bias, *down, *down_bias;
+  long width, heads, key_heads, head_width, inner, window, gelu;
+  float epsilon, second_epsilon, head_epsilon, scale;
+};
+
+// `rotated`: see rotary.h; `table`: the width of the block tables; `page`: tokens of a page.
+struct Step {
+  long rows, rotated, table, page, threads;
+};
+
+// `hidden`[rows, width] in place. `scratch` has room for rows * (width + max(queries, keys and values; gate and up) +
+// attended + inner) numbers.
+template <class Dtype, class Dot>
+void compute(const Layer& of, void* hidden, const void* cosines, const void* sines, const int64_t* slots, void* keys,
+             void* values, const int64_t* tokens, const int64_t* tables, const int64_t* contexts, void* scratch,
+             const Step& step) {
+  const long rows = step.rows, attended = of.heads * of.head_width;
+  const long qkv = attended + 2 * of.key_heads * of.head_width;
+  auto* normed = static_cast<typename Dtype::scalar*>(scratch);
+  auto *joined = normed + rows * of.width, *mixed = joined + rows * std::max(qkv, 2 * of.inner);
+  auto* gates = mixed + rows * attended;
+  const rotary::Sizes rotary_sizes = {rows, of.heads, of.key_heads, of.head_width, step.rotated, step.threads};
+  const paged_decode::Sizes decode_sizes = {rows,     step.table,    step.page,     of.window,
+                                            of.heads, of.key_heads,  of.head_width, of.head_width,
+                                            qkv,      of.head_width, step.threads};
+#pragma omp parallel num_threads(step.threads)
+  {
+    rms_norm::norm_rows<Dtype>(hidden, of.norm, normed, rows, of.width, of.epsilon);
+    gemm::multiply<Dot>(normed, of.qkv, of.qkv_bias, nullptr, joined, rows, qkv, of.width);
+    rotary::rotate_and_store<Dtype>(joined, cosines, sines, of.query_norm, of.key_norm, slots, keys, values,
+                                    rotary_sizes, of.head_epsilon);
+    paged_decode::attend<Dot>(joined, keys, values, mixed, tokens, tables, contexts, decode_sizes, of.scale);
+    gemm::multiply<Dot>(mixed, of.out, of.out_bias, hidden, hidden, rows, of.width, attended);
+    rms_norm::norm_rows<Dtype>(hidden, of.second_norm, normed, rows, of.width, of.second_epsilon);
+    gemm::multiply<Dot>(normed, of.gate_up, of.gate_up_bias, nullptr, joined, rows, 2 * of.inner, of.width);
+    if (of.gelu)
+      gated::activate_and_multiply<Dtype, gated::Gelu>(joined, gates, rows, of.inner);
+    else
+      gated::activate_and_multiply<Dtype, gated::Silu>(joined, gates, rows, of.inner);
+    gemm::multiply<Dot>(gates, of.down, of.down_bias, hidden, hidden, rows, of.width, of.inner);
+  }
+}
+
+#define DECODER_LAYER(name, dtype, dot)                                                                              \
+  extern "C" void name(const Layer* of, void* hidden, const void* cosines, const void* sines, const int64_t* slots,  \
+                       void* keys, void* values, const int64_t* tokens, const int64_t* tables,                       \
+                       const int64_t* contexts, void* scratch, const Step* step) {                                   \
+    compute<dtype, dot>(*of, hidden, cosines, sines, slots, keys, values, tokens, tables, contexts, scratch, *step); \
+  }
+DECODER_LAYER(decoder_layer_float32, Float32, DotFloat32)
+DECODER_LAYER(decoder_layer_bfloat16, BFloat16, DotBFloat16)

@@ -1,0 +1,175 @@
+// Attention of sequences in decode (one query token each) over the paged cache, where the pages lie.
+//
+// Strategy: a task is one sequence and up to HEADS of the query heads that share a key head (grouped-query attention),
+// so a key is loaded once for all of them. Keys are taken KEYS at a time: all their scores, then the online softmax
+// (FlashAttention's running maximum and sum), then the values. Pages are prefetched while their addresses are computed.
+#pragma once
+
+#include "dot.h"
+
+namespace paged_decode {
+
+constexpr long HEADS = 8, KEYS = 128;
+constexpr long MAX_WIDTH = 512;  // of a key or a value; MAX_WIDTH of cpu_decode.py
+constexpr long VECTORS = MAX_WIDTH / LANES;
+
+// `table` is the width of the block tables, `block` the tokens of a page, `window` the sliding window (0: none); the
+// strides are the queries', in numbers.
+struct Sizes {
+  long sequences, table, block, window, heads, key_heads, key_width, value_width, token_stride, head_stride, threads;
+};
+
+// Shuffles that pick the first halves, quarters, eighths and sixteenths of two vectors; see add_across.
+constexpr i32x16 FIRST[] = {{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
+                            {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27},
+                            {0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29},
+                            {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}};
+
+// Horizontal sums of 2^LEVEL vectors at once: vector i's sum ends in lanes i * 16 / 2^LEVEL and following. At each
+// level two vectors are folded into one, so 16 sums take 15 additions instead of 16 times 4.
+template <int LEVEL>
+inline f32x16 add_across(const f32x16* vectors) {
+  if constexpr (LEVEL == 0)
+    return vectors[0];
+  else {
+    const f32x16 a = add_across<LEVEL - 1>(vectors), b = add_across<LEVEL - 1>(vectors + (1 << (LEVEL - 1)));
+    const i32x16 first = FIRST[LEVEL - 1], second = first + (int)(LANES >> LEVEL);
+    return __builtin_shuffle(a, b, first) + __builtin_shuffle(a, b, second);
+  }
+}
+
+// LANES words at `from`, of which `left` numbers remain; the others are 0.
+template <class Dot>
+u32x16 load_words(const typename Dot::scalar* from, long left) {
+  u32x16 values = {};
+  if (left >= LANES * Dot::PER_WORD)
+    std::memcpy(&values, from, sizeof values);
+  else
+    std::memcpy(&values, from, left * sizeof *from);
+  return values;
+}
+
+// One sequence and COUNT query heads of one key head.
+template <class Dot, int COUNT>
+struct Task {
+  using scalar = typename Dot::scalar;
+  static constexpr long STEP = LANES * Dot::PER_WORD, CACHE_LINE = 64 / sizeof(scalar);
+  u32x16 query[COUNT][VECTORS / Dot::PER_WORD];
+  f32x16 sums[COUNT][VECTORS];               // of values by weights, relative to `highest`
+  float scores[COUNT][KEYS];                 // then their weights
+  float highest[COUNT], weight[COUNT] = {};  // the running maximum of scores and the sum of weights
+
+  // Scores of `count` keys; of the last vector's spare lanes, those of any key.
+  void score(const scalar* const* keys, long count, long width, float scale) {
+    for (long first = 0; first < count; first += LANES)
+      for (int h = 0; h < COUNT; h++) {
+        f32x16 dot[LANES] = {};
+        for (long d = 0; d < width; d += STEP)
+#pragma GCC unroll 16
+          for (int j = 0; j < LANES; j++)
+            dot[j] = Dot::add(dot[j], query[h][d / STEP], load_words<Dot>(keys[first + j] + d, width - d));
+        const f32x16 found = add_across<4>(dot) * scale;
+        std::memcpy(&scores[h][first], &found, sizeof found);
+      }
+  }
+
+  // Scores to weights; what was summed before shrinks if the maximum grew.
+  void softmax(long count, long width) {
+    for (int h = 0; h < COUNT; h++) {
+      for (long j = count; j % LANES; j++) scores[h][j] = -INFINITY;
+      f32x16 maxima = f32x16{} + highest[h];
+      for (long j = 0; j < count; j += LANES) {
+        f32x16 part;
+        std::memcpy(&part, &scores[h][j], sizeof part);
+        maxima = part > maxima ? part : maxima;
+      }
+      float most = highest[h];
+      for (int lane = 0; lane < LANES; lane++) most = std::max(most, maxima[lane]);
+      const float shrunk = std::exp(highest[h] - most);
+      f32x16 added = {};
+      for (long j = 0; j < count; j += LANES) {
+        f32x16 part;
+        std::memcpy(&part, &scores[h][j], sizeof part);
+        part = vector_exp(part - most);
+        std::memcpy(&scores[h][j], &part, sizeof part);
+        added += part;
+      }
+      weight[h] = weight[h] * shrunk + sum_lanes(added);
+      for (long d = 0; d < width; d += LANES) sums[h][d / LANES] *= shrunk;
+      highest[h] = most;
+    }
+  }
+
+  // Add `count` values by their weights.
+  void add_values(const scalar* const* values, long count, long width) {
+    for (long d = 0; d < width; d += LANES) {
+      f32x16 sum[COUNT];
+      for (int h = 0; h < COUNT; h++) sum[h] = sums[h][d / LANES];
+      for (long j = 0; j < count; j++) {
+        const f32x16 value = load<Dot>(values[j] + d, width - d);
+        for (int h = 0; h < COUNT; h++) sum[h] += value * scores[h][j];
+      }
+      for (int h = 0; h < COUNT; h++) sums[h][d / LANES] = sum[h];
+    }
+  }
+
+  void run(const scalar* queries, const scalar* keys, const scalar* values, scalar* output, const int64_t* table,
+           long context, const Sizes& size, float scale) {
+    for (int h = 0; h < COUNT; h++) {
+      highest[h] = -INFINITY;
+      for (long d = 0; d < size.key_width; d += STEP)
+        query[h][d / STEP] = load_words<Dot>(queries + h * size.head_stride + d, size.key_width - d);
+      for (long d = 0; d < size.value_width; d += LANES) sums[h][d / LANES] = f32x16{};
+    }
+    for (long at = size.window ? std::max(0L, context - size.window) : 0; at < context; at += KEYS) {
+      const long count = std::min(KEYS, context - at);
+      const scalar *own_keys[KEYS], *own_values[KEYS];
+      for (long j = 0; j < count; j++) {
+        const long slot = (table[(at + j) / size.block] * size.block + (at + j) % size.block) * size.key_heads;
+        own_keys[j] = keys + slot * size.key_width;
+        own_values[j] = values + slot * size.value_width;
+        for (long d = 0; d < size.key_width; d += CACHE_LINE) __builtin_prefetch(own_keys[j] + d);
+        for (long d = 0; d < size.value_width; d += CACHE_LINE) __builtin_prefetch(own_values[j] + d, 0, 2);
+      }
+      for (long j = count; j % LANES; j++) own_keys[j] = own_keys[0];  // spare lanes read what is mapped
+      score(own_keys, count, size.key_width, scale);
+      softmax(count, size.value_width);
+      add_values(own_values, count, size.value_width);
+    }
+    for (int h = 0; h < COUNT; h++)
+      for (long d = 0; d < size.value_width; d++)
+        output[h * size.value_width + d] = Dot::narrow(sums[h][d / LANES][d % LANES] / weight[h]);
+  }
+};
+
+// For each of `sizes.sequences`: the query at token `tokens[i]` of the pack, the `contexts[i]` keys and values on the
+// pages of `tables[i]`, the output at the same token. Called by every thread of a parallel region.
+template <class Dot>
+void attend(const void* queries, const void* keys, const void* values, void* output, const int64_t* tokens,
+            const int64_t* tables, const int64_t* contexts, const Sizes& size, float scale) {
+  using scalar = typename Dot::scalar;
+  const long sharing = size.heads / size.key_heads, groups = (sharing + HEADS - 1) / HEADS;
+  const long tasks = size.key_heads * groups;
+#pragma omp for schedule(dynamic)
+  for (long task = 0; task < size.sequences * tasks; task++) {
+    const long sequence = task / tasks, key_head = task % tasks / groups, first = task % groups * HEADS;
+    const long head = key_head * sharing + first, token = tokens[sequence];
+    const scalar* q = static_cast<const scalar*>(queries) + token * size.token_stride + head * size.head_stride;
+    const scalar* k = static_cast<const scalar*>(keys) + key_head * size.key_width;
+    const scalar* v = static_cast<const scalar*>(values) + key_head * size.value_width;
+    scalar* out = static_cast<scalar*>(output) + (token * size.heads + head) * size.value_width;
+    const int64_t* table = tables + sequence * size.table;
+    switch (std::min(HEADS, sharing - first)) {
+      case 1: Task<Dot, 1>().run(q, k, v, out, table, contexts[sequence], size, scale); break;
+      case 2: Task<Dot, 2>().run(q, k, v, out, table, contexts[sequence], size, scale); break;
+      case 3: Task<Dot, 3>().run(q, k, v, out, table, contexts[sequence], size, scale); break;
+      case 4: Task<Dot, 4>().run(q, k, v, out, table, contexts[sequence], size, scale); break;
+      case 5: Task<Dot, 5>().run(q, k, v, out, table, contexts[sequence], size, scale); break;
+      case 6: Task<Dot, 6>().run(q, k, v, out, table, contexts[sequence], size, scale); break;
+      case 7: Task<Dot, 7>().run(q, k, v, out, table, contexts[sequence], size, scale); break;
+      case 8: Task<Dot, 8>().run(q, k, v, out, table, contexts[sequence], size, scale); break;
+    }
+  }
+}
+
+}  // namespace paged_decode

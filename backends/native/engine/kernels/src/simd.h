@@ -1,0 +1,130 @@
+// Vectors of 16 lanes, and the conversions between float32 arithmetic and the dtypes in memory.
+//
+// The vectors are the compiler's own (vector_size), not one CPU's intrinsics: GCC maps a 64-byte vector to one AVX-512
+// register, two AVX2 registers or four NEON registers. Intrinsics stand only where GCC splits a vector that AVX-512
+// would take in one instruction.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+// GCC warns that 64-byte arguments are passed differently without AVX-512; here none crosses a library's border.
+#pragma GCC diagnostic ignored "-Wpsabi"
+
+constexpr long LANES = 16;
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef uint32_t u32x16 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef float f32x8 __attribute__((vector_size(32)));
+typedef float f32x4 __attribute__((vector_size(16)));
+
+constexpr i32x16 LANE_INDEX = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+inline float bits_to_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// The sum of all lanes, as a tree: halves, quarters, pairs.
+inline float sum_lanes(f32x16 values) {
+  f32x8 halves[2];
+  std::memcpy(halves, &values, sizeof halves);
+  const f32x8 half = halves[0] + halves[1];
+  f32x4 quarters[2];
+  std::memcpy(quarters, &half, sizeof quarters);
+  const f32x4 quarter = quarters[0] + quarters[1];
+  return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+}
+
+// expf of Cephes: exp(x) = 2^n * exp(r) with |r| <= ln(2) / 2, exp(r) by a polynomial. NaN stays NaN; below -87: 0.
+inline f32x16 vector_exp(f32x16 x) {
+  const f32x16 lowest = f32x16{} - 87.0f, clamped = x < lowest ? lowest : x;
+  const f32x16 scaled = clamped * 1.44269504088896341f;  // x / ln(2)
+  const f32x16 nearest = scaled + (scaled < 0.0f ? f32x16{} - 0.5f : f32x16{} + 0.5f);
+  const i32x16 exponent = __builtin_convertvector(nearest, i32x16);
+  const f32x16 n = __builtin_convertvector(exponent, f32x16);
+  const f32x16 r = clamped - n * 0.693359375f + n * 2.12194440e-4f;  // ln(2) in two parts: the product stays exact
+  f32x16 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  return x < lowest ? f32x16{} : p * (f32x16)((exponent + 127) << 23);
+}
+
+#ifdef __AVX512F__
+inline bool any(i32x16 mask) { return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask); }
+inline u32x16 zero_extend(u16x16 values) { return (u32x16)_mm512_cvtepu16_epi32((__m256i)values); }
+inline u16x16 truncate(u32x16 values) { return (u16x16)_mm512_cvtepi32_epi16((__m512i)values); }
+#else
+inline bool any(i32x16 mask) {
+  int32_t found = 0;
+  for (int lane = 0; lane < LANES; lane++) found |= mask[lane];
+  return found;
+}
+inline u32x16 zero_extend(u16x16 values) { return __builtin_convertvector(values, u32x16); }
+inline u16x16 truncate(u32x16 values) { return __builtin_convertvector(values, u16x16); }
+#endif
+
+// A dtype: how one number (scalar) and LANES numbers (vector) lie in memory, and how they become float32 and back.
+
+struct Float32 {
+  using scalar = float;
+  using vector = f32x16;
+  static float widen(scalar value) { return value; }
+  static f32x16 widen(vector values) { return values; }
+  static scalar narrow(float value) { return value; }
+  static vector narrow(f32x16 values) { return values; }
+};
+
+struct BFloat16 {
+  using scalar = uint16_t;
+  using vector = u16x16;
+  static float widen(scalar value) { return bits_to_float((uint32_t)value << 16); }
+  static f32x16 widen(vector values) { return (f32x16)(zero_extend(values) << 16); }
+  // Round to nearest, ties to even, as torch does; NaN becomes the quiet NaN 0x7fc0.
+  static scalar narrow(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return value != value ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  }
+  static vector narrow(f32x16 values) {
+    const u32x16 bits = (u32x16)values, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return truncate(values != values ? u32x16{} + 0x7fc0 : rounded);
+  }
+};
+
+// LANES numbers at `from`, or the `left` that remain of a row; the other lanes are 0.
+template <class Dtype>
+f32x16 load(const typename Dtype::scalar* from, long left) {
+  typename Dtype::vector values = {};
+  if (left >= LANES)
+    std::memcpy(&values, from, sizeof values);
+  else
+    std::memcpy(&values, from, left * sizeof *from);
+  return Dtype::widen(values);
+}
+
+// The first min(LANES, left) of `numbers` to `to`.
+template <class Dtype>
+void store(typename Dtype::scalar* to, f32x16 numbers, long left) {
+  const typename Dtype::vector values = Dtype::narrow(numbers);
+  if (left >= LANES)
+    std::memcpy(to, &values, sizeof values);
+  else
+    std::memcpy(to, &values, left * sizeof *to);
+}
+
+// What `values` would be after a store and a load: fused code must round where the separate modules round.
+template <class Dtype>
+f32x16 round_to(f32x16 values) {
+  return Dtype::widen(Dtype::narrow(values));
+}
