@@ -14,15 +14,16 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from gateway.experiments.feedback_ring import METRICS
 from schemas.catalog import TensorNames
 
 BUNDLED = "interlingua"
 """The endpoint that answers when nothing was configured."""
 
-
 UNITS = ("user", "client_request_id", "api_key", "conversation", "request")
 """Where the unit of assignment may come from, beside `header:<name>`."""
+
+FEEDBACK_METRICS = 8
+"""The most feedback metrics of an endpoint."""
 
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -149,7 +150,7 @@ class Experiment(Section, frozen=True):
     alpha: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
     margin: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
     guardrail: Guardrail | None = None
-    feedback: Annotated[dict[str, Literal["higher", "lower"]], msgspec.Meta(max_length=METRICS)] = {}
+    feedback: Annotated[dict[str, Literal["higher", "lower"]], msgspec.Meta(max_length=FEEDBACK_METRICS)] = {}
     unit: tuple[str, ...] = ("header:x-ab-unit", "header:x-session-affinity", "user", "client_request_id", "request")
 
 

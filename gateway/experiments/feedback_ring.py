@@ -4,7 +4,7 @@ Strategy: each worker has a ring of entries in a mapped file, and a request id c
 that any worker finds the entry. The worker writes new entries without a lock, before it sends the end of an answer; a
 worker that receives feedback locks the file while it changes an entry. The oldest entries are overwritten.
 
-An entry is one 64-bit word and `METRICS` doubles. From the high bits to the low ones the word holds 30 bits of the
+An entry is one 64-bit word and `FEEDBACK_METRICS` doubles. From high bits to low ones the word holds 30 bits of the
 experiment's tag, 17 of the round (how often the ring had been filled, from 1, so that no entry is all zeros), 8 of the
 arm's index and 9 of the unit's bucket. A double is the value of one feedback metric; NaN: none was received.
 """
@@ -21,14 +21,12 @@ from math import isnan, nan
 from pathlib import Path
 from typing import NamedTuple
 
+from gateway.config import FEEDBACK_METRICS
 from gateway.mapped_file import map_file
-
-METRICS = 8
-"""The most feedback metrics of an endpoint."""
 
 _ENTRIES = 1 << 16
 _WORD, _VALUE = struct.Struct("<Q"), struct.Struct("<d")
-_NO_VALUES = _VALUE.pack(nan) * METRICS
+_NO_VALUES = _VALUE.pack(nan) * FEEDBACK_METRICS
 _ENTRY_SIZE = _WORD.size + len(_NO_VALUES)
 _ID = re.compile(r"(?P<worker>[0-9a-f]{16})(?P<number>[0-9a-f]{8})")
 
