@@ -36,7 +36,7 @@ class CacheRunner:
         adapters: those that were put on it (`lora.put_on`).
     """
 
-    tier = "cache"
+    execution_path = "per_sequence"
     chunked = False
     image_tokens = 0
 

@@ -86,7 +86,7 @@ def test_refusals() -> None:
     submit(engine, (2,), (2,), connection=1)
     told = [(connection, output.seq, output.error, output.overloaded) for connection, output in run(engine)]
     assert told[:3] == [
-        (0, 0, "the model makes vectors, and no text", False),
+        (0, 0, "the model makes embeddings and no text", False),
         (0, 1, "a text must have from 1 to 16 tokens", False),
         (0, 2, "token ids must be from 0 to 49", False),
     ]

@@ -86,13 +86,13 @@ def test_with_preemption(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", [*RECURRENT, "llama", "gpt2"])
-def test_on_the_cache_tier(family: str) -> None:
+def test_on_the_per_sequence_path(family: str) -> None:
     asked = requests()
     assert_equal(family, asked, tiny(cache_runner(family)).answers(asked, apart=1))
 
 
 @pytest.mark.parametrize("family", ["lfm2", "llama"])
-def test_on_the_cache_tier_with_preemption(family: str) -> None:
+def test_on_the_per_sequence_path_with_preemption(family: str) -> None:
     engine = tiny(cache_runner(family), blocks=22)
     asked = requests((9, 27, 14, 20), new=24)
     assert_equal(family, asked, engine.answers(asked, apart=1))

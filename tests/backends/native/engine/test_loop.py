@@ -45,7 +45,7 @@ class Scripted:
     `fault` is called with the works of each run.
     """
 
-    tier = "scripted"
+    execution_path = "scripted"
     adapters: tuple[str, ...] = ()
     chunked = True
 
@@ -277,7 +277,7 @@ def test_prompt_logprobs_equal_the_plain_forward(step_tokens: int) -> None:
         assert told.top_ids == tuple(row.topk(3).indices.tolist())
 
 
-def test_prompt_logprobs_on_the_cache_tier() -> None:
+def test_prompt_logprobs_on_the_per_sequence_path() -> None:
     tokens = prompt(30, 5)
     with torch.inference_mode():
         expected = plain("lfm2")(torch.tensor([tokens])).logits[0].log_softmax(-1)
@@ -295,7 +295,7 @@ def test_prompt_logprobs_survive_preemption_in_the_prompt() -> None:
     assert len(answer.prompt) == 40
 
 
-def test_a_failed_step_of_the_cache_tier_is_made_good() -> None:
+def test_caches_are_rebuilt_after_a_failed_step_on_the_per_sequence_path() -> None:
     """The failing batch has already moved some caches on; they must not be used as they are."""
     runner = cache_runner("llama")
     run_one = runner._run_one
