@@ -1,8 +1,8 @@
-"""Which tokens may be drawn: temperature, top_k, top_p, min_p and typical_p over a batch.
+"""Logits warpers: temperature, top_k, top_p, min_p and typical_p over a batch, before sampling.
 
-Definitions and order are those of the logits warpers in transformers, with one difference: tokens of equal score stay
-or go together, so that the result does not depend on how a sort breaks ties. Each filter touches only the rows that
-ask.
+Definitions and order are those of the logits warpers in transformers, with one difference: tokens of equal score are
+kept or removed together, so that the result does not depend on how a sort breaks ties. Each warper touches only the
+rows whose parameters enable it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from backends.native.engine.kernels.top_k_top_p import keep_likeliest
 from backends.native.protocol.messages import SamplingParams
 
 _NEVER = float("-inf")
-# The bins of `least_kept`, and how far below the highest value the last but one ends.
+# The number of bins of `least_kept`, and how far below the row's maximum the last but one ends.
 _BINS, _RANGE = 2048, 32.0
-Filter = Callable[[Tensor, Tensor], Tensor]
+Warper = Callable[[Tensor, Tensor], Tensor]
 
 
-def filter_scores(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Scale and filter the rows that will be sampled.
+def warp_logits(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Apply all warpers to the rows that will be sampled.
 
     Args:
         scores: [rows, vocabulary] float32, overwritten.
         params: one a row, with temperature above 0.
 
     Returns:
-        [rows, vocabulary], -inf where a token must not be drawn. At least one a row remains.
+        [rows, vocabulary], -inf where a token must not be sampled; at least one token a row remains.
     """
     if any(p.temperature != 1.0 for p in params):
         scores /= _column([max(p.temperature, 1e-6) for p in params], scores)
@@ -44,23 +44,23 @@ def filter_scores(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def top_k(scores: Tensor, k: Tensor) -> Tensor:
-    """Keep the k highest. `k` is [rows, 1]."""
+    """Keep the k highest scores. `k` is [rows, 1]."""
     best = scores.topk(int(k.max()), dim=-1).values
     return _from(scores, best.gather(1, k.long() - 1))
 
 
 def top_p(scores: Tensor, mass: Tensor) -> Tensor:
-    """Keep the fewest highest whose probabilities together reach `mass` [rows, 1] (nucleus, arXiv 1904.09751)."""
+    """Keep the smallest set of most likely tokens whose probabilities reach `mass` [rows, 1] (arXiv 1904.09751)."""
     return _from(scores, least_kept(scores, scores.softmax(-1), mass))
 
 
 def min_p(scores: Tensor, share: Tensor) -> Tensor:
-    """Keep what has at least `share` [rows, 1] of the likeliest one's probability (arXiv 2407.01082)."""
+    """Keep tokens with at least `share` [rows, 1] of the most likely token's probability (arXiv 2407.01082)."""
     return _from(scores, scores.amax(-1, keepdim=True) + share.log())
 
 
 def typical_p(scores: Tensor, mass: Tensor) -> Tensor:
-    """Keep the tokens whose surprise is closest to the expected one, up to `mass` [rows, 1] (arXiv 2202.00666)."""
+    """Keep the tokens whose surprisal is closest to the entropy, up to `mass` [rows, 1] (arXiv 2202.00666)."""
     logs = scores.log_softmax(-1)
     probabilities = logs.exp()
     entropy = -(logs * probabilities).nansum(-1, keepdim=True)
@@ -69,10 +69,18 @@ def typical_p(scores: Tensor, mass: Tensor) -> Tensor:
 
 
 def least_kept(values: Tensor, probabilities: Tensor, mass: Tensor) -> Tensor:
-    """[rows, 1], the last of the highest `values` [rows, vocabulary] whose probabilities add up to `mass` [rows, 1].
+    """The smallest value that is kept when the highest values are kept until their probabilities reach `mass`.
 
-    Sorting a whole vocabulary takes a CPU twenty times as long as sorting it into bins first, by value, and then only
-    the bin in which `mass` is reached.
+    On a CPU, sorting a whole vocabulary takes twenty times as long as a histogram by value followed by a sort of the
+    one bin in which `mass` is reached.
+
+    Args:
+        values: [rows, vocabulary].
+        probabilities: of the same shape.
+        mass: [rows, 1].
+
+    Returns:
+        [rows, 1].
     """
     if values.device.type != "cpu":
         return _least_sorted(values, probabilities, mass)
@@ -89,31 +97,31 @@ def least_kept(values: Tensor, probabilities: Tensor, mass: Tensor) -> Tensor:
 
 
 def _least_sorted(values: Tensor, probabilities: Tensor, mass: Tensor) -> Tensor:
-    """The same, by sorting."""
+    """`least_kept` by a full sort."""
     ordered, order = values.sort(descending=True)
     reached = (probabilities.gather(1, order).cumsum(-1) < mass).sum(-1, keepdim=True)
     return ordered.gather(1, reached.clamp_(max=values.shape[1] - 1))
 
 
 def _from(scores: Tensor, least: Tensor) -> Tensor:
-    """Keep scores of `least` [rows, 1] and more. On a CPU row by row: what torch vectorises there takes one bound."""
+    """Keep scores of at least `least` [rows, 1]; row by row on a CPU, where torch vectorizes `threshold` only."""
     if scores.device.type != "cpu":
         return scores.masked_fill(scores < least, _NEVER)
     below = torch.nextafter(least, torch.full_like(least, _NEVER)).squeeze(1).tolist()
     return torch.stack([functional.threshold(row, bound, _NEVER) for row, bound in zip(scores, below, strict=True)])
 
 
-def _apply(scores: Tensor, keep: Filter, values: Sequence[float | None]) -> None:
-    """Filter, in place, the rows that have a value."""
+def _apply(scores: Tensor, warp: Warper, values: Sequence[float | None]) -> None:
+    """Apply a warper in place to the rows that have a value."""
     rows = [row for row, value in enumerate(values) if value is not None]
     if not rows:
         return
-    asked = _column([value for value in values if value is not None], scores)
+    parameter = _column([value for value in values if value is not None], scores)
     if len(rows) == len(values):
-        scores.copy_(keep(scores, asked))
+        scores.copy_(warp(scores, parameter))
     else:
         index = torch.tensor(rows, device=scores.device)
-        scores.index_copy_(0, index, keep(scores.index_select(0, index), asked))
+        scores.index_copy_(0, index, warp(scores.index_select(0, index), parameter))
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The filters against transformers' logits warpers, row by row, and on what the warpers leave open."""
+"""The logits warpers against those of transformers, row by row, and where those leave the result open."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from backends.native.engine.sampling import logits_warpers
-from backends.native.engine.sampling.logits_warpers import filter_scores, top_p
+from backends.native.engine.sampling.logits_warpers import top_p, warp_logits
 from backends.native.protocol.messages import SamplingParams
 
 pytestmark = pytest.mark.torch
@@ -59,18 +59,18 @@ def scores(rows: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_batch_of_all_kinds_equals_the_warpers_row_by_row(seed: int) -> None:
     given = scores(len(PARAMS), seed)
-    filtered = filter_scores(given.clone(), PARAMS)
+    warped = warp_logits(given.clone(), PARAMS)
     for row, p in enumerate(PARAMS):
         expected = warpers(p)(torch.zeros(1, 1, dtype=torch.long), given[row : row + 1].clone())[0]
-        assert torch.equal(filtered[row].isfinite(), expected.isfinite()), p
-        torch.testing.assert_close(filtered[row], expected)
+        assert torch.equal(warped[row].isfinite(), expected.isfinite()), p
+        torch.testing.assert_close(warped[row], expected)
 
 
 @pytest.mark.parametrize("p", PARAMS)
 def test_a_row_is_the_same_alone(p: SamplingParams) -> None:
     given = scores(len(PARAMS))
     row = PARAMS.index(p)
-    assert torch.equal(filter_scores(given[row : row + 1].clone(), [p])[0], filter_scores(given.clone(), PARAMS)[row])
+    assert torch.equal(warp_logits(given[row : row + 1].clone(), [p])[0], warp_logits(given.clone(), PARAMS)[row])
 
 
 @pytest.mark.parametrize(
@@ -83,25 +83,25 @@ def test_a_row_is_the_same_alone(p: SamplingParams) -> None:
         SamplingParams(temperature=100.0, top_k=1, top_p=1e-9, min_p=1.0, typical_p=1e-9),
     ],
 )
-def test_something_always_remains(p: SamplingParams) -> None:
+def test_at_least_one_token_always_remains(p: SamplingParams) -> None:
     for given in (scores(1), torch.zeros(1, 200), scores(1).masked_fill(torch.arange(200) != 17, float("-inf"))):
-        left = filter_scores(given.clone(), [p])
+        left = warp_logits(given.clone(), [p])
         assert left.isfinite().any()
         assert not left.isnan().any()
 
 
-def test_equal_scores_stay_or_go_together() -> None:
+def test_equal_scores_are_kept_or_removed_together() -> None:
     given = torch.tensor([[3.0, 3.0, 2.0, 2.0, 0.0]])
-    assert filter_scores(given.clone(), [SamplingParams(temperature=1.0, top_k=1)]).isfinite().tolist() == [
+    assert warp_logits(given.clone(), [SamplingParams(temperature=1.0, top_k=1)]).isfinite().tolist() == [
         [True, True, False, False, False]
     ]
-    assert filter_scores(given.clone(), [SamplingParams(temperature=1.0, top_p=0.75)]).isfinite().tolist() == [
+    assert warp_logits(given.clone(), [SamplingParams(temperature=1.0, top_p=0.75)]).isfinite().tolist() == [
         [True, True, True, True, False]
     ]
 
 
-def test_a_nucleus_is_the_same_however_far_it_reaches() -> None:
-    """A peaked row's is among the likeliest, a flat row's is not."""
+def test_a_nucleus_is_right_for_peaked_and_for_flat_rows() -> None:
+    """A peaked row keeps fewer than 1024 tokens, a flat row more."""
     torch.manual_seed(0)
     scores = torch.randn(3, 5000) * torch.tensor([[8.0], [0.1], [2.0]])
     mass = torch.tensor([[0.9], [0.9], [0.99]])
