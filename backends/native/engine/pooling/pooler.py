@@ -52,7 +52,7 @@ class Pooler:
 
         Args:
             states: [tokens, width].
-            unpooled: leading tokens (an instruction) that do not count, unless all would be left out.
+            unpooled: leading tokens (an instruction) left out, but never all; ignored if the recipe includes them.
 
         Returns:
             [size] float32.

@@ -81,7 +81,7 @@ def test_tokens_are_those_of_generate(folder: Path, checkpoint: Checkpoint) -> N
 REFUSED = {
     "gemma3": (save_gemma3, "attend to later ones"),
     "paligemma": (save_paligemma, "attend to later ones"),
-    "qwen3_vl": (save_qwen3_vl, "features of pictures at several layers"),
+    "qwen3_vl": (save_qwen3_vl, "features of images at several layers"),
 }
 
 

@@ -91,7 +91,9 @@ class Unused(nn.Module):
         (Unused, "hardly depends on the adapted layers"),
     ],
 )
-def test_layers_that_cannot_are_told(part: type[nn.Module], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_cannot_have_adapters_are_named(
+    part: type[nn.Module], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(modeling_llama, "LlamaMLP", part)
     model = build("llama")
     names = {name for name in layers(model) if ".mlp." in name}
@@ -107,7 +109,7 @@ def late(self: Any, rows: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("wrong", [late, lambda self, rows: self._linear.forward(rows)])
-def test_wrong_adapters_are_noticed(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_products_of_adapters_are_detected(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LoraLinear, "forward", wrong)
     model = build("llama")
     for execution_path in ("packed", "per_sequence"):
