@@ -1,7 +1,7 @@
-"""The engine of models that make vectors and no text: texts in, in padded batches through an encoder, vectors out.
+"""The engine of encoders (BERT and the like): padded batches of texts in, embeddings out.
 
-Takes the same messages as `loop.Engine`, and is stepped the same way. A text is run whole, in one step, and leaves
-nothing behind. Each step the text that has waited longest is run, beside others of about its length.
+It handles the same messages as `loop.Engine` and is stepped the same way (`loop.Steps`). A text is run whole, in one
+step, and leaves no state. Each step runs the text that has waited longest, beside those that cost least padding.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _Key = tuple[int, int]
 
 
 class EncoderEngine:
-    """Runs texts of several connections.
+    """Runs the texts of all connections.
 
     Args:
-        model: of transformers, whose first output is its last hidden states.
-        pooler: makes vectors of them.
-        vocab_size: token ids a text may hold.
-        context_length: the most tokens of one.
-        step_tokens: the most tokens of a step, padding among them, unless a single text has more.
+        model: a model of transformers whose first output is its last hidden states, [texts, tokens, hidden].
+        pooler: makes an embedding from the hidden states of a text.
+        vocab_size: token ids are less than this.
+        context_length: the most tokens of a text.
+        step_tokens: the most tokens of a step, padding included; a single longer text is run alone.
         max_sequences: the most texts of a step.
-        max_waiting: the most texts that wait; beyond, they are refused.
+        max_waiting: the most waiting texts; more are refused as overload.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class EncoderEngine:
 
     @property
     def busy(self) -> bool:
-        """Whether `step` would do or tell anything."""
+        """Whether `step` would run a text or return an output."""
         return bool(self._waiting or self._outputs)
 
     def handle(self, connection: int, message: ToEngine) -> Pong | None:
-        """Take a worker's message; the answer to a `Ping` is returned."""
+        """Handle one message of a worker; return the answer to a `Ping`."""
         match message:
             case Submit():
                 self.submit(connection, message)
@@ -75,7 +75,7 @@ class EncoderEngine:
         return None
 
     def submit(self, connection: int, request: Submit) -> None:
-        """Take a text, or tell in the next step why not."""
+        """Queue a text. If it is refused, the next step returns the reason as its error."""
         waiting = len(self._waiting)
         if (why := self._refusal(request)) is not None:
             self._outputs[connection].append(Output(request.seq, error=why))
@@ -86,25 +86,25 @@ class EncoderEngine:
             self._waiting[connection, request.seq] = request
 
     def disconnect(self, connection: int) -> None:
-        """Forget all texts of a worker that is gone."""
+        """Drop every text of a connection that was lost."""
         self._waiting = {key: request for key, request in self._waiting.items() if key[0] != connection}
         self._outputs.pop(connection, None)
 
     def step(self) -> dict[int, Step]:
-        """Run one step: the vectors that each connection gets.
+        """Run one step and return its outputs by connection.
 
         Raises:
-            torch.AcceleratorError: the device is lost; the process had better end.
+            torch.AcceleratorError: the device is lost; the process must be restarted.
         """
         batch = self._batch()
         with torch.inference_mode():
             self._run([(key, self._waiting.pop(key)) for key in batch])
         outputs, self._outputs = self._outputs, defaultdict(list)
-        return {connection: Step(tuple(told)) for connection, told in outputs.items()}
+        return {connection: Step(tuple(made)) for connection, made in outputs.items()}
 
     def _refusal(self, request: Submit) -> str | None:
         if not request.pool or request.max_new_tokens:
-            return "the model makes vectors, and no text"
+            return "the model makes embeddings and no text"
         if not 0 < len(request.prompt) <= self._context_length:
             return f"a text must have from 1 to {self._context_length} tokens"
         if min(request.prompt) < 0 or max(request.prompt) >= self._vocab_size:
@@ -112,7 +112,7 @@ class EncoderEngine:
         return None
 
     def _batch(self) -> list[_Key]:
-        """What to run: the oldest, and whoever costs least padding beside it."""
+        """Choose the texts of a step: the oldest, then those closest to it in length, which cost least padding."""
         if not self._waiting:
             return []
         oldest = len(next(iter(self._waiting.values())).prompt)
@@ -127,7 +127,7 @@ class EncoderEngine:
         return batch
 
     def _run(self, batch: Seq[tuple[_Key, Submit]]) -> None:
-        """Run texts together; those that fail again in halves, down to the one whose fault it is."""
+        """Run texts as a batch; if that raises, run both halves, so that only the faulty text fails."""
         if not batch:
             return
         try:
@@ -139,7 +139,7 @@ class EncoderEngine:
                 self._fail(batch[0][0], error)
                 return
             vectors = None
-        if vectors is None:  # only now: the error held on to the failed step's memory
+        if vectors is None:  # outside of `except`: the traceback would keep the failed step's tensors in memory
             half = len(batch) // 2
             self._run(batch[:half])
             self._run(batch[half:])
@@ -148,6 +148,7 @@ class EncoderEngine:
             self._outputs[connection].append(Output(seq, reason=FinishReason.LENGTH, vector=tuple(vector)))
 
     def _vectors(self, requests: Seq[Submit]) -> list[list[float]]:
+        """The embeddings of a padded batch, one a request."""
         lengths = [len(request.prompt) for request in requests]
         device = self._model.device
         padding = self._model.config.get_text_config().pad_token_id or 0
@@ -165,7 +166,7 @@ class EncoderEngine:
         return vectors
 
     def _fail(self, key: _Key, error: Exception) -> None:
-        # The trace as text: a renderer given the exception might print local variables, and so the text.
+        # The trace as text: a log renderer that gets the exception may print local variables, and with them the text.
         trace = "".join(traceback.format_tb(error.__traceback__))
         log.error("sequence.failed", error=repr(error), trace=trace)
         memory = isinstance(error, torch.OutOfMemoryError | MemoryError)

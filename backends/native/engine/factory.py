@@ -1,4 +1,11 @@
-"""Makes an engine out of options: loads the model, checks it, picks its tier, and sizes its cache."""
+"""Build an engine from options: load the model, check it, choose its execution path, size its KV cache.
+
+Strategy: a causal language model takes one of two execution paths. *Packed*: all sequences of a step in one forward,
+over the paged KV cache. *Per-sequence*: one forward for each sequence, over transformers' own cache. The path is chosen
+at every start by running a small random copy of the model both ways (`loading.self_check`), not by a list of model
+types. Layers are replaced by fused or quantized ones only if the copy's logits stay the same. The KV cache then gets a
+share of the memory that is left after the largest step that images can cause (`multimodal.profiling`).
+"""
 
 from __future__ import annotations
 
@@ -43,25 +50,25 @@ from backends.native.sentence_transformers import PLAIN, Recipe, RecipeError, re
 log = structlog.get_logger()
 Report = Callable[[Loading], None]
 
-# The KV cache by default: no more than this share of the memory that is free once the model is loaded ...
+# Default size of the KV cache: at most this share of the memory that is free once the model is loaded ...
 _GPU_SHARE = 0.85
 _CPU_SHARE = 0.25
-# ... and on a CPU, whose memory others want too, no more than this many bytes.
-_CPU_MOST = 8 * 1024**3
-# Tokens of all sequences together on the cache tier, whose bytes per token nobody can tell beforehand.
-_CACHE_TIER_TOKENS = 65_536
-# A model of fewer parameters is run by one thread about as fast as by three, for a third of the CPU time (measured).
+# ... and on a CPU, whose memory other processes need too, at most this many bytes.
+_CPU_MAX_BYTES = 8 * 1024**3
+# Tokens of all sequences together on the per-sequence path, whose bytes per token are unknown before they are run.
+_PER_SEQUENCE_TOKENS = 65_536
+# Below this number of parameters one thread is about as fast as three, for a third of the CPU time (measured).
 _SMALL_PARAMETERS = 8_000_000
-# What the log says of a new engine.
-_TOLD = ("tier", "device", "dtype", "context_length", "max_sequences", "lora_adapters")
+# Fields of `Ready` that are logged when an engine has started.
+_LOGGED = ("execution_path", "device", "dtype", "context_length", "max_sequences", "lora_adapters")
 
 
 def load_engine(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
-    """An engine ready to step, and the announcement of it.
+    """Load a model; return an engine ready to step, and the `Ready` message that announces it to workers.
 
     Args:
         options: what to load and how to run it.
-        report: told how far loading has come.
+        report: called with the progress of loading.
 
     Raises:
         LoadError: the model cannot be loaded or run with these options.
@@ -74,27 +81,27 @@ def load_engine(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
         raise LoadError(str(error)) from None
     folder = str(Path(options.model, recipe.folder if recipe else ""))
     encodes = recipe is not None or is_encoder(folder)
-    made = _encoder(folder, recipe or PLAIN, options) if encodes else _generator(options, report)
-    log.info("engine.started", model=options.model, **{name: getattr(made[1], name) for name in _TOLD})
-    return made
+    engine, ready = _encoder(folder, recipe or PLAIN, options) if encodes else _generator(options, report)
+    log.info("engine.started", model=options.model, **{name: getattr(ready, name) for name in _LOGGED})
+    return engine, ready
 
 
 def _generator(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
-    """An engine that writes text, over a paged cache if it can."""
+    """Build the engine of a causal language model."""
     loaded = load(options.model, options.dtype, options.device)
     torch.set_num_threads(options.threads or _threads(loaded.model))
     report(Loading(0.6, "self-check"))
     packed = _is_packed(loaded, options)
     if options.lora_adapters:
-        _inject_lora_adapters(loaded.model, options.lora_adapters, "packed" if packed else "cache")
+        _inject_lora_adapters(loaded.model, options.lora_adapters, "packed" if packed else "per_sequence")
     report(Loading(0.8, "cache"))
     with torch.inference_mode():
-        runner, blocks = _packed(loaded, options) if packed else _cached(loaded, options)
+        runner, blocks = (_packed_runner if packed else _per_sequence_runner)(loaded, options)
     return _assemble(loaded, options, runner, blocks)
 
 
 def _encoder(folder: str, recipe: Recipe, options: EngineOptions) -> tuple[Steps, Ready]:
-    """An engine that makes vectors and nothing else."""
+    """Build the engine of a model that makes embeddings and no text."""
     loaded = load_encoder(folder, options.dtype, options.device)
     torch.set_num_threads(options.threads or _threads(loaded.model))
     watch_layers(loaded.model)
@@ -109,10 +116,12 @@ def _encoder(folder: str, recipe: Recipe, options: EngineOptions) -> tuple[Steps
         max_sequences=options.max_sequences,
         max_waiting=options.max_waiting,
     )
-    return engine, _announced(loaded, options, context, tier="encoder", embedding_size=pooler.size, generates=False)
+    return engine, _ready(
+        loaded, options, context, execution_path="encoder", embedding_size=pooler.size, generates=False
+    )
 
 
-def _announced(loaded: LoadedModel, options: EngineOptions, context: int, **more: Any) -> Ready:
+def _ready(loaded: LoadedModel, options: EngineOptions, context: int, **more: Any) -> Ready:
     return Ready(
         context_length=context,
         vocab_size=loaded.vocab_size,
@@ -126,7 +135,7 @@ def _announced(loaded: LoadedModel, options: EngineOptions, context: int, **more
 
 def _check(options: EngineOptions) -> None:
     if options.tier not in ("auto", "packed", "cache"):
-        raise LoadError(f"'{options.tier}' is not a tier; it must be auto, packed or cache.")
+        raise LoadError(f"tier must be auto, packed or cache, not '{options.tier}'.")
     for name in ("max_sequences", "step_tokens", "block_size"):
         if getattr(options, name) < 1:
             raise LoadError(f"{name} must be at least 1, not {getattr(options, name)}.")
@@ -136,7 +145,7 @@ def _check(options: EngineOptions) -> None:
 
 
 def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
-    """Whether the model runs on the packed tier; its linear layers are replaced if the self-check finds them right."""
+    """Whether the model takes the packed execution path; its layers are replaced if the self-check accepts them."""
     if options.tier != "auto":
         _quantize(loaded, options.dtype)
         return options.tier == "packed"
@@ -158,13 +167,13 @@ def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
         raise LoadError(f"This model cannot run in {options.dtype}: with other linear layers {why}.")
     why = why_not_packed(loaded.model)
     if why is not None:
-        log.warning("model.runs_slowly", model_type=loaded.config.model_type, tier="cache", why=why)
+        log.warning("model.not_packed", model_type=loaded.config.model_type, execution_path="per_sequence", why=why)
     return why is None
 
 
-def _inject_lora_adapters(model: Any, folders: dict[str, str], tier: str) -> None:
+def _inject_lora_adapters(model: Any, folders: dict[str, str], execution_path: str) -> None:
     lora_adapters = load_lora_adapters(model, folders)
-    why = why_not_adapted(model, {layer for lora in lora_adapters.values() for layer in lora}, tier)
+    why = why_not_adapted(model, {layer for lora in lora_adapters.values() for layer in lora}, execution_path)
     if why is not None:
         raise LoadError(f"LoRA adapters cannot be applied to this {model.config.model_type}: {why}.")
     inject_lora(model, lora_adapters)
@@ -176,7 +185,7 @@ def _quantize(loaded: LoadedModel, dtype: str) -> None:
 
 
 def _threads(model: Any) -> int:
-    """One core is left to the workers; a small model's layers end sooner than several threads could meet."""
+    """All cores but one, which is left to the workers; one for a small model, whose layers cost less than a barrier."""
     small = sum(each.numel() for each in model.parameters()) < _SMALL_PARAMETERS
     return 1 if small else max(1, physical_cores() - 1)
 
@@ -184,7 +193,7 @@ def _threads(model: Any) -> int:
 def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, blocks: int) -> tuple[Engine, Ready]:
     context = min(_context(loaded, options), blocks * options.block_size)
     step_tokens = max(options.step_tokens, options.max_sequences)
-    if not runner.chunked:  # the longest prompt must go in one step, beside everybody's next token
+    if not runner.chunked:  # a step must hold the longest prompt and a token of every other sequence
         step_tokens = context + options.max_sequences
     scheduler = Scheduler(
         BlockPool(blocks, options.block_size, caching=options.prefix_caching and runner.chunked),
@@ -195,11 +204,11 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         on_preempted=runner.forget,
     )
     hidden = HiddenStates.of(loaded.model, runner)
-    ready = _announced(
+    ready = _ready(
         loaded,
         options,
         context,
-        tier=runner.tier,
+        execution_path=runner.execution_path,
         image_tokens=runner.image_tokens,
         embedding_size=hidden.size if hidden else 0,
         lora_adapters=runner.lora_adapters,
@@ -220,20 +229,21 @@ def _context(loaded: LoadedModel, options: EngineOptions) -> int:
 
 
 def _wanted_blocks(loaded: LoadedModel, options: EngineOptions) -> int:
-    """Blocks to run as many sequences as may run at once, each as long as it may be."""
+    """How many blocks `max_sequences` sequences need, each as long as the context; or those of `kv_tokens`."""
     tokens = options.kv_tokens or options.max_sequences * _context(loaded, options)
     return -(-tokens // options.block_size)
 
 
-def _packed(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
+def _packed_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
+    """A runner over the KV cache, and the cache's number of blocks. A probe run finds the bytes of a block first."""
     probe = PackedRunner(loaded.model, KVCache(1, options.block_size))
-    prompt = (0,) * min(2, options.block_size)  # two are attended to as prompts are, by what is compiled for them
+    prompt = (0,) * min(2, options.block_size)  # two tokens: enough to compile and run the prefill kernel, too
     sequence = Sequence(0, Submit(0, prompt, 1), 0)
     sequence.blocks.append(0)
     probe.run([Work(sequence, 0, len(prompt), samples=True)])
     embedder = None if options.text_only else _embedder(loaded, options)
-    taken = profile(loaded.model, probe, embedder, options, _context(loaded, options)) if embedder else 0
-    affordable = _cache_bytes(loaded.model.device, taken) // probe.cache.bytes_per_block
+    step_bytes = profile(loaded.model, probe, embedder, options, _context(loaded, options)) if embedder else 0
+    affordable = _cache_bytes(loaded.model.device, step_bytes) // probe.cache.bytes_per_block
     blocks = _wanted_blocks(loaded, options)
     if not options.kv_tokens:
         blocks = min(blocks, affordable)
@@ -257,18 +267,19 @@ def _images_not_served(loaded: LoadedModel, why: str) -> LoadError:
     )
 
 
-def _cached(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
+def _per_sequence_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
+    """A runner without a paged cache, and the number of blocks that limits the tokens of all sequences."""
     text_only = options.text_only or options.tier == "cache"
     if not text_only and find_processor(loaded.model, options.model) is not None:
-        raise _images_not_served(loaded, "it runs on the cache tier, which takes text only")
-    most = max(_CACHE_TIER_TOKENS, _context(loaded, options)) // options.block_size
+        raise _images_not_served(loaded, "it takes the per-sequence execution path, which is for text only")
+    most = max(_PER_SEQUENCE_TOKENS, _context(loaded, options)) // options.block_size
     blocks = _wanted_blocks(loaded, options)
     return CacheRunner(loaded.model, tuple(options.lora_adapters)), blocks if options.kv_tokens else min(blocks, most)
 
 
-def _cache_bytes(device: torch.device, taken: int) -> int:
-    """Memory for the KV cache, where a step may take as much; on a GPU that is reserved already, having been run."""
+def _cache_bytes(device: torch.device, step_bytes: int) -> int:
+    """Memory for the KV cache beside a step's `step_bytes`; on a GPU torch has reserved those when the step was run."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * _GPU_SHARE)
-    return min(int(max(0, available_memory() - taken) * _CPU_SHARE), _CPU_MOST)
+    return min(int(max(0, available_memory() - step_bytes) * _CPU_SHARE), _CPU_MAX_BYTES)

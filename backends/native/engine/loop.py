@@ -1,8 +1,14 @@
 """The engine: sequences in, tokens out, one step at a time.
 
-Knows nothing of sockets, threads or text: whoever owns an `Engine` hands it the workers' messages and calls `step`
-while there is work, from one thread. A fault in a step ends the sequences it is the fault of and no others: a batch
-that fails is run again in halves, down to the one that fails alone.
+Strategy: one step is *masks, schedule, forward, sample, advance*. The scheduler composes a new batch for every step
+(continuous batching), the runner runs it, the sampler chooses one token for each sequence that reached its end, and the
+outputs of a step are sent as one message per connection.
+
+- *Single thread*: whoever owns an `Engine` passes it the workers' messages and calls `step` while it is `busy`, all
+  from one thread. There are no locks here, and no sockets, threads or text.
+- *Fault isolation by bisection*: a batch that raises is run again in halves, down to the sequence that raises alone.
+  Only that sequence fails. A step can be repeated because runners keep nothing that they cannot rebuild from a
+  sequence's tokens and blocks. A lost device (`torch.AcceleratorError`) ends the process instead.
 """
 
 from __future__ import annotations
@@ -54,15 +60,15 @@ class Steps(Protocol):
 
 
 class Engine:
-    """Runs sequences of several connections.
+    """Runs the sequences of all connections.
 
     Args:
-        runner: the model.
-        scheduler: decides what runs; made for the same blocks as the runner.
-        vocab_size: token ids a prompt may hold.
-        context_length: the most tokens of prompt and output.
+        runner: runs the model.
+        scheduler: composes the steps; has as many blocks as the runner's cache.
+        vocab_size: token ids are less than this.
+        context_length: the most tokens of prompt and output together.
         constraints: for grammars; None if the model has no tokenizer for them.
-        hidden: the model's hidden states; None if there are no vectors to be had.
+        hidden: collects hidden states for embeddings; None if the model makes none.
     """
 
     def __init__(
@@ -87,11 +93,11 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether `step` would do or tell anything."""
+        """Whether `step` would run a sequence or return an output."""
         return bool(self._sequences or self._outputs)
 
     def handle(self, connection: int, message: ToEngine) -> Pong | None:
-        """Take a worker's message; the answer to a `Ping` is returned."""
+        """Handle one message of a worker; return the answer to a `Ping`."""
         match message:
             case Submit():
                 self.submit(connection, message)
@@ -102,30 +108,30 @@ class Engine:
         return None
 
     def submit(self, connection: int, request: Submit) -> None:
-        """Take a sequence, or tell in the next step why not."""
+        """Queue a sequence. If it is refused, the next step returns the reason as its error."""
         sequence = Sequence(connection, request, next(self._arrivals), salt=request.lora_adapter.encode())
         try:
-            self._check(connection, request)
-            self._begin(sequence)
+            self._validate(connection, request)
+            self._queue(sequence)
         except Refused as refusal:
             self._refuse(sequence, refusal)
             return
         self._sequences[connection, request.seq] = sequence
 
     def cancel(self, connection: int, seq: int) -> None:
-        """Free a sequence without a word. Unknown ones are ignored: they may just have ended."""
+        """Free a sequence without an output. Unknown ones are ignored: they may just have ended."""
         sequence = self._sequences.get((connection, seq))
         if sequence is not None:
             self._end(sequence)
 
     def disconnect(self, connection: int) -> None:
-        """Free all sequences of a worker that is gone."""
+        """Free every sequence of a connection that was lost."""
         for key in [key for key in self._sequences if key[0] == connection]:
             self._end(self._sequences[key])
         self._outputs.pop(connection, None)
 
     def pong(self, ping: Ping) -> Pong:
-        """The state now."""
+        """Answer a `Ping` with the current queue lengths, blocks and counters."""
         scheduler, pool = self._scheduler, self._scheduler.pool
         return Pong(
             ping.token,
@@ -139,12 +145,12 @@ class Engine:
         )
 
     def step(self) -> dict[int, Step]:
-        """Run one step: what each connection's sequences gained.
+        """Run one step and return its outputs by connection.
 
         Raises:
-            torch.AcceleratorError: the device is lost; the process had better end.
+            torch.AcceleratorError: the device is lost; the process must be restarted.
         """
-        held = self._follow_grammars()
+        held = self._compute_masks()
         works = self._scheduler.schedule()
         if self._runner.lora_adapters:
             works.sort(key=_LORA_ADAPTER)  # those of a LoRA adapter go through it together
@@ -153,9 +159,9 @@ class Engine:
         with torch.inference_mode():
             self._run(works)
         outputs, self._outputs = self._outputs, defaultdict(list)
-        return {connection: Step(tuple(told)) for connection, told in outputs.items()}
+        return {connection: Step(tuple(gained)) for connection, gained in outputs.items()}
 
-    def _check(self, connection: int, request: Submit) -> None:
+    def _validate(self, connection: int, request: Submit) -> None:
         if (connection, request.seq) in self._sequences:
             raise Refused(f"sequence {request.seq} is running already")
         if not request.prompt:
@@ -165,17 +171,17 @@ class Engine:
         if request.features and not self._runner.image_tokens:
             raise Refused("this model takes no images")
         if any(feature.length > self._runner.image_tokens for feature in request.features):
-            raise Refused(f"an image takes more than the {self._runner.image_tokens} tokens that are made ready for")
+            raise Refused(f"an image takes more tokens than the engine's limit of {self._runner.image_tokens}")
         if request.pool and self._hidden is None:
-            raise Refused("the model makes no vectors")
+            raise Refused("the model makes no embeddings")
         if request.lora_adapter and request.lora_adapter not in self._runner.lora_adapters:
             raise Refused(f"there is no LoRA adapter '{request.lora_adapter}'")
         biased = (token for token, _ in request.sampling.logit_bias)
-        named = (*request.prompt, *biased, *request.stop_token_ids, *request.eos_token_ids)
-        if min(named) < 0 or max(named) >= self._vocab_size:
+        ids = (*request.prompt, *biased, *request.stop_token_ids, *request.eos_token_ids)
+        if min(ids) < 0 or max(ids) >= self._vocab_size:
             raise Refused(f"token ids must be from 0 to {self._vocab_size - 1}")
 
-    def _begin(self, sequence: Sequence) -> None:
+    def _queue(self, sequence: Sequence) -> None:
         source = sequence.request.grammar
         if source is not None and self._constraints is None:
             raise Refused("the model has no tokenizer for grammars")
@@ -184,8 +190,8 @@ class Engine:
             sequence.constraint = self._constraints.begin(source, len(sequence.tokens))
             sequence.held = True
 
-    def _follow_grammars(self) -> list[Sequence]:
-        """Have masks made; returns the sequences that have to be left out of the step."""
+    def _compute_masks(self) -> list[Sequence]:
+        """Compute the grammar masks of the step; return the sequences that are held because theirs is not ready."""
         constrained = [sequence for sequence in self._sequences.values() if sequence.constraint is not None]
         if not constrained or self._constraints is None:
             return []
@@ -195,9 +201,10 @@ class Engine:
 
     def _refuse(self, sequence: Sequence, refusal: Refused) -> None:
         overloaded = isinstance(refusal, Overloaded)
-        self._tell(sequence, Output(sequence.request.seq, error=str(refusal), overloaded=overloaded))
+        self._emit(sequence, Output(sequence.request.seq, error=str(refusal), overloaded=overloaded))
 
     def _run(self, works: Seq[Work]) -> None:
+        """Run and sample `works`; if that raises, run both halves, so that only the faulty sequences fail."""
         if not works:
             return
         try:
@@ -212,42 +219,42 @@ class Engine:
                 return
             log.warning("step.failed", sequences=len(works), error=repr(error))
             samples = None
-        if samples is None:  # only now: the error held on to the failed step's memory
+        if samples is None:  # outside of `except`: the traceback would keep the failed step's tensors in memory
             half = len(works) // 2
             self._run(works[:half])
             self._run(works[half:])
             return
-        for work, found in zip(works, samples, strict=True):
-            self._advance(work, found)
+        for work, sampled in zip(works, samples, strict=True):
+            self._advance(work, sampled)
 
-    def _advance(self, work: Work, found: Sample) -> None:
-        """Note what a work gave; tell the worker, if the sequence gained a token."""
+    def _advance(self, work: Work, sampled: Sample) -> None:
+        """Commit a work; if it sampled a token, append it, emit an output and end a finished sequence."""
         sequence = work.sequence
-        if found.prompt:
-            sequence.prompt_logprobs += found.prompt
+        if sampled.prompt:
+            sequence.prompt_logprobs += sampled.prompt
         self._scheduler.commit(work)
-        if found.token is None:
+        if sampled.token is None:
             return
         request, generated = sequence.request, sequence.generated
         ids: tuple[int, ...] = ()
         logprobs: tuple[Logprobs, ...] = ()
         reason: FinishReason | None = FinishReason.LENGTH
-        if request.max_new_tokens > 0:  # else only the prompt was to be scored
-            sequence.tokens.append(found.token)
-            reason = finish_reason(request, found.token, generated + 1)
-            ids, logprobs = (found.token,), (found.logprobs,) if found.logprobs else ()
+        if request.max_new_tokens > 0:  # 0: the request was for the prompt's logprobs or embedding only
+            sequence.tokens.append(sampled.token)
+            reason = finish_reason(request, sampled.token, generated + 1)
+            ids, logprobs = (sampled.token,), (sampled.logprobs,) if sampled.logprobs else ()
         if generated:
             output = Output(request.seq, ids, reason, logprobs)
         else:
             vector = embedding_of(sequence) if request.pool else ()
             prompt, cached = self._scored_prompt(sequence), sequence.cached_tokens or 0
             output = Output(request.seq, ids, reason, logprobs, prompt, cached, vector=vector)
-        self._outputs[sequence.connection].append(output)
+        self._emit(sequence, output)
         if reason is not None:
             self._end(sequence)
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
-        # The trace as text: a renderer given the exception might print local variables, and so the prompt.
+        # The trace as text: a log renderer that gets the exception may print local variables, and with them the prompt.
         trace = "".join(traceback.format_tb(error.__traceback__))
         log.error("sequence.failed", tokens=len(sequence.tokens), error=repr(error), trace=trace)
         if isinstance(error, NoDistribution | GrammarError):
@@ -256,10 +263,10 @@ class Engine:
             why = "the engine ran out of memory"
         else:
             why = "the engine failed on this sequence"
-        self._tell(sequence, Output(sequence.request.seq, error=why))
+        self._emit(sequence, Output(sequence.request.seq, error=why))
         self._end(sequence)
 
-    def _tell(self, sequence: Sequence, output: Output) -> None:
+    def _emit(self, sequence: Sequence, output: Output) -> None:
         self._outputs[sequence.connection].append(output)
 
     def _end(self, sequence: Sequence) -> None:
@@ -277,7 +284,7 @@ class Engine:
 
 
 def finish_reason(request: Submit, token: int, generated: int) -> FinishReason | None:
-    """Why a sequence ends with its newest token, the `generated`th, if it does."""
+    """The reason for which a sequence ends with `token`, its `generated`th new token; None if it goes on."""
     if generated > request.min_new_tokens:
         if token in request.eos_token_ids:
             return FinishReason.EOS

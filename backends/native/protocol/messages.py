@@ -165,7 +165,7 @@ class Ready(Message, frozen=True):
     eos_token_ids: tuple[int, ...]
     dtype: str
     device: str
-    tier: str
+    execution_path: str
     max_sequences: int
     image_tokens: int = 0
     embedding_size: int = 0

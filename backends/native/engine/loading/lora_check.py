@@ -37,9 +37,9 @@ _RANK = 4
 _NAMES = ("", "one", "other")  # a LoRA adapter for each of the sequences
 
 
-def why_not_adapted(model: Any, layers: Collection[str], tier: str) -> str | None:
-    """Why the linear layers of these names cannot have LoRA adapters on the model's tier, or None if they can."""
-    error = {"packed": _packed_error, "cache": _cached_error}[tier]
+def why_not_adapted(model: Any, layers: Collection[str], execution_path: str) -> str | None:
+    """Why the linear layers of these names cannot have LoRA adapters on this execution path, or None if they can."""
+    error = {"packed": _packed_error, "per_sequence": _per_sequence_error}[execution_path]
     return on_small_copy(model, partial(_compare, kinds={_kind(layer) for layer in layers}, find_error=error))
 
 
@@ -74,7 +74,7 @@ def _packed_error(small: Any, tokens: list[Tensor], expected: list[Tensor]) -> f
     return packed_error(small, best_kernel, tokens, expected, _NAMES)
 
 
-def _cached_error(small: Any, tokens: list[Tensor], expected: list[Tensor]) -> float:
+def _per_sequence_error(small: Any, tokens: list[Tensor], expected: list[Tensor]) -> float:
     """The largest difference after all tokens but the last, and after the last."""
     runner = CacheRunner(small)
     errors = []

@@ -1,9 +1,10 @@
-"""At load: is the packed tier right for this kind of model?
+"""The self-check at load: does the packed execution path give the model's own logits?
 
-A small random copy of the same class answers three sequences twice: plainly, and the way the packed tier would, with
-prompts in chunks, shuffled pages, then token by token. The logits must agree, and must be shown to depend on earlier
-tokens, or agreement would mean nothing. Models with state beside keys and values (Mamba and relatives) run without an
-error and fail here.
+Strategy: differential testing at every start, instead of a list of model types. A small random copy of the same class
+runs three sequences twice: by transformers' own forward, and packed, with prompts in chunks, shuffled cache blocks,
+then token by token. The logits must agree. They must also be shown to depend on earlier tokens, or agreement would
+prove nothing. Models with state beside keys and values (Mamba and relatives) run packed without an error and are
+detected here.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from backends.native.protocol.messages import Submit
 
 _ATTENTION = {"full_attention", "sliding_attention"}
 _BLOCK_SIZE = 4
-# Where each sequence is cut into steps. All are longer than `shrink.WINDOW` and than a block.
+# Where each sequence is cut into steps. All are longer than `tiny_copy.WINDOW` and than a block.
 _CUTS = ((0, 9, 10, 11, 12), (0, 13, 18, 19, 20), (0, 30, 31, 32, 33))
-# As parts of the largest logit: the most two right answers may differ, the least a changed token must move them.
+# Relative to the largest logit: the most that two right results may differ, and the least that a changed token must
+# move the logits.
 TOLERANCE = 1e-4
 SENSITIVITY = 1e-3
 
@@ -36,9 +38,12 @@ Change = Callable[[Any], None]
 
 
 def why_not_packed(model: Any, kernel: Kernel = best_kernel, change: Change = lambda _: None) -> str | None:
-    """Why `model` must run on the cache tier, or None if the packed tier with `kernel` is right for it.
+    """Why `model` must not run packed, as the end of a sentence; None if the packed path is right for it.
 
-    `change` is what will be done to the model before it is run packed, in place.
+    Args:
+        model: a causal or composite language model.
+        kernel: the attention kernel of the packed path.
+        change: replaces layers of a model in place, as will be done to `model` before it runs packed.
     """
     why = _why_small_copy_differs(model, kernel, change)
     if why is None or model._supports_attention_backend:  # noqa: SLF001 - a flag that classes declare, not all that could
@@ -54,29 +59,29 @@ def _why_small_copy_differs(model: Any, kernel: Kernel, change: Change) -> str |
 
 
 def on_small_copy(model: Any, check: Callable[[Any], str | None]) -> str | None:
-    """What `check` says of a small copy of `model`, or why there is none."""
+    """The result of `check` on a small copy of `model`, or the reasons why no copy can be made."""
     whys = []
     for few_heads, few_layers in product((True, False), repeat=2):
         try:
             with torch.inference_mode():
                 small = shrunken_copy(model, few_heads=few_heads, few_layers=few_layers)
-                lacking = _parts(model) - _parts(small)
-                if not lacking:
+                missing = _module_kinds(model) - _module_kinds(small)
+                if not missing:
                     return check(small)
-            whys.append(f"a small copy lacks {', '.join(sorted(lacking))}")
+            whys.append(f"a small copy lacks {', '.join(sorted(missing))}")
         except Exception as error:  # whatever a foreign model class raises if its sizes do not suit it
             whys.append(f"a small copy fails: {type(error).__name__}: {error}")
     return "; ".join(whys)
 
 
-def _parts(model: Any) -> set[str]:
-    """The kinds of modules that text goes through, but for those that we have put in."""
+def _module_kinds(model: Any) -> set[str]:
+    """Class names of the modules that text passes through, without the engine's own replacements."""
     kinds = {type(module) for module in text_part(model).modules()}
     return {kind.__name__ for kind in kinds if not kind.__module__.startswith("backends.")}
 
 
 def compare(model: Any, kernel: Kernel, change: Change) -> str | None:
-    """Run `model` plainly and packed; why the answers do not agree, or None if they do. Leaves it changed."""
+    """Run `model` by its own forward and packed; why the logits differ, or None if they agree. Changes `model`."""
     tokens = prompts(model.device)
     text_part(model).set_attn_implementation("eager")
     plain = [plain_logits(model, row) for row in tokens]
@@ -92,19 +97,19 @@ def compare(model: Any, kernel: Kernel, change: Change) -> str | None:
 
 
 def prompts(device: torch.device) -> list[Tensor]:
-    """The sequences' tokens."""
+    """The tokens of the check's sequences; the same at every call."""
     rows = torch.randint(0, VOCAB, (len(_CUTS), _CUTS[-1][-1]), generator=torch.Generator().manual_seed(0))
     return [row[: cuts[-1]].to(device) for row, cuts in zip(rows, _CUTS, strict=True)]
 
 
 def plain_logits(model: Any, tokens: Tensor) -> Tensor:
-    """[tokens, vocabulary], by the model's own forward."""
+    """Logits [tokens, vocabulary] by the model's own forward."""
     logits: Tensor = model(input_ids=tokens.unsqueeze(0), use_cache=False).logits[0]
     return logits
 
 
 def _sensitivity(model: Any, tokens: Tensor, logits: Tensor) -> float:
-    """How far other tokens, all but the last three, move the last logits."""
+    """The largest change of the last logits when all tokens but the last three are changed."""
     changed = tokens.clone()
     changed[:-3] = (changed[:-3] + 1) % VOCAB
     return float((plain_logits(model, changed)[-1] - logits[-1]).abs().max())
@@ -117,7 +122,7 @@ def packed_error(
     plain: list[Tensor],
     lora_adapters: tuple[str, ...] = ("",) * len(_CUTS),
 ) -> float:
-    """The largest difference over all steps of all sequences, each with its LoRA adapter."""
+    """The largest difference of logits over all steps of all sequences, each with its LoRA adapter."""
     blocks_each = -(-max(cuts[-1] for cuts in _CUTS) // _BLOCK_SIZE)
     blocks = torch.randperm(len(tokens) * blocks_each, generator=torch.Generator().manual_seed(0)).tolist()
     runner = PackedRunner(model, KVCache(len(blocks), _BLOCK_SIZE), kernel)

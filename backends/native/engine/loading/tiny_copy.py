@@ -1,8 +1,8 @@
-"""A small, random copy of a model: the same class with the same switches, cheap enough to be run at every start.
+"""Small random copies of models: the same class and configuration switches, small enough to be run at every start.
 
-Only sizes change that no other size is derived from by a rule we would have to know: widths of heads, rotary parts
-and low-rank projections stay. The weights are drawn wide, so that the logits depend on the whole context and not on
-the last token alone, as they would at an ordinary initialisation.
+Only independent sizes are reduced: widths of heads, rotary parts and low-rank projections stay, since others are
+derived from them by rules of each class. Weights are drawn wide, so that the logits depend on the whole context and
+not, as at an ordinary initialization, on the last token alone.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 WINDOW = 8
 VOCAB = 128
 
-_MOST_LAYERS = 12
-_MOST_PARAMETERS = 150_000_000
-# What may be made smaller, and to what, if it is larger. None of them must be there.
-_SMALLER = {
+_MAX_LAYERS = 12
+_MAX_PARAMETERS = 150_000_000
+# Upper bounds of sizes in the text part's configuration; a configuration need not have all of them.
+_MAX_SIZES = {
     "intermediate_size": 96,
     "moe_intermediate_size": 64,
     "shared_expert_intermediate_size": 64,
@@ -36,9 +36,9 @@ _SMALLER = {
     "n_group": 2,
     "topk_group": 1,
 }
-# The same of towers for sound and for pictures, of which the first two are what they call their layers.
-_SMALLER_TOWER = {"num_blocks": 1, "depth": 1, "intermediate_size": 96}
-# What towers call the width of the text part, which they end in.
+# The same for towers (vision, audio); the first two are names for the number of layers.
+_MAX_TOWER_SIZES = {"num_blocks": 1, "depth": 1, "intermediate_size": 96}
+# Names of towers for the width of their output, which is that of the text part.
 _WIDTHS_OF_TEXT = ("out_hidden_size", "projection_dim")
 _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 _IMAGE_TOKEN_IDS = ("image_token_id", "image_token_index")
@@ -50,19 +50,20 @@ def shrunken_copy(
     few_heads: bool = True,
     few_layers: bool = True,
     image_token_id: int | None = None,
-    most_parameters: int = _MOST_PARAMETERS,
+    max_parameters: int = _MAX_PARAMETERS,
 ) -> Any:
-    """A small model of the same class, in float32 on the same device (the CPU if it is `meta`), in evaluation mode.
+    """Build a small model of the same class, in float32 on the same device (CPU for `meta`), in evaluation mode.
 
     Args:
         model: a causal or composite language model.
-        few_heads: whether to take attention heads away, and with them hidden width.
-        few_layers: whether to take layers away. Not every class can do without them.
-        image_token_id: the copy's placeholder for pictures; the model's own may be outside of the small vocabulary.
-        most_parameters: beyond which a copy is not small.
+        few_heads: whether to remove attention heads, and with them hidden width.
+        few_layers: whether to remove layers. Not every class can be built with fewer.
+        image_token_id: the copy's placeholder for images; the model's own may be outside of the small vocabulary.
+        max_parameters: a larger copy is an error.
 
     Raises:
-        Exception: of any kind, if the class cannot be built that way.
+        ValueError: the copy would have more than `max_parameters`.
+        Exception: of any kind, if the class cannot be built with these sizes.
     """
     config = shrunken_config(model.config, few_heads=few_heads, few_layers=few_layers)
     for name in _IMAGE_TOKEN_IDS if image_token_id is not None else ():
@@ -70,7 +71,7 @@ def shrunken_copy(
             setattr(config, name, image_token_id)
     with torch.device("meta"):
         parameters = sum(parameter.numel() for parameter in type(model)(copy.deepcopy(config)).parameters())
-    if parameters > most_parameters:
+    if parameters > max_parameters:
         raise ValueError(f"a copy of {parameters:,} parameters is not small")
     device = "cpu" if model.device.type == "meta" else model.device
     with torch.random.fork_rng(), torch.device(device):
@@ -81,12 +82,12 @@ def shrunken_copy(
 
 
 def shrunken_config(config: Any, *, few_heads: bool, few_layers: bool) -> Any:
-    """A copy of `config` with its sizes reduced, those of its other parts (a vision tower) to one layer."""
+    """A copy of `config` with reduced sizes; towers (vision, audio) keep one layer."""
     config = copy.deepcopy(config)
     text = config.get_text_config(decoder=True)
     for part in _towers(config, text):
         _shrink_layers(part, 1)
-        for name, size in _SMALLER_TOWER.items():
+        for name, size in _MAX_TOWER_SIZES.items():
             if isinstance(getattr(part, name, None), int):
                 setattr(part, name, min(size, getattr(part, name)))
     if few_layers:
@@ -98,7 +99,7 @@ def shrunken_config(config: Any, *, few_heads: bool, few_layers: bool) -> Any:
             for name in _WIDTHS_OF_TEXT:
                 if getattr(part, name, None) == width:
                     setattr(part, name, text.hidden_size)
-    for name, size in _SMALLER.items():
+    for name, size in _MAX_SIZES.items():
         present = getattr(text, name, None)
         if isinstance(present, list):
             setattr(text, name, [min(each, size) for each in present])
@@ -113,21 +114,21 @@ def shrunken_config(config: Any, *, few_heads: bool, few_layers: bool) -> Any:
 
 
 def _towers(config: Any, text: Any) -> list[Any]:
-    """The configurations of its other parts."""
+    """The configurations of the parts other than text."""
     parts = (getattr(config, kind, None) for kind in config.sub_configs)
     return [part for part in parts if part is not None and part is not text]
 
 
 def _fewest_layers(config: Any) -> int:
-    """Enough to have every kind of layer, and two of the commonest."""
+    """The fewest layers that include every kind of layer, at least two."""
     total: int = config.num_hidden_layers
     lists = [value for value in vars(config).values() if isinstance(value, list | tuple) and len(value) == total]
     last = max((kinds.index(kind) for kinds in lists for kind in kinds), default=0)
-    return min(total, max(2, last + 1), _MOST_LAYERS)
+    return min(total, max(2, last + 1), _MAX_LAYERS)
 
 
 def _shrink_layers(config: Any, layers: int) -> None:
-    """Keep the first `layers`; lists with an entry a layer are cut too."""
+    """Keep the first `layers` layers; lists with one entry per layer are cut as well."""
     total = getattr(config, "num_hidden_layers", None)
     if not isinstance(total, int) or total <= layers:
         return
@@ -150,6 +151,7 @@ def _shrink_heads(config: Any) -> None:
 
 
 def _widen(model: Any) -> None:
+    """Draw random weights in place, wide enough that logits depend on the whole context."""
     for parameter in model.parameters():
         if parameter.dim() >= 2:
             parameter.data.normal_(0.0, 1.5 / parameter.shape[-1] ** 0.5)

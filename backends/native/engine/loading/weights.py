@@ -1,8 +1,8 @@
-"""Loads a checkpoint folder into a model of transformers, offline, and says what the engine must know of it.
+"""Load a checkpoint folder into a model of transformers, offline, with the facts that the engine needs.
 
-Only local safetensors files and classes that ship with transformers: nothing is downloaded and no code from the
-folder is run. A composite checkpoint (LLaVA and the like) is loaded whole and run by its own forward, given text
-only. A model that makes vectors and no text is loaded by `load_encoder`, without an output layer.
+Only local safetensors files and classes that ship with transformers are used: nothing is downloaded, and no code from
+the folder is run. A composite checkpoint (LLaVA and the like) is loaded whole. An encoder, which makes embeddings and
+no text, is loaded by `load_encoder` without an output layer.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from transformers import (
 from backends.native.engine.errors import LoadError
 from backends.native.engine.layers.quantized_linear import BITS
 
-_SMALL = 2 * 1024**3
+_SMALL_BYTES = 2 * 1024**3
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "bf16": torch.bfloat16,
     "float16": torch.float16,
 }
-# What the context length is called, by age.
+# Names of the context length in configurations, the most common first.
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "context_length", "max_seq_len", "seq_length")
 _UNBOUNDED_CONTEXT = 32_768
-# Weights that classes of encoders have and their last hidden states do not depend on; checkpoints often lack them.
-_BESIDE_THE_STATES = "pooler."
+# Prefix of weights that encoder classes have and checkpoints often lack; the last hidden states do not depend on them.
+_OPTIONAL_WEIGHTS = "pooler."
 
 
 @dataclass(slots=True, eq=False)
@@ -49,9 +49,9 @@ class LoadedModel:
     Attributes:
         model: the language model or encoder, in evaluation mode, on its device.
         config: the configuration of its text part.
-        eos_token_ids: every id that either of its configuration files calls an end; an encoder has none.
-        context_length: positions it was made for.
-        vocab_size: width of its logits, or how many tokens an encoder knows.
+        eos_token_ids: end tokens of `config.json` and `generation_config.json` together; an encoder has none.
+        context_length: positions that the model was trained for.
+        vocab_size: width of the logits; for an encoder, rows of the input embeddings.
     """
 
     model: Any
@@ -62,10 +62,15 @@ class LoadedModel:
 
 
 def load(folder: str, dtype: str = "auto", device: str = "auto") -> LoadedModel:
-    """Load the checkpoint in `folder`.
+    """Load the language model in `folder`.
+
+    Args:
+        folder: as `save_pretrained` writes it.
+        dtype: see `pick_dtype`.
+        device: see `pick_device`.
 
     Raises:
-        LoadError: it is not there, not a language model, damaged, or does not fit.
+        LoadError: it is missing, not a language model, damaged, or does not fit into memory.
     """
     path = Path(folder)
     config = _read_config(path)
@@ -83,10 +88,10 @@ def load(folder: str, dtype: str = "auto", device: str = "auto") -> LoadedModel:
 
 
 def is_encoder(folder: str) -> bool:
-    """Whether a checkpoint is of the families that read a text as a whole (BERT and the like) and cannot write.
+    """Whether a checkpoint is an encoder (BERT and the like) that cannot generate text.
 
     Raises:
-        LoadError: it is no checkpoint.
+        LoadError: `folder` is no checkpoint.
     """
     config = _read_config(Path(folder))
     return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not (
@@ -95,16 +100,16 @@ def is_encoder(folder: str) -> bool:
 
 
 def load_encoder(folder: str, dtype: str = "auto", device: str = "auto") -> LoadedModel:
-    """Load the checkpoint in `folder` up to its last hidden states.
+    """Load the encoder in `folder`, without an output layer.
 
     Raises:
-        LoadError: it is not there, not of text, damaged, or does not fit.
+        LoadError: it is missing, not for text, damaged, or does not fit into memory.
     """
     path = Path(folder)
     config = _read_config(path)
     target = pick_device(device)
-    halved = config.is_encoder_decoder and type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
-    auto_class = AutoModelForTextEncoding if halved else AutoModel
+    encoder_half = config.is_encoder_decoder and type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
+    auto_class = AutoModelForTextEncoding if encoder_half else AutoModel
     model = _read_model(path, config, auto_class, pick_dtype(dtype, path, config, target), target)
     return LoadedModel(
         model=model,
@@ -116,7 +121,11 @@ def load_encoder(folder: str, dtype: str = "auto", device: str = "auto") -> Load
 
 
 def pick_device(device: str) -> torch.device:
-    """`auto` is the first CUDA device, or the CPU."""
+    """The torch device; `auto` is the first CUDA device, or the CPU.
+
+    Raises:
+        LoadError: torch does not know the device, or finds no CUDA device.
+    """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -129,12 +138,15 @@ def pick_device(device: str) -> torch.device:
 
 
 def pick_dtype(dtype: str, path: Path, config: Any, device: torch.device) -> torch.dtype:
-    """`auto` is the checkpoint's own dtype, but float32 on a CPU for weights of up to 2 GiB.
+    """The dtype of the weights; `auto` is the checkpoint's own, but float32 on a CPU for weights of up to 2 GiB.
 
-    A batch's shape decides how a matrix product is summed up. In bfloat16 that moves logits enough to change which
-    token comes out, so that an answer would depend on its neighbours; in float32 hardly ever. Small models can afford
-    it, and CPUs without bfloat16 units are no slower in float32. With weights of fewer bits all else is bfloat16, on
-    CPUs that have such units.
+    The shape of a batch decides the order in which a matrix product is summed. In bfloat16 that changes logits enough
+    to change the chosen token, so that an answer would depend on the other requests in its batch; in float32 it hardly
+    ever does. Small models can afford float32, and CPUs without bfloat16 units are no slower in it. With quantized
+    weights everything else is bfloat16 on CPUs that have such units.
+
+    Raises:
+        LoadError: the dtype is unknown, or for another device.
     """
     if dtype in BITS:
         if device.type != "cpu":
@@ -146,7 +158,7 @@ def pick_dtype(dtype: str, path: Path, config: Any, device: torch.device) -> tor
         return _DTYPES[dtype]
     own = config.dtype or config.get_text_config(decoder=True).dtype or torch.float32
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    small = size * torch.float32.itemsize // own.itemsize <= _SMALL
+    small = size * torch.float32.itemsize // own.itemsize <= _SMALL_BYTES
     return torch.float32 if device.type == "cpu" and small else own
 
 
@@ -169,7 +181,7 @@ def _read_model(path: Path, config: Any, auto_class: Any, dtype: torch.dtype, de
             path,
             config=config,
             dtype=dtype,
-            attn_implementation="eager",  # the only one that heeds all a model asks: sdpa may drop a softcap
+            attn_implementation="eager",  # the only one that implements every feature: sdpa drops a softcap
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
@@ -182,10 +194,10 @@ def _read_model(path: Path, config: Any, auto_class: Any, dtype: torch.dtype, de
         Exception
     ) as error:  # safetensors, transformers and torch raise many kinds, all with the file's fault in them
         raise LoadError(f"The weights in '{path}' cannot be loaded: {error}") from error
-    missing = (key for key in found["missing_keys"] if not key.startswith(_BESIDE_THE_STATES))
-    lacking = sorted(missing) + sorted(str(key) for key in found["mismatched_keys"])
-    if lacking:
-        raise LoadError(f"The weights in '{path}' lack {len(lacking)} tensors or have other shapes: {lacking[0]} ...")
+    missing = (key for key in found["missing_keys"] if not key.startswith(_OPTIONAL_WEIGHTS))
+    absent = sorted(missing) + sorted(str(key) for key in found["mismatched_keys"])
+    if absent:
+        raise LoadError(f"The weights in '{path}' lack {len(absent)} tensors or have other shapes: {absent[0]} ...")
     return model
 
 
@@ -217,7 +229,7 @@ def _context_length(text: Any) -> int:
 
 
 def _unused_positions(model: Any) -> int:
-    """Of RoBERTa and its kin, which count positions from the one after the padding's."""
+    """Positions that a model never uses: RoBERTa and relatives start after the padding's index."""
     tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
     padding = (getattr(table, "padding_idx", None) for table in tables)
     return max((index + 1 for index in padding if index is not None), default=0)

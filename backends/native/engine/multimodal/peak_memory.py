@@ -1,5 +1,7 @@
-"""The most memory that tensors held at once. On a CUDA device its allocator counts; elsewhere each operation's results
-are counted as they come and go, without what an operation needs inside.
+"""Peak memory of tensors.
+
+A CUDA device's allocator counts it. Elsewhere the result of each operation is counted while it lives, without the
+operation's own scratch memory.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ from torch.utils._pytree import tree_leaves
 
 @dataclass(slots=True, eq=False)
 class Peak:
-    """`bytes`: the most beyond what was held at first. Whole after the measurement."""
+    """`bytes`: the peak beyond what was held at the start. Valid after the measurement."""
 
     bytes: int = 0
 
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[Peak]:
-    """Measure what is done inside, in this thread."""
+    """Measure the peak of the block inside, in this thread."""
     peak = Peak()
     if device.type == "cuda":
         held = torch.cuda.memory_allocated(device)
@@ -39,7 +41,7 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts storages, each while a tensor over it lives."""
+    """Counts each storage as long as a tensor over it lives."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -74,9 +76,9 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _has_storage(value: Any) -> bool:
-    """Weights in an order of oneDNN's have none to be seen."""
+    """Whether a value is a tensor with a visible storage; weights in oneDNN's layout have none."""
     return isinstance(value, Tensor) and value.layout is not torch._mkldnn  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - an address, and so unlike any other's while it lives
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - an address: unique while the storage lives

@@ -1,6 +1,7 @@
-"""At load: can pictures be served, and what do they need? A worst step is run, so that the KV cache is given no memory
-that it takes: the encoder's cache full of the largest pictures, one more in the encoder, and as many tokens, sequences
-and logits as a step can have.
+"""Profiling at load: whether images can be served, and the peak memory of a step with them.
+
+The worst step is run with dummy inputs: the encoder cache full of the largest images, one more image in the encoder,
+and as many tokens, sequences and logits as a step can have. The KV cache then gets no memory that such a step needs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from backends.native.protocol.messages import Feature, SamplingParams, Submit
 
 log = structlog.get_logger()
 
-# All that may be asked of the sampler for a row of logits.
+# The sampling parameters that need most memory for a row of logits.
 _SAMPLING = SamplingParams(
     temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, typical_p=0.9, repetition_penalty=1.1, presence_penalty=0.1
 )
@@ -34,10 +35,12 @@ _TOP_LOGPROBS = 20
 
 
 def make_embedder(model: Any, folder: str, capacity: int) -> Embedder | None:
-    """The embedder of `model`, if it takes pictures, with room for `capacity` embeddings or the worst picture.
+    """Make the embedder of a model that takes images, with room for `capacity` embeddings or the largest image.
+
+    None if the model takes no images.
 
     Raises:
-        NotServed: it takes pictures, and they cannot be served rightly.
+        NotServed: the model takes images, and they cannot be served rightly.
     """
     processor = find_processor(model, folder)
     if processor is None:
@@ -57,10 +60,10 @@ def make_embedder(model: Any, folder: str, capacity: int) -> Embedder | None:
 
 
 def find_processor(model: Any, folder: str) -> BaseMultiModalProcessor[Any] | None:
-    """What processes the pictures of `model`; None if it takes none, or `folder` has nothing to process them with.
+    """Load the image processor of `model`; None if it takes no images, or `folder` has no processor.
 
     Raises:
-        NotServed: it takes pictures, and they cannot be processed here.
+        NotServed: the model takes images, and its processor cannot be made.
     """
     known = MULTIMODAL_REGISTRY.about(model.config)
     if known is GENERIC and type(model.config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
@@ -75,13 +78,14 @@ def find_processor(model: Any, folder: str) -> BaseMultiModalProcessor[Any] | No
 
 
 def profile(model: Any, probe: PackedRunner, embedder: Embedder, options: EngineOptions, context: int) -> int:
-    """The most bytes that a step may hold beside weights and KV cache. The dummies' embeddings stay in the encoder's
-    cache until others need the room.
+    """Measure the most bytes that a step holds beside weights and KV cache.
+
+    The embeddings of the dummy images stay in the encoder cache until others need the room.
 
     Args:
-        model: as it will be run.
-        probe: a runner over a single block, which all tokens are written to here.
-        embedder: the model's, with its worst picture.
+        model: as it will be run, with its layers replaced.
+        probe: a runner over a single block, to which all tokens are written here.
+        embedder: of the model, with its largest image.
         options: how many tokens and sequences a step may have.
         context: tokens of the longest sequence.
     """
@@ -91,11 +95,11 @@ def profile(model: Any, probe: PackedRunner, embedder: Embedder, options: Engine
         full, left = divmod(embedder.capacity, embedder.worst.length)
         for number in range(full + 2):
             made = embedder.encode(_renamed(embedder.worst, number))
-        smaller = made.new_empty(left, *made.shape[1:])  # the cache may hold pictures that fill it better
+        smaller = made.new_empty(left, *made.shape[1:])  # smaller images may fill the rest of the cache
         for sequences in (1, options.max_sequences):
             works = _worst_works(embedder.worst, options, context, sequences)
-            sample(works, runner.run(works).nan_to_num_())  # most of the block was never written
-            embedder.encode(_renamed(embedder.worst, full + 2 + sequences))  # beside what the sampler remembers
+            sample(works, runner.run(works).nan_to_num_())  # most of the block has never been written
+            embedder.encode(_renamed(embedder.worst, full + 2 + sequences))  # while the sequences' histories are alive
             for work in works:
                 runner.forget(work.sequence)
         del smaller
@@ -103,24 +107,26 @@ def profile(model: Any, probe: PackedRunner, embedder: Embedder, options: Engine
 
 
 def _worst(known: Registered, processor: BaseMultiModalProcessor[Any]) -> Feature:
-    """The dummy picture."""
+    """The dummy image, the largest that the processor makes."""
     counts = {"image": 1}
     dummies = known.dummy_inputs(processor.info)
-    items = [processor.process(picture) for picture in dummies.get_dummy_mm_data(counts)]
+    items = [processor.process(image) for image in dummies.get_dummy_mm_data(counts)]
     (feature,) = processor.apply(dummies.get_dummy_tokens(counts), items).features
     return feature
 
 
 def _worst_works(worst: Feature, options: EngineOptions, context: int, sequences: int) -> list[Work]:
-    """The end of a longest prompt, made of pictures, all of its logits wanted; of the others the last two tokens each,
-    if the step has so many: for one alone attention may need less.
+    """The works of a worst step.
+
+    The first is the end of a longest prompt made of images, all of its logits requested. Each of the others has its
+    last two tokens, if the step has room: for a single token attention may need less memory.
     """
     budget = max(options.step_tokens, options.max_sequences)
     each = min(2, budget // options.max_sequences, context)
     chunk = min(budget - each * (sequences - 1), context)
-    apart = worst.length + 1
-    count = min(chunk // apart + 2, context // apart)
-    places = range(context - count * apart, context - 1, apart)
+    spacing = worst.length + 1
+    count = min(chunk // spacing + 2, context // spacing)
+    places = range(context - count * spacing, context - 1, spacing)
     features = tuple(replace(_renamed(worst, number), offset=place) for number, place in enumerate(places))
     prompt = (0,) * context
     submit = Submit(0, prompt, 1, _SAMPLING, top_logprobs=_TOP_LOGPROBS)
@@ -136,5 +142,5 @@ def _worst_works(worst: Feature, options: EngineOptions, context: int, sequences
 
 
 def _renamed(feature: Feature, number: int) -> Feature:
-    """The same as another picture."""
+    """A copy that counts as another image."""
     return replace(feature, identifier=feature.identifier + number.to_bytes(4, "big"))

@@ -1,9 +1,9 @@
-"""At load: can a model that nobody wrote a file for be served with pictures?
+"""The self-check at load of a multimodal model without a module of its own: do images give the model's own logits?
 
-A small random copy of the same class sees one picture twice: by transformers' own forward, and the way the engine runs
-it, in chunks that cut the picture. Logits must agree, and must depend on the picture, or agreement would mean nothing.
-What transformers gives the copy's decoder beside embeddings tells why some cannot: masks that look ahead, or features
-for deeper layers.
+A small random copy of the same class runs one image twice: by transformers' own forward, and as the engine runs it, in
+chunks that cut the image. The logits must agree and must depend on the image, or agreement would prove nothing. The
+arguments that transformers passes to the copy's decoder give the reason for models that cannot be served: masks that
+look ahead, or features for deeper layers.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from backends.native.multimodal.registry import Registered
 from backends.native.protocol.messages import Submit
 
 _BLOCK_SIZE = 8
-_IMAGE = VOCAB - 1  # the small copy's placeholder
+_IMAGE = VOCAB - 1  # placeholder token of the small copy
 _SIZE = (64, 48)
-_MOST_PARAMETERS = 300_000_000  # towers keep their width, which much depends on
+_MAX_PARAMETERS = 300_000_000  # towers keep their width, from which other sizes are derived
 _BEFORE, _AFTER = (5, 9, 7), (11, 6, 12, 8)
-_TOLERANCE, _SENSITIVITY = 1e-4, 1e-3  # as in the engine's `selfcheck`, of the largest logit
-_ORDINARY = {"inputs_embeds", "attention_mask", "position_ids", "past_key_values", "use_cache", "cache_position"}
-_ORDINARY |= {"input_ids", "output_attentions", "output_hidden_states", "return_dict"}
+_TOLERANCE, _SENSITIVITY = 1e-4, 1e-3  # relative to the largest logit, as in `loading.self_check`
+_USUAL_ARGUMENTS = {"inputs_embeds", "attention_mask", "position_ids", "past_key_values", "use_cache", "cache_position"}
+_USUAL_ARGUMENTS |= {"input_ids", "output_attentions", "output_hidden_states", "return_dict"}
 
 
 def why_not_served(model: Any, known: Registered, processor: BaseMultiModalProcessor[Any]) -> str | None:
-    """Why pictures for `model` cannot be served rightly by what is `known` and `processor`; None if they can.
+    """Why images for `model` cannot be served with `known` and `processor`; None if they can.
 
     Raises:
-        processing.NotServed: the processor says so.
+        processing.NotServed: the processor refuses the model's images.
     """
     try:
         items = [processor.process(_noise(seed)) for seed in (1, 2)]
@@ -54,8 +54,8 @@ def why_not_served(model: Any, known: Registered, processor: BaseMultiModalProce
         prompts = [_renamed(processor.apply(target, [item])) for item in items]
     except NotServed:
         raise
-    except Exception as error:  # whatever a foreign processor raises without what it expects
-        return f"its processor fails with a picture ({type(error).__name__}: {error})"
+    except Exception as error:  # processors of transformers raise errors of any kind
+        return f"its processor fails with an image ({type(error).__name__}: {error})"
     whys: list[str] = []
     for few_heads, few_layers in product((True, False), repeat=2):
         try:
@@ -65,12 +65,12 @@ def why_not_served(model: Any, known: Registered, processor: BaseMultiModalProce
                     few_heads=few_heads,
                     few_layers=few_layers,
                     image_token_id=_IMAGE,
-                    most_parameters=_MOST_PARAMETERS,
+                    max_parameters=_MAX_PARAMETERS,
                 )
                 return _compare(small, known.model(small), prompts, items)
-        except Exception as error:  # whatever a foreign model class raises if its sizes do not suit it
+        except Exception as error:  # model classes raise errors of any kind for sizes that do not suit them
             whys.append(f"{type(error).__name__}: {error}")
-    return f"a small copy of it fails with a picture ({'; '.join(whys)})"
+    return f"a small copy of it fails with an image ({'; '.join(whys)})"
 
 
 def _noise(seed: int) -> Picture:
@@ -80,7 +80,7 @@ def _noise(seed: int) -> Picture:
 
 
 def _renamed(inputs: MultiModalInputs) -> MultiModalInputs:
-    """Text, the prompt of a picture alone, text; in the small copy's vocabulary."""
+    """The prompt of one image with text before and after it, in the vocabulary of the small copy."""
     (feature,) = inputs.features
     embeds = range(feature.offset, feature.offset + feature.length)
     is_embed = dict(zip(embeds, feature.is_embed or b"\1" * feature.length, strict=True))
@@ -107,13 +107,13 @@ def _compare(
     if not error <= _TOLERANCE * scale:
         return f"its small copy gives other logits when packed ({error:.1e} of {scale:.1e})"
     if not moved >= max(_SENSITIVITY * scale, 10 * error):
-        return f"its small copy hardly depends on the picture ({moved:.1e} of {scale:.1e})"
+        return f"its small copy hardly depends on the image ({moved:.1e} of {scale:.1e})"
     return None
 
 
 @contextmanager
 def _watching(model: Any) -> Iterator[dict[str, Any]]:
-    """What the decoder is given by name."""
+    """Record the keyword arguments of the decoder's calls."""
     given: dict[str, Any] = {}
     hook = model.get_decoder().register_forward_pre_hook(lambda _, __, named: given.update(named), with_kwargs=True)
     try:
@@ -127,23 +127,23 @@ def _why_not_causal(given: Mapping[str, Any]) -> str | None:
     for mask in masks.values() if isinstance(masks, Mapping) else [masks]:
         if isinstance(mask, Tensor) and mask.dim() == 4 and _looks_ahead(mask):
             return (
-                "the tokens of a picture attend to later ones (bidirectional attention), which the KV cache does not do"
+                "the tokens of an image attend to later ones (bidirectional attention), which the KV cache does not do"
             )
-    more = sorted(name for name, value in given.items() if value is not None and name not in _ORDINARY)
+    more = sorted(name for name, value in given.items() if value is not None and name not in _USUAL_ARGUMENTS)
     deep = [name for name in more if "deepstack" in name or isinstance(given[name], list | tuple)]
     if deep:
-        return f"its decoder takes features of pictures at several layers ({', '.join(deep)}), not only embeddings"
+        return f"its decoder takes features of images at several layers ({', '.join(deep)}), not only embeddings"
     return None
 
 
 def _looks_ahead(mask: Tensor) -> bool:
-    """Whether any query of [1, heads, queries, keys] sees a later key. Masks are True or 0 where one sees."""
+    """Whether a query of [1, heads, queries, keys] sees a later key. Masks are True, or 0, where a key is visible."""
     seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     return bool(seen.triu(1).any())
 
 
 def _plain(model: Any, inputs: MultiModalInputs, item: ImageItem) -> Tensor:
-    """[tokens, vocabulary]: transformers' own."""
+    """Logits [tokens, vocabulary] by transformers' own forward."""
     text_part(model).set_attn_implementation("eager")
     ids = torch.tensor([inputs.prompt_token_ids], device=model.device)
     given: dict[str, Any] = {name: torch.from_numpy(value).to(model.device) for name, value in item.arrays.items()}
@@ -155,13 +155,13 @@ def _plain(model: Any, inputs: MultiModalInputs, item: ImageItem) -> Tensor:
 
 
 def _packed(model: Any, inputs: MultiModalInputs, embedder: Embedder) -> Tensor:
-    """The same by our runner."""
+    """Logits [tokens, vocabulary] by the packed runner."""
     length = len(inputs.prompt_token_ids)
     blocks = -(-length // _BLOCK_SIZE)
     runner = PackedRunner(model, KVCache(blocks, _BLOCK_SIZE), embedder=embedder)
     submit = Submit(0, inputs.prompt_token_ids, 1, prompt_logprobs=0, features=inputs.features)
     sequence = EngineSequence(0, submit, 0)
     sequence.blocks.extend(range(blocks))
-    cuts = (0, length // 3, length // 2, length)  # inside the picture, and inside a block mostly
+    cuts = (0, length // 3, length // 2, length)  # inside the image, and mostly inside a block
     works = [Work(sequence, start, end - start, samples=end == length) for start, end in pairwise(cuts)]
     return torch.cat([runner.run([work]) for work in works])

@@ -32,7 +32,7 @@ class HiddenStates:
         """Hook a model that `runner` runs; None if rows of hidden states could not be assigned to sequences."""
         keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         linear = hasattr(model.get_output_embeddings(), "in_features")
-        return cls(model) if keeps and linear and runner.tier == "packed" else None
+        return cls(model) if keeps and linear and runner.execution_path == "packed" else None
 
     def collect(self, works: Seq[Work]) -> None:
         """Add the hidden states of the step that ran `works` to the sums of the sequences that want an embedding."""

@@ -1,6 +1,6 @@
-"""From a text's last hidden states to its vector, as its recipe says: pooling, dense layers, length 1.
+"""The pooler of encoders: last hidden states to an embedding, by pooling, dense layers and normalization.
 
-Sums are in float32, whatever the model's dtype.
+The steps are those that a sentence-transformers folder configures. Sums are in float32, whatever the model's dtype.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from backends.native.engine.errors import LoadError
 from backends.native.sentence_transformers import Pooling, Recipe
 
-_WAYS: dict[Pooling, Callable[[Tensor], Tensor]] = {
+_POOLING: dict[Pooling, Callable[[Tensor], Tensor]] = {
     "cls": lambda states: states[0],
     "max": lambda states: states.amax(0),
     "mean": lambda states: states.mean(0),
@@ -25,13 +25,13 @@ _WAYS: dict[Pooling, Callable[[Tensor], Tensor]] = {
 
 
 class Pooler:
-    """Makes vectors. `size` is theirs.
+    """Makes embeddings of `size` numbers.
 
     Args:
-        recipe: how.
-        folder: the checkpoint's, where the weights of dense layers are.
+        recipe: the configured steps.
+        folder: of the checkpoint, which has the weights of dense layers.
         width: of the hidden states.
-        device: where they are.
+        device: of the hidden states.
 
     Raises:
         LoadError: a dense layer cannot be loaded.
@@ -48,19 +48,27 @@ class Pooler:
         self._layers.to(device).eval()
 
     def vector(self, states: Tensor, unpooled: int = 0) -> Tensor:
-        """[size], of a text's states [tokens, width], the first `unpooled` left out, but never all."""
+        """Make the embedding of one text.
+
+        Args:
+            states: [tokens, width].
+            unpooled: leading tokens (an instruction) left out, but never all; ignored if the recipe includes them.
+
+        Returns:
+            [size] float32.
+        """
         skip = 0 if self._recipe.include_prompt else min(unpooled, len(states) - 1)
         states = states.float()
-        pooled = torch.cat([_pool(way, states, skip) for way in self._recipe.pooling])
+        pooled = torch.cat([_pool(mode, states, skip) for mode in self._recipe.pooling])
         vector: Tensor = self._layers(pooled)
         return nn.functional.normalize(vector, dim=0) if self._recipe.normalize else vector
 
 
-def _pool(way: Pooling, states: Tensor, skip: int) -> Tensor:
-    if way == "weightedmean":
+def _pool(mode: Pooling, states: Tensor, skip: int) -> Tensor:
+    if mode == "weightedmean":
         weights = torch.arange(skip + 1, len(states) + 1, device=states.device, dtype=states.dtype)
         return weights @ states[skip:] / weights.sum()
-    return _WAYS[way](states[skip:])
+    return _POOLING[mode](states[skip:])
 
 
 def _linear(folder: Path, width: int) -> nn.Linear:

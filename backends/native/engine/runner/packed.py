@@ -34,7 +34,7 @@ from backends.native.engine.scheduling.sequence import Sequence, Work
 class Runner(Protocol):
     """How the engine runs its model."""
 
-    tier: str
+    execution_path: str
     """Its name, for the log and for `Ready`."""
     chunked: bool
     """Whether a prompt may be run in pieces."""
@@ -64,7 +64,7 @@ class PackedRunner:
         lora_adapters: those that were put on the model (`inject_lora`).
     """
 
-    tier = "packed"
+    execution_path = "packed"
     chunked = True
 
     def __init__(

@@ -36,7 +36,7 @@ class CacheRunner:
         lora_adapters: those that were put on it (`inject_lora`).
     """
 
-    tier = "cache"
+    execution_path = "per_sequence"
     chunked = False
     image_tokens = 0
 

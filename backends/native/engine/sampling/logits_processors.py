@@ -1,8 +1,8 @@
-"""What changes scores before greedy choice and sampling alike, by what was asked and what the sequence holds so far.
+"""Logits processors: watermark, bias, penalties, bans and grammar masks, before greedy choice and sampling alike.
 
-Order: watermark, logit_bias, repetition penalty, presence and frequency penalties, bans, grammar. Rows that ask for
-nothing cost nothing. Definitions are those of transformers (repetition, watermark) and of OpenAI (presence,
-frequency: additive, over generated tokens only).
+They run in this order: watermark, logit_bias, repetition penalty, presence and frequency penalties, bans of end tokens,
+grammar. Rows whose request has none of them cost nothing. Definitions are those of transformers (repetition, watermark)
+and of OpenAI (presence and frequency: additive, over generated tokens only).
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from backends.native.engine.scheduling.sequence import Sequence
 from backends.native.protocol.messages import SamplingParams
 
 _NEVER = float("-inf")
-# The constants of text-generation-inference, whose detector and that of transformers then find the mark.
+# The constants of text-generation-inference, so that its detector and that of transformers recognize the watermark.
 _WATERMARK_KEY = 15485863
 _WATERMARK_SHARE = 0.5
 _WATERMARK_BIAS = 2.0
 
 
-def process(scores: Tensor, sequences: Seq[Sequence]) -> Tensor:
-    """Apply what the rows ask for.
+def process_logits(scores: Tensor, sequences: Seq[Sequence]) -> Tensor:
+    """Apply the processors that the sequences' requests ask for.
 
     Args:
-        scores: [rows, vocabulary] float32, left as it is.
+        scores: [rows, vocabulary] float32, not changed.
         sequences: one a row.
 
     Returns:
-        New scores, or `scores` itself if nothing was asked for.
+        [rows, vocabulary]: new scores, or `scores` itself if no request has a processor.
     """
-    asking = [row for row, sequence in enumerate(sequences) if _asks(sequence)]
-    if not asking:
+    rows = [row for row, sequence in enumerate(sequences) if _needs_processing(sequence)]
+    if not rows:
         return scores
     scores = scores.clone()
-    _watermark(scores, sequences, asking)
-    _bias(scores, sequences, asking)
-    _penalise(scores, sequences, asking)
-    _ban(scores, sequences, asking)
-    _constrain(scores, sequences, asking)
+    _watermark(scores, sequences, rows)
+    _bias(scores, sequences, rows)
+    _penalize(scores, sequences, rows)
+    _ban(scores, sequences, rows)
+    _constrain(scores, sequences, rows)
     return scores
 
 
-def _asks(sequence: Sequence) -> bool:
+def _needs_processing(sequence: Sequence) -> bool:
     request = sequence.request
     sampling = request.sampling
     return bool(
-        _penalised(sampling)
+        _has_penalty(sampling)
         or sampling.logit_bias
         or sampling.watermark
         or (request.min_new_tokens and _too_early(sequence))
@@ -58,7 +58,7 @@ def _asks(sequence: Sequence) -> bool:
     )
 
 
-def _penalised(sampling: SamplingParams) -> bool:
+def _has_penalty(sampling: SamplingParams) -> bool:
     return sampling.repetition_penalty != 1.0 or bool(sampling.presence_penalty or sampling.frequency_penalty)
 
 
@@ -67,7 +67,7 @@ def _too_early(sequence: Sequence) -> bool:
 
 
 def _watermark(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
-    """Favour the green list that the last token seeds (Kirchenbauer et al., arXiv 2301.10226)."""
+    """Add a bias to the green list that the last token seeds (Kirchenbauer et al., arXiv 2301.10226)."""
     vocab = scores.shape[1]
     generator = torch.Generator()
     for row in rows:
@@ -103,27 +103,30 @@ def _constrain(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None
 
 
 class History:
-    """How often a sequence's output holds each token: `counts` is [vocabulary], on the device, kept up as it grows.
+    """How often each token occurs in a sequence's output: `counts`, [vocabulary], on the device of the logits.
 
-    Preemption does not touch it, as it does not touch the tokens.
+    Updated as the sequence grows, rather than counted anew at each step. Preemption keeps it, as it keeps the tokens.
     """
 
-    __slots__ = ("_known", "counts")
+    __slots__ = ("_counted", "counts")
 
     def __init__(self, sequence: Sequence, like: Tensor) -> None:
         self.counts = torch.zeros(like.shape[-1], dtype=like.dtype, device=like.device)
-        self._known = len(sequence.request.prompt)
+        self._counted = len(sequence.request.prompt)
 
     def update(self, tokens: list[int]) -> None:
-        """Take in the tokens that are new since the last call."""
-        for token in tokens[self._known :]:
+        """Count the tokens that are new since the last call."""
+        for token in tokens[self._counted :]:
             self.counts[token] += 1
-        self._known = len(tokens)
+        self._counted = len(tokens)
 
 
-def _penalise(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
-    """Only what a sequence holds is touched. A token that it holds twice is penalised, and written, twice alike."""
-    rows = [row for row in rows if _penalised(sequences[row].request.sampling)]
+def _penalize(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
+    """Repetition, presence and frequency penalties, for the tokens of each sequence only.
+
+    A token that occurs twice is computed from the same score and written twice with the same value.
+    """
+    rows = [row for row in rows if _has_penalty(sequences[row].request.sampling)]
     if not rows:
         return
     device = scores.device
@@ -135,9 +138,9 @@ def _penalise(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
     repetition, presence, frequency = table.repeat_interleave(lengths, dim=0).unbind(1)
 
     where = (torch.tensor(rows, device=device).repeat_interleave(lengths), torch.cat(held))
-    asked = scores[where]
-    asked = torch.where(asked < 0, asked * repetition, asked / repetition)
-    scores[where] = asked - presence * (counts > 0) - frequency * counts
+    penalized = scores[where]
+    penalized = torch.where(penalized < 0, penalized * repetition, penalized / repetition)
+    scores[where] = penalized - presence * (counts > 0) - frequency * counts
 
 
 def _counts(sequence: Sequence, like: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which tokens may be drawn: temperature, top_k, top_p, min_p and typical_p over a batch.
+"""Logits warpers: temperature, top_k, top_p, min_p and typical_p over a batch, before sampling.
 
 Definitions and order are those of the logits warpers in transformers, with one difference: tokens of equal score stay
 or go together, so that the result does not depend on how a sort breaks ties. Each warper touches only the rows that
@@ -76,7 +76,7 @@ def min_p(scores: Tensor, share: Tensor) -> Tensor:
 
 
 def typical_p(scores: Tensor, mass: Tensor) -> Tensor:
-    """Keep the tokens whose surprise is closest to the expected one, up to `mass` [rows, 1] (arXiv 2202.00666)."""
+    """Keep the tokens whose surprisal is closest to the entropy, up to `mass` [rows, 1] (arXiv 2202.00666)."""
     logs = scores.log_softmax(-1)
     probabilities = logs.exp()
     entropy = -(logs * probabilities).nansum(-1, keepdim=True)
@@ -126,12 +126,12 @@ def _apply(scores: Tensor, warp: Warper, values: Sequence[float | None]) -> None
     rows = [row for row, value in enumerate(values) if value is not None]
     if not rows:
         return
-    asked = _column([value for value in values if value is not None], scores)
+    parameter = _column([value for value in values if value is not None], scores)
     if len(rows) == len(values):
-        scores.copy_(warp(scores, asked))
+        scores.copy_(warp(scores, parameter))
     else:
         index = torch.tensor(rows, device=scores.device)
-        scores.index_copy_(0, index, warp(scores.index_select(0, index), asked))
+        scores.index_copy_(0, index, warp(scores.index_select(0, index), parameter))
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""Chooses the next token of every sequence in one batched pass, and tells the logprobs of those that asked.
+"""The sampler: the next token of every sequence in one batched pass, and the logprobs that were requested.
 
-Rows ask for different things; each stage runs over the rows that ask for it and over no others. Logprobs are the
-log-softmax of the model's own logits, before anything here changed them.
+Rows have different sampling parameters; each stage runs over the rows that need it and over no others. Sampling is the
+Gumbel-max trick with noise that is a function of (seed, position, token), so that a seed gives the same tokens in any
+batch. Logprobs are the log-softmax of the model's own logits, before processors and warpers.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import torch
 from torch import Tensor
 
 from backends.native.engine.sampling.gumbel import perturb
-from backends.native.engine.sampling.logits_processors import process
+from backends.native.engine.sampling.logits_processors import process_logits
 from backends.native.engine.sampling.logits_warpers import warp_logits
 from backends.native.engine.sampling.operations import operations_for
 from backends.native.engine.scheduling.sequence import Sequence, Work
 from backends.native.protocol.messages import Logprobs
 
-# On a CPU, a search of more numbers than these goes by the maxima of stretches: torch vectorises `amax`, not `argmax`.
+# From this many scores on, `argmax` on a CPU searches the maxima of stretches: torch vectorizes `amax`, not `argmax`.
 _LARGE = 2**16
 
 
@@ -30,9 +31,12 @@ class NoDistribution(ArithmeticError):
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
-    """What a step's work gave: the next token if the work reached the sequence's end, and logprobs if asked for.
+    """The result of a step's work.
 
-    `prompt` has one entry for each prompt token whose predecessor was run.
+    Attributes:
+        token: the next token, if the work reached the sequence's end.
+        logprobs: of that token, if requested.
+        prompt: logprobs of the prompt tokens whose predecessors were run, if requested.
     """
 
     token: int | None = None
@@ -41,17 +45,17 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
 
 
 def sample(works: Seq[Work], logits: Tensor) -> list[Sample]:
-    """Choose tokens.
+    """Choose the next tokens of a step.
 
     Args:
-        works: what was run.
-        logits: [rows, vocabulary]; for each work in turn, its `wanted`.
+        works: the works that were run.
+        logits: [rows, vocabulary]; `wanted` rows of each work in turn.
 
     Returns:
-        One a work.
+        One sample a work.
 
     Raises:
-        NoDistribution: for at least one sequence no token can be chosen.
+        NoDistribution: no token can be chosen for at least one sequence.
     """
     ends = list(accumulate([work.wanted for work in works]))
     sequences = [work.sequence for work in works if work.samples]
@@ -59,21 +63,25 @@ def sample(works: Seq[Work], logits: Tensor) -> list[Sample]:
     raw = (logits if len(last) == len(logits) else logits[torch.tensor(last, dtype=torch.long)]).float()
 
     tokens = choose(sequences, raw) if sequences else []
-    told = zip(tokens, chosen_logprobs(sequences, raw, tokens), strict=True)
+    chosen = zip(tokens, chosen_logprobs(sequences, raw, tokens), strict=True)
     if len(last) == len(works) == len(logits):  # decode: no prompt to score
-        return [Sample(token, logprobs) for token, logprobs in told]
+        return [Sample(token, logprobs) for token, logprobs in chosen]
 
     samples = []
     for work, end in zip(works, ends, strict=True):
-        token, logprobs = next(told) if work.samples else (None, None)
+        token, logprobs = next(chosen) if work.samples else (None, None)
         prompt = prompt_logprobs(work, logits[end - work.wanted : end]) if work.sequence.scores_prompt else ()
         samples.append(Sample(token, logprobs, prompt))
     return samples
 
 
 def choose(sequences: Seq[Sequence], raw: Tensor) -> list[int]:
-    """The next token of each sequence by its own parameters. `raw` is [sequences, vocabulary] float32, left alone."""
-    scores = process(raw, sequences)
+    """Choose the next token of each sequence. `raw` is [sequences, vocabulary] float32, not changed.
+
+    Raises:
+        NoDistribution: the chosen score of a row is not finite.
+    """
+    scores = process_logits(raw, sequences)
     tokens = argmax(scores)
     random = [row for row, sequence in enumerate(sequences) if sequence.request.sampling.temperature > 0]
     if random:
@@ -85,7 +93,7 @@ def choose(sequences: Seq[Sequence], raw: Tensor) -> list[int]:
         warped = warp_logits(sampled, params, operations.mask_top_k_top_p)
         noisy = perturb(warped, [p.seed for p in params], positions, operations.add_gumbel_noise)
         tokens[index] = argmax(noisy)
-    # argmax takes NaN for the largest, so the chosen score tells of one anywhere in the row.
+    # `argmax` prefers NaN to any number, so a NaN anywhere in a row is the chosen score.
     if not bool(scores.gather(1, tokens.unsqueeze(1)).isfinite().all()):
         raise NoDistribution("the model's output is not a probability distribution")
     chosen: list[int] = tokens.tolist()
@@ -93,14 +101,14 @@ def choose(sequences: Seq[Sequence], raw: Tensor) -> list[int]:
 
 
 def argmax(scores: Tensor) -> Tensor:
-    """[rows, vocabulary] to [rows], as torch's own: the first of the largest, or a NaN."""
+    """The column of each row's maximum, [rows, vocabulary] to [rows]: as torch's own, the first one, or a NaN."""
     if scores.numel() < _LARGE or scores.device.type != "cpu":
         return scores.argmax(-1)
     vocab = scores.shape[1]
-    width = min(vocab, -(-isqrt(vocab) // 32) * 32)  # what vector units like
+    width = min(vocab, -(-isqrt(vocab) // 32) * 32)  # a multiple of the vector units' width
     whole = vocab // width
     peaks = scores[:, : whole * width].view(-1, whole, width).amax(-1)
-    if whole * width < vocab:  # one more stretch, which overlaps the last
+    if whole * width < vocab:  # one more stretch for the rest, which overlaps the last one
         peaks = torch.cat((peaks, scores[:, -width:].amax(-1, keepdim=True)), dim=1)
     start = (peaks.argmax(-1, keepdim=True) * width).clamp_(max=vocab - width)
     stretch = scores.gather(1, start + torch.arange(width))
@@ -108,15 +116,15 @@ def argmax(scores: Tensor) -> Tensor:
 
 
 def chosen_logprobs(sequences: Seq[Sequence], raw: Tensor, tokens: Seq[int]) -> list[Logprobs | None]:
-    """Logprobs of the chosen tokens, for the sequences that want them."""
+    """Logprobs of the chosen tokens, for the sequences that requested them."""
     rows = [row for row, sequence in enumerate(sequences) if sequence.request.top_logprobs >= 0]
-    told: list[Logprobs | None] = [None] * len(sequences)
+    results: list[Logprobs | None] = [None] * len(sequences)
     if rows:
         tops = [sequences[row].request.top_logprobs for row in rows]
         found = logprobs_of(raw[torch.tensor(rows, device=raw.device)], [tokens[row] for row in rows], tops)
         for row, logprobs in zip(rows, found, strict=True):
-            told[row] = logprobs
-    return told
+            results[row] = logprobs
+    return results
 
 
 def prompt_logprobs(work: Work, logits: Tensor) -> tuple[Logprobs, ...]:
@@ -130,7 +138,7 @@ def prompt_logprobs(work: Work, logits: Tensor) -> tuple[Logprobs, ...]:
 
 
 def logprobs_of(raw: Tensor, tokens: Seq[int], tops: Seq[int]) -> list[Logprobs]:
-    """Log-softmax of `raw` [rows, vocabulary] at `tokens`, and the `tops` likeliest, one number of each a row."""
+    """Log-softmax of `raw` [rows, vocabulary] at `tokens`, and at the `tops` most likely tokens of each row."""
     logs = raw.log_softmax(-1)
     own = logs.gather(1, torch.tensor(tokens, device=raw.device).unsqueeze(1)).squeeze(1).tolist()
     most = min(max(tops), raw.shape[1])

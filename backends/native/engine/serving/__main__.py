@@ -1,7 +1,8 @@
-"""An engine as a process of its own: ``python -m backends.native.engine.serving --socket PATH --model DIR``.
+"""The engine process: ``python -m backends.native.engine.serving --socket PATH --model DIR``.
 
-Listens at once, so that workers can watch it load; then steps in the main thread until SIGTERM or SIGINT, which lets
-the current step finish. Exit code 1 if the model cannot be loaded. What the workers say and hear is in `messages`.
+It listens before it loads, so that workers can follow the progress; then it steps in the main thread until SIGTERM or
+SIGINT, which let the current step finish. Exit code 1 if the model cannot be loaded. The messages on the socket are
+those of `protocol.messages`.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ import msgspec
 import structlog
 
 from backends.native.engine.serving.engine_thread import Inbox, serve, stop
-from backends.native.engine.serving.socket import Connections
+from backends.native.engine.serving.socket import SocketServer
 from backends.native.machine import keep_freed_memory
 from backends.native.protocol.engine_options import EngineOptions
 from backends.native.protocol.messages import Failed, Loading
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run an engine; returns the exit code."""
+    """Run an engine process and return its exit code."""
     socket, options = parse(argv)
     _log_as_json()
     inbox: Inbox = SimpleQueue()
-    connections = Connections(socket, inbox)
+    server = SocketServer(socket, inbox)
     try:
-        return _run(options, inbox, connections)
+        return _run(options, inbox, server)
     finally:
-        connections.close()
+        server.close()
 
 
 def parse(argv: Sequence[str] | None) -> tuple[Path, EngineOptions]:
-    """Every field of `EngineOptions` is an option of the same name; tables are JSON."""
+    """Parse the command line: every field of `EngineOptions` is an option of the same name, tables are JSON."""
     parser = argparse.ArgumentParser(prog="python -m backends.native.engine.serving", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True, help="path of the Unix socket to listen on")
     for option in msgspec.structs.fields(EngineOptions):
@@ -58,11 +59,11 @@ def parse(argv: Sequence[str] | None) -> tuple[Path, EngineOptions]:
     return given.pop("socket"), EngineOptions(**given)
 
 
-def _run(options: EngineOptions, inbox: Inbox, connections: Connections) -> int:
-    connections.announce(Loading(0.0, "torch"))
+def _run(options: EngineOptions, inbox: Inbox, server: SocketServer) -> int:
+    server.announce(Loading(0.0, "torch"))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    gc.disable()  # what is imported stays: walking it again and again would take an eighth of the start
-    from transformers.utils.logging import disable_progress_bar  # seconds of import, with workers already watching
+    gc.disable()  # imported objects are never garbage: collecting during the imports takes an eighth of the start
+    from transformers.utils.logging import disable_progress_bar  # takes seconds; workers can connect already
 
     from backends.native.engine.errors import LoadError
     from backends.native.engine.factory import load_engine
@@ -71,20 +72,20 @@ def _run(options: EngineOptions, inbox: Inbox, connections: Connections) -> int:
     gc.enable()
     disable_progress_bar()
     try:
-        engine, ready = load_engine(options, connections.announce)
+        engine, ready = load_engine(options, server.announce)
     except LoadError as error:
         structlog.get_logger().error("engine.failed", why=str(error))
-        connections.announce(Failed(str(error)))
+        server.announce(Failed(str(error)))
         return 1
-    except Exception as error:  # the engine's top: the workers must hear of it too
-        connections.announce(Failed(f"the model could not be loaded: {type(error).__name__}"))
+    except Exception as error:  # the engine's top: workers must be sent the failure before the process ends
+        server.announce(Failed(f"the model could not be loaded: {type(error).__name__}"))
         raise
     stopping = Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop(inbox, stopping))
     keep_freed_memory()
-    connections.announce(ready)
-    serve(engine, inbox, connections.send, stopping)
+    server.announce(ready)
+    serve(engine, inbox, server.send, stopping)
     return 0
 
 

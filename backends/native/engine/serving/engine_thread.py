@@ -1,7 +1,9 @@
-"""The thread that owns an engine: takes messages between steps, sends what each step gave.
+"""The serving loop of the thread that owns an engine: messages in from an inbox, one step, outputs out.
 
-A letter is (connection, message); a message of None says that the connection is lost. The same loop runs in the engine
-process, where letters come over sockets, and in process, where they come from a queue.
+An envelope is (connection, message); the message None reports that the connection was lost. The same loop serves the
+engine process, whose inbox is filled by the socket server, and the in-process engine, whose inbox is filled directly.
+Messages are handled between steps. Pings alone are also answered within a step, before each layer of the model, so that
+a long step is not taken for a hung engine.
 """
 
 from __future__ import annotations
@@ -17,58 +19,68 @@ from backends.native.protocol.messages import FromEngine, Ping, ToEngine
 if TYPE_CHECKING:  # it imports torch, and this module is imported before a process listens on its socket
     from backends.native.engine.loop import Steps
 
-Letter = tuple[int, ToEngine | None]
-Inbox = SimpleQueue[Letter]
+Envelope = tuple[int, ToEngine | None]
+Inbox = SimpleQueue[Envelope]
 Send = Callable[[int, FromEngine], None]
 
-_NOBODY = -1
+_NO_CONNECTION = -1
 
 
 def serve(engine: Steps, inbox: Inbox, send: Send, stopping: Event) -> None:
-    """Run until `stopping` is set; the step in progress is finished and told."""
-    post = _Post(engine, inbox, send)
-    heed(post.answer_pings)
+    """Step `engine` while it is busy, until `stopping` is set; the step in progress is finished and its outputs sent.
+
+    Args:
+        engine: owned by the calling thread.
+        inbox: envelopes from the workers.
+        send: sends a message to a connection; must not block.
+        stopping: set by `stop`.
+    """
+    pump = _InboxPump(engine, inbox, send)
+    heed(pump.answer_pings)
     while not stopping.is_set():
-        post.take()
+        pump.take()
         if engine.busy:
             for connection, step in engine.step().items():
                 send(connection, step)
 
 
 def stop(inbox: Inbox, stopping: Event) -> None:
-    """Make `serve` return, even if it waits. May be called from a signal handler."""
+    """Make `serve` return, even if it is waiting for messages. May be called from a signal handler."""
     stopping.set()
-    inbox.put((_NOBODY, None))
+    inbox.put((_NO_CONNECTION, None))
 
 
-class _Post:
-    """Brings letters to an engine: between two steps, but for pings, which can be answered within one."""
+class _InboxPump:
+    """Passes envelopes from the inbox to the engine."""
 
     def __init__(self, engine: Steps, inbox: Inbox, send: Send) -> None:
         self._engine = engine
         self._inbox = inbox
         self._send = send
-        self._kept: list[Letter] = []
+        self._deferred: list[Envelope] = []
 
     def take(self) -> None:
-        """Hand over what has arrived; wait for it if nothing else is to be done. What arrives now waits a step."""
-        kept, self._kept = self._kept, []
-        for letter in kept:
-            self._hand_over(letter)
+        """Pass on what has arrived, between two steps; wait for a message if the engine is not busy.
+
+        The count is taken first, so that messages which keep arriving cannot delay the next step.
+        """
+        deferred, self._deferred = self._deferred, []
+        for envelope in deferred:
+            self._pass_on(envelope)
         for _ in range(self._inbox.qsize() if self._engine.busy else max(1, self._inbox.qsize())):
-            self._hand_over(self._inbox.get())
+            self._pass_on(self._inbox.get())
 
     def answer_pings(self) -> None:
-        """Hand over pings alone, and keep the rest."""
+        """Pass on pings within a step, and defer other messages to the next `take`."""
         for _ in range(self._inbox.qsize()):
-            letter = self._inbox.get()
-            if isinstance(letter[1], Ping):
-                self._hand_over(letter)
+            envelope = self._inbox.get()
+            if isinstance(envelope[1], Ping):
+                self._pass_on(envelope)
             else:
-                self._kept.append(letter)
+                self._deferred.append(envelope)
 
-    def _hand_over(self, letter: Letter) -> None:
-        connection, message = letter
+    def _pass_on(self, envelope: Envelope) -> None:
+        connection, message = envelope
         if message is None:
             self._engine.disconnect(connection)
         elif (answer := self._engine.handle(connection, message)) is not None:

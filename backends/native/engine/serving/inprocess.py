@@ -1,6 +1,6 @@
-"""An engine in a thread of this process, spoken to with the same messages: for tests and examples.
+"""An engine in a thread of this process, with the same messages as the engine process. For tests and examples.
 
-Loading it sets the number of torch's threads for the whole process.
+Loading a model sets the number of torch's threads for the whole process.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ log = structlog.get_logger()
 
 
 class InProcessEngine:
-    """Loads and runs a model in a thread.
+    """Loads and runs a model in a daemon thread.
 
     Args:
-        options: what to run.
+        options: the model, and how to run it.
         deliver: called in the engine's thread with each message, in order: `Loading`, then `Ready` or `Failed`, then
-            what answers those sent. It must not block. `queue.SimpleQueue().put` is one;
-            `loop.call_soon_threadsafe` brings messages into an event loop.
+            the answers. It must not block: `queue.SimpleQueue().put`, or a function that passes the message on with
+            `loop.call_soon_threadsafe`.
     """
 
     def __init__(self, options: EngineOptions, deliver: Callable[[FromEngine], None]) -> None:
@@ -40,7 +40,7 @@ class InProcessEngine:
         self._thread.start()
 
     def send(self, message: ToEngine) -> None:
-        """Tell the engine; may be called from any thread, and before it is ready."""
+        """Send a message to the engine. May be called from any thread, and before the engine is ready."""
         self._inbox.put((0, message))
 
     def close(self) -> None:
@@ -55,6 +55,6 @@ class InProcessEngine:
             serve(engine, self._inbox, lambda _, message: self._deliver(message), self._stopping)
         except LoadError as error:
             self._deliver(Failed(str(error)))
-        except Exception as error:  # the thread's end: whoever waits for it must hear
+        except Exception as error:  # the thread's top: whoever waits for messages must be sent the failure
             log.error("engine.died", error=repr(error))
             self._deliver(Failed(f"the engine died: {type(error).__name__}"))

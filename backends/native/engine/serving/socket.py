@@ -1,8 +1,13 @@
-"""The engine's end of its Unix socket: a thread reads all workers' frames, and writes what cannot be written at once.
+"""The socket server of the engine process: frames between the workers' connections and the engine's inbox.
 
-`send` never waits. What a worker does not read in time is kept up to a limit; beyond it the worker is taken for dead,
-its connection closed and reported lost. A new connection is greeted with the latest announcement (`Loading`,
-`Ready`).
+Strategy: one background thread runs a `selectors` loop over the listening socket, all connections and a wake-up socket
+pair (the self-pipe trick). The engine's thread must never wait for a worker:
+
+- *Write at once*: `send` writes in the calling thread as much as the kernel takes, so that an output which `send` has
+  returned from usually survives the end of the process; the loop writes the rest when the socket is writable.
+- *Back-pressure by disconnecting*: bytes that a worker does not read are buffered up to `unsent_limit`; beyond it the
+  worker is taken for dead, and its connection is closed and reported as lost.
+- *Greeting*: a new connection is sent the latest announcement first (`Loading`, `Ready` or `Failed`).
 """
 
 from __future__ import annotations
@@ -26,27 +31,38 @@ from backends.native.protocol.messages import FromEngine, Loading, ToEngine
 log = structlog.get_logger()
 
 _CHUNK = 256 * 1024
-_SIGN_OF_LIFE = 5.0  # seconds after which a loading engine says again how far it is
+_LOADING_INTERVAL = 5.0  # seconds after which a loading engine sends its progress again
 
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """A worker. `unsent` is guarded by the lock of `Connections`, the rest is the thread's."""
+    """The connection of a worker. The server's lock guards `unsent` and `closing`; the rest is used by its thread only.
+
+    Attributes:
+        id: of the connection, unique in this server.
+        socket: non-blocking.
+        reader: decodes the frames that arrive.
+        unsent: encoded frames that the socket has not taken yet.
+        closing: whether the thread must close the connection, because `unsent` became too large.
+    """
 
     id: int
     socket: socket.socket
     reader: FrameReader[ToEngine] = field(default_factory=lambda: FrameReader(ToEngine))
     unsent: bytearray = field(default_factory=bytearray)
-    doomed: bool = False
+    closing: bool = False
 
 
-class Connections:
-    """Listens on a Unix socket and carries frames between its connections and an inbox.
+class SocketServer:
+    """Listens on a Unix socket and carries messages between its connections and an inbox.
 
     Args:
-        path: of the socket; made with mode 0600. A socket left there by an earlier engine is replaced.
-        inbox: gets (connection, message), and (connection, None) when a connection is lost.
-        unsent_limit: bytes kept for a worker that does not read.
+        path: of the socket, made with mode 0600. A socket left there by an earlier engine is replaced.
+        inbox: receives (connection, message), and (connection, None) when a connection is lost.
+        unsent_limit: bytes buffered for a worker that does not read.
+
+    Raises:
+        OSError: there is a file of another kind at `path`, or it cannot be made.
     """
 
     def __init__(self, path: Path, inbox: Inbox, *, unsent_limit: int = 16 * 1024 * 1024) -> None:
@@ -60,87 +76,87 @@ class Connections:
         self._greeting: FromEngine | None = None
         self._closing = False
         self._selector = selectors.DefaultSelector()
-        self._bell, self._ringer = socket.socketpair()
-        for end in (self._bell, self._ringer):
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        for end in (self._wake_receiver, self._wake_sender):
             end.setblocking(False)
-        self._selector.register(self._bell, selectors.EVENT_READ, self._answer_bell)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ, self._flush_all)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._thread = threading.Thread(target=self._run, name="engine-connections", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="engine-socket", daemon=True)
         self._thread.start()
 
     def announce(self, message: FromEngine) -> None:
-        """Tell all workers, and those that come later until the next announcement."""
+        """Send a message to all workers now, and to new connections until the next announcement."""
         with self._lock:
             self._greeting = message
             for connection in self._connections.values():
                 self._queue(connection, message)
-        self._ring()
+        self._wake()
 
-    def send(self, connection: int, message: FromEngine) -> None:
-        """Tell one worker. A connection that is gone is ignored: the inbox says or will say so.
+    def send(self, to: int, message: FromEngine) -> None:
+        """Send a message to the worker of connection `to`; ignored if that is gone, which the inbox reports.
 
-        What the socket takes is written before this returns: the worker will hear it even if we are killed now.
+        Bytes that the socket takes are written before this returns, so that they arrive even if the process is killed.
         """
         with self._lock:
-            found = self._connections.get(connection)
-            if found is None:
+            connection = self._connections.get(to)
+            if connection is None:
                 return
-            self._queue(found, message)
-            told = not found.doomed and _write(found) and not found.unsent
-        if not told:
-            self._ring()
+            self._queue(connection, message)
+            sent = not connection.closing and _write(connection) and not connection.unsent
+        if not sent:
+            self._wake()
 
     def close(self) -> None:
-        """Send what can be sent at once, then close everything."""
+        """Write what the sockets take at once, then close all connections and remove the socket."""
         self._closing = True
-        self._ring()
+        self._wake()
         self._thread.join()
 
     def _queue(self, connection: _Connection, message: FromEngine) -> None:
-        if connection.doomed:
+        if connection.closing:
             return
         connection.unsent += encode_frame(message)
         if len(connection.unsent) > self._unsent_limit:
             log.warning("worker.dropped", connection=connection.id, unsent=len(connection.unsent))
-            connection.doomed = True
+            connection.closing = True
 
-    def _ring(self) -> None:
-        with suppress(BlockingIOError):  # it is ringing already
-            self._ringer.send(b"\0")
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):  # full: the thread has been woken already
+            self._wake_sender.send(b"\0")
 
     def _run(self) -> None:
         while not self._closing:
-            found = self._selector.select(_SIGN_OF_LIFE if isinstance(self._greeting, Loading) else None)
-            for key, events in found:
+            ready = self._selector.select(_LOADING_INTERVAL if isinstance(self._greeting, Loading) else None)
+            for key, events in ready:
                 handle: Callable[[int], None] = key.data
                 handle(events)
-            if not found:
-                self._say_again()
+            if not ready:
+                self._repeat_loading()
         for connection in list(self._connections.values()):
             self._flush(connection)
             self._drop(connection)
-        for end in (self._listener, self._bell, self._ringer):
+        for end in (self._listener, self._wake_receiver, self._wake_sender):
             end.close()
         self._selector.close()
         self._path.unlink(missing_ok=True)
 
-    def _say_again(self) -> None:
-        """Tell how far loading is, so that nobody takes us for hung."""
+    def _repeat_loading(self) -> None:
+        """Send the progress of loading again, so that workers do not take the engine for hung."""
         with self._lock:
             if isinstance(self._greeting, Loading):
                 for connection in self._connections.values():
                     self._queue(connection, self._greeting)
-        self._ring()
+        self._wake()
 
-    def _answer_bell(self, _: int) -> None:
-        self._bell.recv(_CHUNK)
+    def _flush_all(self, _: int) -> None:
+        self._wake_receiver.recv(_CHUNK)
         for connection in list(self._connections.values()):
             self._flush(connection)
 
     def _accept(self, _: int) -> None:
         try:
             peer, _address = self._listener.accept()
-        except OSError as error:  # it left at once, or we are out of descriptors
+        except OSError as error:  # the worker left at once, or the process is out of file descriptors
             log.warning("worker.refused", error=str(error))
             return
         peer.setblocking(False)
@@ -174,18 +190,18 @@ class Connections:
             self._drop(connection)
 
     def _flush(self, connection: _Connection) -> None:
-        """Write what the socket takes, and ask to be told when it takes more."""
+        """Write what the socket takes; wait for it to be writable again if bytes are left."""
         if connection.id not in self._connections:
             return
         with self._lock:
-            lost = connection.doomed or not _write(connection)
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
+            lost = connection.closing or not _write(connection)
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
         if lost:
             self._drop(connection)
             return
         key = self._selector.get_key(connection.socket)
-        if key.events != wanted:
-            self._selector.modify(connection.socket, wanted, key.data)
+        if key.events != events:
+            self._selector.modify(connection.socket, events, key.data)
 
     def _drop(self, connection: _Connection) -> None:
         with self._lock:
@@ -197,7 +213,7 @@ class Connections:
 
 
 def _write(connection: _Connection) -> bool:
-    """Send as much as goes at once; False if the worker is gone."""
+    """Write as much of `unsent` as the socket takes; False if the worker is gone."""
     try:
         while connection.unsent:
             sent = connection.socket.send(memoryview(connection.unsent)[:_CHUNK])
@@ -218,7 +234,7 @@ def _listen(path: Path) -> socket.socket:
     except OSError:
         listener.close()
         raise
-    path.chmod(0o600)  # before listen(): until then nobody can connect
+    path.chmod(0o600)  # before listen(): until then no connection is possible
     listener.listen()
     listener.setblocking(False)
     return listener

@@ -1,4 +1,4 @@
-"""The engine of encoders, by itself: who is run together, who is refused, and whose fault harms whom."""
+"""The encoder engine: composition of batches, refusals, and isolation of faulty texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BAD = 13
 
 
 class Model:
-    """A token's state is its id and its neighbours' sum; notes the shapes it was given, and chokes on `BAD`."""
+    """A token's state is its id and the sum of all ids; records the shapes of its inputs, and raises at `BAD`."""
 
     device = torch.device("cpu")
     config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(pad_token_id=1))
@@ -31,7 +31,7 @@ class Model:
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor]:
         self.shapes.append(tuple(input_ids.shape))
         if (input_ids == BAD).any():
-            raise RuntimeError("a text nobody can read")
+            raise RuntimeError("an unreadable text")
         total = (input_ids * attention_mask).sum(1, keepdim=True).expand_as(input_ids)
         return (torch.stack([input_ids, total], dim=-1).float(),)
 
@@ -49,11 +49,11 @@ def submit(engine: EncoderEngine, *prompts: tuple[int, ...], connection: int = 0
 
 
 def run(engine: EncoderEngine) -> Iterable[tuple[int, Output]]:
-    told = []
+    outputs = []
     while engine.busy:
         for connection, step in engine.step().items():
-            told += [(connection, output) for output in step.outputs]
-    return told
+            outputs += [(connection, output) for output in step.outputs]
+    return outputs
 
 
 def test_texts_of_a_length_run_together_and_the_oldest_first() -> None:
@@ -64,37 +64,37 @@ def test_texts_of_a_length_run_together_and_the_oldest_first() -> None:
     assert model.shapes == [(2, 4), (1, 16), (2, 5)]  # 12 tokens a step, unless one text has more
 
 
-def test_a_step_has_no_more_texts_than_told() -> None:
+def test_a_step_has_at_most_max_sequences_texts() -> None:
     engine, model = make()
     submit(engine, *((2,),) * 7)
     run(engine)
     assert model.shapes == [(3, 1), (3, 1), (1, 1)]
 
 
-def test_a_bad_text_harms_nobody_else() -> None:
+def test_a_faulty_text_fails_alone() -> None:
     engine, _ = make()
     submit(engine, (2, 3), (BAD, 3), (4, 5))
-    told = {output.seq: (output.vector, output.error) for _, output in run(engine)}
-    assert told == {0: ((2.5, 5), None), 1: ((), "the engine failed on this sequence"), 2: ((4.5, 9), None)}
+    results = {output.seq: (output.vector, output.error) for _, output in run(engine)}
+    assert results == {0: ((2.5, 5), None), 1: ((), "the engine failed on this sequence"), 2: ((4.5, 9), None)}
 
 
-def test_refusals() -> None:
+def test_invalid_and_excess_texts_are_refused() -> None:
     engine, _ = make(max_waiting=1)
     engine.handle(0, Submit(0, (2,), 5))
     engine.handle(0, Submit(1, (2,) * 17, 0, pool=True))
     engine.handle(0, Submit(2, (50,), 0, pool=True))
     submit(engine, (2,), (2,), connection=1)
-    told = [(connection, output.seq, output.error, output.overloaded) for connection, output in run(engine)]
-    assert told[:3] == [
-        (0, 0, "the model makes vectors, and no text", False),
+    results = [(connection, output.seq, output.error, output.overloaded) for connection, output in run(engine)]
+    assert results[:3] == [
+        (0, 0, "the model makes embeddings and no text", False),
         (0, 1, "a text must have from 1 to 16 tokens", False),
         (0, 2, "token ids must be from 0 to 49", False),
     ]
-    assert (1, 1, "1 sequences are waiting already", True) in told
-    assert (1, 0, None, False) in told
+    assert (1, 1, "1 sequences are waiting already", True) in results
+    assert (1, 0, None, False) in results
 
 
-def test_nobody_waits_any_more() -> None:
+def test_cancelled_texts_and_lost_connections_are_dropped() -> None:
     engine, model = make()
     submit(engine, (2,), (3,))
     submit(engine, (4,), connection=1)

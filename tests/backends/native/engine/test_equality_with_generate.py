@@ -1,6 +1,6 @@
 """Greedy output equals transformers' `generate`, token for token and logit by logit, however the steps are cut.
 
-The weights are wide, and the last test proves that these comparisons would notice a lost or misplaced token.
+The weights are wide, and the last test proves that these comparisons detect a lost or misplaced token.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def requests(lengths: Iterable[int] = LENGTHS, new: int = NEW) -> list[Submit]:
     return [Submit(seq, prompt(length, seq), new, top_logprobs=5) for seq, length in enumerate(lengths)]
 
 
-def assert_equal(family: str, asked: list[Submit], answers: dict[int, Answer]) -> None:
-    for request in asked:
+def assert_equal(family: str, requests: list[Submit], answers: dict[int, Answer]) -> None:
+    for request in requests:
         expected, answer = reference(family, request.prompt, request.max_new_tokens), answers[request.seq]
         assert answer.ids == expected.ids
-        for told, row, token in zip(answer.logprobs, expected.logprobs, expected.ids, strict=True):
-            assert told.logprob == pytest.approx(float(row[token]), abs=1e-4)
-            assert told.top_logprobs == pytest.approx(row.topk(5).values.tolist(), abs=1e-4)
+        for returned, row, token in zip(answer.logprobs, expected.logprobs, expected.ids, strict=True):
+            assert returned.logprob == pytest.approx(float(row[token]), abs=1e-4)
+            assert returned.top_logprobs == pytest.approx(row.topk(5).values.tolist(), abs=1e-4)
 
 
 def packed(family: str, blocks: int = 64, size: int = 4, **options: int) -> Tiny:
@@ -48,26 +48,26 @@ def packed(family: str, blocks: int = 64, size: int = 4, **options: int) -> Tiny
 
 
 @families
-def test_alone(family: str) -> None:
+def test_a_sequence_alone(family: str) -> None:
     for asked in requests():
         assert_equal(family, [asked], packed(family).answers([asked]))
 
 
 @families
-def test_in_a_mixed_batch(family: str) -> None:
+def test_sequences_in_a_mixed_batch(family: str) -> None:
     asked = requests()
     assert_equal(family, asked, packed(family).answers(asked))
     assert_equal(family, asked, packed(family).answers(asked, apart=3))
 
 
 @families
-def test_with_chunked_prefill(family: str) -> None:
+def test_chunked_prefill(family: str) -> None:
     asked = requests()
     assert_equal(family, asked, packed(family, step_tokens=7, max_sequences=5).answers(asked, apart=1))
 
 
 @families
-def test_with_prefix_hits(family: str) -> None:
+def test_prefix_hits(family: str) -> None:
     engine = packed(family)
     asked = requests()
     engine.answers(asked)
@@ -77,7 +77,7 @@ def test_with_prefix_hits(family: str) -> None:
 
 
 @families
-def test_with_preemption(family: str) -> None:
+def test_preemption(family: str) -> None:
     engine = packed(family, blocks=22)
     asked = requests((9, 27, 14, 20), new=24)
     answers = engine.answers(asked, apart=1)
@@ -86,13 +86,13 @@ def test_with_preemption(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", [*RECURRENT, "llama", "gpt2"])
-def test_on_the_cache_tier(family: str) -> None:
+def test_the_per_sequence_path(family: str) -> None:
     asked = requests()
     assert_equal(family, asked, tiny(cache_runner(family)).answers(asked, apart=1))
 
 
 @pytest.mark.parametrize("family", ["lfm2", "llama"])
-def test_on_the_cache_tier_with_preemption(family: str) -> None:
+def test_preemption_on_the_per_sequence_path(family: str) -> None:
     engine = tiny(cache_runner(family), blocks=22)
     asked = requests((9, 27, 14, 20), new=24)
     assert_equal(family, asked, engine.answers(asked, apart=1))
@@ -100,7 +100,7 @@ def test_on_the_cache_tier_with_preemption(family: str) -> None:
 
 
 @families
-def test_the_comparison_would_notice_a_wrong_token(family: str) -> None:
+def test_the_comparison_detects_a_wrong_token(family: str) -> None:
     tokens = prompt(27, 1)
     changed = (*tokens[:20], (tokens[20] + 1) % VOCAB, *tokens[21:])
     moved = reference(family, tokens, 1).logprobs - reference(family, changed, 1).logprobs

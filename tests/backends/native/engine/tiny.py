@@ -1,6 +1,6 @@
-"""Tiny models of many families with wide random weights, and an engine around one: what the engine's tests share.
+"""Tiny models of many families with wide random weights, and engines over them, shared by the engine's tests.
 
-At an ordinary initialisation greedy tokens hardly depend on the context, and wrong attention passes unseen.
+At an ordinary initialization greedy tokens hardly depend on the context, and wrong attention would go unnoticed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ RECURRENT: dict[str, dict[str, Any]] = {
 
 
 def build(family: str) -> Any:
-    """A tiny model, in float32, with its own attention; always the same."""
+    """Build a tiny model in float32 with its own attention; the same at every call."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **(FAMILIES | RECURRENT)[family])
     built = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
@@ -72,9 +72,9 @@ def build(family: str) -> Any:
 
 
 plain = functools.lru_cache(build)
-"""The reference's model of a family."""
+"""The model of a family that the reference runs."""
 _packed = functools.lru_cache(build)
-"""The packed tier's, whose attention is set to ours."""
+"""The model of the packed execution path, whose attention is replaced by the engine's."""
 
 
 def prompt(length: int, seed: int) -> tuple[int, ...]:
@@ -85,7 +85,7 @@ def prompt(length: int, seed: int) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class Answer:
-    """All that a sequence was told."""
+    """All outputs of a sequence."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
@@ -96,9 +96,9 @@ class Answer:
     overloaded: bool = False
 
     def add(self, output: Output) -> None:
-        """Take in what a step told."""
-        assert self.reason is None, "told after its end"
-        assert self.error is None, "told after its end"
+        """Add the output of a step."""
+        assert self.reason is None, "an output after the end"
+        assert self.error is None, "an output after the end"
         self.ids += output.ids
         self.logprobs += output.logprobs
         self.prompt += output.prompt
@@ -107,13 +107,13 @@ class Answer:
 
     @property
     def ended(self) -> bool:
-        """Whether it was told that it ended."""
+        """Whether there was a last output."""
         return self.reason is not None or self.error is not None
 
 
 @dataclass(slots=True)
 class Tiny:
-    """An engine over a tiny model, with all its parts in reach."""
+    """An engine over a tiny model, with access to its parts."""
 
     engine: Engine
     scheduler: Scheduler
@@ -121,7 +121,7 @@ class Tiny:
     preemptions: list[int] = field(default_factory=list)
 
     def answers(self, requests: Iterable[Submit], *, apart: int = 0) -> dict[int, Answer]:
-        """Run until all have ended; `apart` steps lie between one submit and the next."""
+        """Run until all have ended, with `apart` steps after each submit."""
         answers = {request.seq: Answer() for request in requests}
         for request in requests:
             self.engine.submit(0, request)
@@ -134,14 +134,14 @@ class Tiny:
         return answers
 
     def take(self, answers: dict[int, Answer]) -> None:
-        """One step."""
+        """Run one step and add its outputs."""
         for step in self.engine.step().values():
             for output in step.outputs:
                 answers[output.seq].add(output)
 
 
 def packed_runner(family: str, blocks: int = 64, size: int = 4) -> PackedRunner:
-    """The fast tier."""
+    """The packed execution path."""
     return PackedRunner(_packed(family), KVCache(blocks, size))
 
 
@@ -175,13 +175,13 @@ def tiny(
 
 
 def cache_runner(family: str) -> CacheRunner:
-    """The slow tier, over a model with its own attention."""
+    """The per-sequence execution path, over a model with its own attention."""
     return CacheRunner(plain(family))
 
 
 @dataclass(slots=True, frozen=True)
 class Reference:
-    """What transformers' own `generate` gives, greedy."""
+    """Greedy result of transformers' `generate`."""
 
     ids: list[int]
     logprobs: torch.Tensor  # [tokens, vocabulary]

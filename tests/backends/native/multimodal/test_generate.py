@@ -71,7 +71,7 @@ def generated(checkpoint: Checkpoint, inputs: MultiModalInputs, items: Sequence[
 @pytest.mark.parametrize("options", [{}, {"step_tokens": 5, "max_sequences": 3}, {"kv_tokens": 128, "block_size": 4}])
 def test_tokens_are_those_of_generate(folder: Path, options: dict[str, int]) -> None:
     engine, ready = start(folder, **options)
-    assert (ready.images, ready.tier) == (True, "packed")
+    assert (ready.images, ready.execution_path) == (True, "packed")
     checkpoint = Checkpoint(folder)
     items = [checkpoint.item(1), checkpoint.item(2, 40, 70), checkpoint.item(3, 64, 20)]
     asked: list[tuple[list[int], tuple[ImageItem, ...]]] = [
@@ -105,7 +105,7 @@ def test_a_checkpoint_without_an_image_processor_is_a_text_model(tmp_path: Path)
 def test_fuyu(tmp_path: Path) -> None:
     save_fuyu(tmp_path)
     engine, ready = start(tmp_path, step_tokens=7, max_sequences=3)
-    assert (ready.images, ready.tier) == (True, "packed")
+    assert (ready.images, ready.execution_path) == (True, "packed")
     checkpoint = Checkpoint(tmp_path)
     items = [(checkpoint.item(1, 47, 33),), (checkpoint.item(2, 90, 60),), ()]
     prompts = [checkpoint.processor.apply([5, 6, 7], pictures) for pictures in items]

@@ -70,7 +70,7 @@ def test_logits_in_a_mixed_batch(checkpoint: Checkpoint, chunk: int) -> None:
 def test_tokens_are_those_of_generate(folder: Path, checkpoint: Checkpoint) -> None:
     options = EngineOptions(model=str(folder), threads=1, dtype="float32", step_tokens=9, max_sequences=4)
     engine, ready = load_engine(options, lambda _: None)
-    assert (ready.images, ready.tier) == (True, "packed")
+    assert (ready.images, ready.execution_path) == (True, "packed")
     items = [(checkpoint.item(1),), (checkpoint.item(2, 60, 20),), ()]
     prompts = [checkpoint.processor.apply([5, IMAGE, 7] if given else [5, 7], given) for given in items]
     expected = [generated(checkpoint, prompt, given) for prompt, given in zip(prompts, items, strict=True)]
@@ -81,7 +81,7 @@ def test_tokens_are_those_of_generate(folder: Path, checkpoint: Checkpoint) -> N
 REFUSED = {
     "gemma3": (save_gemma3, "attend to later ones"),
     "paligemma": (save_paligemma, "attend to later ones"),
-    "qwen3_vl": (save_qwen3_vl, "features of pictures at several layers"),
+    "qwen3_vl": (save_qwen3_vl, "features of images at several layers"),
 }
 
 
@@ -96,14 +96,14 @@ def test_what_is_refused_at_load(save: Callable[[Path], Path], words: str, tmp_p
 
 
 def test_a_model_on_the_cache_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused where the tier was found out, served as a text model where it was asked for."""
+    """Refused where the execution path was found out, served as a text model where it was asked for."""
     options = {"model": str(families.save_llava_next(tmp_path)), "threads": 1, "dtype": "float32"}
     monkeypatch.setattr("backends.native.engine.factory.why_not_packed", lambda *_, **__: "of its layers")
-    with pytest.raises(LoadError, match=r"rightly here: it runs on the cache tier.* text_only = true"):
+    with pytest.raises(LoadError, match=r"rightly here: it takes the per-sequence execution path.* text_only = true"):
         load_engine(EngineOptions(**options), lambda _: None)
     for told in ({"text_only": True}, {"tier": "cache"}):
         _, ready = load_engine(EngineOptions(**options, **told), lambda _: None)
-        assert (ready.tier, ready.images) == ("cache", False)
+        assert (ready.execution_path, ready.images) == ("per_sequence", False)
 
 
 class _Rolled(GenericModel):

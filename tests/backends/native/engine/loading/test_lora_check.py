@@ -29,13 +29,13 @@ def layers(model: Any) -> set[str]:
 def test_layers_of_many_families_can_have_lora_adapters(family: str) -> None:
     model = build(family)
     assert why_not_adapted(model, layers(model), "packed") is None
-    assert why_not_adapted(model, layers(model), "cache") is None
+    assert why_not_adapted(model, layers(model), "per_sequence") is None
 
 
 @pytest.mark.parametrize("family", ["lfm2", "bloom"])
-def test_on_the_cache_tier_too(family: str) -> None:
+def test_layers_can_have_adapters_on_the_per_sequence_path(family: str) -> None:
     model = build(family)
-    assert why_not_adapted(model, layers(model), "cache") is None
+    assert why_not_adapted(model, layers(model), "per_sequence") is None
 
 
 def test_a_packed_model_can_have_them() -> None:
@@ -91,7 +91,9 @@ class Unused(nn.Module):
         (Unused, "hardly depends on the adapted layers"),
     ],
 )
-def test_layers_that_cannot_are_told(part: type[nn.Module], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_cannot_have_adapters_are_named(
+    part: type[nn.Module], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(modeling_llama, "LlamaMLP", part)
     model = build("llama")
     names = {name for name in layers(model) if ".mlp." in name}
@@ -107,8 +109,8 @@ def late(self: Any, rows: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("wrong", [late, lambda self, rows: self._linear.forward(rows)])
-def test_wrong_lora_adapters_are_noticed(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_products_of_lora_adapters_are_detected(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LoraLinear, "forward", wrong)
     model = build("llama")
-    for tier in ("packed", "cache"):
-        assert "other logits" in (why_not_adapted(model, layers(model), tier) or "")
+    for execution_path in ("packed", "per_sequence"):
+        assert "other logits" in (why_not_adapted(model, layers(model), execution_path) or "")

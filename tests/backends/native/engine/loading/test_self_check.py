@@ -1,4 +1,4 @@
-"""The load-time check: it passes what is right, and notices every way of being wrong we know."""
+"""The self-check: it accepts what is right, and detects every known way of being wrong."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def test_attention_models_are_packed(family: str) -> None:
         ("lfm2", "it has layers of kind conv"),
     ],
 )
-def test_models_with_other_state_are_not(family: str, why: str) -> None:
+def test_models_with_other_state_are_not_packed(family: str, why: str) -> None:
     assert why_not_packed(build(family)) == why
 
 
-def test_recurrent_layers_are_noticed_by_the_logits_too() -> None:
-    """As if nothing had declared them."""
+def test_undeclared_recurrent_layers_are_detected_by_the_logits() -> None:
+    """The configuration does not declare the layer types here."""
     model = build("lfm2")
     del model.config.layer_types  # the class rebuilds it from the indices below, where the shrunken copy is made
     model.config.full_attn_idxs = [1]
@@ -79,7 +79,7 @@ def forgetful(
         ("gpt_oss", wrong(sinks=None)),
     ],
 )
-def test_a_wrong_kernel_is_noticed(family: str, kernel: Kernel) -> None:
+def test_a_wrong_kernel_is_detected(family: str, kernel: Kernel) -> None:
     why = why_not_packed(build(family), kernel)
     assert why is not None
     assert "gives other logits when packed" in why

@@ -1,4 +1,4 @@
-"""Loading: any causal language model of a folder, and a plain sentence when it cannot be."""
+"""Loading: every causal language model comes back as it was saved, and errors name the fault."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_dtype(dtype: str, own: torch.dtype, expected: torch.dtype, tmp_path: Pa
 
 
 def test_large_weights_keep_their_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backends.native.engine.loading.weights._SMALL", 1000)
+    monkeypatch.setattr("backends.native.engine.loading.weights._SMALL_BYTES", 1000)
     build("llama").to(torch.bfloat16).save_pretrained(tmp_path)
     assert load(str(tmp_path)).model.dtype == torch.bfloat16
 
@@ -114,7 +114,7 @@ def _reshape_a_tensor(folder: Path) -> None:
         (_reshape_a_tensor, "model.norm.weight|cannot be loaded"),
     ],
 )
-def test_what_is_wrong_is_said(harm: Callable[[Path], object], why: str, folder: Path) -> None:
+def test_the_error_names_the_damaged_file(harm: Callable[[Path], object], why: str, folder: Path) -> None:
     harm(folder)
     with pytest.raises(LoadError, match=why) as caught:
         load(str(folder))
@@ -133,11 +133,11 @@ def test_what_is_wrong_is_said(harm: Callable[[Path], object], why: str, folder:
         ),
     ],
 )
-def test_options_that_make_no_sense_are_named(options: dict[str, str], why: str, folder: Path) -> None:
+def test_unknown_options_are_named_in_the_error(options: dict[str, str], why: str, folder: Path) -> None:
     with pytest.raises(LoadError, match=why):
         load(str(folder), **options)
 
 
-def test_a_folder_that_is_not_there_is_not_looked_for_elsewhere() -> None:
+def test_a_missing_folder_is_not_looked_up_on_the_hub() -> None:
     with pytest.raises(LoadError, match="There is no model folder 'meta-llama/Llama-2-7b'"):
         load("meta-llama/Llama-2-7b")

@@ -1,4 +1,4 @@
-"""What is counted: what operations make, while it is held."""
+"""Peak memory: the results of operations are counted while they are alive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def megabytes(count: int) -> torch.Tensor:
     return torch.zeros(count * MEGA, dtype=torch.uint8)
 
 
-def test_the_most_at_once() -> None:
+def test_the_peak_is_the_most_at_once() -> None:
     with peak_memory(CPU) as peak:
         one = megabytes(3)
         two = megabytes(5)
@@ -28,7 +28,7 @@ def test_the_most_at_once() -> None:
     assert len(two) + len(three) == 6 * MEGA
 
 
-def test_views_and_work_in_place_take_nothing() -> None:
+def test_views_and_in_place_operations_count_nothing() -> None:
     before = megabytes(7)
     with peak_memory(CPU) as peak:
         before[: 2 * MEGA].add_(1)
@@ -36,7 +36,7 @@ def test_views_and_work_in_place_take_nothing() -> None:
     assert peak.bytes == 0
 
 
-def test_a_view_keeps_what_it_is_of() -> None:
+def test_a_view_keeps_its_storage_counted() -> None:
     with peak_memory(CPU) as peak:
         kept = megabytes(4)[:1]
         megabytes(2)
@@ -44,7 +44,7 @@ def test_a_view_keeps_what_it_is_of() -> None:
     assert len(kept) == 1
 
 
-def test_in_inference_mode_and_through_modules() -> None:
+def test_modules_in_inference_mode_are_counted() -> None:
     layer = torch.nn.Linear(1024, 1024, bias=False)
     with torch.inference_mode(), peak_memory(CPU) as peak:
         layer(layer(torch.zeros(1024, 1024)))
@@ -53,7 +53,7 @@ def test_in_inference_mode_and_through_modules() -> None:
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
 @pytest.mark.parametrize("rows", [1, 32])
-def test_packed_weights_are_passed_by(rows: int) -> None:
+def test_weights_in_the_onednn_layout_are_not_counted(rows: int) -> None:
     layer = PackedLinear(torch.nn.Linear(1024, 1024))
     with torch.inference_mode(), peak_memory(CPU) as peak:
         layer(torch.zeros(rows, 1024))

@@ -1,4 +1,4 @@
-"""What is measured with the dummy inputs at load bounds what requests use."""
+"""The peak memory measured with dummy inputs at load is an upper bound for requests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SIDES = (4, 8, 20, 33, 64, 90, 200, 400)
 
 
 def profiled(options: EngineOptions) -> int:
-    """What the engine finds at load."""
+    """The bound that the engine measures at load."""
     loaded = load(options.model, options.dtype)
     probe = PackedRunner(loaded.model, KVCache(1, options.block_size))
     sequence = Sequence(0, Submit(0, (0,), 1), 0)
@@ -50,7 +50,7 @@ def profiled(options: EngineOptions) -> int:
 
 
 class Requests:
-    """A random one each time: pictures of any size, texts of any length, and all that a sampler can be asked for."""
+    """Random requests: images of any size, texts of any length, and every sampling parameter."""
 
     def __init__(self, checkpoint: Checkpoint, ids: list[int], seed: int) -> None:
         self._checkpoint = checkpoint
@@ -59,7 +59,7 @@ class Requests:
 
     def submit(self, seq: int, context: int) -> Submit:
         rng, most_new = self._rng, 4
-        inputs = self._pictured() if rng.random() < 0.7 else MultiModalInputs((5,))
+        inputs = self._with_image() if rng.random() < 0.7 else MultiModalInputs((5,))
         room = context - most_new - len(inputs.prompt_token_ids)
         if room < 0:
             return self.submit(seq, context)
@@ -76,15 +76,15 @@ class Requests:
             features=inputs.features,
         )
 
-    def _pictured(self) -> MultiModalInputs:
+    def _with_image(self) -> MultiModalInputs:
         rng = self._rng
         width, height = rng.choice([(w, h) for w in SIDES for h in SIDES if max(w, h) <= 50 * min(w, h)])
-        seed = 1000 * width + height + rng.choice((0, 10**6))  # two pictures of each size
+        seed = 1000 * width + height + rng.choice((0, 10**6))  # two images of each size
         return self._checkpoint.processor.apply(self._ids, [self._checkpoint.item(seed, width, height)])
 
 
 def serve(engine: Engine, requests: Requests, count: int, context: int) -> None:
-    """All of them, arriving a few each step."""
+    """Submit `count` requests, three before each step, and step until all have ended."""
     sent = 0
     for _ in range(5000):
         for _ in range(3 if sent < count else 0):
@@ -94,7 +94,7 @@ def serve(engine: Engine, requests: Requests, count: int, context: int) -> None:
             assert not [output.error for output in step.outputs if output.error]
         if sent >= count and not engine.busy:
             return
-    raise AssertionError("it never ended")
+    raise AssertionError("the requests did not end")
 
 
 WIDE, NARROW = {"step_tokens": 64, "max_sequences": 8}, {"step_tokens": 16, "max_sequences": 16}
@@ -111,4 +111,4 @@ def test_a_hundred_random_requests_use_no_more(name: str, limits: dict[str, int]
     with peak_memory(CPU) as used:
         serve(engine, requests, 102, ready.context_length)
     print(f"{name}: {used.bytes:,} of {bound:,} bytes")
-    assert 0.1 * bound < used.bytes <= bound, "a bound, and of the right size"
+    assert 0.1 * bound < used.bytes <= bound, "a bound, and not a far too large one"

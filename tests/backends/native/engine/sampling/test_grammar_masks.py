@@ -1,4 +1,4 @@
-"""Constrained sequences in the engine: like a slow reference, held, preempted, cancelled while compiling, at fault."""
+"""Constrained sequences: equal to a slow reference, held, preempted, cancelled while compiling, faulty."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ANYTHING = grammar_source(Grammar("json_object", ""))
 
 
 def engine(kv_tokens: int) -> tuple[Engine, list[int]]:
-    """The bundled model's, and the sequences that it preempted."""
+    """An engine over the bundled model, and the list of the sequences that it preempts."""
     options = EngineOptions(str(WEIGHTS), dtype="float32", device="cpu", threads=1, kv_tokens=kv_tokens, tier="packed")
     made, _ = load_engine(options, lambda _: None)
     preempted: list[int] = []
@@ -44,14 +44,14 @@ def submit(seq: int, grammar: str, **fields: object) -> Submit:
 
 
 def answers(made: Engine, requests: list[Submit]) -> dict[int, Answer]:
-    told = {request.seq: Answer() for request in requests}
+    answers = {request.seq: Answer() for request in requests}
     for request in requests:
         made.submit(0, request)
     while made.busy:
         for step in made.step().values():
             for output in step.outputs:
-                told[output.seq].add(output)
-    return told
+                answers[output.seq].add(output)
+    return answers
 
 
 def test_preemption_changes_nothing() -> None:
@@ -63,14 +63,14 @@ def test_preemption_changes_nothing() -> None:
     assert all(answer.error is None for answer in disturbed.values())
 
 
-def test_a_grammar_that_does_not_compile_is_its_own_sequences_fault() -> None:
+def test_a_grammar_that_does_not_compile_fails_only_its_sequence() -> None:
     made, _ = engine(1024)
     told = answers(made, [submit(0, WORDS), submit(1, json.dumps({"grammars": [{"lark_grammar": "start: nowhere"}]}))])
     assert told[0].error is None
     assert "nowhere" in (told[1].error or "")
 
 
-def test_cancelled_while_it_compiles() -> None:
+def test_a_sequence_can_be_cancelled_while_its_grammar_compiles() -> None:
     made, _ = engine(1024)
     made.submit(0, submit(0, WORDS))
     made.cancel(0, 0)
@@ -85,7 +85,7 @@ def test_a_model_without_a_tokenizer_refuses() -> None:
     assert "no tokenizer" in (told[0].error or "")
 
 
-def test_what_is_cancelled_before_it_compiles_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_grammar_of_a_cancelled_sequence_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = engine(4096)
     assert made._constraints is not None
     grammars, compiled, go = made._constraints._automata._grammars, list[str](), Event()
@@ -105,13 +105,13 @@ def test_what_is_cancelled_before_it_compiles_is_not_compiled(monkeypatch: pytes
     go.set()
     while made.busy:
         made.step()
-    assert sources[19] in compiled, "which another wants, too"
-    assert 1 <= len(compiled) <= 3, "and those that two threads had begun with"
+    assert sources[19] in compiled, "another sequence needs it"
+    assert 1 <= len(compiled) <= 3, "and those that the two threads had started"
     assert not made._constraints._automata._users
 
 
 def reference(made: Engine) -> Callable[[Tensor, list[Sequence], list[int]], None]:
-    """Masks as slow as they are simple: a new automaton for every one, read bit by bit."""
+    """A simple, slow implementation of masks: a new automaton for each, read bit by bit."""
     assert made._constraints is not None
     grammars = made._constraints._automata._grammars
 
@@ -130,7 +130,7 @@ def reference(made: Engine) -> Callable[[Tensor, list[Sequence], list[int]], Non
 
 
 def mixed() -> list[Submit]:
-    """Shared grammars and one of its own, sampled and greedy, beside sequences without."""
+    """Sequences with shared grammars, with a grammar of their own and without, sampled and greedy."""
     grammars = (WORDS, LIST, None, WORDS, ANYTHING, LIST, None)
     return [
         Submit(
@@ -153,7 +153,7 @@ def ids(made: Engine, requests: list[Submit]) -> dict[int, list[int]]:
 
 @pytest.fixture(scope="module")
 def expected() -> dict[int, list[int]]:
-    """What the reference makes of `mixed`."""
+    """The tokens of `mixed` by the reference."""
     made, _ = engine(4096)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logits_processors, "_constrain", reference(made))
@@ -172,10 +172,10 @@ def test_tokens_are_those_of_the_reference(
         monkeypatch.setattr(grammar_masks, name, value)
     made, _ = engine(4096)
     assert ids(made, mixed()) == expected
-    assert ids(made, mixed()) == expected  # whose automata know the way by now
+    assert ids(made, mixed()) == expected  # with automata that have discovered their states
 
 
-def test_a_broken_automaton_is_not_shared_further(
+def test_a_failed_automaton_is_removed_from_the_cache(
     expected: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Constraint._compute_mask
@@ -193,7 +193,9 @@ def test_a_broken_automaton_is_not_shared_further(
     assert made._constraints.begin(WORDS, 1).job is not before
 
 
-def test_nobody_waits_for_anothers_mask(expected: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_without_a_grammar_do_not_wait_for_masks(
+    expected: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     go_on = Event()
     real = Constraint._compute_mask
 
@@ -215,7 +217,7 @@ def test_nobody_waits_for_anothers_mask(expected: dict[int, list[int]], monkeypa
     assert {seq: answer.ids for seq, answer in told.items()} == expected
 
 
-def test_a_fault_in_making_a_mask_ends_those_it_is_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_computing_a_mask_fails_only_sequences_with_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
     def compute_mask(self: Constraint, tokens: list[int]) -> None:
         raise ArithmeticError
 
@@ -226,7 +228,7 @@ def test_a_fault_in_making_a_mask_ends_those_it_is_made_for(monkeypatch: pytest.
         assert {seq for seq, answer in told.items() if answer.error is None} == {2, 6}
 
 
-def test_what_takes_too_long_in_all_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_ends_when_its_grammar_exceeds_its_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_masks, "_MAX_SECONDS", 0.0)
     monkeypatch.setattr(grammar_masks, "_MAX_SECONDS_PER_TOKEN", 0.0)
     made, _ = engine(4096)
@@ -245,5 +247,5 @@ def test_a_grammar_is_compiled_once() -> None:
     assert made._constraints.begin(WORDS, 1).job is first
     assert len({id(other.job) for other in others}) == 31
     made._constraints.begin(LIST, 1)
-    assert others[0].job not in made._constraints._automata._cached.values()  # the one that was not asked for longest
+    assert others[0].job not in made._constraints._automata._cached.values()  # the least recently used one
     assert made._constraints.begin(WORDS, 1).job is first

@@ -1,4 +1,4 @@
-"""The sampler: the right distribution, the same tokens for the same seed, and honest logprobs."""
+"""The sampler: the right distribution, equal tokens for equal seeds, and logprobs of the raw logits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from backends.native.engine.sampling import sampler
-from backends.native.engine.sampling.logits_processors import process
+from backends.native.engine.sampling.logits_processors import process_logits
 from backends.native.engine.sampling.logits_warpers import warp_logits
 from backends.native.engine.sampling.sampler import NoDistribution, choose, sample
 from backends.native.engine.scheduling.sequence import Sequence, Work
@@ -49,7 +49,7 @@ def test_frequencies_follow_the_distribution(params: SamplingParams) -> None:
         for seed in range(draws)
     ]
     counts = torch.bincount(torch.tensor(choose(rows, raw.expand(draws, -1))), minlength=VOCAB)
-    expected = warp_logits(process(raw, rows[:1]).clone(), [params]).softmax(-1)[0] * draws
+    expected = warp_logits(process_logits(raw, rows[:1]).clone(), [params]).softmax(-1)[0] * draws
     assert not counts[expected == 0].any()
     likely = expected >= 5
     chi_square = float(((counts - expected)[likely] ** 2 / expected[likely]).sum())
@@ -57,13 +57,13 @@ def test_frequencies_follow_the_distribution(params: SamplingParams) -> None:
     assert chi_square < freedom + 4 * (2 * freedom) ** 0.5 + 8
 
 
-def test_greedy_takes_the_likeliest_and_ignores_the_filters() -> None:
+def test_greedy_takes_the_most_likely_token_and_ignores_the_warpers() -> None:
     raw = logits(3)
     odd = SamplingParams(temperature=0.0, top_k=1, typical_p=0.1, seed=5)
     assert choose([sequence(odd)] * 3, raw) == raw.argmax(-1).tolist()
 
 
-def test_rows_of_all_kinds_choose_as_if_alone() -> None:
+def test_rows_with_different_parameters_choose_as_if_alone() -> None:
     kinds = [
         SamplingParams(),
         SamplingParams(temperature=1.0, seed=1),
@@ -106,7 +106,7 @@ def test_prompt_logprobs_come_with_their_work_and_the_last_row_samples() -> None
     assert second.token == int(raw[3].argmax())
 
 
-def test_works_without_rows_are_answered_with_nothing() -> None:
+def test_works_without_rows_give_empty_samples() -> None:
     silent = Work(sequence(SamplingParams()), 0, 2, samples=False)
     speaking = whole(sequence(SamplingParams()))
     raw = logits(1)
@@ -114,7 +114,7 @@ def test_works_without_rows_are_answered_with_nothing() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_no_numbers_are_an_error(temperature: float) -> None:
+def test_nan_logits_are_an_error(temperature: float) -> None:
     raw = logits(2)
     raw[1, 5] = float("nan")
     with pytest.raises(NoDistribution):
@@ -140,11 +140,11 @@ def test_a_seed_replays_alone_in_a_batch_and_after_preemption(family: str) -> No
     preempted, victims = run(3, 24)
     assert 99 in victims
     assert alone.ids == beside.ids == chunked.ids == preempted.ids
-    assert len(set(alone.ids)) > 8, "it was really sampled"
+    assert len(set(alone.ids)) > 8, "the tokens were sampled, not greedy"
 
 
 @pytest.mark.parametrize("vocab", [1, 31, 1000, 4096, 50_257, 151_936])
-def test_the_search_by_stretches_finds_what_torch_finds(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_argmax_over_stretches_equals_that_of_torch(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "_LARGE", 0)
     scores = torch.randn(40, vocab, generator=torch.Generator().manual_seed(0))
     scores[:3] = float("-inf")

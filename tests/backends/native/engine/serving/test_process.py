@@ -1,4 +1,4 @@
-"""The engine as a process and as a thread: the same answers, and what happens at both ends of its life."""
+"""The engine as a process and as a thread: equal answers, start, failure to start, and stop."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from backends.native.engine.serving.__main__ import parse
 from backends.native.engine.serving.inprocess import InProcessEngine
 from backends.native.protocol.engine_options import EngineOptions
 from backends.native.protocol.messages import Failed, FromEngine, Loading, Message, Ping, Pong, Ready, Step, Submit
-from tests.backends.native.engine.serving.test_socket import PATIENCE, Worker
+from tests.backends.native.engine.serving.test_socket import TIMEOUT, Worker
 from tests.backends.native.engine.tiny import CONTEXT, VOCAB, Answer, build, prompt, reference
 
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[5]
-STARTING = 300.0
+START_TIMEOUT = 300.0
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def process(socket: Path, model: Path, *more: str) -> Iterator[subprocess.Popen[
 
 
 def connect(path: Path) -> Worker:
-    """As soon as somebody listens, of which the socket's being there is no proof."""
-    deadline = time.monotonic() + STARTING
+    """Connect as soon as the process listens; the socket file alone does not prove that it does."""
+    deadline = time.monotonic() + START_TIMEOUT
     while True:
         try:
             worker = Worker(path)
@@ -57,11 +57,11 @@ def connect(path: Path) -> Worker:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         else:
-            worker.socket.settimeout(STARTING)
+            worker.socket.settimeout(START_TIMEOUT)
             return worker
 
 
-def until_told(worker: Worker, kind: type[Message]) -> list[Message]:
+def read_until(worker: Worker, kind: type[Message]) -> list[Message]:
     """Read up to the first message of `kind`; nothing may follow it yet."""
     messages: list[Message] = []
     while not messages or not isinstance(messages[-1], kind):
@@ -88,7 +88,7 @@ def test_a_process_from_start_to_stop(models: Path, tmp_path: Path) -> None:
     requests = [Submit(seq, prompt(9 + seq, seq), 12) for seq in range(4)]
     with process(socket, models / "llama") as started:
         first = connect(socket)
-        *before, ready = until_told(first, Ready)
+        *before, ready = read_until(first, Ready)
         assert all(isinstance(message, Loading) for message in before)
         assert ready == Ready(CONTEXT, VOCAB, (2,), "float32", "cpu", "packed", 64, embedding_size=48)
         for request, answer in zip(requests, answers(first, requests).values(), strict=True):
@@ -101,15 +101,15 @@ def test_a_process_from_start_to_stop(models: Path, tmp_path: Path) -> None:
         assert isinstance(second.read(1)[0], Step)
         second.socket.close()
         first.send(Ping(1))
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + TIMEOUT
         while not idle(first.read(1), 512) and time.monotonic() < until:
             first.send(Ping(1))
-        assert time.monotonic() < until, "what the lost worker had was freed"
+        assert time.monotonic() < until, "the blocks of the lost worker were freed"
 
         first.send(Submit(9, prompt(3, 9), CONTEXT - 3))
         assert isinstance(first.read(1)[0], Step)
         started.send_signal(signal.SIGTERM)
-        assert started.wait(PATIENCE) == 0
+        assert started.wait(TIMEOUT) == 0
         assert all(isinstance(message, Step) for message in first.read(1000))
         first.socket.close()
         assert not socket.exists()
@@ -119,76 +119,76 @@ def test_a_process_that_cannot_load_says_why_and_exits(tmp_path: Path) -> None:
     socket = tmp_path / "engine.sock"
     with process(socket, tmp_path / "nothing") as started:
         worker = connect(socket)
-        assert until_told(worker, Failed)[-1] == Failed(f"There is no model folder '{tmp_path / 'nothing'}'.")
-        assert started.wait(PATIENCE) == 1
+        assert read_until(worker, Failed)[-1] == Failed(f"There is no model folder '{tmp_path / 'nothing'}'.")
+        assert started.wait(TIMEOUT) == 1
         worker.socket.close()
 
 
-def test_options_are_the_fields(tmp_path: Path) -> None:
+def test_command_line_options_are_the_fields_of_engine_options(tmp_path: Path) -> None:
     given = ["--socket", "s", "--model", "m", "--no-prefix-caching", "--kv-tokens", "99", "--dtype", "bfloat16"]
     assert parse(given) == (Path("s"), EngineOptions("m", dtype="bfloat16", kv_tokens=99, prefix_caching=False))
 
 
 @contextmanager
 def in_process(options: EngineOptions) -> Iterator[tuple[InProcessEngine, SimpleQueue[FromEngine]]]:
-    told: SimpleQueue[FromEngine] = SimpleQueue()
+    messages: SimpleQueue[FromEngine] = SimpleQueue()
     threads = torch.get_num_threads()
-    engine = InProcessEngine(options, told.put)
+    engine = InProcessEngine(options, messages.put)
     try:
-        yield engine, told
+        yield engine, messages
     finally:
         engine.close()
         torch.set_num_threads(threads)
 
 
-def start(told: SimpleQueue[FromEngine]) -> FromEngine:
-    while isinstance(message := told.get(timeout=STARTING), Loading):
+def start(messages: SimpleQueue[FromEngine]) -> FromEngine:
+    while isinstance(message := messages.get(timeout=START_TIMEOUT), Loading):
         pass
     return message
 
 
 def idle(messages: list[Any], blocks: int) -> bool:
-    """Whether they are a pong of an engine of so many blocks that has nothing to do."""
+    """Whether they are one pong, of an idle engine with this many blocks."""
     pongs = [message for message in messages if isinstance(message, Pong)]
     return [(pong.running, pong.waiting, pong.free_blocks) for pong in pongs] == [(0, 0, blocks)]
 
 
-@pytest.mark.parametrize(("family", "tier"), [("llama", "packed"), ("lfm2", "cache")])
-def test_a_thread_answers_like_generate(family: str, tier: str, models: Path) -> None:
+@pytest.mark.parametrize(("family", "path"), [("llama", "packed"), ("lfm2", "per_sequence")])
+def test_a_thread_answers_like_generate(family: str, path: str, models: Path) -> None:
     options = EngineOptions(str(models / family), threads=1, context_length=64, max_sequences=4, kv_tokens=200)
-    with in_process(options) as (engine, told):
-        ready = start(told)
-        assert ready == Ready(64, VOCAB, (2,), "float32", "cpu", tier, 4, embedding_size=48 if tier == "packed" else 0)
+    with in_process(options) as (engine, messages):
+        ready = start(messages)
+        assert ready == Ready(64, VOCAB, (2,), "float32", "cpu", path, 4, embedding_size=48 if path == "packed" else 0)
         for seq in range(6):
             engine.send(Submit(seq, prompt(9 + seq, seq), 12))
         found = {seq: Answer() for seq in range(6)}
         while not all(answer.ended for answer in found.values()):
-            message = told.get(timeout=PATIENCE)
+            message = messages.get(timeout=TIMEOUT)
             assert isinstance(message, Step)
             for output in message.outputs:
                 found[output.seq].add(output)
         for seq, answer in found.items():
             assert answer.ids == reference(family, prompt(9 + seq, seq), 12).ids
         engine.send(Ping(5))
-        assert idle([told.get(timeout=PATIENCE)], 13)
+        assert idle([messages.get(timeout=TIMEOUT)], 13)
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
         ({"model": "/nowhere"}, "There is no model folder '/nowhere'."),
-        ({"tier": "fast"}, "'fast' is not a tier; it must be auto, packed or cache."),
+        ({"tier": "fast"}, "tier must be auto, packed or cache, not 'fast'."),
         ({"block_size": 0}, "block_size must be at least 1, not 0."),
         ({"kv_tokens": -5}, "kv_tokens must not be negative."),
     ],
 )
 def test_a_thread_that_cannot_load_says_why(changes: dict[str, Any], why: str, models: Path) -> None:
-    with in_process(EngineOptions(**{"model": str(models / "llama"), **changes})) as (_, told):
-        assert start(told) == Failed(why)
+    with in_process(EngineOptions(**{"model": str(models / "llama"), **changes})) as (_, messages):
+        assert start(messages) == Failed(why)
 
 
-def test_the_cache_never_promises_more_context_than_it_holds(models: Path) -> None:
-    with in_process(EngineOptions(str(models / "llama"), kv_tokens=40)) as (_, told):
-        ready = start(told)
+def test_the_context_length_is_limited_by_the_cache(models: Path) -> None:
+    with in_process(EngineOptions(str(models / "llama"), kv_tokens=40)) as (_, messages):
+        ready = start(messages)
         assert isinstance(ready, Ready)
         assert ready.context_length == 48

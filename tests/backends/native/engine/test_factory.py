@@ -1,0 +1,146 @@
+"""Building an engine from options: its execution path, the sizes of its cache and steps, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from backends.native.engine import factory
+from backends.native.engine.errors import LoadError
+from backends.native.engine.factory import load_engine
+from backends.native.engine.loop import Engine
+from backends.native.engine.runner.packed import PackedRunner
+from backends.native.engine.runner.per_sequence import CacheRunner
+from backends.native.protocol.engine_options import EngineOptions
+from backends.native.protocol.messages import Loading, Ready
+from tests.backends.native.engine.tiny import CONTEXT, VOCAB, build
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model of attention layers and one with convolutions."""
+    folder = tmp_path_factory.mktemp("models")
+    for family in ("llama", "lfm2"):
+        build(family).save_pretrained(folder / family)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Any:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def made(folder: Path, **options: Any) -> tuple[Engine, Ready]:
+    engine, ready = load_engine(EngineOptions(str(folder), threads=1, **options), lambda _: None)
+    assert isinstance(engine, Engine)
+    return engine, ready
+
+
+def test_a_model_that_passes_the_self_check_is_packed_and_the_log_names_the_path(models: Path) -> None:
+    with capture_logs() as logs:
+        engine, ready = made(models / "llama", kv_tokens=100)
+    assert isinstance(engine._runner, PackedRunner)
+    assert ready.execution_path == "packed"
+    started = next(entry for entry in logs if entry["event"] == "engine.started")
+    assert (started["execution_path"], started["device"], started["max_sequences"]) == ("packed", "cpu", 64)
+    assert not any(entry["event"] == "model.not_packed" for entry in logs)
+
+
+def test_a_model_that_fails_the_self_check_runs_per_sequence_with_a_warning(models: Path) -> None:
+    with capture_logs() as logs:
+        engine, ready = made(models / "lfm2", kv_tokens=100)
+    assert isinstance(engine._runner, CacheRunner)
+    assert (ready.execution_path, ready.embedding_size) == ("per_sequence", 0)
+    (warning,) = [entry for entry in logs if entry["log_level"] == "warning"]
+    assert (warning["event"], warning["execution_path"]) == ("model.not_packed", "per_sequence")
+    assert "conv" in warning["why"]
+
+
+def test_the_path_can_be_chosen_without_a_check(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factory, "why_not_packed", lambda *_, **__: pytest.fail("checked"))
+    assert made(models / "llama", kv_tokens=100, tier="packed")[1].execution_path == "packed"
+    assert made(models / "llama", kv_tokens=100, tier="cache")[1].execution_path == "per_sequence"
+
+
+def test_progress_is_reported_before_the_engine_is_ready(models: Path) -> None:
+    reports: list[Loading] = []
+    load_engine(EngineOptions(str(models / "llama"), threads=1, kv_tokens=100), reports.append)
+    assert [report.what for report in reports] == ["weights", "self-check", "cache"]
+    assert [report.fraction for report in reports] == sorted(report.fraction for report in reports)
+
+
+@pytest.mark.parametrize(
+    ("options", "blocks"),
+    [
+        ({"kv_tokens": 100}, 7),
+        ({"kv_tokens": 100, "block_size": 4}, 25),
+        ({"max_sequences": 2}, 2 * CONTEXT // 16),
+        ({"max_sequences": 3, "context_length": 32}, 6),
+    ],
+)
+def test_the_cache_holds_kv_tokens_or_every_sequence_at_full_length(
+    options: dict[str, Any], blocks: int, models: Path
+) -> None:
+    engine, _ = made(models / "llama", **options)
+    assert engine._scheduler.pool.count == blocks
+
+
+def test_the_cache_is_limited_to_a_share_of_the_free_memory(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factory, "available_memory", lambda: 160_000)
+    engine, _ = made(models / "llama")
+    cache = engine._runner.cache  # type: ignore[attr-defined]
+    assert engine._scheduler.pool.count == 40_000 // cache.bytes_per_block < 64 * CONTEXT // 16
+
+
+def test_a_cache_that_does_not_fit_is_an_error(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factory, "available_memory", lambda: 0)
+    with pytest.raises(LoadError, match="The KV cache does not fit"):
+        made(models / "llama")
+
+
+@pytest.mark.parametrize(("context_length", "expected"), [(0, CONTEXT), (64, 64), (10_000, CONTEXT)])
+def test_the_context_length_can_be_shortened_only(context_length: int, expected: int, models: Path) -> None:
+    _, ready = made(models / "llama", context_length=context_length, max_sequences=2)
+    assert (ready.context_length, ready.vocab_size) == (expected, VOCAB)
+
+
+def test_a_step_has_a_token_for_every_sequence_and_without_chunks_the_longest_prompt(models: Path) -> None:
+    engine, _ = made(models / "llama", step_tokens=4, max_sequences=8, kv_tokens=100)
+    assert engine._scheduler._step_tokens == 8
+    engine, ready = made(models / "lfm2", step_tokens=4, max_sequences=8, kv_tokens=64)
+    assert engine._scheduler._step_tokens == ready.context_length + 8
+    assert not engine._scheduler.pool.caching
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"tier": "fast"}, "tier must be auto, packed or cache, not 'fast'."),
+        ({"max_sequences": 0}, "max_sequences must be at least 1, not 0."),
+        ({"step_tokens": 0}, "step_tokens must be at least 1, not 0."),
+        ({"threads": -1}, "threads must not be negative."),
+        ({"max_waiting": -1}, "max_waiting must not be negative."),
+    ],
+)
+def test_options_out_of_range_are_named(options: dict[str, Any], why: str, tmp_path: Path) -> None:
+    with pytest.raises(LoadError) as raised:
+        load_engine(EngineOptions(str(tmp_path), **options), lambda _: None)
+    assert str(raised.value) == why
+
+
+def test_a_large_model_leaves_one_core_to_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama")
+    monkeypatch.setattr(factory, "physical_cores", lambda: 6)
+    assert factory._threads(model) == 1
+    monkeypatch.setattr(factory, "_SMALL_PARAMETERS", 100)
+    assert factory._threads(model) == 5
+    monkeypatch.setattr(factory, "physical_cores", lambda: 1)
+    assert factory._threads(model) == 1
