@@ -15,12 +15,12 @@ from backends.native.machine import return_large_blocks
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from backends.native.multimodal.processing import BaseMultiModalProcessor
 from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
-from backends.native.protocol.frames import LONGEST
+from backends.native.protocol.frames import MAX_FRAME_BYTES
 from schemas.errors import InvalidRequest
 from schemas.ir import ChatPrompt, ImagePart, Prompt, TextPrompt
 
 _CACHE_BYTES = 64 * 1024 * 1024
-_MOST_BYTES = LONGEST // 4 * 3  # of a prompt's pictures; what else is in a frame to the engine needs less
+_MAX_PROMPT_BYTES = MAX_FRAME_BYTES // 4 * 3  # of a prompt's processed images; the rest of its frame needs less
 
 
 class ProcessorCache:
@@ -69,7 +69,7 @@ class ImagePrompts:
         return_large_blocks()
         return cls(load_processor(folder), options, most_tokens)
 
-    def marked(self, prompt: Prompt) -> Prompt:
+    def with_placeholders(self, prompt: Prompt) -> Prompt:
         """A raw prompt with placeholders where its pictures stand: where it says, or has them itself, or first."""
         if not isinstance(prompt, TextPrompt) or not prompt.images:
             return prompt
@@ -101,8 +101,10 @@ class ImagePrompts:
     def _check_sizes(self, expanded: Sequence[MultiModalInputs]) -> None:
         for inputs in expanded:
             size = sum(len(array.data) for feature in inputs.features for array in feature.arrays)
-            if size > _MOST_BYTES:
-                raise InvalidRequest(f"The images of a prompt take {size} bytes when prepared, {_MOST_BYTES} at most.")
+            if size > _MAX_PROMPT_BYTES:
+                raise InvalidRequest(
+                    f"The images of a prompt take {size} bytes when prepared, {_MAX_PROMPT_BYTES} at most."
+                )
         for feature in chain.from_iterable(inputs.features for inputs in expanded):
             if feature.length > self._most_tokens:
                 most = f"at most {self._most_tokens} are made ready for"

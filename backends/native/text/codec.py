@@ -149,8 +149,8 @@ class TextCodec:
             ids = await self._run(len(said), lambda tokenizer: _encode_chat(tokenizer, turns, tools, sanitize))
         return ids[-truncate:] if truncate else ids
 
-    async def leading(self, text: str) -> int:
-        """How many of a longer text's tokens `text` is, if it stands first: an end token of its own does not count."""
+    async def prefix_length(self, text: str) -> int:
+        """How many tokens `text` is as the prefix of a longer text: without an end token of its own."""
         ids = await self.encode(TextPrompt(text))
         return len(ids) - (ids[-1] in self._tokenizer.all_special_ids)
 

@@ -31,7 +31,7 @@ def can_call(template: object) -> bool:
     return OPEN in text and "tools" in text and "<function=" not in text  # the latter: Qwen3-Coder's XML in such tags
 
 
-def offered(request: Generate) -> tuple[Tool, ...]:
+def offered_tools(request: Generate) -> tuple[Tool, ...]:
     """The tools that the model is told of."""
     choice = request.tool_choice
     if choice is None or choice.mode in ("auto", "required", "named"):
@@ -39,7 +39,7 @@ def offered(request: Generate) -> tuple[Tool, ...]:
     return tuple(tool for tool in request.tools if tool.name in choice.names)  # of "none", none
 
 
-def most_calls(request: Generate) -> int:
+def max_calls(request: Generate) -> int:
     """How many calls an answer may hold."""
     named = request.tool_choice is not None and request.tool_choice.mode == "named"
     return 1 if named or request.parallel_tool_calls is False else _MOST_CALLS
@@ -55,18 +55,18 @@ def tool_grammar(request: Generate, *, tags_are_tokens: bool) -> str | None:
     Raises:
         schemas.errors.InvalidRequest: a schema is beyond the limits.
     """
-    choice, tools = request.tool_choice, offered(request)
+    choice, tools = request.tool_choice, offered_tools(request)
     must = choice is not None and (choice.mode in ("required", "named") or choice.required)
     if choice is not None and choice.mode == "named":
         tools = tuple(tool for tool in tools if tool.name in choice.names)
     if must:
-        start = f"call{{1,{most_calls(request)}}}"
+        start = f"call{{1,{max_calls(request)}}}"
         return _lark(start, tools, tags_are_tokens)
     if request.grammar is not None:
-        start = f"answer | call{{1,{most_calls(request)}}}"
+        start = f"answer | call{{1,{max_calls(request)}}}"
         return _lark(start, tools, tags_are_tokens) + _answer(request.grammar)
     if tags_are_tokens and any(tool.strict for tool in tools):
-        return _lark(f"TEXT call{{0,{most_calls(request)}}}", tools, tags_are_tokens) + "TEXT: /(?s:.*)/\n"
+        return _lark(f"TEXT call{{0,{max_calls(request)}}}", tools, tags_are_tokens) + "TEXT: /(?s:.*)/\n"
     return None
 
 
