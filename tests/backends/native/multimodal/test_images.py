@@ -93,7 +93,7 @@ async def test_pictures_that_no_frame_holds_are_refused(
     backend: NativeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, part = picture(1)
-    monkeypatch.setattr(prompts, "_MOST_BYTES", 10_000)
+    monkeypatch.setattr(prompts, "_MAX_PROMPT_BYTES", 10_000)
     with pytest.raises(InvalidRequest, match="bytes when prepared"):
         await say(backend, part, part, QUESTION)
 
