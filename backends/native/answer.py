@@ -1,6 +1,13 @@
-"""One request on its way through the engine: into sequences, and from their outputs back into events.
+"""One request on its way through the engine: from prompts to sequences, and from their outputs to events.
 
-No I/O: whoever drives an `Answer` sends its `submits`, feeds it outputs, and cancels the sequences it names.
+Does no I/O: the caller sends an `Answer`'s `submits`, feeds it outputs, and cancels the sequences that it names.
+
+Strategy:
+- Each prompt has `max(n, best_of)` candidates; candidate i of prompt p is sequence `first_seq + p * candidates + i`.
+- Each candidate has a `ChoiceBuilder` (text, stop strings) and, if tools are offered, a `ToolParser`.
+- Streamed requests emit, for each batch of outputs, one delta per candidate that gained text.
+- Non-streamed requests and those with `best_of` emit every event after `Started` at completion.
+- `Started` waits until all prompts are scored, if their log-probabilities were requested.
 """
 
 from __future__ import annotations
@@ -14,18 +21,18 @@ from backends.choice import ChoiceBuilder
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.protocol.messages import Logprobs, Output, Ready, SamplingParams, Submit
 from backends.native.text.codec import TextCodec
-from backends.native.text.tool_parser import ToolParser, most_calls, offered
+from backends.native.text.tool_parser import ToolParser, max_calls, offered_tools
 from backends.prompts import fit
 from schemas.errors import BackendFailed, InvalidRequest, Overloaded
 from schemas.ir import Delta, Event, Events, FinishReason, Generate, Sampling, Started, Usage
 
 _NEUTRAL = SamplingParams()
-_BACKGROUND = -1  # priority
+_BACKGROUND_PRIORITY = -1
 
 
 @dataclass(slots=True, eq=False)
 class _Prompt:
-    """A prompt and what the engine told about it."""
+    """A prompt's tokens, and what the engine returned for them."""
 
     ids: tuple[int, ...]
     scores: tuple[Logprobs, ...] = ()
@@ -33,20 +40,21 @@ class _Prompt:
 
 
 class Answer:
-    """The events of one request. Of an answer that is not streamed, all but the first are told at its end.
+    """The events of one request.
 
     Args:
-        request: what was asked.
-        prompts: its prompts' tokens and pictures.
-        seed: of the first answer to each prompt; the next ones' are one more each.
+        request: the request.
+        prompts: its prompts' tokens and images.
+        seed: of the first candidate for each prompt; each further candidate's seed is one more.
         first_seq: the number of the first sequence; the others follow.
-        text: the model's.
-        ready: what the engine says of itself.
-        grammar: what the text must be, for the engine. It ends where the grammar does, whatever else was asked.
-        started: whether the first event was told already.
+        text: the model's text codec.
+        ready: the engine's description.
+        grammar: constrains the text, in llguidance's form. Generation ends where the grammar ends; `ignore_eos` and
+            `min_new_tokens` have no effect beside it.
+        started: whether `Started` was emitted already, by an earlier attempt.
 
     Raises:
-        schemas.errors.InvalidRequest: it does not fit the model.
+        schemas.errors.InvalidRequest: the request does not fit the model.
     """
 
     def __init__(
@@ -67,11 +75,11 @@ class Answer:
         self._text = text
         self._grammar = grammar
         self._candidates = max(request.n, request.best_of or 1)
-        self._builders: dict[int, ChoiceBuilder] = {}
+        self._builders: dict[int, ChoiceBuilder] = {}  # by seq, of unfinished sequences
         self._parsers: dict[int, ToolParser] = {}
         self._started = started
-        self._holds = self._candidates > request.n or not request.stream
-        self._held: list[Delta] = []
+        self._streams = request.stream and self._candidates == request.n
+        self._deltas: list[Delta] = []  # to be emitted
         self._completion_tokens = 0
         self.submits: list[Submit] = []
         for prompt in prompts:
@@ -83,57 +91,73 @@ class Answer:
         return not self._builders
 
     def feed(self, outputs: Sequence[Output]) -> tuple[Events, list[int]]:
-        """The events that these outputs are, and the sequences that need not go on.
+        """Take outputs of the engine.
+
+        Returns:
+            The events that are ready, and the sequences to cancel because a stop string ended them.
 
         Raises:
             schemas.errors.Overloaded: the engine has no room.
-            schemas.errors.BackendFailed: it could not do it.
+            schemas.errors.BackendFailed: the engine failed at a sequence.
         """
         touched: dict[int, FinishReason | None] = {}
         for output in outputs:
             if output.seq in self._builders:
-                touched[output.seq] = self._take(output)
+                touched[output.seq] = self._add(output)
         stopped = [seq for seq, reason in touched.items() if reason is None and self._builders[seq].stopped]
         for seq, reason in touched.items():
-            self._tell(seq, reason)
+            builder, parser = self._builders[seq], self._parsers.get(seq)
+            if reason is not None or builder.stopped:
+                del self._builders[seq]
+                self._completion_tokens += builder.generated
+                finished = builder.finish(reason or FinishReason.STOP_STRING)
+                self._deltas.append(parser.finish(finished) if parser else finished)
+            elif self._streams and (delta := builder.delta()) is not None:
+                if parser is None:
+                    self._deltas.append(delta)
+                elif (parsed := parser.feed(delta)) is not None:
+                    self._deltas.append(parsed)
         return self._events(), stopped
 
     def _add_prompt(self, prompt: MultiModalInputs, seed: int, ready: Ready) -> None:
-        """Make the sequences that answer a prompt."""
+        """Add the candidates for one prompt."""
         ids = prompt.prompt_token_ids
         request, stopping = self._request, self._request.stopping
-        _check_ids(ids, request, ready.vocab_size)
+        biased = tuple(id for id, _ in request.sampling.logit_bias)
+        check_ids("prompt", ids, ready.vocab_size)
+        check_ids("logit_bias", biased, ready.vocab_size)
+        check_ids("stop_token_ids", stopping.stop_token_ids, ready.vocab_size)
         max_new_tokens = fit(len(ids), stopping.max_new_tokens, ready.context_length, overflow=request.overflow)
         scored = request.logprobs or request.top_logprobs > 0 or self._candidates > request.n
         for place in range(self._candidates):
-            effective = (seed + place) % 2**64
+            effective_seed = (seed + place) % 2**64
             index = len(self.submits)
             submit = Submit(
                 seq=self._first_seq + index,
                 prompt=ids,
                 max_new_tokens=max_new_tokens,
-                sampling=sampling_params(request.sampling, effective),
+                sampling=sampling_params(request.sampling, effective_seed),
                 min_new_tokens=0 if self._grammar else stopping.min_new_tokens,
                 eos_token_ids=() if stopping.ignore_eos and not self._grammar else ready.eos_token_ids,
                 stop_token_ids=stopping.stop_token_ids,
                 top_logprobs=request.top_logprobs if scored else -1,
                 prompt_logprobs=request.top_logprobs if request.prompt_logprobs and place == 0 else -1,
-                priority=_BACKGROUND if request.background else 0,
+                priority=_BACKGROUND_PRIORITY if request.background else 0,
                 grammar=self._grammar,
                 features=prompt.features,
                 lora_adapter=request.lora_adapter or "",
             )
             self.submits.append(submit)
             detokenizer = self._text.vocabulary.detokenizer(ids)
-            self._builders[submit.seq] = ChoiceBuilder(index, stopping, detokenizer, effective)
-            if offered(request):
-                self._parsers[submit.seq] = ToolParser(most_calls(request))
+            self._builders[submit.seq] = ChoiceBuilder(index, stopping, detokenizer, effective_seed)
+            if offered_tools(request):
+                self._parsers[submit.seq] = ToolParser(max_calls(request))
 
-    def _take(self, output: Output) -> FinishReason | None:
-        """Add what a sequence gained; why it ended, if it did."""
+    def _add(self, output: Output) -> FinishReason | None:
+        """Add an output's tokens to its candidate; returns why the sequence ended, if it did."""
         raise_failure(output)
         prompt, place = divmod(output.seq - self._first_seq, self._candidates)
-        if place == 0:  # the others share its prefix, and were not asked for scores
+        if place == 0:  # the other candidates share its prefix, and were not asked to score it
             self._prompts[prompt].scores += output.prompt
             self._prompts[prompt].cached_tokens += output.cached_tokens
         builder = self._builders[output.seq]
@@ -143,51 +167,33 @@ class Answer:
             builder.add(id, *(self._text.scores(found) if found is not None else ()))
         return output.reason
 
-    def _tell(self, seq: int, reason: FinishReason | None) -> None:
-        """Make the delta of what a sequence gained."""
-        builder, parser = self._builders[seq], self._parsers.get(seq)
-        if reason is not None or builder.stopped:
-            del self._builders[seq]
-            self._completion_tokens += builder.generated
-            finished = builder.finish(reason or FinishReason.STOP_STRING)
-            self._held.append(parser.finish(finished) if parser else finished)
-        elif (
-            not self._holds
-            and (delta := builder.delta()) is not None
-            and (told := parser.feed(delta) if parser else delta) is not None
-        ):
-            self._held.append(told)
-
     def _events(self) -> Events:
-        """What may be told now: nothing before all prompts are scored, no deltas before the best are known."""
-        if self._request.prompt_logprobs and not all(prompt.scores for prompt in self._prompts):
+        """Take the events that are ready."""
+        request, prompts, done = self._request, self._prompts, not self._builders
+        if request.prompt_logprobs and not all(prompt.scores for prompt in prompts):
             return ()
-        told: list[Event] = [] if self._started else [self._opening()]
-        self._started = True
-        if self._holds and not self.done:
-            return tuple(told)
-        choosing = self._candidates > self._request.n
-        told += winners(self._held, n=self._request.n, best_of=self._candidates) if choosing else self._held
-        self._held = []
-        return (*told, self._usage()) if self.done else tuple(told)
-
-    def _opening(self) -> Started:
-        request = self._request
-        shown = self._prompts if request.echo or request.prompt_logprobs else ()
-        tokens = tuple(self._text.prompt_tokens(prompt.ids, prompt.scores) for prompt in shown)
-        return Started(request.model, self._prompt_tokens, tokens)
-
-    @property
-    def _prompt_tokens(self) -> int:
-        return sum(len(prompt.ids) for prompt in self._prompts)
-
-    def _usage(self) -> Usage:
-        cached = sum(prompt.cached_tokens for prompt in self._prompts)
-        return Usage(self._prompt_tokens, self._completion_tokens, cached_tokens=cached)
+        events: list[Event] = []
+        prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
+        if not self._started:
+            self._started = True
+            shown = prompts if request.echo or request.prompt_logprobs else ()
+            tokens = tuple(self._text.prompt_tokens(prompt.ids, prompt.scores) for prompt in shown)
+            events.append(Started(request.model, prompt_tokens, tokens))
+        if not done and not self._streams:
+            return tuple(events)
+        if self._candidates > request.n:
+            events += winners(self._deltas, n=request.n, best_of=self._candidates)
+        else:
+            events += self._deltas
+        self._deltas = []
+        if done:
+            cached_tokens = sum(prompt.cached_tokens for prompt in prompts)
+            events.append(Usage(prompt_tokens, self._completion_tokens, cached_tokens=cached_tokens))
+        return tuple(events)
 
 
 def sampling_params(sampling: Sampling, seed: int) -> SamplingParams:
-    """What was asked for, and the neutral value of everything else."""
+    """Resolve the request's sampling: the neutral value for everything that was not requested."""
     temperature = 1.0 if sampling.temperature is None else sampling.temperature
     return SamplingParams(
         temperature=0.0 if sampling.greedy else temperature,
@@ -205,11 +211,11 @@ def sampling_params(sampling: Sampling, seed: int) -> SamplingParams:
 
 
 def raise_failure(output: Output) -> None:
-    """Raise what went wrong with a sequence, if something did.
+    """Raise the error of a sequence that failed.
 
     Raises:
         schemas.errors.Overloaded: the engine has no room.
-        schemas.errors.BackendFailed: it could not do it.
+        schemas.errors.BackendFailed: the engine failed at it.
     """
     if output.error is None:
         return
@@ -218,18 +224,11 @@ def raise_failure(output: Output) -> None:
     raise BackendFailed(f"The model could not answer: {output.error}.", code="engine_sequence_failed")
 
 
-def _check_ids(prompt: tuple[int, ...], request: Generate, vocab_size: int) -> None:
-    """Refuse ids that no token has, under the names that clients give them."""
-    biased = tuple(id for id, _ in request.sampling.logit_bias)
-    for param, ids in (("prompt", prompt), ("logit_bias", biased), ("stop_token_ids", request.stopping.stop_token_ids)):
-        check_ids(param, ids, vocab_size)
-
-
 def check_ids(param: str, ids: tuple[int, ...], vocab_size: int) -> None:
-    """Refuse ids that no token has.
+    """Reject token ids outside the vocabulary.
 
     Raises:
-        schemas.errors.InvalidRequest: one of those in `param`.
+        schemas.errors.InvalidRequest: an id of the request's field `param` is.
     """
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         raise InvalidRequest(f"Token ids in {param} must be from 0 to {vocab_size - 1}.", param=param)

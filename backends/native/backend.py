@@ -1,4 +1,13 @@
-"""The native backend: text and stop strings here, token ids in an engine."""
+"""The native backend: text and stop strings in this process, token ids in an engine.
+
+Strategy:
+- Start: the tokenizer loads here while the engine loads the model. The engine runs in a process that this backend
+  starts, in one that is shared (`socket`), or in a thread of this process.
+- A request: check and compile its grammar, encode its prompts, process its images, submit one sequence per candidate,
+  and turn the engine's outputs into events (`Answer`) until all sequences have ended.
+- If the engine dies, `EngineClient` submits unfinished sequences to the next one. If that one's tokens differ, a stream
+  fails, and a non-streamed request, of which the client has seen nothing, is generated again.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +15,32 @@ import asyncio
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
 from backends.base import Capabilities, EngineState, Feature, Health
 from backends.native import embedding
 from backends.native.answer import Answer
-from backends.native.client.channels import Connect, in_process, over_socket
-from backends.native.client.engine_client import EngineLink
+from backends.native.client.engine_client import EngineClient
 from backends.native.client.engine_process import EngineProcess, engine_command
 from backends.native.client.inflight import Diverged
+from backends.native.client.transports import Connect, in_process, over_socket
 from backends.native.grammar.grammar import GrammarCheck, grammar_source
-from backends.native.import_lock import in_turn
+from backends.native.import_lock import with_import_lock
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.multimodal.prompts import ImagePrompts, images_of
 from backends.native.options import NativeOptions, read_options
 from backends.native.protocol.messages import Ready
 from backends.native.sentence_transformers import PLAIN, Recipe, RecipeError, read_recipe
 from backends.native.text.codec import TextCodec
-from backends.native.text.tool_parser import offered, tool_grammar
+from backends.native.text.tool_parser import offered_tools, tool_grammar
 from backends.prompts import as_asked
 from schemas.errors import BackendUnavailable, InvalidRequest, UnsupportedFeature
-from schemas.ir import Embed, Embeddings, Events, Generate, Prompt, Tokenize, Tokens
+from schemas.ir import Embed, Embeddings, Events, Generate, Tokenize, Tokens
 
-_ATTEMPTS = 3
-"""At an answer that is not streamed, if engines die and the next do not say what those had said."""
+_MAX_ATTEMPTS = 3
+"""At a non-streamed request, if engines die and the next engines' tokens differ."""
 _FEATURES = frozenset(
     {
         Feature.TOKEN_PROMPTS,
@@ -47,12 +56,12 @@ _FEATURES = frozenset(
 
 
 class NativeBackend:
-    """Answers with a model of our own.
+    """Serves a model with the project's own engine.
 
     Args:
         name: the backend's name.
         options: a `NativeOptions`, or its fields.
-        connect: another way to an engine, for tests.
+        connect: replaces the engine's transport, for tests.
 
     Raises:
         msgspec.ValidationError: the options are wrong.
@@ -75,20 +84,20 @@ class NativeBackend:
         self._text: TextCodec | None = None
         self._grammars: GrammarCheck | None = None
         self._images: ImagePrompts | None = None
-        self._folder: Path | None = None
+        self._socket_folder: Path | None = None
         self._process: EngineProcess | None = None
-        self._link = EngineLink(
-            connect or self._way(),
+        self._client = EngineClient(
+            connect or self._make_connect(),
             heartbeat=self._options.heartbeat,
             hung_after=self._options.hung_after,
-            patience=self._options.patience,
+            reconnect_timeout=self._options.patience,
         )
 
     @staticmethod
     def engine_command(options: Mapping[str, Any], socket: Path) -> list[str] | None:
-        """How to start the engine that these options ask for, for whoever runs one for several workers.
+        """The command that starts the engine for these options, for a supervisor that shares one among workers.
 
-        They are then given `socket` among their options. None if no engine process is to be started.
+        The workers are then given `socket` among their options. None if no engine process is to be started.
 
         Raises:
             msgspec.ValidationError: the options are wrong.
@@ -98,24 +107,24 @@ class NativeBackend:
         return engine_command(given.engine_options, socket) if shared else None
 
     async def start(self) -> None:
-        """Load the tokenizer, and wait until the engine has loaded the model. If it failed, it may be tried again.
+        """Load the tokenizer, and wait until the engine has loaded the model. May be called again after a failure.
 
         Raises:
             schemas.errors.BackendUnavailable: one of them cannot be loaded.
         """
         try:
-            if self._folder is not None:
-                self._folder.mkdir(mode=0o700)
+            if self._socket_folder is not None:
+                self._socket_folder.mkdir(mode=0o700)
             if self._process is not None:
                 await self._process.start()
-            self._recipe = _recipe(self._options.model)
+            self._recipe = _read_recipe(self._options.model)
             self._text = text = await self._load_text()
-            ready = await self._link.start()
+            ready = await self._client.start()
             grammars = text.grammars(ready.vocab_size, ready.eos_token_ids) if ready.generates else None
             self._grammars = None if grammars is None else GrammarCheck(grammars)
             if ready.images:
                 self._images = await asyncio.to_thread(
-                    in_turn, ImagePrompts.load, self._options.model, self._options.images, ready.image_tokens
+                    with_import_lock, ImagePrompts.load, self._options.model, self._options.images, ready.image_tokens
                 )
             self.capabilities = _capabilities(text, ready, grammars=grammars is not None)
             self._started = True
@@ -125,62 +134,62 @@ class NativeBackend:
 
     async def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
         """Generate; closing the generator frees the engine's sequences within a step."""
-        text, ready = self._parts()
-        grammar = await self._grammar(request, text)
-        prompts = await self._prompts(request, text)
+        text, ready = self._require_started()
+        grammar = await self._check_grammar(request, text)
+        prompts = await self._encode_prompts(request, text)
         seed = request.sampling.seed
         seed = secrets.randbits(64) if seed is None else seed
         sequences = len(prompts) * max(request.n, request.best_of or 1)
         started = False
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(_MAX_ATTEMPTS):
             answer = Answer(
                 request,
                 prompts,
                 seed=seed,
-                first_seq=self._link.reserve(sequences).start,
+                first_seq=self._client.reserve_seqs(sequences).start,
                 text=text,
                 ready=ready,
                 grammar=grammar,
                 started=started,
             )
-            exchange = self._link.submit(answer.submits)
+            in_flight = self._client.submit(answer.submits)
             try:
                 while not answer.done:
-                    events, stopped = answer.feed(await exchange.outputs())
+                    events, stopped = answer.feed(await in_flight.outputs())
                     for seq in stopped:
-                        exchange.cancel(seq)
+                        in_flight.cancel(seq)
                     if events:
                         started = True
                         yield events
                 return
             except Diverged:
-                if request.stream or attempt == _ATTEMPTS - 1:
+                if request.stream or attempt == _MAX_ATTEMPTS - 1:
                     raise
             finally:
-                self._link.release(exchange)
+                self._client.release(in_flight)
 
     async def embed(self, request: Embed) -> Embeddings:
-        """Vectors as the model's folder wants them made; if it says nothing, the mean of the last hidden states."""
-        text, ready = self._parts()
-        return await embedding.embed(request, self._link, text, ready, self._recipe)
+        """One vector per input, as the checkpoint's folder defines them; by default the mean of the hidden states."""
+        text, ready = self._require_started()
+        return await embedding.embed(request, self._client, text, ready, self._recipe)
 
     async def tokenize(self, request: Tokenize) -> Tokens:
         """The prompt's tokens."""
-        text, _ = self._parts()
+        text, _ = self._require_started()
         if request.tools and not text.can_call:
             raise UnsupportedFeature(f"The model '{request.model}' does not support tools yet.", feature="tools")
         return await text.tokenize(request.prompt, request.tools, add_special_tokens=request.add_special_tokens)
 
     async def healthy(self) -> Health:
-        """What the link to the engine last heard; before our own side is loaded too, nothing can be asked."""
-        health = self._link.health
+        """The engine's state; `loading` until this side has loaded, too."""
+        health = self._client.health
         return health if self._started or health.status != "ready" else Health("loading")
 
     @property
     def engine_state(self) -> EngineState | None:
-        """The engine's last answer to a ping."""
-        pong = self._link.pong
-        if pong is None or self._link.ready is None:
+        """The engine's latest answer to a ping; None while there is no engine."""
+        pong = self._client.pong
+        if pong is None or self._client.ready is None:
             return None
         return EngineState(
             running=pong.running,
@@ -192,8 +201,8 @@ class NativeBackend:
         )
 
     async def aclose(self) -> None:
-        """Give up the link, and stop the engine if it is ours. Idempotent."""
-        await self._link.aclose()
+        """Disconnect, and stop the engine if this backend started it. Idempotent."""
+        await self._client.aclose()
         if self._images is not None:
             await self._images.aclose()
         if self._process is not None:
@@ -202,15 +211,17 @@ class NativeBackend:
             self._grammars.close()
         if self._text is not None:
             self._text.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._socket_folder is not None:
+            shutil.rmtree(self._socket_folder, ignore_errors=True)
 
-    async def _grammar(self, request: Generate, text: TextCodec) -> str | None:
-        """What the answer must be, checked."""
-        if offered(request):
+    async def _check_grammar(self, request: Generate, text: TextCodec) -> str | None:
+        """The grammar that constrains the answer, in llguidance's form, checked; None if the answer is free."""
+        if offered_tools(request):
             source, param = tool_grammar(request, tags_are_tokens=text.has_call_tokens), "tools"
+        elif request.grammar is not None:
+            source, param = grammar_source(request.grammar), "response_format"
         else:
-            source, param = _source(request), "response_format"
+            return None
         if source is None:
             return None
         if self._grammars is None:
@@ -218,71 +229,63 @@ class NativeBackend:
         await self._grammars.check(source, param)
         return source
 
-    async def _prompts(self, request: Generate, text: TextCodec) -> list[MultiModalInputs]:
-        """The request's prompts as the model reads them, with their pictures, if they have any."""
-        tools, truncate = offered(request), request.truncate_prompt_tokens
-        asked = tuple(map(self._images.marked, as_asked(request))) if self._images else as_asked(request)
+    async def _encode_prompts(self, request: Generate, text: TextCodec) -> list[MultiModalInputs]:
+        """The request's prompts as token ids, with their processed images."""
+        tools, truncate = offered_tools(request), request.truncate_prompt_tokens
+        prompts = as_asked(request)
+        if self._images is not None:
+            prompts = tuple(map(self._images.with_placeholders, prompts))
         encoded = [
             await text.encode_around(prompt, request.suffix, truncate=truncate)
             if request.suffix
             else await text.encode(prompt, tools, truncate=truncate)
-            for prompt in asked
+            for prompt in prompts
         ]
-        return await self._expand(asked, encoded, truncate)
-
-    async def _expand(
-        self, asked: Sequence[Prompt], encoded: Sequence[tuple[int, ...]], truncate: int | None
-    ) -> list[MultiModalInputs]:
-        """The prompts with their pictures, if they have any."""
-        if not any(map(images_of, asked)):
+        if not any(map(images_of, prompts)):
             return [MultiModalInputs(ids) for ids in encoded]
         if self._images is None:
             raise UnsupportedFeature("The model does not support images.", feature="images")
         if truncate is not None:
             raise InvalidRequest("A prompt with images cannot be truncated.", param="truncate")
-        return await self._images.expand(asked, encoded)
+        return await self._images.expand(prompts, encoded)
 
-    def _way(self) -> Connect:
-        """How the engine is reached; an engine process of our own is set up, but not started."""
+    def _make_connect(self) -> Connect:
+        """Choose the transport to the engine; a process of our own is prepared, but not started."""
         options = self._options
         if options.socket is not None:
             return over_socket(options.socket)
         if options.engine == "inprocess":
             return in_process(options.engine_options)
-        self._folder = Path(tempfile.gettempdir(), f"engine-{secrets.token_hex(8)}")
-        socket = self._folder / "socket"
+        self._socket_folder = Path(tempfile.gettempdir(), f"engine-{secrets.token_hex(8)}")
+        socket = self._socket_folder / "socket"
         self._process = EngineProcess(engine_command(options.engine_options, socket), self._on_exit)
         return over_socket(str(socket))
 
     def _on_exit(self, code: int) -> None:
-        self._link.abandon(f"the engine ended with exit code {code}")
+        self._client.fail_start(f"the engine ended with exit code {code}")
 
     async def _load_text(self) -> TextCodec:
+        folder = str(Path(self._options.model, self._recipe.folder))
         try:
-            folder = str(Path(self._options.model, self._recipe.folder))
-            return await asyncio.to_thread(in_turn, TextCodec.load, folder)
+            return await asyncio.to_thread(with_import_lock, TextCodec.load, folder)
         except (OSError, ValueError) as error:
             raise BackendUnavailable(f"There is no usable tokenizer in {self._options.model}.") from error
 
-    def _parts(self) -> tuple[TextCodec, Ready]:
-        if self._text is None or self._link.known is None:
+    def _require_started(self) -> tuple[TextCodec, Ready]:
+        if self._text is None or self._client.last_ready is None:
             raise BackendUnavailable("The engine is not ready.", retry_after=1.0)
-        return self._text, self._link.known
+        return self._text, self._client.last_ready
 
 
-def _recipe(model: str) -> Recipe:
+def _read_recipe(model: str) -> Recipe:
     try:
         return read_recipe(model) or PLAIN
     except RecipeError as error:
         raise BackendUnavailable(str(error)) from None
 
 
-def _source(request: Generate) -> str | None:
-    return None if request.grammar is None else grammar_source(request.grammar)
-
-
 def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilities:
-    can = {
+    optional = {
         Feature.CHAT: text.has_template,
         Feature.GRAMMAR: grammars,
         Feature.TOOLS: text.can_call,
@@ -291,7 +294,7 @@ def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilit
         Feature.SUFFIX: text.can_infill,
     }
     return Capabilities(
-        features=_FEATURES | {feature for feature, able in can.items() if able},
+        features=_FEATURES | {feature for feature, supported in optional.items() if supported},
         generates=ready.generates,
         embeddings=ready.embedding_size > 0,
         tokenize=True,

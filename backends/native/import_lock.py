@@ -1,5 +1,5 @@
-"""One load at a time in a process: transformers imports its parts lazily and swaps functions of torch while it loads,
-for all threads. Two native backends that start at once would break each other.
+"""A lock around loading with transformers, which imports its modules lazily and swaps functions of torch meanwhile, for
+all threads: two native backends that loaded at the same time would break each other.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_LOADING = Lock()
+_LOCK = Lock()
 
 
-def in_turn(load: Callable[..., T], *arguments: object) -> T:
-    """What `load` makes of the arguments, once nobody else is loading."""
-    with _LOADING:
+def with_import_lock(load: Callable[..., T], *arguments: object) -> T:
+    """Call `load(*arguments)` while no other thread of this process loads."""
+    with _LOCK:
         return load(*arguments)

@@ -1,4 +1,4 @@
-"""What the machine offers this process: cores and memory. Imports no torch."""
+"""The machine's resources for this process: cores and memory. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import ctypes
 import os
 from pathlib import Path
 
-# glibc's malloc.h. The least that is got from the system piece by piece, and the most that is kept when it is freed.
+# Parameters of glibc's mallopt: the least size that is allocated by mmap, and the most free memory that is kept.
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
-_LARGE, _PICTURE, _MOST_KEPT = 2**28, 2**22, 2**31 - 1
+_LARGE_BLOCK, _IMAGE_BLOCK, _MAX_KEPT = 2**28, 2**22, 2**31 - 1
 
 
 def physical_cores() -> int:
-    """Physical cores this process may use; two threads of one core share its arithmetic units."""
+    """The number of physical cores that this process may use; hardware threads of a core share its arithmetic units."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores = set()
     for cpu in cpus:
@@ -22,7 +22,7 @@ def physical_cores() -> int:
 
 
 def available_memory() -> int:
-    """Bytes that can still be had, page cache counted in where the system tells."""
+    """Available memory in bytes, including the page cache where the system reports it."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
@@ -31,19 +31,20 @@ def available_memory() -> int:
 
 
 def keep_freed_memory() -> bool:
-    """Let freed memory be used again rather than go back to the system; whether this system can.
+    """Make malloc keep freed memory instead of returning it to the system; False if the system does not support it.
 
-    A step frees what the next one needs again. Memory fresh from the system comes page by page, zeroed: for a batch's
-    logits that takes longer than what is done to them. Call it when weights are loaded, lest theirs are kept, too.
+    A step allocates what the previous one freed. Fresh memory is zeroed page by page, which takes longer for a batch's
+    logits than the arithmetic on them. Call it after weights are loaded, so that their buffers are returned.
     """
-    return _mallopt(_M_MMAP_THRESHOLD, _LARGE) and _mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT)
+    return _mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK) and _mallopt(_M_TRIM_THRESHOLD, _MAX_KEPT)
 
 
 def return_large_blocks() -> bool:
-    """Let blocks as large as a picture go back to the system when they are freed, for a process that seldom needs them;
-    whether this system can. glibc would keep more of them each time, in pieces.
+    """Make malloc return image-sized blocks to the system when they are freed; False if the system does not support it.
+
+    For processes that seldom need them: glibc would keep ever more of them, fragmented.
     """
-    return _mallopt(_M_MMAP_THRESHOLD, _PICTURE)
+    return _mallopt(_M_MMAP_THRESHOLD, _IMAGE_BLOCK)
 
 
 def _mallopt(option: int, value: int) -> bool:

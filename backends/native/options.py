@@ -19,16 +19,16 @@ _RENAMED = {"adapters": "lora_adapters"}
 
 
 class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The engine's options, and how to reach an engine.
+    """The engine's options, and those of its client.
 
     Attributes:
         model: folder of the checkpoint; the bundled model's by default.
-        engine: a process of its own, or a thread of this one.
-        socket: Unix socket of an engine that somebody else runs; without it the backend runs its own.
-        images: which pictures are taken, and from where.
-        heartbeat: seconds between signs of life that the engine is asked for.
-        hung_after: seconds without one after which the engine is killed; while it loads, ten times as many.
-        patience: seconds that requests wait for the engine that is started in its place.
+        engine: run the engine in a process of its own, or in a thread of this one.
+        socket: Unix socket of a shared engine; without it the backend starts its own.
+        images: limits and sources of images.
+        heartbeat: seconds between pings to the engine.
+        hung_after: seconds without a sign of life after which the engine is killed; while it loads, ten times as many.
+        patience: seconds that requests wait for the next engine after a crash.
     """
 
     model: str = str(WEIGHTS)
@@ -41,7 +41,7 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def engine_options(self) -> EngineOptions:
-        """The engine's part."""
+        """The engine's options alone."""
         fields = msgspec.structs.fields(EngineOptions)
         return EngineOptions(**{field.name: getattr(self, field.name) for field in fields})
 

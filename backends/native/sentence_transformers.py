@@ -1,10 +1,10 @@
-"""What a sentence-transformers folder says of its vectors: what is put before a text, and what becomes of its states.
+"""The recipe of a sentence-transformers folder: the prompt before a text, and how its hidden states become a vector.
 
-Files of the folder only, nothing of torch: worker and engine both read it. What cannot be followed to the letter is
-refused, since a vector that is only nearly right cannot be told from a right one.
+Reads the folder's files and imports no torch: worker and engine both use it. A folder that cannot be followed exactly
+is rejected, because nobody could distinguish an almost correct vector from a correct one.
 
 Sources: huggingface/sentence-transformers (6.2): base/model.py, base/modules/{transformer,dense,normalize}.py,
-sentence_transformer/modules/pooling.py. Older folders have a boolean for each way of pooling.
+sentence_transformer/modules/pooling.py. Older folders have a boolean per pooling mode.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 
 
 class RecipeError(Exception):
-    """The folder asks for what we cannot do; the text is a sentence for the operator, naming the file."""
+    """The folder needs something unsupported; the text names the file, for the operator."""
 
 
 class Dense(msgspec.Struct, frozen=True):
@@ -39,18 +39,18 @@ class Dense(msgspec.Struct, frozen=True):
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """How vectors are made.
+    """How vectors are computed from texts.
 
     Attributes:
-        folder: where the encoder and its tokenizer are, below the checkpoint.
-        pooling: ways to make one vector of a text's states; several are put one after the other.
-        include_prompt: whether what was put before a text counts in pooling.
+        folder: of the encoder and its tokenizer, below the checkpoint.
+        pooling: the pooling modes; the vectors of several are concatenated.
+        include_prompt: whether the prompt's tokens are pooled, too.
         dense: layers after pooling, in order.
         normalize: whether vectors have length 1.
-        prompts: what may be put before a text, by name.
-        default_prompt: the name of the one that is put there unless told otherwise.
-        max_length: the most tokens of a text; None: what the model can take.
-        lower_case: whether texts are lowered first.
+        prompts: the texts that may precede a text, by name.
+        default_prompt: the name of the prompt for requests without an instruction.
+        max_length: tokens of a text at most; None: the model's context.
+        lower_case: whether texts are lowercased.
     """
 
     folder: str = ""
@@ -64,22 +64,22 @@ class Recipe(msgspec.Struct, frozen=True):
     lower_case: bool = False
 
     def prompt(self, instruction: str | None) -> str:
-        """What stands before a text: the prompt of that name, or the instruction itself and a space."""
+        """The text before an input: the prompt named `instruction`, or `instruction` itself and a space."""
         if not instruction:
             return self.prompts.get(self.default_prompt or "", "")
-        said = self.prompts.get(instruction, instruction)
-        return said if said in self.prompts.values() or said[-1].isspace() else f"{said} "
+        prompt = self.prompts.get(instruction, instruction)
+        return prompt if prompt in self.prompts.values() or prompt[-1].isspace() else f"{prompt} "
 
 
 PLAIN = Recipe()
-"""For a model whose folder says nothing: the mean, of length 1."""
+"""For folders that are not of sentence-transformers: mean pooling, normalized."""
 
 
 def read_recipe(model: str) -> Recipe | None:
-    """The recipe of a checkpoint folder; None if it has none.
+    """Read the recipe of a checkpoint folder; None if it is not of sentence-transformers.
 
     Raises:
-        RecipeError: it cannot be followed.
+        RecipeError: it needs something unsupported.
     """
     folder = Path(model)
     modules = _read(folder / "modules.json")
@@ -88,11 +88,11 @@ def read_recipe(model: str) -> Recipe | None:
     steps = [(str(module["type"]).rpartition(".")[2], str(module.get("path") or "")) for module in modules]
     known = [kind for kind, _ in steps]
     if known[:2] != ["Transformer", "Pooling"] or not set(known[2:]) <= {"Dense", "Normalize", "Dropout"}:
-        raise RecipeError(f"'{folder / 'modules.json'}' has modules that are not known here: {', '.join(known)}.")
+        raise RecipeError(f"'{folder / 'modules.json'}' has unsupported modules: {', '.join(known)}.")
     if "Normalize" in known and "Dense" in known[known.index("Normalize") :]:
-        raise RecipeError(f"'{folder / 'modules.json'}' has a Dense after a Normalize, which is not known here.")
+        raise RecipeError(f"'{folder / 'modules.json'}' has a Dense after a Normalize, which is not supported.")
     encoder, pooling = steps[0][1], _read(folder / steps[1][1] / "config.json") or {}
-    told = _read(folder / "config_sentence_transformers.json") or {}
+    settings = _read(folder / "config_sentence_transformers.json") or {}
     limits = _read(folder / encoder / "sentence_bert_config.json") or {}
     return Recipe(
         folder=encoder,
@@ -100,15 +100,15 @@ def read_recipe(model: str) -> Recipe | None:
         include_prompt=bool(pooling.get("include_prompt", True)),
         dense=tuple(_dense(folder, path) for kind, path in steps if kind == "Dense"),
         normalize="Normalize" in known,
-        prompts={name: text for name, text in (told.get("prompts") or {}).items() if text},
-        default_prompt=told.get("default_prompt_name"),
+        prompts={name: text for name, text in (settings.get("prompts") or {}).items() if text},
+        default_prompt=settings.get("default_prompt_name"),
         max_length=_max_length(limits, _read(folder / encoder / "tokenizer_config.json") or {}),
         lower_case=bool(limits.get("do_lower_case")),
     )
 
 
 def _read(file: Path) -> Any:
-    """What a JSON file says; None if there is none."""
+    """Decode a JSON file; None if there is none."""
     if not file.is_file():
         return None
     try:
@@ -123,7 +123,7 @@ def _pooling(config: dict[str, Any], folder: Path) -> tuple[Pooling, ...]:
         return tuple(way for name, way in _OLD_POOLING.items() if config.get(name)) or ("mean",)
     ways = (given,) if isinstance(given, str) else tuple(given)
     if unknown := set(ways) - set(get_args(Pooling)):
-        raise RecipeError(f"'{folder / 'config.json'}' asks for pooling '{min(unknown)}', which is not known here.")
+        raise RecipeError(f"'{folder / 'config.json'}' has the pooling mode '{min(unknown)}', which is not supported.")
     return ways
 
 
@@ -132,14 +132,14 @@ def _dense(folder: Path, path: str) -> Dense:
     config = _read(file) or {}
     module, _, activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")
     if not module.startswith("torch.nn.") or activation not in _ACTIVATIONS or config.get("use_residual"):
-        raise RecipeError(f"'{file}' describes a Dense that is not known here.")
+        raise RecipeError(f"'{file}' describes a Dense that is not supported.")
     own = {"sentence_embedding", None}
     if not {config.get("module_input_name"), config.get("module_output_name")} <= own:
-        raise RecipeError(f"'{file}' describes a Dense of something else than the pooled vector.")
+        raise RecipeError(f"'{file}' describes a Dense that does not take the pooled vector.")
     return Dense(path, activation)
 
 
 def _max_length(limits: dict[str, Any], tokenizer: dict[str, Any]) -> int | None:
-    """The tokenizer's, where the older file says nothing; what is no limit is written as a huge number."""
+    """The limit of the older file, else of the tokenizer; a huge number means no limit."""
     found = limits.get("max_seq_length") or tokenizer.get("model_max_length")
     return int(found) if isinstance(found, int | float) and 0 < found < 10**9 else None

@@ -1,1 +1,1 @@
-"""The worker's side of the engine protocol: connections, requests in flight, the engine's process."""
+"""The worker's side of the engine protocol: transports, requests in flight, the engine's process."""

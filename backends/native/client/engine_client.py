@@ -1,9 +1,14 @@
-"""The worker's end of an engine: sequences go out, their outputs come back to whoever asked.
+"""A worker's client of one engine: submits sequences, routes their outputs, survives the engine's death.
 
-One `EngineLink` for each engine and worker. It survives the engine: if that dies, it connects to the next one, and asks
-again for what is unfinished. What may have killed two engines is asked for last: alone it is refused; of several only
-one at a time is tried, until it gets beyond the place where they died, and refused if it is there that this one dies.
-Nothing is generated for nobody: closing an `Exchange` cancels what it still waits for.
+Strategy:
+- One task keeps a connection: it connects with exponential back-off, sends a `Ping` each heartbeat, and kills an engine
+  that is silent for too long.
+- If the engine dies, unfinished requests wait for the next one, for `reconnect_timeout` seconds at most, and are
+  submitted to it again (`inflight` drops the tokens that it replays).
+- A request in flight during two engine crashes at the same token is quarantined: retried alone, rejected if the engine
+  dies again at the same token. If only one request qualifies, it is rejected without another try. Requests that are not
+  quarantined never wait for one that is.
+- Releasing an `InFlightRequest` cancels its unfinished sequences, so that no tokens are generated without a reader.
 """
 
 from __future__ import annotations
@@ -16,252 +21,245 @@ from itertools import count
 import structlog
 
 from backends.base import Health
-from backends.native.client.channels import Channel, Connect
-from backends.native.client.inflight import Exchange
+from backends.native.client.inflight import InFlightRequest
+from backends.native.client.transports import Connect, Transport
 from backends.native.protocol.messages import Failed, FromEngine, Loading, Ping, Pong, Ready, Step, Submit, ToEngine
-from schemas.errors import BackendUnavailable, GatewayError
+from schemas.errors import BackendUnavailable
 
 log = structlog.get_logger()
 
-_FIRST_DELAY, _LONGEST_DELAY = 0.05, 0.5
-"""Seconds between attempts to connect; each is twice the one before."""
-_LOADING = 10
-"""How many times as long an engine may be silent while it loads: a single import may keep its other threads from it."""
+_FIRST_DELAY, _MAX_DELAY = 0.05, 0.5
+"""Seconds between attempts to connect; each delay is twice the one before."""
+_LOADING_FACTOR = 10
+"""How many times longer an engine may be silent while it loads: a single import may block its other threads."""
 
 
-class EngineLink:
-    """Keeps the way to an engine open.
+class EngineClient:
+    """Keeps a connection to an engine, and the requests in flight over it.
 
-    `ready` is what the engine says of itself, None while there is none; `known` is what one said last. `pong` is its
-    last answer to a ping.
+    `ready` describes the present engine, None while there is none; `last_ready` describes the last one. `pong` is the
+    latest answer to a ping.
 
     Args:
-        connect: how to reach it.
+        connect: opens a transport to the engine.
         heartbeat: seconds between pings.
         hung_after: seconds of silence after which the engine is killed; ten times as many while it loads.
-        patience: seconds that requests wait for the next engine.
+        reconnect_timeout: seconds that requests wait for the next engine.
     """
 
-    def __init__(
-        self,
-        connect: Connect,
-        *,
-        heartbeat: float = 1.0,
-        hung_after: float = 30.0,
-        patience: float = 30.0,
-    ) -> None:
+    def __init__(self, connect: Connect, *, heartbeat: float, hung_after: float, reconnect_timeout: float) -> None:
         self._connect = connect
         self._heartbeat = heartbeat
         self._hung_after = hung_after
-        self._patience = patience
+        self._reconnect_timeout = reconnect_timeout
         self._next_seq = 0
         self._pings = count()
-        self._exchanges: dict[int, Exchange] = {}
-        self._channel: Channel | None = None
-        self._unheard = 0
+        self._in_flight: dict[int, InFlightRequest] = {}  # by seq: a request is there once per sequence
+        self._transport: Transport | None = None
+        self._silent_pings = 0
         self._health = Health("loading")
-        self._held = False  # whether an exchange waits for another to prove harmless
-        self._decided = asyncio.Event()
+        self._quarantine_waits = False  # whether a quarantined request waits for another one's trial
+        self._start_decided = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._impatience: asyncio.TimerHandle | None = None
+        self._reconnect_timer: asyncio.TimerHandle | None = None
         self.ready: Ready | None = None
-        self.known: Ready | None = None
+        self.last_ready: Ready | None = None
         self.pong: Pong | None = None
 
     @property
     def health(self) -> Health:
-        """The state now."""
+        """The engine's state now."""
         return self._health
 
     @property
     def busy(self) -> bool:
-        """Whether anybody waits for anything."""
-        return bool(self._exchanges)
+        """Whether any request is in flight."""
+        return bool(self._in_flight)
 
     async def start(self) -> Ready:
-        """Connect, however long the engine takes to load. May be called again after it failed and was closed.
+        """Connect, however long the engine takes to load. May be called again after a failure and `aclose`.
 
         Raises:
-            schemas.errors.BackendUnavailable: it says that it cannot load.
+            schemas.errors.BackendUnavailable: the engine cannot load.
         """
         self._health = Health("loading")
-        self._decided.clear()
-        self._task = asyncio.create_task(self._run(), name="engine-link")
-        await self._decided.wait()
+        self._start_decided.clear()
+        self._task = asyncio.create_task(self._run(), name="engine-client")
+        await self._start_decided.wait()
         if self.ready is None:
             raise BackendUnavailable(f"The engine did not start: {self._health.detail.removesuffix('.')}.")
         return self.ready
 
     async def aclose(self) -> None:
-        """Give up the way, and what is still waited for. Idempotent."""
+        """Disconnect, and fail all requests in flight. Idempotent."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
             self._task = None
-        self._be_patient()
-        self._fail_all(BackendUnavailable("The engine was stopped."))
+        self._fail_requests("The engine was stopped.")
 
-    def reserve(self, number: int) -> range:
-        """Sequence numbers nobody else uses."""
+    def reserve_seqs(self, number: int) -> range:
+        """Sequence numbers that are unique on this client."""
         first, self._next_seq = self._next_seq, self._next_seq + number
         return range(first, self._next_seq)
 
-    def submit(self, submits: Sequence[Submit]) -> Exchange:
-        """Ask for sequences, under reserved numbers; the exchange must be given to `release`.
-
-        Between two engines it waits for the next.
+    def submit(self, submits: Sequence[Submit]) -> InFlightRequest:
+        """Submit sequences under reserved numbers, now or to the next engine. The caller must `release` the request.
 
         Raises:
             schemas.errors.BackendUnavailable: there is no engine, and none is expected.
         """
-        if self.ready is None and self._impatience is None:
+        if self.ready is None and self._reconnect_timer is None:
             raise BackendUnavailable("The engine is not ready.", retry_after=1.0)
-        exchange = Exchange(submits, self._send)
-        for submit in submits:
-            self._exchanges[submit.seq] = exchange
+        request = InFlightRequest(submits, self._send)
+        for seq in request.seqs:
+            self._in_flight[seq] = request
         if self.ready is not None:
-            exchange.submit()
-        return exchange
+            request.submit()
+        return request
 
-    def release(self, exchange: Exchange) -> None:
-        """Cancel what is unfinished, and forget it."""
-        exchange.close()
-        for submit in exchange.submits:
-            self._exchanges.pop(submit.seq, None)
-        if self._held:
-            self._ask()
+    def release(self, request: InFlightRequest) -> None:
+        """Cancel the request's unfinished sequences, and forget it."""
+        request.close()
+        for seq in request.seqs:
+            self._in_flight.pop(seq, None)
+        if self._quarantine_waits:
+            self._submit_waiting()
 
-    def abandon(self, why: str) -> None:
-        """The engine that `start` waits for will not come up; later it is waited for."""
-        if not self._decided.is_set():
-            self._fail(why)
-
-    def _fail(self, why: str) -> None:
-        self._be_patient()
-        self._health = Health("failed", why)
-        self._decided.set()
-        self._fail_all(BackendUnavailable("The engine did not start again."))
+    def fail_start(self, reason: str) -> None:
+        """End a `start` in progress: the engine will not come up. Afterwards a lost engine is waited for instead."""
+        if not self._start_decided.is_set():
+            self._fail(reason)
 
     async def _run(self) -> None:
+        """Connect again and again, with exponential back-off until an engine was ready."""
         delay = _FIRST_DELAY
         while True:
-            if await self._session():
+            if await self._serve_connection():
                 delay = _FIRST_DELAY
             await asyncio.sleep(delay)
-            delay = min(_LONGEST_DELAY, 2 * delay)
+            delay = min(_MAX_DELAY, 2 * delay)
 
-    async def _session(self) -> bool:
-        """Connect, and stay until the engine is gone; whether it was ever ready."""
+    async def _serve_connection(self) -> bool:
+        """Connect, and return once the engine is gone; the result says whether it was ever ready."""
         lost = asyncio.Event()
         try:
-            self._channel = await self._connect(self._deliver, lost.set)
+            self._transport = await self._connect(self._receive, lost.set)
         except OSError:
             return False
         try:
             await self._watch(lost)
         finally:
-            channel, self._channel = self._channel, None
+            transport, self._transport = self._transport, None
             was_ready, self.ready = self.ready is not None, None
-            await channel.aclose()
+            await transport.aclose()
         if was_ready:
-            log.error("engine.lost", requests=len(self._waiting()))
+            log.error("engine.lost", requests=len(self._unfinished()))
             self._health = Health("loading", "the engine is started again")
-            self._sort_out()
-            self._expect()
+            self._engine_died()
+            self._start_reconnect_timer()
         return was_ready
 
     async def _watch(self, lost: asyncio.Event) -> None:
-        """Return once the engine is gone, or has been silent for too long.
+        """Ping the engine until it is gone; kill it if it is silent for too long.
 
-        Silence is counted in pings, not seconds, so that a pause of our own is not taken for one of the engine's.
+        Silence is counted in pings, not in seconds, so that a pause of this process does not count as the engine's.
         """
-        self._unheard = 0
+        self._silent_pings = 0
         while not lost.is_set():
             loading = self.ready is None
-            limit = self._hung_after * (_LOADING if loading else 1)
-            self._unheard += 1
-            if self._unheard * self._heartbeat > limit:
+            limit = self._hung_after * (_LOADING_FACTOR if loading else 1)
+            self._silent_pings += 1
+            if self._silent_pings * self._heartbeat > limit:
                 log.error("engine.hung", seconds=limit, loading=loading)
-                assert self._channel is not None
-                self._channel.kill()
+                assert self._transport is not None
+                self._transport.kill()
                 if not loading:
                     return
-                self._unheard = 0
+                self._silent_pings = 0
             if not loading:
                 self._send(Ping(next(self._pings)))
             with suppress(TimeoutError):  # not `wait_for`, which before Python 3.12 may swallow a cancellation
                 async with asyncio.timeout(self._heartbeat):
                     await lost.wait()
 
-    def _deliver(self, message: FromEngine) -> None:
-        self._unheard = 0
+    def _receive(self, message: FromEngine) -> None:
+        """Handle a message of the engine; every message is a sign of life."""
+        self._silent_pings = 0
         match message:
             case Step():
                 for output in message.outputs:
-                    if (exchange := self._exchanges.get(output.seq)) is not None:
-                        exchange.put(output)
-                if self._held:
-                    self._ask()
+                    if (request := self._in_flight.get(output.seq)) is not None:
+                        request.deliver(output)
+                if self._quarantine_waits:
+                    self._submit_waiting()
             case Pong():
                 self.pong = message
             case Loading():
                 self._health = Health("loading", f"{message.what} {message.fraction:.0%}".strip())
-                if self._decided.is_set():
-                    self._expect()
+                if self._start_decided.is_set():
+                    self._start_reconnect_timer()
             case Ready():
-                self._welcome(message)
+                self._cancel_reconnect_timer()
+                self.ready = self.last_ready = message
+                self._health = Health("ready")
+                self._start_decided.set()
+                self._submit_waiting()
             case Failed():
                 log.error("engine.failed", why=message.why)
                 self._fail(message.why)
 
-    def _welcome(self, ready: Ready) -> None:
-        self._be_patient()
-        self.ready = self.known = ready
-        self._health = Health("ready")
-        self._decided.set()
-        self._ask()
+    def _submit_waiting(self) -> None:
+        """Submit the requests that the present engine was not asked for, of quarantined ones one at a time."""
+        unfinished = self._unfinished()
+        trial = any(request.submitted and request.quarantined for request in unfinished)
+        self._quarantine_waits = False
+        for request in unfinished:
+            if request.submitted or self.ready is None:
+                continue
+            if request.quarantined and trial:
+                self._quarantine_waits = True
+            else:
+                request.submit()
+                trial = trial or request.quarantined
 
-    def _ask(self) -> None:
-        """Ask for what was not asked for yet, but of suspects for one at a time."""
-        waiting = self._waiting()
-        tried = any(exchange.asked and exchange.suspect for exchange in waiting)
-        self._held = False
-        for exchange in waiting:
-            if not exchange.asked and self.ready is not None:
-                if exchange.suspect and tried:
-                    self._held = True
-                else:
-                    exchange.submit()
-                    tried = tried or exchange.suspect
+    def _engine_died(self) -> None:
+        """Reject the poison request, if exactly one request can be it; the others wait for the next engine."""
+        unfinished = self._unfinished()
+        on_trial = [request for request in unfinished if request.submitted and request.quarantined]
+        candidates = [request for request in unfinished if request.engine_died()]
+        poison = [request for request in on_trial if request in candidates] or candidates
+        if len(poison) == 1:
+            poison[0].reject()
 
-    def _sort_out(self) -> None:
-        """The engine is gone: what is unfinished is asked again, unless it must be what killed it."""
-        waiting = self._waiting()
-        tried = [exchange for exchange in waiting if exchange.asked and exchange.suspect]
-        suspects = [exchange for exchange in waiting if exchange.rewind()]
-        guilty = [exchange for exchange in tried if exchange in suspects] or suspects
-        if len(guilty) == 1:
-            guilty[0].fail_dead()
-
-    def _expect(self) -> None:
-        """Another engine is on its way: requests wait for it, but not for ever."""
-        if self._impatience is None:
+    def _start_reconnect_timer(self) -> None:
+        """Another engine is expected: requests wait for it until the timer fires."""
+        if self._reconnect_timer is None:
             loop = asyncio.get_running_loop()
-            self._impatience = loop.call_later(self._patience, self._fail, "the engine did not start again")
+            self._reconnect_timer = loop.call_later(
+                self._reconnect_timeout, self._fail, "the engine did not start again"
+            )
 
-    def _be_patient(self) -> None:
-        if self._impatience is not None:
-            self._impatience.cancel()
-            self._impatience = None
+    def _cancel_reconnect_timer(self) -> None:
+        if self._reconnect_timer is not None:
+            self._reconnect_timer.cancel()
+            self._reconnect_timer = None
 
-    def _fail_all(self, error: GatewayError) -> None:
-        for exchange in self._waiting():
-            exchange.fail(error)
+    def _fail(self, reason: str) -> None:
+        """There is no engine, and none is expected."""
+        self._health = Health("failed", reason)
+        self._start_decided.set()
+        self._fail_requests("The engine did not start again.")
 
-    def _waiting(self) -> list[Exchange]:
-        """The unfinished exchanges, each once, in the order they came."""
-        return [exchange for exchange in dict.fromkeys(self._exchanges.values()) if exchange.unfinished]
+    def _fail_requests(self, message: str) -> None:
+        self._cancel_reconnect_timer()
+        for request in self._unfinished():
+            request.fail(BackendUnavailable(message))
+
+    def _unfinished(self) -> list[InFlightRequest]:
+        """The unfinished requests, each once, in order of submission."""
+        return [request for request in dict.fromkeys(self._in_flight.values()) if request.unfinished]
 
     def _send(self, message: ToEngine) -> None:
-        if self._channel is not None:
-            self._channel.send(message)
+        if self._transport is not None:
+            self._transport.send(message)

@@ -1,151 +1,178 @@
-"""One request's sequences between worker and engine: what was asked, what arrived, what is still to come.
+"""One request's sequences between worker and engine: submitted, received so far, still unfinished.
 
-Knows nothing of connections: `link` sends what it hands out and puts in what arrives.
+Does no I/O: `EngineClient` sends what a request submits and delivers the outputs that arrive.
 
-If the engine dies, the next one is asked again for what is unfinished. A sequence's tokens follow from what was asked,
-its seed included, so the next engine begins with those that have arrived already: they are compared, and only what
-comes after them is news. For the same reason a sequence that kills engines kills each at the same place: one that was
-behind the place it had come to before, or got beyond it, did not do it.
+Strategy:
+- Outputs are buffered until the reader takes all of them at once, so that a slow reader gets few large batches.
+- A sequence's tokens are a function of its `Submit`, the seed included. After an engine crash the request is submitted
+  again to the next engine, which replays the tokens that were received already. Replayed tokens are compared with those
+  and dropped; only new tokens are delivered. A difference is `Diverged`.
+- For the same reason a poison request crashes every engine at the same token. Crashes are counted per sequence; each
+  new token resets the count. A sequence that was still being replayed when the engine died did not cause the crash.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-import msgspec
+from msgspec.structs import replace
 
 from backends.native.protocol.messages import Cancel, Output, Submit
 from schemas.errors import BackendFailed, GatewayError
 
-_DEAD = "The engine stopped while it was answering."
-_MOST_ENGINES = 5
-"""That may die under a request, wherever it was: what uses up memory may do so somewhere else each time."""
+_ENGINE_DEAD = "The engine stopped while it was answering."
+_QUARANTINE_CRASHES = 2
+"""Engine crashes at one token after which a request is quarantined."""
+_MAX_CRASHES = 5
+"""Engine crashes after which a request fails, at whatever tokens: one that exhausts memory may crash anywhere."""
 
 
 class Diverged(BackendFailed):
-    """The next engine does not say what the last one had said: near ties fall otherwise in another batch."""
+    """The next engine's tokens differ from those received: near ties fall differently in another batch."""
 
 
-class Exchange:
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """A sequence of the request.
+
+    Attributes:
+        submit: the message that asks for it.
+        received: its token ids so far, from all engines.
+        replayed: how many of `received` the present engine has replayed; None: it is past them.
+        crashes: engines that died while the sequence was at its present token.
+        finished: it ended, failed or was cancelled.
+    """
+
+    submit: Submit
+    received: list[int] = field(default_factory=list)
+    replayed: int | None = None
+    crashes: int = 0
+    finished: bool = False
+
+
+class InFlightRequest:
     """The sequences of one request, from submission to their ends.
 
-    What arrives waits here until it is taken, all at once, so that a slow taker gets few large batches. The tokens that
-    were asked for bound it.
+    `submitted` says whether the present engine was asked. The buffer of outputs is bounded by the tokens that the
+    request asked for.
+
+    Args:
+        submits: one message per sequence.
+        send: sends a message to the present engine, if there is one.
     """
 
     def __init__(self, submits: Sequence[Submit], send: Callable[[Submit | Cancel], None]) -> None:
-        self.submits = submits
+        self.seqs = tuple(submit.seq for submit in submits)
+        self.submitted = False
         self._send = send
-        self._open = {submit.seq for submit in submits}
-        self._waiting: list[Output] = []
-        self._news = asyncio.Event()
+        self._sequences = {submit.seq: _Sequence(submit) for submit in submits}
+        self._buffer: list[Output] = []
+        self._arrived = asyncio.Event()  # set while the buffer holds outputs, and for good by an error
         self._error: GatewayError | None = None
-        self._arrived: dict[int, list[int]] = {submit.seq: [] for submit in submits}
-        self._repeated: dict[int, int] = {}  # how many of a sequence's arrived tokens the next engine has repeated
-        self._deaths: dict[int, int] = {}  # how many engines died while a sequence was at the place where it is
-        self._engines = 0
-        self.asked = False
-
-    @property
-    def suspect(self) -> bool:
-        """Whether two engines died while one of its sequences was where it is now."""
-        return any(self._deaths.get(seq, 0) > 1 for seq in self._open)
+        self._crashes = 0
 
     @property
     def unfinished(self) -> bool:
-        """Whether something is still to come."""
-        return bool(self._open)
+        """Whether outputs are still expected."""
+        return not all(sequence.finished for sequence in self._sequences.values())
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether two engines died while one of its sequences was at its present token."""
+        return any(each.crashes >= _QUARANTINE_CRASHES for each in self._sequences.values() if not each.finished)
 
     async def outputs(self) -> list[Output]:
-        """All that came since the last call; waits until there is something.
+        """Take all outputs since the last call; wait for at least one.
 
         Raises:
-            Diverged: what was said before its engine died does not hold any more.
-            schemas.errors.BackendError: the engine is gone.
+            Diverged: the next engine's tokens differ from those that were delivered.
+            schemas.errors.BackendError: the engine is gone, and the request with it.
         """
-        await self._news.wait()
-        if self._waiting:
-            taken, self._waiting = self._waiting, []
+        await self._arrived.wait()
+        if self._buffer:
+            taken, self._buffer = self._buffer, []
             if self._error is None:
-                self._news.clear()
+                self._arrived.clear()
             return taken
         assert self._error is not None
         raise self._error
 
+    def submit(self) -> None:
+        """Submit all unfinished sequences to the present engine."""
+        self.submitted = True
+        for sequence in self._sequences.values():
+            if not sequence.finished:
+                self._send(replace(sequence.submit, again=True) if self._crashes else sequence.submit)
+
+    def deliver(self, output: Output) -> None:
+        """Buffer an output of the present engine, without the tokens that it replays."""
+        sequence = self._sequences[output.seq]
+        if sequence.finished:
+            return
+        ends = output.reason is not None or output.error is not None
+        if (start := sequence.replayed) is not None:
+            expected = sequence.received[start : start + len(output.ids)]
+            if tuple(expected) != output.ids[: len(expected)]:
+                self.close()
+                self.fail(Diverged(_ENGINE_DEAD, code="engine_dead"))
+                return
+            sequence.replayed = start + len(expected)
+            if sequence.replayed < len(sequence.received) and not ends:
+                return
+            sequence.replayed = None
+            ids, logprobs = output.ids[len(expected) :], output.logprobs[len(expected) :]
+            if not ids and not ends:
+                return
+            output = replace(output, ids=ids, logprobs=logprobs, prompt=(), cached_tokens=0)
+        sequence.crashes = 0
+        sequence.received += output.ids
+        sequence.finished = ends
+        self._buffer.append(output)
+        self._arrived.set()
+
     def cancel(self, seq: int) -> None:
-        """One sequence is not wanted any more."""
-        if seq in self._open:
-            self._open.discard(seq)
+        """Cancel one sequence; a finished one is ignored."""
+        sequence = self._sequences[seq]
+        if not sequence.finished:
+            sequence.finished = True
             self._send(Cancel(seq))
 
     def close(self) -> None:
-        """None of them is wanted any more."""
-        for seq in tuple(self._open):
+        """Cancel all unfinished sequences."""
+        for seq in self.seqs:
             self.cancel(seq)
 
-    def _news_of(self, output: Output) -> Output | None:
-        """What an output says beyond what has arrived; None if that is nothing."""
-        arrived, begin = self._arrived[output.seq], self._repeated[output.seq]
-        repeated = arrived[begin : begin + len(output.ids)]
-        if tuple(repeated) != output.ids[: len(repeated)]:
-            self.close()
-            self.fail(Diverged(_DEAD, code="engine_dead"))
-            return None
-        self._repeated[output.seq] = end = begin + len(repeated)
-        if end < len(arrived) and output.reason is None and output.error is None:
-            return None
-        del self._repeated[output.seq]
-        fresh = output.ids[len(repeated) :]
-        if not fresh and output.reason is None and output.error is None:
-            return None
-        return msgspec.structs.replace(
-            output, ids=fresh, logprobs=output.logprobs[len(repeated) :], prompt=(), cached_tokens=0
-        )
-
-    def put(self, output: Output) -> None:
-        """Something arrived."""
-        news = self._news_of(output) if output.seq in self._repeated else output
-        if news is None or news.seq not in self._open:
-            return
-        self._deaths.pop(news.seq, None)
-        self._arrived[news.seq] += news.ids
-        if news.reason is not None or news.error is not None:
-            self._open.discard(news.seq)
-        self._waiting.append(news)
-        self._news.set()
-
-    def submit(self) -> None:
-        """Ask for what has not ended."""
-        self.asked = True
-        for submit in self.submits:
-            if submit.seq in self._open:
-                self._send(msgspec.structs.replace(submit, again=True) if self._engines else submit)
-
-    def rewind(self) -> bool:
-        """The engine is gone. The next will be asked for what is unfinished, and begin with what has arrived.
+    def engine_died(self) -> bool:
+        """Count a crash of the engine, and expect the next one to replay what was received.
 
         Returns:
-            Whether this request may be what killed it and one before.
+            Whether this request may be the poison: two engines died with one of its sequences at the same token.
         """
-        if not self.asked:
+        if not self.submitted:
             return False
-        self.asked = False
-        self._engines += 1
-        if self._engines == _MOST_ENGINES:
-            self.fail_dead()
-        there = [seq for seq in self._open if seq not in self._repeated]
-        for seq in there:
-            self._deaths[seq] = self._deaths.get(seq, 0) + 1
-        self._repeated = {seq: 0 for seq in self._open if self._arrived[seq]}
-        return any(self._deaths[seq] > 1 for seq in there)
+        self.submitted = False
+        self._crashes += 1
+        if self._crashes == _MAX_CRASHES:
+            self.reject()
+        may_be_poison = False
+        for sequence in self._sequences.values():
+            if sequence.finished:
+                continue
+            if sequence.replayed is None:
+                sequence.crashes += 1
+                may_be_poison |= sequence.crashes >= _QUARANTINE_CRASHES
+            sequence.replayed = 0 if sequence.received else None
+        return may_be_poison
 
-    def fail_dead(self) -> None:
-        """No engine will be asked any more."""
-        self.fail(BackendFailed(_DEAD, code="engine_dead"))
+    def reject(self) -> None:
+        """Fail the request as one whose engine died; no other engine is asked."""
+        self.fail(BackendFailed(_ENGINE_DEAD, code="engine_dead"))
 
     def fail(self, error: GatewayError) -> None:
-        """Nothing more will come."""
-        self._open.clear()
+        """End all sequences; `outputs` raises `error` once the buffer is empty."""
+        for sequence in self._sequences.values():
+            sequence.finished = True
         self._error = error
-        self._news.set()
+        self._arrived.set()

@@ -1,8 +1,8 @@
-"""Grammars: what may be said, as llguidance writes it, and the automaton that follows one token at a time.
+"""Grammars for constrained decoding, compiled by llguidance.
 
-Used on both sides: a worker checks a grammar before the engine hears of it (`GrammarCheck`), the engine compiles it
-again and follows it (`engine.grammar`). No torch here. JSON is written in one way, that of `json.dumps`: where white
-space is free, a weak model writes it for ever.
+Used on both sides: the worker checks a grammar before the engine receives it (`GrammarCheck`); the engine compiles it
+again and advances it token by token (`engine.sampling.grammar_masks`). Imports no torch. JSON has the canonical
+whitespace of `json.dumps`: if whitespace is free, a weak model generates it without end.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import structlog
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from backends.native.grammar.regex_limits import check_regex
-from backends.native.grammar.schema_limits import MOST_BYTES, check_schema
+from backends.native.grammar.schema_limits import MAX_BYTES, check_schema
 from schemas.errors import InvalidRequest
 from schemas.ir import Grammar
 
 log = structlog.get_logger()
 
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_JSON_WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 _LIMITS = LLParserLimits(
     max_items_in_row=5_000,
@@ -36,20 +36,20 @@ _LIMITS = LLParserLimits(
     step_max_items=20_000,
     max_lexer_states=50_000,
     max_grammar_size=200_000,
-    verbose_errors=False,  # they would hold the text
+    verbose_errors=False,  # they would contain the request's text
 )
-_MOST_SECONDS = 1.0
-"""Of computing, for a grammar; its limits keep it far below."""
-_PATIENCE = 10.0
-"""Seconds that a request waits for its grammar, and those before it, to be checked."""
-_KEPT = 256  # verdicts
+_MAX_CPU_SECONDS = 1.0
+"""Of one grammar's compilation; the limits above keep it far below."""
+_CHECK_TIMEOUT = 10.0
+"""Seconds that a request waits until its grammar, and those queued before it, are checked."""
+_CACHED_RESULTS = 256
 _THREADS = 2
-_NICENESS = 5  # no more: a thread that hardly gets to run may hold the interpreter's lock
-_SHOWN = 300
+_NICENESS = 5  # no more: a starved thread may hold the interpreter's lock
+_MAX_ERROR_LENGTH = 300
 
 
 class GrammarError(ValueError):
-    """A grammar cannot be compiled or followed; the text says why."""
+    """A grammar cannot be compiled or advanced; the text says why."""
 
 
 class Grammars:
@@ -58,131 +58,131 @@ class Grammars:
     Args:
         tokenizer: a fast tokenizer of transformers.
         vocab_size: width of the model's logits.
-        eos_token_ids: what may end the text when the grammar lets it end.
+        eos_token_ids: the tokens that are allowed where the grammar may end.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self.width = max(vocab_size, len(tokenizer))
-        made = tokenizer.backend_tokenizer.to_str()
-        self._tokenizer = LLTokenizer(made, n_vocab=self.width, eos_token=list(eos_token_ids))
+        serialized = tokenizer.backend_tokenizer.to_str()
+        self._tokenizer = LLTokenizer(serialized, n_vocab=self.width, eos_token=list(eos_token_ids))
 
     @classmethod
     def of(cls, tokenizer: Any, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Grammars | None:
-        """As made; None if the tokenizer does not let us know its tokens' bytes, or no token ends a text."""
+        """The compiler; None if the tokenizer is slow or of an unknown kind, or if no token ends a text."""
         if not tokenizer.is_fast or not eos_token_ids:
             return None
         try:
             return cls(tokenizer, vocab_size, eos_token_ids)
-        except ValueError as error:  # llguidance's, for a tokenizer of a kind that it does not know
+        except ValueError as error:  # llguidance does not know this kind of tokenizer
             log.warning("grammars.unavailable", why=str(error))
             return None
 
     def compile(self, source: str) -> LLMatcher:
-        """A fresh automaton. Lets other threads run meanwhile.
+        """Compile a grammar to a new matcher. Releases the interpreter's lock meanwhile.
 
         Raises:
-            GrammarError: it cannot be followed, or is too large.
+            GrammarError: the grammar is not supported, or too large.
         """
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=_LIMITS)
         raise_error(matcher)
         return matcher
 
     def idle(self) -> LLMatcher:
-        """An automaton of nothing: whatever it is asked, it is done at once."""
+        """A matcher of the empty grammar, whose masks take no time."""
         return LLMatcher(self._tokenizer, "", log_level=0)
 
 
 class GrammarCheck:
-    """Says what is wrong with a grammar before any work is done for it, and remembers what it said.
+    """Checks grammars before any work is done for their requests, and caches the results.
 
     Args:
-        grammars: of the model's tokenizer.
+        grammars: the compiler for the model's tokenizer.
     """
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
-        self._verdicts: OrderedDict[str, Future[str | None]] = OrderedDict()
+        self._results: OrderedDict[str, Future[str | None]] = OrderedDict()
         self._threads = background_threads(_THREADS, "grammar-check")
 
     async def check(self, source: str, param: str) -> None:
-        """Return if the engine can follow `source`.
+        """Compile a grammar and discard it.
 
         Args:
-            source: as `grammar_source` makes it.
-            param: the request's field that it came from.
+            source: a grammar in llguidance's form (`grammar_source`).
+            param: the request's field that it came from, for the error.
 
         Raises:
-            schemas.errors.InvalidRequest: it cannot, or it takes too long to find out.
+            schemas.errors.InvalidRequest: the grammar is not supported, or takes too long to compile.
         """
-        verdict = self._verdict(source)
+        result = self._result(source)
         try:
-            if not verdict.done():  # one that leaves must not take it away from the others
-                await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(verdict)), _PATIENCE)
+            if not result.done():  # shielded: other requests may wait for the same result
+                await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(result)), _CHECK_TIMEOUT)
         except TimeoutError:
             raise InvalidRequest("The grammar takes too long to compile.", param=param) from None
-        if (wrong := verdict.result()) is not None:
-            raise InvalidRequest(f"The grammar is not supported: {wrong}", param=param)
+        if (reason := result.result()) is not None:
+            raise InvalidRequest(f"The grammar is not supported: {reason}", param=param)
 
-    def _verdict(self, source: str) -> Future[str | None]:
-        """What is known of it, or will be."""
-        verdict = self._verdicts.pop(source, None) or self._threads.submit(self._check, source)
-        self._verdicts[source] = verdict
-        if len(self._verdicts) > _KEPT:
-            self._verdicts.popitem(last=False)
-        return verdict
+    def _result(self, source: str) -> Future[str | None]:
+        """The cached or pending result for a grammar."""
+        result = self._results.pop(source, None) or self._threads.submit(self._check, source)
+        self._results[source] = result
+        if len(self._results) > _CACHED_RESULTS:
+            self._results.popitem(last=False)
+        return result
 
     def close(self) -> None:
-        """Check no more. Idempotent."""
+        """Stop the threads, and drop pending checks. Idempotent."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _check(self, source: str) -> str | None:
-        """What is wrong with it."""
-        began = time.thread_time()  # a busy machine is not the grammar's fault
+        """Why a grammar is not supported; None if it is."""
+        began = time.thread_time()  # CPU time: a busy machine does not count against the grammar
         try:
             matcher = self._grammars.compile(source)
-            matcher.compute_bitmask()  # some faults only show at the first token
+            matcher.compute_bitmask()  # some errors appear only at the first token
             raise_error(matcher)
         except GrammarError as error:
             return str(error)
-        return "it takes too long to compile." if time.thread_time() - began > _MOST_SECONDS else None
+        return "it takes too long to compile." if time.thread_time() - began > _MAX_CPU_SECONDS else None
 
 
 def background_threads(count: int, name: str) -> ThreadPoolExecutor:
-    """Threads that give way to what must go on, where the system allows it for threads."""
-    return ThreadPoolExecutor(count, name, initializer=_give_way)
+    """A pool of threads of low priority, where the system supports a priority per thread."""
+    return ThreadPoolExecutor(count, name, initializer=_lower_priority)
 
 
-def _give_way() -> None:
+def _lower_priority() -> None:
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def raise_error(matcher: LLMatcher) -> None:
-    """Raise what a matcher, which never raises by itself, has run into.
+    """Raise a matcher's error; a matcher itself never raises.
 
     Raises:
-        GrammarError: it has.
+        GrammarError: the matcher is in an error state.
     """
     if matcher.is_error():
-        raise GrammarError(" ".join(matcher.get_error().split())[:_SHOWN])
+        raise GrammarError(" ".join(matcher.get_error().split())[:_MAX_ERROR_LENGTH])
 
 
 def grammar_source(grammar: Grammar, param: str = "response_format") -> str:
-    """A constraint in llguidance's own form.
+    """A request's grammar in llguidance's form.
 
     Raises:
-        schemas.errors.InvalidRequest: it is too large or no grammar at all.
+        schemas.errors.InvalidRequest: the grammar is too large or invalid.
     """
     if grammar.kind == "regex":
-        if len(grammar.value.encode()) > MOST_BYTES:
-            raise InvalidRequest(f"A grammar may have at most {MOST_BYTES} bytes.", param=param)
+        if len(grammar.value.encode()) > MAX_BYTES:
+            raise InvalidRequest(f"A grammar may have at most {MAX_BYTES} bytes.", param=param)
         check_regex(grammar.value, param)
         return str(LLMatcher.grammar_from_regex(grammar.value))
     schema = {"type": "object"} if grammar.kind == "json_object" else grammar.value
     check_schema(schema, param)
-    return str(LLMatcher.grammar_from_json_schema(styled(schema)))
+    return str(LLMatcher.grammar_from_json_schema(schema_text(schema)))
 
 
-def styled(schema: dict[str, Any], *, lenient: bool = False) -> str:
-    """The text of a schema for llguidance; if `lenient`, keywords that it cannot follow are left out of account."""
-    return json.dumps(schema | {"x-guidance": _JSON_STYLE | {"lenient": lenient}})
+def schema_text(schema: dict[str, Any], *, lenient: bool = False) -> str:
+    """A JSON schema as text for llguidance; with `lenient`, unsupported keywords are ignored."""
+    return json.dumps(schema | {"x-guidance": _JSON_WHITESPACE | {"lenient": lenient}})

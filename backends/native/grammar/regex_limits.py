@@ -1,7 +1,7 @@
-"""How large a regular expression is, once its repetitions are written out: what the time to compile it grows with.
+"""A limit on the size of a regular expression with its repetitions expanded, with which compile time grows.
 
-A look at its brackets and braces, no parser: what is wrong with an expression, its compiler says. It is one pass: what
-is not closed goes on to the end, or many that are not would take the square of their number.
+A single pass over groups, classes and braces, not a parser: the compiler reports syntax errors. An unclosed class or
+group extends to the end, so that many unclosed ones do not take quadratic time.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import re
 
 from schemas.errors import InvalidRequest
 
-MOST_CHARACTERS = 100_000
-"""Of an expression with its repetitions written out: a third of a second to compile."""
+MAX_EXPANDED_LENGTH = 100_000
+"""Characters of an expression with its repetitions expanded: a third of a second to compile."""
 
 _TOKEN = re.compile(
     r"""
     \\(?:[pPx]\{[^}]*+\}?|.)            # an escape, `\p{L}` and `\x{41}` included
-    | \[\^?\]?(?:\\.|[^\]\\])*+\]?      # a class of characters
+    | \[\^?\]?(?:\\.|[^\]\\])*+\]?      # a character class
     | \{(?P<least>\d*)(?:(?P<comma>,)(?P<most>\d*))?\}
     | .
     """,
@@ -25,20 +25,22 @@ _TOKEN = re.compile(
 
 
 def check_regex(pattern: str, param: str) -> None:
-    """Refuse an expression that is too large.
+    """Reject an expression that is too large.
 
     Raises:
-        schemas.errors.InvalidRequest: says so.
+        schemas.errors.InvalidRequest: it is.
     """
-    if "{" in pattern and written_out(pattern) > MOST_CHARACTERS:  # else it is as long as it looks
-        message = f"A regular expression may have at most {MOST_CHARACTERS} characters, its repetitions written out."
+    if "{" in pattern and expanded_length(pattern) > MAX_EXPANDED_LENGTH:  # without braces nothing is repeated
+        message = (
+            f"A regular expression may have at most {MAX_EXPANDED_LENGTH} characters with its repetitions expanded."
+        )
         raise InvalidRequest(message, param=param)
 
 
-def written_out(pattern: str) -> int:
-    """Characters of an expression whose repetitions are written out, each as often as it may be."""
-    open_groups = [0]  # what is in each group that is still open, without `last`
-    last = 0  # what a repetition would repeat
+def expanded_length(pattern: str) -> int:
+    """The number of characters of an expression with every repetition expanded to its upper bound."""
+    open_groups = [0]  # the length of each open group, without `last`
+    last = 0  # the length of the item that a repetition would repeat
     for token in _TOKEN.finditer(pattern):
         if token["least"] is not None:
             last *= _times(token["least"], token["most"])

@@ -1,4 +1,4 @@
-"""What of a JSON schema is too much, said before it is compiled: what llguidance's own limits do not count."""
+"""Limits on JSON schemas that are checked before compilation, because llguidance's own limits do not cover them."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ import msgspec
 from backends.native.grammar.regex_limits import check_regex
 from schemas.errors import InvalidRequest
 
-MOST_BYTES = 64 * 1024
+MAX_BYTES = 64 * 1024
 """Of a grammar's text."""
 
-_MOST_DEPTH = 32
-_MOST_PROPERTIES = 1_000
-_MOST_ENUM_VALUES = 2_000
-# The automaton of a multiple has as many states as the number, of several that hold at once as their common multiple.
-_MOST_STATES = 10_000
-_TOGETHER = ("allOf", "anyOf", "oneOf")
-# llguidance takes numbers for doubles, and would write another one than the schema's.
-_MOST_EXACT = 2**53
+_MAX_DEPTH = 32
+_MAX_PROPERTIES = 1_000
+_MAX_ENUM_VALUES = 2_000
+# A multiple's automaton has as many states as the number; multiples that hold together, as their common multiple.
+_MAX_STATES = 10_000
+_COMBINED = ("allOf", "anyOf", "oneOf")
+# llguidance reads numbers as doubles: beyond this, it would generate another number than the schema's.
+_MAX_EXACT = 2**53
 _NUMBERS = ("enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
 def check_schema(schema: Any, param: str) -> None:
-    """Refuse a schema beyond the limits.
+    """Reject a schema beyond the limits.
 
     Args:
-        schema: as decoded.
-        param: the request's field that it came from.
+        schema: the decoded JSON value.
+        param: the request's field that it came from, for the error.
 
     Raises:
-        schemas.errors.InvalidRequest: names the limit.
+        schemas.errors.InvalidRequest: names the limit that is exceeded.
     """
     if not isinstance(schema, dict):
         raise InvalidRequest("A JSON schema must be an object.", param=param)
-    # First, so that nobody waits until millions of values are looked at.
-    _at_most(MOST_BYTES, len(msgspec.json.encode(schema)), "bytes", param)
-    found = list(_nodes(schema, _MOST_DEPTH, param))
+    # Size first: it bounds the time of the other checks.
+    _at_most(MAX_BYTES, len(msgspec.json.encode(schema)), "bytes", param)
+    found = list(_nodes(schema, _MAX_DEPTH, param))
     nodes = [node for node in found if node and isinstance(node, dict)]
     for pattern in _patterns(nodes):
         check_regex(pattern, param)
-    _at_most(_MOST_PROPERTIES, sum(_size(node.get("properties")) for node in nodes), "properties", param)
-    _at_most(_MOST_ENUM_VALUES, sum(_size(node.get("enum")) for node in nodes), "enum values", param)
-    if sum(map(_common_multiple, _multiples(schema, nodes))) > _MOST_STATES:
-        raise InvalidRequest(f"multipleOf is supported for numbers up to {_MOST_STATES} in all only.", param=param)
+    _at_most(_MAX_PROPERTIES, sum(_size(node.get("properties")) for node in nodes), "properties", param)
+    _at_most(_MAX_ENUM_VALUES, sum(_size(node.get("enum")) for node in nodes), "enum values", param)
+    if sum(map(_common_multiple, _multiples(schema, nodes))) > _MAX_STATES:
+        raise InvalidRequest(f"multipleOf is supported for numbers up to {_MAX_STATES} in all only.", param=param)
     for keyword in _NUMBERS:
-        values = [value for node in nodes if keyword in node for value in _nodes(node[keyword], _MOST_DEPTH, param)]
-        if any(isinstance(value, int) and abs(value) > _MOST_EXACT for value in values):
+        values = [value for node in nodes if keyword in node for value in _nodes(node[keyword], _MAX_DEPTH, param)]
+        if any(isinstance(value, int) and abs(value) > _MAX_EXACT for value in values):
             raise InvalidRequest(f"{keyword} is supported for whole numbers up to 2^53 only.", param=param)
 
 
 def _patterns(nodes: list[dict[str, Any]]) -> Iterator[str]:
-    """Every regular expression in it."""
+    """All regular expressions in a schema."""
     for node in nodes:
         if isinstance(node.get("pattern"), str):
             yield node["pattern"]
@@ -69,14 +69,14 @@ def _at_most(limit: int, count: int, what: str, param: str) -> None:
 
 
 def _nodes(value: Any, depth: int, param: str) -> Iterator[Any]:
-    """Every value in it, the outer before the inner."""
+    """All values in a JSON value, outer values first."""
     levels: list[Iterator[Any]] = [iter((value,))]
     while levels:
         for each in levels[-1]:
             yield each
             if children := _children(each):
                 if len(levels) > depth:
-                    raise InvalidRequest(f"A JSON schema may be nested at most {_MOST_DEPTH} deep.", param=param)
+                    raise InvalidRequest(f"A JSON schema may be nested at most {_MAX_DEPTH} deep.", param=param)
                 levels.append(iter(children))
                 break
         else:
@@ -94,7 +94,7 @@ def _size(value: Any) -> int:
 
 
 def _multiples(schema: dict[str, Any], nodes: list[dict[str, Any]]) -> list[list[int | float]]:
-    """The schema's multiples, those together that may hold at once; with references, any may."""
+    """The schema's `multipleOf` values, grouped by which may apply to one number; with references, any may."""
     if any("$ref" in node for node in nodes):
         return [[node["multipleOf"] for node in nodes if _is_number(node.get("multipleOf"))]]
     groups: list[list[int | float]] = []
@@ -112,7 +112,7 @@ def _group(value: Any, group: list[int | float], groups: list[list[int | float]]
             groups.append(group)
         group.append(value["multipleOf"])
     for keyword, inner in value.items():
-        _group(inner, group if keyword in _TOGETHER else [], groups)
+        _group(inner, group if keyword in _COMBINED else [], groups)
 
 
 def _is_number(value: Any) -> bool:
@@ -120,7 +120,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _common_multiple(numbers: list[int | float]) -> int:
-    """The least common multiple, in units of their finest decimal."""
+    """The least common multiple, in units of the finest decimal place."""
     exact = [abs(Decimal(str(number))) for number in numbers]
     places = max((-int(number.as_tuple().exponent) for number in exact), default=0)
     return lcm(*(int(number.scaleb(max(0, places))) for number in exact))

@@ -1,4 +1,4 @@
-"""What goes through processing: pictures in, arrays and ranges of placeholder tokens out. No torch, no I/O."""
+"""The data of image processing: images, arrays for the encoder, placeholder tokens. No torch, no I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 class ImageSize(NamedTuple):
-    """In pixels."""
+    """Width and height in pixels."""
 
     width: int
     height: int
@@ -23,13 +23,13 @@ class ImageSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageItem:
-    """One picture of a request, processed.
+    """A processed image of a request.
 
     Attributes:
-        size: as decoded.
-        arrays: what the image processor made of it, batch dimensions included: the encoder's keyword arguments.
-        identifier: names its content; equal only for equal files.
-        tokens: what stands for it in a prompt, of processors that tell.
+        size: of the decoded image.
+        arrays: the image processor's output, with batch dimensions: the encoder's keyword arguments.
+        identifier: a digest of the file.
+        tokens: its placeholder tokens, if the processor returns them.
     """
 
     size: ImageSize
@@ -39,16 +39,16 @@ class ImageItem:
 
     @property
     def nbytes(self) -> int:
-        """What it takes to keep it."""
+        """The size of its arrays in bytes."""
         return sum(array.nbytes for array in self.arrays.values())
 
 
 @dataclass(frozen=True, slots=True)
 class MultiModalFieldConfig:
-    """How an output of the image processor belongs to its picture. Outputs without one are dropped.
+    """The layout of one output of the image processor. Outputs without a configuration are dropped.
 
-    Pictures are processed one at a time, since processors that pad a batch would make one picture's arrays depend on
-    its neighbours; so there is nothing to split, only to check.
+    Images are processed one at a time: a processor that pads a batch would make an image's arrays depend on the other
+    images. So outputs are not split among images, only checked.
     """
 
     modality: str
@@ -56,16 +56,20 @@ class MultiModalFieldConfig:
 
     @classmethod
     def batched(cls, modality: str) -> MultiModalFieldConfig:
-        """`[items, ...]`: one entry for each item."""
+        """`[items, ...]`: one entry per item."""
         return cls(modality, "batched")
 
     @classmethod
     def flat(cls, modality: str) -> MultiModalFieldConfig:
-        """`[patches, ...]`: the patches of all items, one after another."""
+        """`[patches, ...]`: the patches of all items, concatenated."""
         return cls(modality, "flat")
 
     def check(self, name: str, value: NDArray[Any]) -> NDArray[Any]:
-        """The output of one item, as it is."""
+        """Return the output of one item unchanged.
+
+        Raises:
+            ValueError: it has entries for more or fewer than one item.
+        """
         if self.layout == "batched" and value.shape[0] != 1:
             raise ValueError(f"the image processor made {value.shape[0]} '{name}' of one image")
         return value
@@ -73,14 +77,14 @@ class MultiModalFieldConfig:
 
 @dataclass(frozen=True, slots=True)
 class MultiModalInputs:
-    """A prompt ready for the engine: placeholders expanded, and which of them are which picture."""
+    """A prompt for the engine: token ids with expanded placeholders, and the images that they represent."""
 
     prompt_token_ids: tuple[int, ...]
     features: tuple[Feature, ...] = ()
 
 
 def make_feature(item: ImageItem, offset: int, is_embed: Sequence[bool]) -> Feature:
-    """The message about an item whose placeholder begins at `offset`; `is_embed` says which tokens are embeddings."""
+    """The message for an item whose placeholder tokens begin at `offset`; `is_embed` marks those to be replaced."""
     arrays = tuple(
         Array(name, value.dtype.str, value.shape, np.ascontiguousarray(value).tobytes())
         for name, value in item.arrays.items()

@@ -1,5 +1,5 @@
-"""What a multimodal model adds to a language model. It wraps a model of transformers and is not one: theirs have a
-`get_input_embeddings` of their own, without arguments.
+"""The interface of multimodal models. An implementation wraps a model of transformers and is not a subclass of it:
+those have a `get_input_embeddings` of their own, without arguments.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SupportsMultiModal(ABC):
-    """A model of transformers, and its encoder.
+    """A model of transformers with an image encoder.
 
     Args:
         model: the loaded model.
@@ -24,7 +24,11 @@ class SupportsMultiModal(ABC):
 
     @abstractmethod
     def get_multimodal_embeddings(self, **kwargs: Tensor) -> Sequence[Tensor]:
-        """The embeddings of each item, `[tokens, hidden]`; the arguments are the fields of its processor."""
+        """Encode items; the arguments are the fields of their processor.
+
+        Returns:
+            For each item [tokens, hidden].
+        """
 
     def get_mrope_input_positions(
         self,
@@ -32,28 +36,38 @@ class SupportsMultiModal(ABC):
         is_multimodal: Tensor,  # noqa: ARG002
         kwargs: Sequence[Mapping[str, Tensor]],  # noqa: ARG002
     ) -> tuple[Tensor, int] | None:
-        """Positions in three dimensions, for models that have them.
+        """Three-dimensional rotary positions (M-RoPE), for models that use them.
 
         Args:
             input_ids: a whole prompt, [tokens].
-            is_multimodal: which of it are placeholders, [tokens].
-            kwargs: the fields of each picture, in order.
+            is_multimodal: [tokens], True for placeholders.
+            kwargs: the fields of each image, in order.
 
         Returns:
-            Positions [3, tokens], and what a token after the prompt adds to its index. None: they are the indices.
+            Positions [3, tokens], and the offset that tokens after the prompt add to their index. None: positions are
+            the token indices.
         """
         return None
 
     def get_language_model(self) -> Any:
-        """The part that runs over embeddings."""
+        """The decoder, which takes embeddings."""
         return self.model.get_decoder()
 
     def get_input_embeddings(
         self, input_ids: Tensor, multimodal_embeddings: Sequence[Tensor] = (), *, is_multimodal: Tensor | None = None
     ) -> Tensor:
-        """Embeddings of `[1, tokens]` ids, `[1, tokens, hidden]`, with those of items where `is_multimodal` `[tokens]`.
+        """Embed token ids, and replace the rows of placeholders by the items' embeddings.
 
-        By the mask and not by the placeholder's id, which a client may have written and a chunk may hold in part.
+        The mask decides, not the placeholder's id: a client may have sent that id, and a chunk may hold a part of an
+        item.
+
+        Args:
+            input_ids: [1, tokens].
+            multimodal_embeddings: of the items, [tokens of the item, hidden] each.
+            is_multimodal: [tokens], True for rows to replace.
+
+        Returns:
+            [1, tokens, hidden].
         """
         embeds: Tensor = self.model.get_input_embeddings()(input_ids)
         if multimodal_embeddings:
@@ -65,10 +79,11 @@ class SupportsMultiModal(ABC):
 def merge_multimodal_embeddings(
     embeds: Tensor, multimodal_embeddings: Sequence[Tensor], is_multimodal: Tensor
 ) -> Tensor:
-    """`embeds` [1, tokens, hidden] with the rows where `is_multimodal` [tokens] replaced, in order.
+    """Replace the rows of `embeds` [1, tokens, hidden] where `is_multimodal` [tokens] by `multimodal_embeddings`, in
+    order.
 
     Raises:
-        ValueError: there are more or fewer of one than of the other.
+        ValueError: the numbers of rows differ.
     """
     import torch
 

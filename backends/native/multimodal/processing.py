@@ -1,7 +1,7 @@
-"""The three things to say about a model's pictures: its limits, its worst case, and how a picture becomes tokens.
+"""The base classes that describe a model's images: its limits, its worst case, and how an image becomes tokens.
 
-Only the image processor of transformers is used, never `AutoProcessor`, which wants torchvision wherever a model also
-takes videos; the prompt is updated here, as token ids. In one process with the tokenizer, without torch.
+They use transformers' image processor only, not `AutoProcessor`, which needs torchvision for every model that also
+takes videos. The prompt is updated here, as token ids. Runs in the worker, without torch.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from backends.native.multimodal.inputs import (
     MultiModalInputs,
     make_feature,
 )
-from backends.native.multimodal.resizing import begins_with_resize, by_color
-from backends.native.multimodal.updates import NoPlace, PromptUpdate, apply_update
+from backends.native.multimodal.resizing import begins_with_resize, resizing_by_channel
+from backends.native.multimodal.updates import PlaceholderMissing, PromptUpdate, apply_update
 from schemas.errors import InvalidRequest
 
 
 class NotServed(Exception):
-    """A model takes pictures, and we cannot serve them rightly; the text says why."""
+    """A model takes images that cannot be served correctly; the text says why."""
 
 
 class BaseProcessingInfo(ABC):
-    """What a checkpoint says about its pictures.
+    """A checkpoint's facts about images.
 
     Args:
         folder: of the checkpoint.
@@ -43,7 +43,7 @@ class BaseProcessingInfo(ABC):
 
     @classmethod
     def covers(cls, hf_config: Any) -> bool:  # noqa: ARG003
-        """Whether what is known of the model's class holds for this one of its configurations."""
+        """Whether the registered classes support this configuration of the model's class."""
         return True
 
     @cached_property
@@ -55,46 +55,46 @@ class BaseProcessingInfo(ABC):
 
     @cached_property
     def image_processor(self) -> Any:
-        """The checkpoint's image processor, over Pillow and numpy."""
+        """The checkpoint's image processor, on Pillow and numpy."""
         from transformers import AutoImageProcessor
         from transformers.image_processing_backends import PilBackend
 
-        made = AutoImageProcessor.from_pretrained(self.folder, backend="pil", local_files_only=True)
-        if not isinstance(made, PilBackend):
-            return made
-        return by_color(type(made)).from_pretrained(self.folder, local_files_only=True)
+        processor = AutoImageProcessor.from_pretrained(self.folder, backend="pil", local_files_only=True)
+        if not isinstance(processor, PilBackend):
+            return processor
+        return resizing_by_channel(type(processor)).from_pretrained(self.folder, local_files_only=True)
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The checkpoint's tokenizer; not for threads."""
+        """The checkpoint's tokenizer; not thread-safe."""
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
 
     def get_placeholder_str(self) -> str:
-        """What a raw prompt says where a picture is; empty if pictures need no place."""
+        """The text that marks an image's place in a raw prompt; empty if images need none."""
         return ""
 
     @abstractmethod
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """The most items of each modality in one prompt; None is any number."""
+        """The maximum number of items per prompt by modality; None: unlimited."""
 
     @abstractmethod
     def get_image_size_with_most_features(self) -> ImageSize:
-        """The picture that takes the most placeholder tokens."""
+        """The size of the image with the most placeholder tokens."""
 
 
 Info = TypeVar("Info", bound=BaseProcessingInfo)
 
 
 class BaseDummyInputsBuilder(ABC, Generic[Info]):
-    """The worst case, to measure memory with."""
+    """Builds the request with the most image tokens, to measure memory with."""
 
     def __init__(self, info: Info) -> None:
         self.info = info
 
     def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> list[Picture]:
-        """The pictures of such a request."""
+        """The images of the request."""
         width, height = self.info.get_image_size_with_most_features()
         return [
             Picture(width, height, bytearray(width * height * 3), b"dummy") for _ in range(mm_counts.get("image", 0))
@@ -102,77 +102,73 @@ class BaseDummyInputsBuilder(ABC, Generic[Info]):
 
     @abstractmethod
     def get_dummy_tokens(self, mm_counts: Mapping[str, int]) -> list[int]:
-        """A prompt with places for them."""
+        """A prompt with a placeholder for each image."""
 
 
 class BaseMultiModalProcessor(ABC, Generic[Info]):
-    """From pictures to arrays, and from a prompt to one with placeholders."""
+    """Processes images, and puts their placeholder tokens into prompts."""
 
     def __init__(self, info: Info) -> None:
         self.info = info
 
     def _call_hf_processor(self, images: Sequence[Any], mm_kwargs: Mapping[str, object]) -> Arrays:
-        """What the image processor makes of `images`, each `[height, width, 3]` of bytes."""
-        made = self.info.image_processor(
+        """Call the image processor on `images`, each [height, width, 3] of uint8."""
+        outputs = self.info.image_processor(
             list(images), return_tensors="np", input_data_format="channels_last", **mm_kwargs
         )
-        return dict(made)
+        return dict(outputs)
 
     @abstractmethod
     def _get_mm_fields_config(self, hf_inputs: Arrays) -> Mapping[str, MultiModalFieldConfig]:
-        """Which of its outputs go to the encoder."""
+        """The image processor's outputs that the encoder takes."""
 
     @abstractmethod
     def _get_prompt_updates(self, items: Sequence[ImageItem]) -> PromptUpdate:
-        """Where items go and as which tokens."""
+        """The places and the placeholder tokens of items."""
 
     def _apply_hf_processor_tokens_only(self, prompt_ids: Sequence[int]) -> Sequence[int]:
-        """What the model's processor does to every prompt, whatever items it has."""
+        """Apply what the model's processor does to every prompt, with and without items."""
         return prompt_ids
 
     def _get_resize_kwargs(self) -> Mapping[str, object] | None:
-        """What the image processor's `resize` is given beside size and filter, if it is all that ever sees a picture
-        as large as it came; else None.
+        """Additional arguments of the image processor's `resize`; None if another step sees the original pixels, so
+        that images cannot be resized beforehand.
         """
         return {} if begins_with_resize(self.info.image_processor) else None
 
-    def process(self, picture: Picture) -> ImageItem:
-        """One picture. Its bytes may be gone after it."""
-        size = ImageSize(picture.width, picture.height)
-        made = self._call_hf_processor(*self._taken(picture))
-        fields = self._get_mm_fields_config(made)
-        arrays = {name: field.check(name, np.asarray(made[name])) for name, field in fields.items()}
-        return ImageItem(size, arrays, picture.digest)
+    def process(self, image: Picture) -> ImageItem:
+        """Process one image. Its pixels may be freed meanwhile."""
+        size = ImageSize(image.width, image.height)
+        outputs = self._call_hf_processor(*self._resized(image))
+        fields = self._get_mm_fields_config(outputs)
+        arrays = {name: field.check(name, np.asarray(outputs[name])) for name, field in fields.items()}
+        return ImageItem(size, arrays, image.digest)
 
-    def _taken(self, picture: Picture) -> tuple[list[Any], Mapping[str, object]]:
-        """Its pixels for the image processor: resized already where they can be, and then nothing else is kept."""
-        pixels = np.frombuffer(picture.rgb, np.uint8).reshape(picture.height, picture.width, 3)
+    def _resized(self, image: Picture) -> tuple[list[Any], Mapping[str, object]]:
+        """The pixels and arguments for the image processor; where possible resized, and the original pixels freed."""
+        pixels = np.frombuffer(image.rgb, np.uint8).reshape(image.height, image.width, 3)
         processor, kwargs = self.info.image_processor, self._get_resize_kwargs()
         if kwargs is None or not processor.do_resize:
             return [pixels], {}
-        image = np.moveaxis(pixels, -1, 0)
-        resized = processor.resize(image=image, size=processor.size, resample=processor.resample, **kwargs)
+        channels = np.moveaxis(pixels, -1, 0)
+        resized = processor.resize(image=channels, size=processor.size, resample=processor.resample, **kwargs)
         if not np.may_share_memory(resized, pixels):
-            del pixels, image
-            picture.rgb.clear()
+            del pixels, channels
+            image.rgb.clear()
         return [np.moveaxis(resized, 0, -1)], {"do_resize": False}
 
     def apply(self, prompt_ids: Sequence[int], items: Sequence[ImageItem]) -> MultiModalInputs:
-        """A prompt with its pictures.
-
-        Args:
-            prompt_ids: its tokens.
-            items: its pictures, in order.
+        """Put the placeholder tokens of `items`, in order, into a prompt.
 
         Raises:
-            schemas.errors.InvalidRequest: too many pictures, or the chat template left no place for one.
+            schemas.errors.InvalidRequest: too many images, or the chat template left no place for one.
         """
         self._check_count(len(items))
         update = self._get_prompt_updates(items)
         ids = self._apply_hf_processor_tokens_only(prompt_ids)
         try:
             updated, places = apply_update(ids, update, len(items))
-        except NoPlace as error:
+        except PlaceholderMissing as error:
             raise InvalidRequest("The model's chat template has no place for one of the images.") from error
         features = (
             make_feature(item, place.offset, place.details.is_embed) for item, place in zip(items, places, strict=True)
@@ -180,8 +176,8 @@ class BaseMultiModalProcessor(ABC, Generic[Info]):
         return MultiModalInputs(tuple(updated), tuple(features))
 
     def _check_count(self, count: int) -> None:
-        most = self.info.get_supported_mm_limits().get("image", 0)
-        if most is not None and count > most:
+        limit = self.info.get_supported_mm_limits().get("image", 0)
+        if limit is not None and count > limit:
             raise InvalidRequest(
-                f"At most {most} image{'s' * (most != 1)} may be provided in one prompt.", param="images"
+                f"At most {limit} image{'s' * (limit != 1)} may be provided in one prompt.", param="images"
             )

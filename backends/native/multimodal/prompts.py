@@ -1,4 +1,4 @@
-"""Requests with pictures, on the worker's side: read the files, decode and process what is new, expand prompts."""
+"""Prompts with images, in the worker: read the files, decode and process new ones, expand the prompts."""
 
 from __future__ import annotations
 
@@ -10,67 +10,67 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from backends.images import ImageFile, ImageLoader, ImageOptions, Picture, about
+from backends.images import ImageFile, ImageLoader, ImageOptions, about
 from backends.native.machine import return_large_blocks
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from backends.native.multimodal.processing import BaseMultiModalProcessor
 from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
-from backends.native.protocol.frames import LONGEST
+from backends.native.protocol.frames import MAX_FRAME_BYTES
 from schemas.errors import InvalidRequest
 from schemas.ir import ChatPrompt, ImagePart, Prompt, TextPrompt
 
 _CACHE_BYTES = 64 * 1024 * 1024
-_MOST_BYTES = LONGEST // 4 * 3  # of a prompt's pictures; what else is in a frame to the engine needs less
+_MAX_PROMPT_BYTES = MAX_FRAME_BYTES // 4 * 3  # of a prompt's processed images; the rest of its frame needs less
 
 
 class ProcessorCache:
-    """Processed pictures by the digest of their file, least recently used ones forgotten beyond `most` bytes."""
+    """An LRU cache of processed images by the digest of their file, of at most `max_bytes` bytes."""
 
-    def __init__(self, most: int = _CACHE_BYTES) -> None:
-        self._most = most
+    def __init__(self, max_bytes: int = _CACHE_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._items: OrderedDict[bytes, ImageItem] = OrderedDict()
-        self._held = 0
+        self._size = 0
 
     def get(self, digest: bytes) -> ImageItem | None:
-        """What was made of that file."""
+        """The processed image of a file."""
         found = self._items.get(digest)
         if found is not None:
             self._items.move_to_end(digest)
         return found
 
     def put(self, digest: bytes, item: ImageItem) -> None:
-        """Remember it."""
-        if digest in self._items:  # two requests made it at the same time
+        """Add an image, and evict others beyond the limit."""
+        if digest in self._items:  # another request processed it at the same time
             return
         self._items[digest] = item
-        self._held += item.nbytes
-        while self._held > self._most:
-            self._held -= self._items.popitem(last=False)[1].nbytes
+        self._size += item.nbytes
+        while self._size > self._max_bytes:
+            self._size -= self._items.popitem(last=False)[1].nbytes
 
 
 class ImagePrompts:
-    """Puts the pictures of requests into their prompts.
+    """Puts the images of requests into their prompts.
 
     Args:
         processor: the model's.
-        options: what pictures are taken.
-        most_tokens: that one of them may take.
+        options: limits and sources of images.
+        max_tokens: the most placeholder tokens that one image may take.
     """
 
-    def __init__(self, processor: BaseMultiModalProcessor[Any], options: ImageOptions, most_tokens: int) -> None:
+    def __init__(self, processor: BaseMultiModalProcessor[Any], options: ImageOptions, max_tokens: int) -> None:
         self._processor = processor
-        self._most_tokens = most_tokens
+        self._max_tokens = max_tokens
         self._loader = ImageLoader(options)
         self._cache = ProcessorCache()
 
     @classmethod
-    def load(cls, folder: str, options: ImageOptions, most_tokens: int) -> ImagePrompts:
-        """For the checkpoint in `folder`, which takes pictures."""
+    def load(cls, folder: str, options: ImageOptions, max_tokens: int) -> ImagePrompts:
+        """Load the processor of the checkpoint in `folder`."""
         return_large_blocks()
-        return cls(load_processor(folder), options, most_tokens)
+        return cls(load_processor(folder), options, max_tokens)
 
-    def marked(self, prompt: Prompt) -> Prompt:
-        """A raw prompt with placeholders where its pictures stand: where it says, or has them itself, or first."""
+    def with_placeholders(self, prompt: Prompt) -> Prompt:
+        """Put placeholders into a raw prompt: at `image_places`, where its text has them already, or in front."""
         if not isinstance(prompt, TextPrompt) or not prompt.images:
             return prompt
         mark, count = self._processor.info.get_placeholder_str(), len(prompt.images)
@@ -80,71 +80,72 @@ class ImagePrompts:
         return replace(prompt, text=mark.join(prompt.text[start:stop] for start, stop in pairwise(edges)))
 
     async def expand(self, prompts: Sequence[Prompt], encoded: Sequence[tuple[int, ...]]) -> list[MultiModalInputs]:
-        """The prompts of one request, tokenised, with their pictures.
+        """Load and process the images of one request's prompts, and expand their placeholders.
 
         Raises:
-            schemas.errors.InvalidRequest: a picture is refused.
+            schemas.errors.InvalidRequest: an image is rejected.
         """
-        wanted = [images_of(prompt) for prompt in prompts]
-        files = enumerate(await self._loader.read([part for parts in wanted for part in parts]))
+        images = [images_of(prompt) for prompt in prompts]
+        files = enumerate(await self._loader.read([part for parts in images for part in parts]))
         expanded = []
-        for ids, parts in zip(encoded, wanted, strict=True):
-            items = [await self._numbered(*next(files)) for _ in parts]
+        for ids, parts in zip(encoded, images, strict=True):
+            items = []
+            for _ in parts:
+                number, file = next(files)
+                with about(number):
+                    items.append(await self._item(file))
             expanded.append(self._processor.apply(ids, items) if items else MultiModalInputs(ids))
         self._check_sizes(expanded)
         return expanded
 
     async def aclose(self) -> None:
-        """Stop. Idempotent."""
+        """Stop the loader. Idempotent."""
         await self._loader.aclose()
 
     def _check_sizes(self, expanded: Sequence[MultiModalInputs]) -> None:
         for inputs in expanded:
             size = sum(len(array.data) for feature in inputs.features for array in feature.arrays)
-            if size > _MOST_BYTES:
-                raise InvalidRequest(f"The images of a prompt take {size} bytes when prepared, {_MOST_BYTES} at most.")
+            if size > _MAX_PROMPT_BYTES:
+                raise InvalidRequest(
+                    f"The images of a prompt take {size} bytes when processed; the limit is {_MAX_PROMPT_BYTES}."
+                )
         for feature in chain.from_iterable(inputs.features for inputs in expanded):
-            if feature.length > self._most_tokens:
-                most = f"at most {self._most_tokens} are made ready for"
-                raise InvalidRequest(f"An image of this size takes {feature.length} tokens; {most}.")
-
-    async def _numbered(self, number: int, file: ImageFile) -> ImageItem:
-        with about(number):
-            return await self._item(file)
+            if feature.length > self._max_tokens:
+                message = f"An image of this size takes {feature.length} tokens; the limit is {self._max_tokens}."
+                raise InvalidRequest(message)
 
     async def _item(self, file: ImageFile) -> ImageItem:
+        """The processed image of a file, from the cache or decoded."""
         item = self._cache.get(file.digest)
-        if item is None:
-            async with self._loader.decoded(file) as picture:
-                item = await self._processed(picture)
-            self._cache.put(file.digest, item)
+        if item is not None:
+            return item
+        async with self._loader.decoded(file) as image:
+            try:
+                item = await asyncio.to_thread(self._processor.process, image)
+            except (ValueError, ArithmeticError) as error:  # for example sides that would be rounded to 0
+                size = f"{image.width}x{image.height}"
+                raise InvalidRequest(f"The model's image processor does not accept an image of {size}.") from error
+        self._cache.put(file.digest, item)
         return item
-
-    async def _processed(self, picture: Picture) -> ImageItem:
-        try:
-            return await asyncio.to_thread(self._processor.process, picture)
-        except (ValueError, ArithmeticError) as error:  # of sides that would be rounded to nothing, say
-            size = f"{picture.width}x{picture.height}"
-            raise InvalidRequest(f"The image is {size}, which the model's image processor does not take.") from error
 
 
 def load_processor(folder: str) -> BaseMultiModalProcessor[Any]:
-    """The processor for the checkpoint in `folder`, which takes pictures.
+    """Load the image processor of the checkpoint in `folder`.
 
     Raises:
-        OSError: the folder lacks what an image processor needs.
+        OSError: the folder lacks the image processor's files.
     """
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    known = MULTIMODAL_REGISTRY.about(config)
-    info = known.info(folder)
-    info.image_processor  # noqa: B018 - seconds of import and files that may lack: now, not at the first picture
-    return known.processor(info)
+    registered = MULTIMODAL_REGISTRY.lookup(config)
+    info = registered.info(folder)
+    info.image_processor  # noqa: B018 - loaded now, not at the first image: seconds of import, and files may be missing
+    return registered.processor(info)
 
 
 def images_of(prompt: Prompt) -> tuple[ImagePart, ...]:
-    """Its pictures, in order."""
+    """The images of a prompt, in order."""
     if isinstance(prompt, TextPrompt):
         return prompt.images
     if not isinstance(prompt, ChatPrompt):

@@ -1,4 +1,4 @@
-"""Which classes know what about which model. Ours are in `models`; others come by the entry points of `GROUP`."""
+"""The registry of multimodal models: those in `models`, and those of entry points of the group `GROUP`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from backends.native.multimodal.models.generic import (
 from backends.native.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalProcessor, BaseProcessingInfo
 
 GROUP = "gateway.multimodal_models"
-"""Entry points of this group name modules; importing one registers its models."""
+"""Entry points of this group name modules that register models when imported."""
 
-_OURS = ("fuyu", "llava", "qwen2_vl")
+_BUNDLED = ("fuyu", "llava", "qwen2_vl")
 
 M = TypeVar("M", bound=type[SupportsMultiModal])
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """All about a model's pictures."""
+    """The four classes of a model."""
 
     model: type[SupportsMultiModal]
     processor: type[BaseMultiModalProcessor[Any]]
@@ -36,14 +36,14 @@ class Registered:
 
 
 GENERIC = Registered(GenericModel, GenericMultiModalProcessor, GenericProcessingInfo, GenericDummyInputsBuilder)
-"""All that is known about the pictures of models that are not registered."""
+"""The classes for models that are not registered."""
 
 
 class MultiModalRegistry:
-    """Models by the name of their class in transformers, which is a configuration's `architectures[0]`."""
+    """Registered models by the name of their class in transformers (a configuration's `architectures[0]`)."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Registered] = {}
+        self._registered: dict[str, Registered] = {}
         self._loaded = False
 
     def register_processor(
@@ -53,40 +53,40 @@ class MultiModalRegistry:
         info: type[BaseProcessingInfo],
         dummy_inputs: type[BaseDummyInputsBuilder[Any]],
     ) -> Callable[[M], M]:
-        """Decorates a `SupportsMultiModal` named like the class in transformers that it wraps.
+        """Decorate a `SupportsMultiModal` with the name of the class in transformers that it wraps.
 
         Raises:
-            ValueError: there is one for that model already.
+            ValueError: another class is registered for that model.
         """
 
         def register(model: M) -> M:
-            if model.__name__ in self._known:
+            if model.__name__ in self._registered:
                 raise ValueError(f"two classes are registered for {model.__name__}")
-            self._known[model.__name__] = Registered(model, processor, info, dummy_inputs)
+            self._registered[model.__name__] = Registered(model, processor, info, dummy_inputs)
             return model
 
         return register
 
-    def about(self, hf_config: Any) -> Registered:
-        """What is known of a checkpoint that takes pictures."""
-        known = self.find((hf_config.architectures or [""])[0])
-        return known if known is not None and known.info.covers(hf_config) else GENERIC
+    def lookup(self, hf_config: Any) -> Registered:
+        """The classes for a checkpoint that takes images: the registered ones if they support it, else `GENERIC`."""
+        found = self.find((hf_config.architectures or [""])[0])
+        return found if found is not None and found.info.covers(hf_config) else GENERIC
 
     def find(self, architecture: str) -> Registered | None:
-        """What is registered for a model."""
+        """The registered classes for a model; loads all models at the first call."""
         if not self._loaded:
             self._loaded = True
-            for name in _OURS:
+            for name in _BUNDLED:
                 import_module(f"backends.native.multimodal.models.{name}")
             for point in entry_points(group=GROUP):
                 point.load()
-        return self._known.get(architecture)
+        return self._registered.get(architecture)
 
     @property
     def names(self) -> list[str]:
-        """The registered models."""
+        """The names of the registered models."""
         self.find("")
-        return sorted(self._known)
+        return sorted(self._registered)
 
 
 MULTIMODAL_REGISTRY = MultiModalRegistry()

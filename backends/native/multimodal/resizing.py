@@ -1,8 +1,7 @@
-"""Large pictures resized a color at a time: image processors of transformers with the one method overridden that they
-resize by.
+"""Resizing by color channel, to save memory: overrides the `resize` method of transformers' image processors.
 
-The bytes are the same, since Pillow resizes each color for itself. Of one color it looks at the bytes that it is given,
-where a whole picture would be copied twice before it, once with four bytes a pixel.
+The result is the same byte for byte, because Pillow resizes each channel independently. A single channel is read in
+place; a whole image would be copied twice before, once with four bytes a pixel.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-_BEFORE_AND_AFTER = (
+_OTHER_STEPS = (
     "preprocess",
     "_preprocess_image_like_inputs",
     "_prepare_image_like_inputs",
@@ -20,24 +19,27 @@ _BEFORE_AND_AFTER = (
 )
 
 
-def by_color(processor: Any) -> Any:
-    """A class like `processor`, one of transformers' over Pillow, that resizes a color at a time.
+def resizing_by_channel(processor: Any) -> Any:
+    """A subclass of `processor`, an image processor class on Pillow, that resizes by channel.
 
-    The method stands between those of `processor` and that of `PilBackend`: what `processor` decides itself holds.
+    The override is placed between `processor` and `PilBackend` in the method resolution order, so that a `resize` of
+    `processor` itself still applies.
     """
     from transformers.image_processing_backends import PilBackend
 
-    class ByColor(PilBackend):  # type: ignore[misc]
+    class ByChannel(PilBackend):  # type: ignore[misc]
         def resize(self, image: Any, *args: Any, **options: Any) -> Any:
-            if image.dtype != np.uint8 or image.shape[0] != 3:  # alpha has a say in colors, and all floats in a float
+            if image.dtype != np.uint8 or image.shape[0] != 3:  # alpha is premultiplied; floats share a scale
                 return super().resize(image, *args, **options)
-            return np.concatenate([super(ByColor, self).resize(color, *args, **options) for color in image[:, None]])
+            return np.concatenate(
+                [super(ByChannel, self).resize(channel, *args, **options) for channel in image[:, None]]
+            )
 
-    return type(processor.__name__, (processor, ByColor), {})
+    return type(processor.__name__, (processor, ByChannel), {})
 
 
 def begins_with_resize(processor: Any) -> bool:
-    """Whether `processor` is the plain pipeline of transformers, but for its figures and what it calls in the end."""
+    """Whether `processor` has transformers' standard pipeline, in which resizing is the first step."""
     from transformers.image_processing_backends import PilBackend
 
-    return all(getattr(type(processor), step) is getattr(PilBackend, step, None) for step in _BEFORE_AND_AFTER)
+    return all(getattr(type(processor), step) is getattr(PilBackend, step, None) for step in _OTHER_STEPS)

@@ -1,5 +1,5 @@
-"""Where a picture's placeholder tokens go in a prompt. Token ids only: text that merely looks like a placeholder was
-made plain text by the tokenizer.
+"""Prompt updates: where an image's placeholder tokens go. On token ids only: the tokenizer has made plain text of text
+that merely looks like a placeholder.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PromptUpdateDetails:
-    """The tokens that stand for one item, and which of them its embeddings replace."""
+    """The tokens that represent one item, and which of them its embeddings replace."""
 
     full: tuple[int, ...]
     is_embed: tuple[bool, ...]
 
     @classmethod
     def from_seq(cls, ids: Sequence[int]) -> PromptUpdateDetails:
-        """All of them."""
+        """All tokens are replaced."""
         return cls(tuple(ids), (True,) * len(ids))
 
     @classmethod
     def select_token_id(cls, ids: Sequence[int], embed_token_id: int) -> PromptUpdateDetails:
-        """Those that are `embed_token_id`; the others are ordinary tokens (line breaks and the like)."""
+        """Only `embed_token_id` is replaced; other tokens are ordinary ones (line breaks and the like)."""
         return cls(tuple(ids), tuple(id == embed_token_id for id in ids))
 
 
@@ -32,7 +32,7 @@ Content = Callable[[int], PromptUpdateDetails | Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class PromptReplacement:
-    """Each item takes the place of the next occurrence of `target`."""
+    """Each item replaces the next occurrence of `target`."""
 
     modality: str
     target: tuple[int, ...]
@@ -41,7 +41,7 @@ class PromptReplacement:
 
 @dataclass(frozen=True, slots=True)
 class PromptInsertion:
-    """All items, in order, come after the first occurrence of `target`; an empty one is the prompt's start."""
+    """All items are inserted after the first occurrence of `target`; an empty target is the prompt's start."""
 
     modality: str
     target: tuple[int, ...]
@@ -51,42 +51,42 @@ class PromptInsertion:
 PromptUpdate = PromptReplacement | PromptInsertion
 
 
-class NoPlace(Exception):
-    """The prompt has not the places for all items."""
+class PlaceholderMissing(Exception):
+    """The prompt has fewer placeholders than items."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An item's tokens and where they begin in the updated prompt."""
+    """An item's tokens, and their offset in the updated prompt."""
 
     offset: int
     details: PromptUpdateDetails
 
 
 def apply_update(ids: Sequence[int], update: PromptUpdate, count: int) -> tuple[list[int], list[Placed]]:
-    """The prompt with `count` items in it. Occurrences of a target beyond those stay what they are.
+    """Put `count` items into a prompt. Further occurrences of the target stay as they are.
 
     Raises:
-        NoPlace: the target occurs too seldom.
+        PlaceholderMissing: the target occurs less often.
     """
     if isinstance(update, PromptInsertion):
         at = _find(ids, update.target, 0) if update.target else 0
         if at is None:
-            raise NoPlace
+            raise PlaceholderMissing
         places = [(at + len(update.target), at + len(update.target))] * count
-        return _put(ids, places, update.insertion)
+        return _splice(ids, places, update.insertion)
     places, start = [], 0
     for _ in range(count):
         at = _find(ids, update.target, start)
         if at is None:
-            raise NoPlace
+            raise PlaceholderMissing
         start = at + len(update.target)
         places.append((at, start))
-    return _put(ids, places, update.replacement)
+    return _splice(ids, places, update.replacement)
 
 
-def _put(ids: Sequence[int], places: Sequence[tuple[int, int]], content: Content) -> tuple[list[int], list[Placed]]:
-    """Put the i-th content over the i-th half-open range of `ids`."""
+def _splice(ids: Sequence[int], places: Sequence[tuple[int, int]], content: Content) -> tuple[list[int], list[Placed]]:
+    """Replace the i-th half-open range of `ids` by the i-th content."""
     updated: list[int] = []
     placed: list[Placed] = []
     copied = 0

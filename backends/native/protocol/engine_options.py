@@ -1,4 +1,4 @@
-"""What an engine can be told when it is made. 0 means: choose for me."""
+"""The options of an engine. 0 means: chosen automatically."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 LoraName = Annotated[
     str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$", max_length=256)
 ]
-"""What every protocol that has LoRA adapters takes for a name. It is a key of a table, never a path."""
+"""A LoRA adapter's name, valid in every protocol that can name one. It is a key of a table, never a path."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True):
@@ -18,18 +18,18 @@ class EngineOptions(msgspec.Struct, frozen=True):
     Attributes:
         model: folder of a checkpoint as `save_pretrained` writes it.
         dtype: `auto` (see `weights.pick_dtype`), `float32`, `bfloat16` (or `bf16`), `float16`; `int8` or `int4` for
-            weights of so many bits (see `quantised_linear`).
+            quantized weights (see `quantized_linear`).
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        threads: CPU threads of torch; 0: the physical cores but one, which is left to the workers.
-        context_length: shortens the model's own.
-        max_sequences: sequences that run at once.
-        max_waiting: sequences that wait; beyond, they are refused.
-        step_tokens: the most tokens of one step, which bounds how long running sequences wait for a prefill.
+        threads: CPU threads of torch; 0: all physical cores but one, which is left to the workers.
+        context_length: tokens; shortens the model's own context.
+        max_sequences: sequences in one batch.
+        max_waiting: sequences in the queue; more are rejected.
+        step_tokens: tokens of one step at most, which bounds how long running sequences wait for a prefill.
         block_size: tokens of a KV cache block.
-        kv_tokens: tokens the KV cache holds.
+        kv_tokens: tokens in the KV cache; 0: as many as memory allows.
         prefix_caching: reuse cache blocks of equal prefixes.
-        text_only: serve no pictures, of a model that takes them, either.
-        tier: `auto` (by the self-check), or `packed` or `cache` to insist.
+        text_only: reject images even if the model takes them.
+        tier: the execution path: `auto` (by the self-check), `packed` or `cache` (per sequence).
         lora_adapters: folders of LoRA adapters, as peft's `save_pretrained` writes them, by name.
     """
 

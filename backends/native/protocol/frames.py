@@ -1,4 +1,4 @@
-"""How messages travel between worker and engine: a 4-byte little-endian length, then one msgpack object.
+"""Framing of messages between worker and engine: a 4-byte little-endian length, then one msgpack object.
 
 Bytes in, messages out; no I/O.
 """
@@ -6,25 +6,26 @@ Bytes in, messages out; no I/O.
 from __future__ import annotations
 
 import struct
-from typing import Any, Generic, TypeVar
+from types import UnionType
+from typing import Generic, TypeVar
 
 import msgspec
 
 from backends.native.protocol.messages import Message
 
 _LENGTH = struct.Struct("<I")
-LONGEST = 256 * 1024 * 1024
+MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 _encoder = msgspec.msgpack.Encoder()
 M = TypeVar("M", bound=Message)
 
 
 class FrameError(Exception):
-    """The other side does not speak this language; the connection is of no use any more."""
+    """The peer sent bytes that are not a frame of this protocol; the connection must be closed."""
 
 
 def encode_frame(message: Message) -> bytes:
-    """One message as it is sent."""
+    """Encode one message."""
     buffer = bytearray(_LENGTH.size)
     _encoder.encode_into(message, buffer, _LENGTH.size)
     _LENGTH.pack_into(buffer, 0, len(buffer) - _LENGTH.size)
@@ -32,20 +33,20 @@ def encode_frame(message: Message) -> bytes:
 
 
 class FrameReader(Generic[M]):
-    """Turns a stream of bytes, cut anywhere, into messages.
+    """Decodes a stream of bytes, split anywhere, into messages.
 
     Args:
-        kind: what may arrive: `messages.ToEngine` or `messages.FromEngine`.
-        longest: the largest payload accepted, in bytes.
+        kind: the expected messages: `messages.ToEngine` or `messages.FromEngine`.
+        max_bytes: the largest payload accepted.
     """
 
-    def __init__(self, kind: Any, *, longest: int = LONGEST) -> None:
+    def __init__(self, kind: UnionType | type[M], *, max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
-        self._longest = longest
+        self._max_bytes = max_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[M]:
-        """The messages that `data` completes.
+        """Decode the messages that `data` completes.
 
         Raises:
             FrameError: a frame is too long or not one of the expected messages.
@@ -54,23 +55,17 @@ class FrameReader(Generic[M]):
         messages: list[M] = []
         start = 0
         with memoryview(self._buffer) as view:
-            while (end := self._frame_end(view, start)) is not None:
-                messages.append(self._decode(view[start + _LENGTH.size : end]))
-                start = end
+            while len(view) >= start + _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(view, start)
+                if length > self._max_bytes:
+                    raise FrameError(f"a frame of {length} bytes is longer than {self._max_bytes}")
+                payload = start + _LENGTH.size
+                if len(view) < payload + length:
+                    break
+                start = payload + length
+                try:
+                    messages.append(self._decoder.decode(view[payload:start]))
+                except msgspec.DecodeError as error:
+                    raise FrameError(f"not a message: {error}") from error
         del self._buffer[:start]
         return messages
-
-    def _frame_end(self, view: memoryview, start: int) -> int | None:
-        if len(view) < start + _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack_from(view, start)
-        if length > self._longest:
-            raise FrameError(f"a frame of {length} bytes is longer than {self._longest}")
-        end: int = start + _LENGTH.size + length
-        return end if end <= len(view) else None
-
-    def _decode(self, payload: memoryview) -> M:
-        try:
-            return self._decoder.decode(payload)
-        except msgspec.DecodeError as error:
-            raise FrameError(f"not a message: {error}") from error

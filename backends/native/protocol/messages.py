@@ -1,8 +1,8 @@
-"""What a gateway worker and an engine say to each other: token ids and numbers, never text.
+"""The messages between a gateway worker and an engine: token ids and numbers, never text.
 
-Each message is one msgpack frame (see `link`), arrays instead of maps. A sequence is one choice of one request; its
-`seq` is chosen by the worker and unique on that worker's connection. The engine answers with at most one `Step` per
-worker and engine step.
+Each message is one msgpack frame (see `frames`), encoded as an array. A sequence is one choice of one request; its
+`seq` is chosen by the worker and unique on that worker's connection. The engine sends at most one `Step` per worker and
+step.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from schemas.ir import FinishReason
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
-    """Base: how every message is laid out."""
+    """Base of all messages: the msgpack layout."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How the next token is chosen, resolved: every value is the neutral one unless it was asked for.
+    """Sampling of the next token, resolved: a value that the request does not set is the neutral one.
 
     `temperature` 0 is greedy. `top_k` 0 is off. Noise is a function of (`seed`, position, token), so that a seed gives
     the same tokens in any batch. `watermark` is the green list of Kirchenbauer et al. (arXiv 2301.10226).
@@ -46,10 +46,10 @@ class Array(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Feature(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A picture in a prompt: `length` placeholder tokens from `offset` on stand for it.
+    """An image in a prompt, represented by `length` placeholder tokens from `offset` on.
 
-    `is_embed` has a byte for each, 1 where an embedding of the picture goes; empty: everywhere. `arrays` are what the
-    encoder is given. `identifier` names the content.
+    `is_embed` has a byte per placeholder token, 1 where an embedding of the image goes; empty: everywhere. `arrays` are
+    the encoder's arguments. `identifier` is a digest of the content.
     """
 
     identifier: bytes
@@ -60,14 +60,14 @@ class Feature(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Submit(Message, frozen=True):
-    """Worker: generate after `prompt`.
+    """Worker to engine: generate after `prompt`.
 
     `max_new_tokens` is resolved and fits the context. `stop_token_ids` end the choice with reason STOP_TOKEN,
-    `eos_token_ids` with EOS; neither is heeded before `min_new_tokens`. `top_logprobs` -1: no logprobs at all.
-    `prompt_logprobs` -1: none for the prompt. A greater `priority` goes first. `grammar` is what may be generated, in
-    llguidance's words. `pool` asks for the prompt's vector, and with `max_new_tokens` 0 for nothing else; its first
-    `unpooled` tokens do not count in it. `lora_adapter` is one of those that `Ready` names; empty: none. `again`: an
-    engine that is gone had taken it.
+    `eos_token_ids` with EOS; neither has an effect before `min_new_tokens`. `top_logprobs` -1: no logprobs at all.
+    `prompt_logprobs` -1: none for the prompt. A greater `priority` is scheduled first. `grammar` constrains the text,
+    in llguidance's form. `pool` requests the prompt's vector, and with `max_new_tokens` 0 nothing else; its first
+    `unpooled` tokens are excluded from pooling. `lora_adapter` is one of `Ready.lora_adapters`; empty: none. `again`:
+    the sequence was submitted to an engine that died.
     """
 
     seq: int
@@ -89,20 +89,20 @@ class Submit(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """Worker: the sequence is not wanted any more. Unknown sequences are ignored."""
+    """Worker to engine: drop the sequence. Unknown sequences are ignored."""
 
     seq: int
 
 
 class Ping(Message, frozen=True):
-    """Worker: answer when the step loop next comes round, or the step in progress gets on."""
+    """Worker to engine: answer with a `Pong` between two steps, or as soon as the step in progress makes progress."""
 
     token: int
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Natural logarithms at one position, before temperature and all other processing: of the token itself, then of the
-    likeliest tokens, best first.
+    """Log-probabilities (natural) at one position, before temperature and all other processing: of the token itself,
+    and of the most probable tokens, best first.
     """
 
     logprob: float | None
@@ -111,9 +111,11 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a sequence gained in a step. `prompt` comes with the first output if it was asked for, one entry a prompt
-    token, the first one's logprob None. `error` ends the sequence instead of `reason`; if `overloaded`, it was never
-    begun for want of room and may be submitted again. `vector` is what was made of the prompt's last hidden states.
+    """The new tokens of a sequence in one step.
+
+    `prompt` comes with the first output if it was requested: one entry per prompt token, with None as the first one's
+    logprob. `error` ends the sequence instead of `reason`; if `overloaded`, the sequence was rejected for lack of room
+    and may be submitted again. `vector` is the pooled prompt.
     """
 
     seq: int
@@ -128,14 +130,15 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Step(Message, frozen=True):
-    """Engine: what this worker's sequences gained."""
+    """Engine to worker: the outputs of this worker's sequences in one step."""
 
     outputs: tuple[Output, ...]
 
 
 class Pong(Message, frozen=True):
-    """Engine: the answer to `Ping`, sent by the step loop, with its state. The last three count since it started;
-    prefixes are counted in tokens.
+    """Engine to worker: the answer to `Ping`, sent by the step loop, with the engine's state.
+
+    `preemptions`, `prefix_queries` and `prefix_hits` count since the engine started; prefixes are counted in tokens.
     """
 
     token: int
@@ -149,15 +152,17 @@ class Pong(Message, frozen=True):
 
 
 class Loading(Message, frozen=True):
-    """Engine: how far loading has come, 0 to 1, before `Ready`."""
+    """Engine to worker, before `Ready`: the fraction of loading that is done, 0 to 1, and what is loaded now."""
 
     fraction: float
     what: str = ""
 
 
 class Ready(Message, frozen=True):
-    """Engine: the model is loaded; sent first on every connection made after that. `embedding_size` 0: no vectors;
-    not `generates`: nothing else. `image_tokens` is the most that one picture may take in a prompt; 0: no pictures.
+    """Engine to worker: the model is loaded; the first message on every connection made after that.
+
+    `embedding_size` 0: no embeddings; without `generates`, only embeddings. `image_tokens` is the most placeholder
+    tokens that one image may take; 0: no images.
     """
 
     context_length: int
@@ -174,12 +179,12 @@ class Ready(Message, frozen=True):
 
     @property
     def images(self) -> bool:
-        """Whether prompts may hold pictures."""
+        """Whether prompts may contain images."""
         return self.image_tokens > 0
 
 
 class Failed(Message, frozen=True):
-    """Engine: the model cannot be loaded; `why` is for the operator."""
+    """Engine to worker: the model cannot be loaded; `why` is for the operator."""
 
     why: str
 

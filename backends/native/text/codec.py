@@ -1,7 +1,7 @@
-"""Prompts to token ids, and back: the model's tokenizer and chat template. The engine never sees text.
+"""Prompts to token ids and back, with the model's tokenizer and chat template. The engine never sees text.
 
-Short texts are tokenised at once, long ones in a thread with a tokenizer of its own, because a tokenizer is not
-thread-safe and a text of megabytes takes seconds.
+Short texts are tokenized in the event loop, long ones in a thread with a tokenizer of its own: a tokenizer is not
+thread-safe, and a text of megabytes takes seconds.
 """
 
 from __future__ import annotations
@@ -39,37 +39,37 @@ from schemas.ir import (
     TopToken,
 )
 
-_LONG = 4096
-"""Characters from which a prompt is tokenised in the thread: about 4 ms of work."""
-_PROBE = "something said"
+_LONG_TEXT = 4096
+"""Characters from which a prompt is tokenized in the thread: about 4 ms of work."""
+_PROBE = "a probe of the template"
 
 T = TypeVar("T")
 
 
 class TextCodec:
-    """What a checkpoint says about text.
+    """Encodes prompts and decodes tokens for one checkpoint.
 
     Args:
-        tokenizer: a `transformers.PreTrainedTokenizerBase`; not to be used by others any more.
+        tokenizer: a `transformers.PreTrainedTokenizerBase`, which the caller must not use any more.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._thread_tokenizer = copy.deepcopy(tokenizer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-        self._parts = _wants_parts(tokenizer)
-        self._control = re.compile("|".join(map(re.escape, tokenizer.added_tokens_encoder)) or "(?!)")
+        self._content_as_parts = _wants_parts(tokenizer)
+        self._control_tokens = re.compile("|".join(map(re.escape, tokenizer.added_tokens_encoder)) or "(?!)")
         self._infill = Infill.of(tokenizer.get_vocab())
-        self._begin = _begin(tokenizer) if self._infill is not None else ()
+        self._bos = _bos(tokenizer) if self._infill is not None else ()
         self.vocabulary = HfVocabulary(tokenizer)
 
     @classmethod
     def load(cls, model: str) -> TextCodec:
-        """The codec of a checkpoint folder. Seconds: transformers is imported.
+        """Load the codec of a checkpoint folder. Takes seconds: transformers is imported.
 
         Raises:
-            OSError: there is no tokenizer.
-            ValueError: there is none that we know.
+            OSError: the folder has no tokenizer.
+            ValueError: its tokenizer is of an unknown kind.
         """
         from transformers import AutoTokenizer
 
@@ -79,88 +79,94 @@ class TextCodec:
         return cls(tokenizer)
 
     def close(self) -> None:
-        """Free the thread."""
+        """Stop the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     @property
     def has_template(self) -> bool:
-        """Whether the model can chat."""
+        """Whether the model has a chat template."""
         return bool(self._tokenizer.chat_template)
 
     @property
     def can_call(self) -> bool:
-        """Whether the model can be given tools."""
+        """Whether the chat template supports tools in the format of `tool_parser`."""
         return can_call(self._tokenizer.chat_template)
 
     @property
     def has_call_tokens(self) -> bool:
-        """Whether the tags around a call are tokens of their own."""
+        """Whether the tags around a tool call are special tokens."""
         return {OPEN, CLOSE} <= set(self._tokenizer.added_tokens_encoder)
 
     def grammars(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Grammars | None:
-        """What compiles grammars for this tokenizer; None if it does not let us know its tokens' bytes."""
+        """A grammar compiler for this tokenizer; None if the bytes of its tokens are not known."""
         return Grammars.of(self._tokenizer, vocab_size, eos_token_ids)
 
     async def encode_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """The ids of each of many texts, which together may be long."""
+        """The ids of each of several texts."""
         if not texts:
             return []
-        return await self._run(sum(map(len, texts)), lambda tokenizer: _encode_all(tokenizer, list(texts)))
+        return await self._run_tokenizer(sum(map(len, texts)), lambda tokenizer: _encode_all(tokenizer, list(texts)))
 
     @property
     def can_infill(self) -> bool:
-        """Whether the model can fill a gap in a text."""
+        """Whether the tokenizer has fill-in-the-middle tokens."""
         return self._infill is not None
 
     async def encode_around(self, prompt: Prompt, suffix: str, *, truncate: int | None = None) -> tuple[int, ...]:
-        """The ids of a prompt for what stands between it, or the last `truncate` of its tokens, and `suffix`.
+        """The ids of a fill-in-the-middle prompt: `prompt` or the last `truncate` of its tokens, a gap, `suffix`.
 
         Raises:
-            schemas.errors.InvalidRequest: the prompt is a chat, or the model cannot do that.
+            schemas.errors.UnsupportedFeature: the prompt is a chat, or the model does not support it.
         """
         if self._infill is None or not isinstance(prompt, TextPrompt | TokensPrompt):
-            raise UnsupportedFeature("Here is no text that could have a suffix.", feature="suffix", param="suffix")
-        before = prompt.ids if isinstance(prompt, TokensPrompt) else await self._encode_bare(prompt.text)
+            raise UnsupportedFeature(
+                "A suffix needs a text prompt and a model that supports fill-in-the-middle.",
+                feature="suffix",
+                param="suffix",
+            )
+        before = prompt.ids if isinstance(prompt, TokensPrompt) else await self._encode_plain(prompt.text)
         before = before[-truncate:] if truncate else before
-        return self._infill.around(before, await self._encode_bare(suffix), self._begin)
+        return self._infill.around(before, await self._encode_plain(suffix), self._bos)
 
-    async def _encode_bare(self, text: str) -> tuple[int, ...]:
-        """The ids of a text alone."""
-        return await self._run(
+    async def _encode_plain(self, text: str) -> tuple[int, ...]:
+        """The ids of a text without special tokens around it."""
+        return await self._run_tokenizer(
             len(text), lambda tokenizer: tuple(tokenizer.encode(text, add_special_tokens=False, verbose=False))
         )
 
     async def encode(
         self, prompt: Prompt, tools: tuple[Tool, ...] = (), *, truncate: int | None = None
     ) -> tuple[int, ...]:
-        """The ids of a prompt, the last `truncate` of them.
+        """The ids of a prompt, or the last `truncate` of them.
 
         Raises:
-            schemas.errors.InvalidRequest: the chat template refuses the messages.
+            schemas.errors.InvalidRequest: the chat template rejects the messages.
         """
         if isinstance(prompt, TokensPrompt):
             ids = prompt.ids
         elif isinstance(prompt, TextPrompt):
-            ids = await self._run(len(prompt.text), lambda tokenizer: _encode(tokenizer, prompt.text))
+            ids = await self._run_tokenizer(len(prompt.text), lambda tokenizer: _encode(tokenizer, prompt.text))
         else:
-            turns = [_turn(message, self._parts) for message in prompt.messages]
-            said = "\0".join(_strings(turns))
-            sanitize = self._control.search(said) is not None
-            ids = await self._run(len(said), lambda tokenizer: _encode_chat(tokenizer, turns, tools, sanitize))
+            turns = [_turn(message, self._content_as_parts) for message in prompt.messages]
+            strings = "\0".join(_strings(turns))
+            sanitize = self._control_tokens.search(strings) is not None
+            ids = await self._run_tokenizer(
+                len(strings), lambda tokenizer: _encode_chat(tokenizer, turns, tools, sanitize)
+            )
         return ids[-truncate:] if truncate else ids
 
-    async def leading(self, text: str) -> int:
-        """How many of a longer text's tokens `text` is, if it stands first: an end token of its own does not count."""
+    async def prefix_length(self, text: str) -> int:
+        """How many tokens `text` is as the prefix of a longer text: without an end token of its own."""
         ids = await self.encode(TextPrompt(text))
         return len(ids) - (ids[-1] in self._tokenizer.all_special_ids)
 
     async def tokenize(
         self, prompt: Prompt, tools: tuple[Tool, ...] = (), *, add_special_tokens: bool = True
     ) -> Tokens:
-        """A prompt's tokens and where in its text they are; of chats and ids the text is put together from tokens."""
+        """A prompt's tokens and their places in its text; the text of chats and ids is decoded from the tokens."""
         if isinstance(prompt, TextPrompt) and self._tokenizer.is_fast:
             text = prompt.text
-            spans = await self._run(len(text), lambda tokenizer: _spans(tokenizer, text, add_special_tokens))
+            spans = await self._run_tokenizer(len(text), lambda tokenizer: _spans(tokenizer, text, add_special_tokens))
             return Tokens(spans, text)
         tokens = self.prompt_tokens(await self.encode(prompt, tools))
         edges = accumulate((len(token.text) for token in tokens), initial=0)
@@ -171,9 +177,9 @@ class TextCodec:
         return Tokens(spans, "".join(token.text for token in tokens))
 
     def prompt_tokens(self, ids: Sequence[int], logprobs: Sequence[Logprobs] = ()) -> tuple[Token, ...]:
-        """A prompt's tokens, with what each adds to its text."""
+        """A prompt's tokens with their text, and with their log-probabilities if given."""
         detokenizer = self.vocabulary.detokenizer()
-        scores = [self.scores(found) for found in logprobs] or [(None, ())] * len(ids)
+        scores = [self.scores(each) for each in logprobs] or [(None, ())] * len(ids)
         fed = (detokenizer.feed(id, *score) for id, score in zip(ids, scores, strict=True))
         tokens = [*chain.from_iterable(fed), *detokenizer.close()]
         if self.vocabulary.strips_first_space:
@@ -181,28 +187,27 @@ class TextCodec:
         return tuple(tokens)
 
     def scores(self, found: Logprobs) -> tuple[float | None, tuple[TopToken, ...]]:
-        """The log-probabilities at a position, with text."""
-        top = zip(found.top_ids, found.top_logprobs, strict=True)
-        return found.logprob, tuple([self._top_token(id, logprob) for id, logprob in top])
+        """The log-probabilities at a position, with the text of the tokens."""
+        top = []
+        for id, logprob in zip(found.top_ids, found.top_logprobs, strict=True):
+            entry = self.vocabulary.piece(id)
+            top.append(TopToken(id, entry.text, logprob, None if entry.whole else entry.bytes))
+        return found.logprob, tuple(top)
 
-    def _top_token(self, id: int, logprob: float) -> TopToken:
-        entry = self.vocabulary.piece(id)
-        return TopToken(id, entry.text, logprob, None if entry.whole else entry.bytes)
-
-    async def _run(self, size: int, work: Callable[[Any], T]) -> T:
-        if size < _LONG:
+    async def _run_tokenizer(self, size: int, work: Callable[[Any], T]) -> T:
+        if size < _LONG_TEXT:
             return work(self._tokenizer)
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._thread_tokenizer)
 
 
-def _begin(tokenizer: Any) -> tuple[int, ...]:
-    """What every text begins with: the tokenizer's first token, if it has one for that and uses it."""
+def _bos(tokenizer: Any) -> tuple[int, ...]:
+    """The beginning-of-sequence token, if the tokenizer puts one before every text."""
     first = tuple(tokenizer("")["input_ids"][:1])
     return first if first == (tokenizer.bos_token_id,) else ()
 
 
 def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
-    return tuple(tokenizer.encode(text, verbose=False))  # too long is not the tokenizer's to say
+    return tuple(tokenizer.encode(text, verbose=False))  # not verbose: it would warn of long texts
 
 
 def _encode_all(tokenizer: Any, texts: list[str]) -> list[tuple[int, ...]]:
@@ -212,10 +217,10 @@ def _encode_all(tokenizer: Any, texts: list[str]) -> list[tuple[int, ...]]:
 def _encode_chat(
     tokenizer: Any, turns: list[dict[str, Any]], tools: tuple[Tool, ...], sanitize: bool
 ) -> tuple[int, ...]:
-    """Render and tokenise; the names of control tokens in what people said stay text if `sanitize`."""
+    """Render and tokenize a chat; with `sanitize`, control tokens' names in the messages stay plain text."""
     if sanitize and "sanitize_control_tokens" not in signature(tokenizer.apply_chat_template).parameters:
-        raise InvalidRequest(  # transformers before 5.20: a message could pass for somebody else's
-            "The messages hold the name of a control token, which cannot be told apart from the token itself here.",
+        raise InvalidRequest(  # transformers before 5.20: a message could forge another role's turn
+            "The messages contain the name of a control token, which this server cannot distinguish from the token.",
             param="messages",
         )
     try:
@@ -228,7 +233,7 @@ def _encode_chat(
             tokenizer_kwargs={"verbose": False},
         )
     except (TemplateError, ValueError) as error:
-        raise InvalidRequest(f"The model's chat template refuses the messages: {error}", param="messages") from error
+        raise InvalidRequest(f"The model's chat template rejects the messages: {error}", param="messages") from error
     return tuple(ids)
 
 
@@ -241,26 +246,26 @@ def _spans(tokenizer: Any, text: str, add_special_tokens: bool) -> tuple[TokenSp
 
 
 def _processor_template(folder: Path) -> str | None:
-    """Of multimodal checkpoints whose processor keeps it in a file of its own, as older ones do."""
+    """The chat template of older multimodal checkpoints, whose processor has it in a file of its own."""
     file = folder / "chat_template.json"
     return json.loads(file.read_text())["chat_template"] if file.is_file() else None
 
 
 def _wants_parts(tokenizer: Any) -> bool:
-    """Whether its template passes over a text that is not in a list of parts, as those of many multimodal models do."""
+    """Whether the chat template ignores content that is not a list of parts, as those of many multimodal models do."""
 
-    def says(content: object) -> bool:
+    def renders(content: object) -> bool:
         try:
-            said = tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+            rendered = tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
         except (TemplateError, ValueError, TypeError):
             return False
-        return _PROBE in said
+        return _PROBE in rendered
 
-    return bool(tokenizer.chat_template) and not says(_PROBE) and says([{"type": "text", "text": _PROBE}])
+    return bool(tokenizer.chat_template) and not renders(_PROBE) and renders([{"type": "text", "text": _PROBE}])
 
 
 def _turn(message: Message, parts: bool) -> dict[str, Any]:
-    """A message as chat templates know it. What is not there is None, which transformers leaves out."""
+    """A message as chat templates expect it; None for absent fields, which transformers drops."""
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call.arguments)}}
         for call in message.tool_calls
@@ -276,7 +281,7 @@ def _turn(message: Message, parts: bool) -> dict[str, Any]:
 
 
 def _content(message: Message, parts: bool) -> str | list[dict[str, str]] | None:
-    """Text as one string, which most templates take; in `parts` for the others, and if there are pictures."""
+    """The content as one string, which most templates expect; as a list with `parts` or if there are images."""
     content = message.content
     if isinstance(content, str) and parts:
         content = (TextPart(content),)
@@ -290,7 +295,7 @@ def _content(message: Message, parts: bool) -> str | list[dict[str, str]] | None
 
 
 def _arguments(text: str) -> Any:
-    """Templates expect what the JSON says, and write it as the model wants it; what is none stays as it is."""
+    """A call's arguments, decoded, because templates serialize them; text that is not JSON stays as it is."""
     try:
         return json.loads(text)
     except ValueError:
@@ -298,7 +303,7 @@ def _arguments(text: str) -> Any:
 
 
 def _known_roles(turns: list[dict[str, Any]], template: object) -> list[dict[str, Any]]:
-    """OpenAI's newer word for system, for templates that were written before it."""
+    """Replace the role `developer` by `system` for templates that do not know it."""
     if "developer" in str(template):
         return turns
     return [turn | {"role": "system"} if turn["role"] == "developer" else turn for turn in turns]
@@ -310,7 +315,7 @@ def _function(tool: Tool) -> dict[str, Any]:
 
 
 def _strings(value: Any) -> list[str]:
-    """All strings in it, dict keys aside."""
+    """All strings in a JSON value, except keys."""
     if isinstance(value, str):
         return [value]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

@@ -1,7 +1,7 @@
-"""Prompts with a suffix: what stands before and after a gap, and the model is to fill it.
+"""Fill-in-the-middle prompts: a prefix and a suffix, between which the model generates.
 
-Only for tokenizers that have tokens for it; between them the order is prefix, suffix, middle, as all of these families
-were trained (Bavarian et al., arXiv 2207.14255, "PSM").
+For tokenizers with fill-in-the-middle tokens. The order is prefix, suffix, middle (PSM in Bavarian et al., arXiv
+2207.14255), with which all of these families were trained.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FAMILIES = (
 
 
 class Infill(NamedTuple):
-    """The ids of a tokenizer's tokens before the prefix, the suffix and the middle."""
+    """The ids of the tokens that precede the prefix, the suffix and the middle."""
 
     prefix: int
     suffix: int
@@ -28,12 +28,12 @@ class Infill(NamedTuple):
 
     @classmethod
     def of(cls, vocabulary: Mapping[str, int]) -> Infill | None:
-        """Those of a vocabulary; None if it has none."""
+        """The tokens of a vocabulary; None if it has none."""
         for family in _FAMILIES:
             if all(token in vocabulary for token in family):
                 return cls(*(vocabulary[token] for token in family))
         return None
 
-    def around(self, before: tuple[int, ...], after: tuple[int, ...], begin: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """The prompt for the gap between two texts; `begin` is what every prompt begins with."""
-        return (*begin, self.prefix, *before, self.suffix, *after, self.middle)
+    def around(self, before: tuple[int, ...], after: tuple[int, ...], bos: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """The prompt for the text between `before` and `after`; `bos` precedes everything."""
+        return (*bos, self.prefix, *before, self.suffix, *after, self.middle)

@@ -1,7 +1,13 @@
-"""Tool calls in a model's text: found as it is written, and made certain by grammar where one must be called.
+"""Tool calls in a model's text: parsed as they are generated, and enforced by a grammar if a call is required.
 
-The form is that of Hermes and Qwen, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as often as there are
-calls. What looks like a call and turns out to be none stays text.
+The format is that of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, once per call. Text
+that looks like a call and turns out not to be one stays text.
+
+Strategy (`ToolParser`):
+- A state machine over the undecided text: in text, in a call's head, in its arguments, in its tail, in the rest after
+  the last call that is accepted. Each state consumes what is decided and may hand over to the next state.
+- Arguments are passed on while they are generated: their end is found by counting brackets outside of strings.
+- Tokens are consumed together with their text, so that each delta has the tokens of its text.
 """
 
 from __future__ import annotations
@@ -14,59 +20,61 @@ from collections.abc import Callable, Sequence
 from llguidance import regex_to_lark
 from msgspec.structs import replace
 
-from backends.native.grammar.grammar import styled
+from backends.native.grammar.grammar import schema_text
 from backends.native.grammar.schema_limits import check_schema
 from schemas.ir import Delta, Finished, FinishReason, Generate, Grammar, Token, Tool, ToolDelta
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
-_MOST_CALLS = 16
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-_MARK = re.compile(r'["\\{}\[\]]')
+_MAX_CALLS = 16
+"""Per answer; the grammar allows no more, and the parser drops further calls."""
+_CALL_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_JSON_MARK = re.compile(r'["\\{}\[\]]')
 
 
 def can_call(template: object) -> bool:
-    """Whether a chat template has the model write its calls in this form."""
+    """Whether a chat template makes the model write its calls in this format."""
     text = str(template)
-    return OPEN in text and "tools" in text and "<function=" not in text  # the latter: Qwen3-Coder's XML in such tags
+    xml = "<function=" in text  # Qwen3-Coder's calls: XML within the same tags
+    return OPEN in text and "tools" in text and not xml
 
 
-def offered(request: Generate) -> tuple[Tool, ...]:
-    """The tools that the model is told of."""
+def offered_tools(request: Generate) -> tuple[Tool, ...]:
+    """The tools that are shown to the model."""
     choice = request.tool_choice
     if choice is None or choice.mode in ("auto", "required", "named"):
         return request.tools
-    return tuple(tool for tool in request.tools if tool.name in choice.names)  # of "none", none
+    return tuple(tool for tool in request.tools if tool.name in choice.names)  # mode "none" names none
 
 
-def most_calls(request: Generate) -> int:
-    """How many calls an answer may hold."""
+def max_calls(request: Generate) -> int:
+    """The number of calls that an answer may have."""
     named = request.tool_choice is not None and request.tool_choice.mode == "named"
-    return 1 if named or request.parallel_tool_calls is False else _MOST_CALLS
+    return 1 if named or request.parallel_tool_calls is False else _MAX_CALLS
 
 
 def tool_grammar(request: Generate, *, tags_are_tokens: bool) -> str | None:
-    """The calls that an answer must or may consist of, in llguidance's Lark; None if it is free.
+    """A grammar for the calls that an answer must or may have, in llguidance's Lark; None if the answer is free.
 
     Args:
-        request: with tools on offer.
-        tags_are_tokens: whether the tags around a call have tokens of their own, which no text contains.
+        request: a request that offers tools.
+        tags_are_tokens: whether the tags around a call are special tokens, which no text contains.
 
     Raises:
-        schemas.errors.InvalidRequest: a schema is beyond the limits.
+        schemas.errors.InvalidRequest: a schema exceeds the limits.
     """
-    choice, tools = request.tool_choice, offered(request)
-    must = choice is not None and (choice.mode in ("required", "named") or choice.required)
+    choice, tools = request.tool_choice, offered_tools(request)
+    required = choice is not None and (choice.mode in ("required", "named") or choice.required)
     if choice is not None and choice.mode == "named":
         tools = tuple(tool for tool in tools if tool.name in choice.names)
-    if must:
-        start = f"call{{1,{most_calls(request)}}}"
+    if required:
+        start = f"call{{1,{max_calls(request)}}}"
         return _lark(start, tools, tags_are_tokens)
     if request.grammar is not None:
-        start = f"answer | call{{1,{most_calls(request)}}}"
-        return _lark(start, tools, tags_are_tokens) + _answer(request.grammar)
+        start = f"answer | call{{1,{max_calls(request)}}}"
+        return _lark(start, tools, tags_are_tokens) + _answer_rule(request.grammar)
     if tags_are_tokens and any(tool.strict for tool in tools):
-        return _lark(f"TEXT call{{0,{most_calls(request)}}}", tools, tags_are_tokens) + "TEXT: /(?s:.*)/\n"
+        return _lark(f"TEXT call{{0,{max_calls(request)}}}", tools, tags_are_tokens) + "TEXT: /(?s:.*)/\n"
     return None
 
 
@@ -79,139 +87,139 @@ def _lark(start: str, tools: Sequence[Tool], tags_are_tokens: bool) -> str:
         check_schema(schema, "tools")
         head = f'{{"name": {json.dumps(tool.name)}, "arguments": '
         lines.append(f'call_{place}: {json.dumps(head)} arguments_{place} "}}"')
-        lines.append(f"arguments_{place}: %json {styled(schema, lenient=not tool.strict)}")
+        lines.append(f"arguments_{place}: %json {schema_text(schema, lenient=not tool.strict)}")
     return "\n".join(lines) + "\n"
 
 
-def _answer(grammar: Grammar) -> str:
+def _answer_rule(grammar: Grammar) -> str:
     if grammar.kind == "regex":
         return f"answer: /{regex_to_lark(grammar.value)}/\n"
     schema = {"type": "object"} if grammar.kind == "json_object" else grammar.value
     check_schema(schema, "response_format")
-    return f"answer: %json {styled(schema)}\n"
+    return f"answer: %json {schema_text(schema)}\n"
 
 
 class ToolParser:
-    """Takes the calls out of one choice's deltas. The result does not depend on how the text was cut into deltas.
+    """Separates the tool calls of one choice from its text. The result does not depend on how the text is split.
 
     Args:
-        most: calls that are taken; what comes after them is dropped.
+        limit: the number of calls that are accepted; what follows them is dropped.
     """
 
-    def __init__(self, most: int = _MOST_CALLS) -> None:
-        self._most = most
-        self._phase: Callable[[], bool] = self._in_text
-        self._text = ""  # what is undecided, and the tokens that it is made of
-        self._held: list[Token] = []
-        self._told: list[Token] = []
-        self._calls: list[ToolDelta] = []
-        self._count = 0
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._state: Callable[[], bool] = self._in_text
+        self._text = ""  # undecided text
+        self._tokens: list[Token] = []  # the tokens of the undecided text
+        self._ready: list[Token] = []  # text that is not part of a call, for the next delta
+        self._calls: list[ToolDelta] = []  # for the next delta
+        self._count = 0  # calls so far
         self._depth = 0
         self._quoted = False
 
     def feed(self, delta: Delta) -> Delta | None:
-        """What a delta says beyond calls, and of calls; None if that is nothing yet."""
-        self._take(delta.tokens)
-        tokens, calls = self._flush()
+        """The delta without its calls' text, and with the calls; None if nothing is decided yet."""
+        self._push(delta.tokens)
+        tokens, calls = self._take_ready()
         return replace(delta, text=_text(tokens), tokens=tokens, tool_calls=calls) if tokens or calls else None
 
     def finish(self, finished: Finished) -> Finished:
-        """The last delta, with what was held back."""
-        self._take(finished.tokens)
-        if self._phase in (self._in_text, self._in_head):
-            rest = self._split(len(self._text))
+        """The last delta, with all undecided text."""
+        self._push(finished.tokens)
+        if self._state in (self._in_text, self._in_head):
+            rest = self._consume(len(self._text))
             between = self._count > 0 and not _text(rest).strip()
-            self._told += [token for token in rest if token.special] if between else rest
-        tokens, calls = self._flush()
+            self._ready += [token for token in rest if token.special] if between else rest
+        tokens, calls = self._take_ready()
         ended = self._count > 0 and finished.reason is not FinishReason.LENGTH
         reason = FinishReason.TOOL_CALL if ended else finished.reason
         return replace(finished, text=_text(tokens), tokens=tokens, tool_calls=calls, reason=reason)
 
-    def _take(self, tokens: Sequence[Token]) -> None:
+    def _push(self, tokens: Sequence[Token]) -> None:
         for token in tokens:
-            self._held.append(token)
+            self._tokens.append(token)
             self._text += _visible(token)
-            while self._phase():
+            while self._state():
                 pass
 
-    def _flush(self) -> tuple[tuple[Token, ...], tuple[ToolDelta, ...]]:
-        told, self._told, calls, self._calls = self._told, [], self._calls, []
-        return tuple(told), tuple(calls)
+    def _take_ready(self) -> tuple[tuple[Token, ...], tuple[ToolDelta, ...]]:
+        ready, self._ready, calls, self._calls = self._ready, [], self._calls, []
+        return tuple(ready), tuple(calls)
 
-    # Each phase works on the undecided text and says whether another one should go on with the rest.
+    # The states. Each consumes decided text and returns whether the next state should continue with the rest.
 
     def _in_text(self) -> bool:
         place = self._text.find(OPEN)
-        certain = self._text[: place if place >= 0 else len(self._text) - _begun(self._text)].rstrip()
-        self._told += self._split(len(certain))
+        certain = self._text[: place if place >= 0 else len(self._text) - _partial_tag(self._text)].rstrip()
+        self._ready += self._consume(len(certain))
         if place >= 0:
-            self._phase = self._in_head
+            self._state = self._in_head
         return place >= 0
 
     def _in_head(self) -> bool:
         start = self._text.index(OPEN) + len(OPEN)
-        if head := _HEAD.match(self._text, start):
-            self._begin(json.loads(head[1], strict=False))
-            self._split(head.end())
+        if head := _CALL_HEAD.match(self._text, start):
+            self._begin_call(json.loads(head[1], strict=False))
+            self._consume(head.end())
             self._depth, self._quoted = 0, False
-            self._phase = self._in_arguments
+            self._state = self._in_arguments
             return True
         end = self._text.find(CLOSE, start)
         if end < 0:
             return False
-        call = _whole(self._text[start:end])
+        call = _decode_call(self._text[start:end])
         if call is None:
-            self._told += self._split(end + len(CLOSE))
-            self._phase = self._in_text
+            self._ready += self._consume(end + len(CLOSE))
+            self._state = self._in_text
         else:
-            self._begin(call[0])
-            self._argue(call[1])
-            self._split(end)
-            self._phase = self._in_tail
+            self._begin_call(call[0])
+            self._add_arguments(call[1])
+            self._consume(end)
+            self._state = self._in_tail
         return True
 
     def _in_arguments(self) -> bool:
-        certain = self._end_of_arguments()
+        certain = self._arguments_length()
         if certain:
-            self._argue(self._text[:certain])
-            self._split(certain)
+            self._add_arguments(self._text[:certain])
+            self._consume(certain)
         if self._depth == 0 and certain:
-            self._phase = self._in_tail
+            self._state = self._in_tail
             return True
         return False
 
     def _in_tail(self) -> bool:
         end = self._text.find(CLOSE)
         if end < 0:
-            self._split(max(0, len(self._text) - len(CLOSE)))
+            self._consume(max(0, len(self._text) - len(CLOSE)))
             return False
-        self._split(end + len(CLOSE))
-        self._phase = self._in_text if self._count < self._most else self._in_rest
+        self._consume(end + len(CLOSE))
+        self._state = self._in_text if self._count < self._limit else self._in_rest
         return True
 
     def _in_rest(self) -> bool:
-        self._split(len(self._text))
+        self._consume(len(self._text))
         return False
 
-    def _begin(self, name: str) -> None:
+    def _begin_call(self, name: str) -> None:
         self._calls.append(ToolDelta(self._count, f"call_{secrets.token_hex(12)}", name))
         self._count += 1
 
-    def _argue(self, text: str) -> None:
+    def _add_arguments(self, text: str) -> None:
         last = self._calls[-1] if self._calls else None
         if last is not None and last.id is None and last.index == self._count - 1:
             self._calls[-1] = replace(last, arguments=last.arguments + text)
         else:
             self._calls.append(ToolDelta(self._count - 1, arguments=text))
 
-    def _end_of_arguments(self) -> int:
-        """How much of the text is arguments; they are complete if the depth is 0 then."""
+    def _arguments_length(self) -> int:
+        """The number of characters that belong to the arguments, which are complete if the depth is 0 afterwards."""
         place = 0
-        while mark := _MARK.search(self._text, place):
+        while mark := _JSON_MARK.search(self._text, place):
             place = mark.end()
             if mark[0] == "\\":
                 if place == len(self._text):
-                    return mark.start()  # what it escapes is still to come
+                    return mark.start()  # the escaped character has not arrived
                 place += 1
             elif mark[0] == '"':
                 self._quoted = not self._quoted
@@ -221,28 +229,28 @@ class ToolParser:
                     return place
         return len(self._text)
 
-    def _split(self, count: int) -> list[Token]:
-        """Take the first `count` characters, and the tokens that they are made of, away."""
+    def _consume(self, count: int) -> list[Token]:
+        """Remove the first `count` characters; returns their tokens, the last one split if need be."""
         self._text = self._text[count:]
         taken: list[Token] = []
-        while self._held and (size := len(_visible(self._held[0]))) <= count:
-            taken.append(self._held.pop(0))
+        while self._tokens and (size := len(_visible(self._tokens[0]))) <= count:
+            taken.append(self._tokens.pop(0))
             count -= size
         if count:
-            first = self._held[0]
+            first = self._tokens[0]
             raw = first.bytes or first.text.encode()
             taken.append(replace(first, text=first.text[:count], bytes=raw))
-            self._held[0] = replace(first, text=first.text[count:], bytes=raw)
+            self._tokens[0] = replace(first, text=first.text[count:], bytes=raw)
         return taken
 
 
-def _begun(text: str) -> int:
-    """How many characters at the end may be the beginning of a call."""
+def _partial_tag(text: str) -> int:
+    """The number of characters at the end that may be the beginning of an opening tag."""
     return next((size for size in range(min(len(text), len(OPEN) - 1), 0, -1) if text.endswith(OPEN[:size])), 0)
 
 
-def _whole(body: str) -> tuple[str, str] | None:
-    """Name and arguments of a call that is not written in the usual order; None if it is no call."""
+def _decode_call(body: str) -> tuple[str, str] | None:
+    """Name and arguments of a call whose keys are in another order; None if the body is no call."""
     try:
         call = json.loads(body, strict=False)
     except ValueError:

@@ -1,7 +1,7 @@
-"""What every token of a Hugging Face tokenizer says, in bytes where the tokenizer's decoder lets us know them.
+"""The vocabulary of a Hugging Face tokenizer: the bytes of every token, where its decoder makes them known.
 
-Byte-level and SentencePiece tokenizers, which nearly all models have, concatenate their tokens' bytes. For the others
-(`WindowDecoder`) text is what the tokenizer's own `decode` makes of a window of tokens.
+Byte-level and SentencePiece tokenizers, which nearly all models have, concatenate their tokens' bytes. For other
+tokenizers `WindowDecoder` calls the tokenizer's own `decode` on a window of tokens.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 from backends.detokenizer import Detokenizer, Piece, Utf8Decoder, piece
 
 _NOTHING = b""
-_STUCK = 8
-"""Tokens after which an incomplete character will not be completed any more: it has four bytes at most."""
+_MAX_PENDING = 8
+"""Tokens after which an incomplete character is given up: a character has four bytes at most."""
 
 
 class HfVocabulary:
     """The vocabulary of `tokenizer`, a `transformers.PreTrainedTokenizerBase`.
 
-    `strips_first_space` says that a text's very first space is not the text's own. `digest` is the same for
-    vocabularies that give every id the same name.
+    `strips_first_space`: the tokenizer adds a space before every text, which is not part of it. `digest` is equal for
+    vocabularies that map the same ids to the same tokens.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -36,19 +36,19 @@ class HfVocabulary:
         self.digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
     def piece(self, id: int) -> Piece:
-        """The entry of a token; of an unknown id, an empty one."""
+        """The entry of a token; an empty one for an unknown id."""
         found = self._pieces.get(id)
         if found is None:
-            found = self._pieces[id] = self._make(id)
+            found = self._pieces[id] = self._make_piece(id)
         return found
 
     def detokenizer(self, context: Sequence[int] = ()) -> Detokenizer:
-        """A fresh detokenizer for what follows `context`."""
+        """A new detokenizer for the tokens after `context`."""
         if self._to_bytes is not None:
             return Detokenizer(self, Utf8Decoder())
         return Detokenizer(self, WindowDecoder(self._decode, context))
 
-    def _make(self, id: int) -> Piece:
+    def _make_piece(self, id: int) -> Piece:
         added = self._added.get(id)
         if added is not None and added.special:
             return piece(id, added.content.encode(), special=True)
@@ -65,46 +65,46 @@ class HfVocabulary:
 
 
 class WindowDecoder:
-    """For vocabularies whose tokens say something only together: text is by how much a window's text grows.
+    """Decodes vocabularies whose tokens have no text on their own: a token's text is by how much a window's text grows.
 
-    The window starts one telling before the last, so that the tokenizer knows what stood before.
+    The window starts with the tokens emitted before the latest ones, so that the tokenizer sees their context.
 
     Args:
         decode: ids to text.
-        context: the ids that stand before the first one.
+        context: the ids before the first token.
     """
 
-    __slots__ = ("_decode", "_told", "_window", "pending")
+    __slots__ = ("_decode", "_emitted", "_window", "pending")
 
     def __init__(self, decode: Callable[[list[int]], str], context: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._window = list(context[-_STUCK:])
-        self._told = len(self._window)
+        self._window = list(context[-_MAX_PENDING:])
+        self._emitted = len(self._window)
         self.pending = False
 
     def push(self, piece: Piece) -> str:
-        """The text that became certain."""
+        """Add a token; returns the text that is complete with it."""
         self._window.append(piece.id)
-        grown = self._grown()
-        self.pending = grown.endswith("\ufffd") and len(self._window) - self._told < _STUCK
-        return "" if self.pending else self._tell(grown)
+        grown = self._new_text()
+        self.pending = grown.endswith("\ufffd") and len(self._window) - self._emitted < _MAX_PENDING
+        return "" if self.pending else self._emit(grown)
 
     def flush(self) -> str:
-        """The text of what is pending."""
+        """The text of pending tokens."""
         self.pending = False
-        return self._tell(self._grown())
+        return self._emit(self._new_text())
 
-    def _grown(self) -> str:
-        return self._decode(self._window)[len(self._decode(self._window[: self._told])) :]
+    def _new_text(self) -> str:
+        return self._decode(self._window)[len(self._decode(self._window[: self._emitted])) :]
 
-    def _tell(self, text: str) -> str:
-        del self._window[: self._told]
-        self._told = len(self._window)
+    def _emit(self, text: str) -> str:
+        del self._window[: self._emitted]
+        self._emitted = len(self._window)
         return text
 
 
 def _decoder_steps(tokenizer: Any) -> Iterator[dict[str, Any]]:
-    """The steps of a fast tokenizer's decoder, sequences opened; none for other tokenizers."""
+    """The steps of a fast tokenizer's decoder, with sequences flattened; none for slow tokenizers."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is None or fast.decoder is None:
         return
@@ -118,7 +118,7 @@ def _decoder_steps(tokenizer: Any) -> Iterator[dict[str, Any]]:
 
 
 def _to_bytes(steps: set[str]) -> Callable[[str], bytes] | None:
-    """How a vocabulary entry is turned to bytes by a decoder of these steps; None if not one by one."""
+    """The function from a vocabulary entry to its bytes for a decoder of these steps; None if there is none."""
     if "ByteLevel" in steps and steps <= {"ByteLevel", "Fuse"}:
         return _byte_level
     if steps and steps <= {"Replace", "Metaspace", "ByteFallback", "Fuse", "Strip"}:
@@ -150,7 +150,7 @@ def _byte_level(text: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's `bytes_to_unicode`, reversed: printable bytes stand for themselves, the others from U+0100 on."""
+    """The inverse of GPT-2's `bytes_to_unicode`: printable bytes map to themselves, the others to U+0100 and up."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}

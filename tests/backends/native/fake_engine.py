@@ -1,6 +1,6 @@
-"""An engine without a model: speaks the messages, answers by a rule, dies and hangs when told to. No torch.
+"""An engine without a model: speaks the messages, answers by a rule, dies and hangs on demand. Needs no torch.
 
-It is reached as in process (`connect`) or over a real socket (`serve`).
+Reached in process (`connect`) or over a real socket (`serve`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from backends.native.client.channels import Deliver, Lost
+from backends.native.client.engine_client import EngineClient
+from backends.native.client.inflight import InFlightRequest
+from backends.native.client.transports import OnLost, OnMessage
 from backends.native.protocol.frames import FrameReader, encode_frame
 from backends.native.protocol.messages import (
     Cancel,
@@ -30,7 +32,7 @@ READY = Ready(2048, 768, (1,), "float32", "cpu", "packed", 64)
 
 
 def count_up(submit: Submit) -> Iterator[int]:
-    """Goes on counting from the prompt's last token."""
+    """Count on from the prompt's last token."""
     last = submit.prompt[-1]
     return iter(range(last + 1, last + 1 + submit.max_new_tokens))
 
@@ -46,8 +48,8 @@ class _Running:
 class FakeEngine:
     """`rule` says which ids follow a prompt; a choice ends as the real engine's does, or with its ids.
 
-    `step` tells every running sequence's next `burst` tokens; while `auto`, the event loop calls it. While `up` is
-    False nobody can connect; while `silent` no ping is answered.
+    `step` sends every running sequence's next `burst` tokens; while `auto`, the event loop calls it. While `up` is
+    False, connections are refused; while `silent`, pings are not answered.
     """
 
     rule: Callable[[Submit], Iterator[int]] = count_up
@@ -60,7 +62,7 @@ class FakeEngine:
     greeting: FromEngine | None = None
     running: dict[tuple[int, int], _Running] = field(default_factory=dict)
     received: list[ToEngine] = field(default_factory=list)
-    connections: dict[int, tuple[Callable[[FromEngine], None], Callable[[], None]]] = field(default_factory=dict)
+    connections: dict[int, tuple[OnMessage, OnLost]] = field(default_factory=dict)
     _connected: int = 0
     _scheduled: bool = False
 
@@ -72,12 +74,12 @@ class FakeEngine:
     def cancelled(self) -> list[int]:
         return [message.seq for message in self.received if isinstance(message, Cancel)]
 
-    def attach(self, deliver: Callable[[FromEngine], None], lost: Callable[[], None]) -> int:
+    def attach(self, on_message: OnMessage, on_lost: OnLost) -> int:
         if not self.up:
             raise ConnectionRefusedError
         self._connected += 1
-        self.connections[self._connected] = deliver, lost
-        asyncio.get_running_loop().call_soon(deliver, self.greeting or self.ready)
+        self.connections[self._connected] = on_message, on_lost
+        asyncio.get_running_loop().call_soon(on_message, self.greeting or self.ready)
         return self._connected
 
     def detach(self, connection: int) -> None:
@@ -86,10 +88,10 @@ class FakeEngine:
             del self.running[key]
 
     def die(self) -> None:
-        """Lose everything; whoever is connected hears that."""
-        for connection, (_, lost) in list(self.connections.items()):
+        """Lose all state, and report the loss to every connection."""
+        for connection, (_, on_lost) in list(self.connections.items()):
             self.detach(connection)
-            lost()
+            on_lost()
 
     def handle(self, connection: int, message: ToEngine) -> None:
         self.received.append(message)
@@ -100,27 +102,27 @@ class FakeEngine:
             case Cancel():
                 self.running.pop((connection, message.seq), None)
             case Ping() if not self.silent:
-                self.tell(connection, Pong(message.token, len(self.running)))
+                self.send(connection, Pong(message.token, len(self.running)))
 
-    def tell(self, connection: int, message: FromEngine) -> None:
+    def send(self, connection: int, message: FromEngine) -> None:
         self.connections[connection][0](message)
 
     def step(self) -> None:
-        told: dict[int, list[Output]] = {}
+        steps: dict[int, list[Output]] = {}
         for key, sequence in list(self.running.items()):
             output = self._advance(sequence)
-            told.setdefault(key[0], []).append(output)
+            steps.setdefault(key[0], []).append(output)
             if output.reason is not None:
                 del self.running[key]
-        for connection, outputs in told.items():
-            self.tell(connection, Step(tuple(outputs)))
+        for connection, outputs in steps.items():
+            self.send(connection, Step(tuple(outputs)))
 
     def _schedule(self) -> None:
         if self.auto and self.running and not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._step_and_go_on)
+            asyncio.get_running_loop().call_soon(self._step_and_reschedule)
 
-    def _step_and_go_on(self) -> None:
+    def _step_and_reschedule(self) -> None:
         self._scheduled = False
         self.step()
         self._schedule()
@@ -139,13 +141,13 @@ class FakeEngine:
             submit.seq,
             tuple(ids),
             reason,
-            logprobs=tuple(_scores(id, submit.top_logprobs) for id in ids) if submit.top_logprobs >= 0 else (),
+            logprobs=tuple(_logprobs(id, submit.top_logprobs) for id in ids) if submit.top_logprobs >= 0 else (),
             prompt=_scored(submit) if first else (),
             cached_tokens=len(submit.prompt) - 1 if first else 0,
         )
 
-    async def connect(self, deliver: Deliver, lost: Lost) -> FakeChannel:
-        return FakeChannel(self, self.attach(deliver, lost))
+    async def connect(self, on_message: OnMessage, on_lost: OnLost) -> FakeTransport:
+        return FakeTransport(self, self.attach(on_message, on_lost))
 
     @asynccontextmanager
     async def serve(self, path: str) -> AsyncIterator[None]:
@@ -154,7 +156,7 @@ class FakeEngine:
         async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             connection = self.attach(lambda message: writer.write(encode_frame(message)), writer.close)
             frames: FrameReader[ToEngine] = FrameReader(ToEngine)
-            with suppress(ConnectionError):  # a worker that hangs up in the middle of a frame to it
+            with suppress(ConnectionError):  # a worker that disconnects in the middle of a frame
                 while data := await reader.read(7):
                     for message in frames.feed(data):
                         self.handle(connection, message)
@@ -171,7 +173,7 @@ class FakeEngine:
 
 
 @dataclass(slots=True, eq=False)
-class FakeChannel:
+class FakeTransport:
     engine: FakeEngine
     connection: int
 
@@ -186,6 +188,29 @@ class FakeChannel:
         self.engine.detach(self.connection)
 
 
+def new_client(
+    engine: FakeEngine, *, heartbeat: float = 1.0, hung_after: float = 30.0, reconnect_timeout: float = 30.0
+) -> EngineClient:
+    return EngineClient(engine.connect, heartbeat=heartbeat, hung_after=hung_after, reconnect_timeout=reconnect_timeout)
+
+
+def ask(client: EngineClient, *lengths: int) -> InFlightRequest:
+    """Submit a request of one sequence per length; the n-th continues the token 10 * n."""
+    seqs = client.reserve_seqs(len(lengths))
+    return client.submit(
+        [Submit(seq, (10 * n,), length) for n, (seq, length) in enumerate(zip(seqs, lengths, strict=True), 1)]
+    )
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Run the event loop until the condition is true; fails after many turns."""
+    for _ in range(20_000):
+        if true():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it did not become true")
+
+
 def _reason(submit: Submit, id: int, generated: int) -> FinishReason | None:
     if generated > submit.min_new_tokens:
         if id in submit.eos_token_ids:
@@ -195,11 +220,11 @@ def _reason(submit: Submit, id: int, generated: int) -> FinishReason | None:
     return FinishReason.LENGTH if generated >= submit.max_new_tokens else None
 
 
-def _scores(id: int, top: int) -> Logprobs:
+def _logprobs(id: int, top: int) -> Logprobs:
     return Logprobs(-id / 100, tuple(range(id, id + top)), tuple(-id / 100 - place for place in range(top)))
 
 
 def _scored(submit: Submit) -> tuple[Logprobs, ...]:
     if submit.prompt_logprobs < 0:
         return ()
-    return (Logprobs(None), *(_scores(id, submit.prompt_logprobs) for id in submit.prompt[1:]))
+    return (Logprobs(None), *(_logprobs(id, submit.prompt_logprobs) for id in submit.prompt[1:]))

@@ -45,8 +45,7 @@ from schemas.ir import (
     Usage,
 )
 from tests.backends import laws
-from tests.backends.native.client.test_engine_client import until
-from tests.backends.native.fake_engine import FakeEngine
+from tests.backends.native.fake_engine import FakeEngine, until
 
 pytestmark = pytest.mark.torch
 
@@ -77,7 +76,7 @@ async def backend(engine: FakeEngine) -> AsyncIterator[NativeBackend]:
     await backend.start()
     yield backend
     assert not engine.running
-    assert not backend._link.busy
+    assert not backend._client.busy
     await backend.aclose()
     assert not engine.connections
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -133,11 +132,11 @@ async def test_it_is_not_ready_before_our_own_side_is(engine: FakeEngine) -> Non
 
 
 async def test_what_the_engine_tells_of_itself(backend: NativeBackend) -> None:
-    backend._link.pong = None
+    backend._client.pong = None
     assert backend.engine_state is None
-    backend._link.pong = Pong(0, 3, 2, 6, 8, 1, 100, 64)
+    backend._client.pong = Pong(0, 3, 2, 6, 8, 1, 100, 64)
     assert backend.engine_state == EngineState(3, 2, 0.25, 1, 100, 64)
-    backend._link.ready = None
+    backend._client.ready = None
     assert backend.engine_state is None
 
 
@@ -358,7 +357,7 @@ async def test_an_engine_without_room(backend: NativeBackend, engine: FakeEngine
     task = asyncio.create_task(laws.collect(backend.generate(request(n=2))))
     await until(lambda: len(engine.running) == 2)
     del engine.running[1, 1]
-    engine.tell(1, Step((Output(1, error="full", overloaded=True),)))
+    engine.send(1, Step((Output(1, error="full", overloaded=True),)))
     with pytest.raises(Overloaded) as raised:
         await task
     assert raised.value.retry_after
@@ -370,7 +369,7 @@ async def test_an_engine_that_fails_at_one_request(backend: NativeBackend, engin
     task = asyncio.create_task(laws.collect(backend.generate(request())))
     await until(lambda: bool(engine.running))
     engine.running.clear()
-    engine.tell(1, Step((Output(0, error="the engine ran out of memory"),)))
+    engine.send(1, Step((Output(0, error="the engine ran out of memory"),)))
     with pytest.raises(BackendFailed, match="out of memory"):
         await task
     assert (await backend.healthy()).status == "ready"

@@ -1,6 +1,6 @@
-"""Answers that nobody waits for the end of: nothing of them stays, in the worker or in the engine.
+"""Cancelled requests leave nothing behind, neither in the worker nor in the engine.
 
-Two thousand by default; `CANCELS=10000 pytest tests/backends/native/test_cancels.py` for more.
+Two thousand requests by default; `CANCELS=10000 pytest tests/backends/native/test_cancels.py` for more.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ AT_ONCE = 100
 PROMPTS = ("Hello!", "Count to ten.", "Tell me a story. " * 30, "What is the capital of France?")
 
 
-async def test_random_cancels_leave_nothing() -> None:
+async def test_random_cancels_leave_nothing_behind() -> None:
     chance = random.Random(5)
     backend = NativeBackend("native", {"engine": "inprocess", "threads": 1, "heartbeat": 0.05, "max_sequences": 32})
     await backend.start()
-    link, tasks = backend._link, len(asyncio.all_tasks())
+    client, tasks = backend._client, len(asyncio.all_tasks())
     turn = asyncio.Semaphore(AT_ONCE)
 
     async def leave(number: int) -> None:
@@ -41,7 +41,7 @@ async def test_random_cancels_leave_nothing() -> None:
             stream=True,
         )
         async with turn, aclosing(backend.generate(asked)) as events:
-            reading = asyncio.create_task(anext(events))  # some leave while they wait, some after a few tokens
+            reading = asyncio.create_task(anext(events))  # some are cancelled while they wait, some after a few tokens
             for _ in range(chance.choice((0, 0, 1, 3))):
                 await reading
                 reading = asyncio.create_task(anext(events))
@@ -51,10 +51,10 @@ async def test_random_cancels_leave_nothing() -> None:
             await asyncio.wait([reading])
 
     await asyncio.gather(*map(leave, range(CANCELS)))
-    assert not link.busy
-    await _until(lambda: link.pong is not None and (link.pong.running, link.pong.waiting) == (0, 0))
-    assert link.pong is not None
-    assert link.pong.free_blocks == link.pong.total_blocks
+    assert not client.busy
+    await _until(lambda: client.pong is not None and (client.pong.running, client.pong.waiting) == (0, 0))
+    assert client.pong is not None
+    assert client.pong.free_blocks == client.pong.total_blocks
     assert len(asyncio.all_tasks()) <= tasks
     await backend.aclose()
 
@@ -64,4 +64,4 @@ async def _until(condition: Callable[[], bool]) -> None:
         if condition():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("it never came to hold")
+    raise AssertionError("the condition did not become true")

@@ -21,7 +21,7 @@ from schemas.errors import BackendFailed, BackendUnavailable
 from schemas.ir import Embed, Embeddings, Generate, Sampling, Stopping, TextPrompt
 from tests.backends import laws
 from tests.backends.native.engine.lora import folders
-from tests.backends.native.multimodal.test_images import chat, picture
+from tests.backends.native.multimodal.test_images import chat, drawn_image
 
 pytestmark = [pytest.mark.torch, pytest.mark.asyncio(loop_scope="module")]
 
@@ -30,7 +30,7 @@ OPTIONS = {"engine": "inprocess", "threads": 1, "dtype": "float32", "device": "c
 PROMPTS = (
     chat("What is the capital of France?"),
     TextPrompt("Once upon a time"),
-    chat(picture(1)[1], "What is in the picture?"),
+    chat(drawn_image(1)[1], "What is in the picture?"),
 )
 Backends = tuple[NativeBackend, dict[str, NativeBackend]]
 
@@ -81,12 +81,12 @@ def ids(answer: Completion) -> list[list[int | None]]:
     "fields", [{"sampling": Sampling(temperature=0.0)}, {"sampling": Sampling(seed=5, temperature=1.0), "n": 2}]
 )
 async def test_answers(backends: Backends, fields: Any) -> None:
-    """Greedy, and several at a time from a seed; about a picture, too."""
+    """Greedy, and several at a time from a seed; about an image, too."""
     adapted, merged = backends
     expected = [ids(await ask(merged[name], **fields)) for name in NAMES]
     for _ in range(2):  # the second time the prefixes are in the cache
-        told = await asyncio.gather(*(ask(adapted, name or None, **fields) for name in NAMES))
-        assert [ids(answer) for answer in told] == expected
+        answers = await asyncio.gather(*(ask(adapted, name or None, **fields) for name in NAMES))
+        assert [ids(answer) for answer in answers] == expected
     assert expected[0] != expected[1] != expected[2]
 
 
@@ -98,10 +98,10 @@ async def test_vectors(backends: Backends) -> None:
         found: Embeddings = await backend.embed(Embed(id="e", model="demo", inputs=inputs, lora_adapter=name))
         return torch.tensor(found.vectors)
 
-    told = [await embed(adapted, name or None) for name in NAMES]
-    for vectors, name in zip(told, NAMES, strict=True):
+    embedded = [await embed(adapted, name or None) for name in NAMES]
+    for vectors, name in zip(embedded, NAMES, strict=True):
         torch.testing.assert_close(vectors, await embed(merged[name], None), atol=1e-5, rtol=0)
-    assert float((told[0] - told[1]).abs().max()) > 1e-2
+    assert float((embedded[0] - embedded[1]).abs().max()) > 1e-2
 
 
 async def test_it_says_what_it_has(backends: Backends) -> None:

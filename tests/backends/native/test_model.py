@@ -20,7 +20,7 @@ from schemas.completion import Completion
 from schemas.errors import BackendUnavailable
 from schemas.ir import ChatPrompt, FinishReason, Generate, Message, Sampling, Stopping, TextPrompt
 from tests.backends import laws
-from tests.backends.native.client.test_engine_client import until
+from tests.backends.native.fake_engine import until
 
 pytestmark = pytest.mark.torch
 
@@ -39,7 +39,7 @@ async def backend(request: pytest.FixtureRequest) -> AsyncIterator[NativeBackend
     await backend.start()
     yield backend
     await backend.aclose()
-    assert backend._folder is None or not backend._folder.exists()
+    assert backend._socket_folder is None or not backend._socket_folder.exists()
 
 
 module_loop = pytest.mark.asyncio(loop_scope="module")
@@ -130,13 +130,13 @@ async def test_closing_it_frees_the_engine(backend: NativeBackend, count: int) -
 
 async def idle(backend: NativeBackend) -> None:
     """The engine itself says that it runs nothing and holds nothing: once its step, in which it answers pings, ends."""
-    link = backend._link
-    token = link.pong.token if link.pong else -1
-    await until(lambda: link.pong is not None and link.pong.token > token + 1 and not link.pong.running)
-    assert link.pong is not None
-    assert link.pong.waiting == 0
-    assert link.pong.free_blocks == link.pong.total_blocks
-    assert not link.busy
+    client = backend._client
+    token = client.pong.token if client.pong else -1
+    await until(lambda: client.pong is not None and client.pong.token > token + 1 and not client.pong.running)
+    assert client.pong is not None
+    assert client.pong.waiting == 0
+    assert client.pong.free_blocks == client.pong.total_blocks
+    assert not client.busy
 
 
 async def test_an_engine_that_is_killed_is_started_again() -> None:
@@ -150,7 +150,7 @@ async def test_an_engine_that_is_killed_is_started_again() -> None:
     told = await anext(begun)
     untold = asyncio.create_task(ask(backend, prompts=chat(QUESTIONS[0])))
     await asyncio.sleep(0)
-    assert len(backend._link._waiting()) == 2
+    assert len(backend._client._unfinished()) == 2
     os.kill(backend._process._process.pid, signal.SIGKILL)
     disturbed = laws.check((*told, *await laws.collect(begun)), request(**long))
     assert [(one.text, [token.id for token in one.tokens]) for one in disturbed.choices] == [
@@ -164,8 +164,8 @@ async def test_an_engine_that_is_killed_is_started_again() -> None:
 async def test_several_workers_share_an_engine(tmp_path: Path) -> None:
     owner = NativeBackend("native", {"threads": 1})
     await owner.start()
-    assert owner._folder is not None
-    other = NativeBackend("native", {"socket": str(owner._folder / "socket")})
+    assert owner._socket_folder is not None
+    other = NativeBackend("native", {"socket": str(owner._socket_folder / "socket")})
     await other.start()
     for answer in await asyncio.gather(*(ask(each, prompts=chat(QUESTIONS[0])) for each in (owner, other))):
         assert "Paris" in answer.choices[0].text
@@ -179,5 +179,5 @@ async def test_a_folder_without_a_model(tmp_path: Path) -> None:
     backend = NativeBackend("native", {"model": str(tmp_path), "threads": 1})
     with pytest.raises(BackendUnavailable):
         await backend.start()
-    assert backend._folder is not None
-    assert not backend._folder.exists()
+    assert backend._socket_folder is not None
+    assert not backend._socket_folder.exists()

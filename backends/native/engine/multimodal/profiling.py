@@ -45,7 +45,7 @@ def make_embedder(model: Any, folder: str, capacity: int) -> Embedder | None:
     processor = find_processor(model, folder)
     if processor is None:
         return None
-    known = MULTIMODAL_REGISTRY.about(model.config)
+    known = MULTIMODAL_REGISTRY.lookup(model.config)
     why = why_not_served(model, known, processor) if known is GENERIC else None
     if why is not None:
         raise NotServed(why)
@@ -65,7 +65,7 @@ def find_processor(model: Any, folder: str) -> BaseMultiModalProcessor[Any] | No
     Raises:
         NotServed: the model takes images, and its processor cannot be made.
     """
-    known = MULTIMODAL_REGISTRY.about(model.config)
+    known = MULTIMODAL_REGISTRY.lookup(model.config)
     if known is GENERIC and type(model.config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return None
     try:

@@ -14,7 +14,7 @@ import structlog
 from backends.native.engine.errors import LoadError
 from backends.native.engine.factory import load_engine
 from backends.native.engine.serving.engine_thread import Inbox, serve, stop
-from backends.native.import_lock import in_turn
+from backends.native.import_lock import with_import_lock
 from backends.native.protocol.engine_options import EngineOptions
 from backends.native.protocol.messages import Failed, FromEngine, ToEngine
 
@@ -50,7 +50,7 @@ class InProcessEngine:
 
     def _run(self) -> None:
         try:
-            engine, ready = in_turn(load_engine, self._options, self._deliver)
+            engine, ready = with_import_lock(load_engine, self._options, self._deliver)
             self._deliver(ready)
             serve(engine, self._inbox, lambda _, message: self._deliver(message), self._stopping)
         except LoadError as error:

@@ -1,1 +1,1 @@
-"""One file a model."""
+"""The bundled multimodal models, one file each."""

@@ -1,4 +1,4 @@
-"""Fuyu: no tower. The patches of a picture, row by row, are projected and stand before the prompt."""
+"""Fuyu: no vision tower. An image's patches, row by row, are projected and precede the prompt."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ _NEWLINE, _BEGINNING_OF_ANSWER = "|NEWLINE|", "<0x04>"
 
 
 class FuyuProcessingInfo(BaseProcessingInfo):
-    """One picture, no larger than the image processor's canvas, in patches."""
+    """One image, in patches, no larger than the image processor's canvas."""
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """One picture."""
+        """One image."""
         return {"image": 1}
 
     def get_image_size_with_most_features(self) -> ImageSize:
-        """The whole canvas."""
+        """The canvas."""
         return ImageSize(self.image_processor.size["width"], self.image_processor.size["height"])
 
     def token_id(self, name: str) -> int:
-        """Of one of the tokens that stand for structure."""
+        """The id of a structural token."""
         return int(self.tokenizer.convert_tokens_to_ids(name))
 
     @property
     def bos_token_id(self) -> int:
-        """What stands between picture and text."""
+        """The token between image and text."""
         return int(self.hf_config.text_config.bos_token_id)
 
 
 class FuyuDummyInputsBuilder(BaseDummyInputsBuilder[FuyuProcessingInfo]):
-    """Nothing: pictures need no place."""
+    """An empty prompt: images need no placeholder."""
 
     def get_dummy_tokens(self, mm_counts: Mapping[str, int]) -> list[int]:  # noqa: ARG002
         """No tokens."""
@@ -49,15 +49,15 @@ class FuyuDummyInputsBuilder(BaseDummyInputsBuilder[FuyuProcessingInfo]):
 
 
 class FuyuMultiModalProcessor(BaseMultiModalProcessor[FuyuProcessingInfo]):
-    """As `FuyuProcessor` of transformers, which itself does not work without torchvision's image processor."""
+    """Equivalent to transformers' `FuyuProcessor`, which needs torchvision's image processor."""
 
     def _call_hf_processor(self, images: Sequence[Any], mm_kwargs: Mapping[str, object]) -> Arrays:
         processor = self.info.image_processor
-        made = processor(list(images), return_tensors=None, input_data_format="channels_last", **mm_kwargs)
-        ((height,),), ((width,),) = made["image_unpadded_heights"], made["image_unpadded_widths"]
+        outputs = processor(list(images), return_tensors=None, input_data_format="channels_last", **mm_kwargs)
+        ((height,),), ((width,),) = outputs["image_unpadded_heights"], outputs["image_unpadded_widths"]
         patch_height, patch_width = processor.patch_size["height"], processor.patch_size["width"]
         rows, columns = -(-height // patch_height), -(-width // patch_width)
-        canvas = np.asarray(made["images"][0][0])
+        canvas = np.asarray(outputs["images"][0][0])
         patches = processor.patchify_image(canvas[:, : rows * patch_height, : columns * patch_width])
         return {"pixel_values": patches, "grid": np.array([[rows, columns]])}
 
@@ -79,7 +79,7 @@ class FuyuMultiModalProcessor(BaseMultiModalProcessor[FuyuProcessingInfo]):
         return PromptInsertion("image", (), tokens)
 
     def _apply_hf_processor_tokens_only(self, prompt_ids: Sequence[int]) -> Sequence[int]:
-        """The text begins after its `<s>`, which comes with the picture, and ends where the answer begins."""
+        """Drop the text's `<s>`, which comes with the image, and append the token that begins the answer."""
         text = prompt_ids[1:] if prompt_ids[:1] and prompt_ids[0] == self.info.bos_token_id else prompt_ids
         return [*text, self.info.token_id(_BEGINNING_OF_ANSWER)]
 
@@ -88,10 +88,10 @@ class FuyuMultiModalProcessor(BaseMultiModalProcessor[FuyuProcessingInfo]):
     FuyuMultiModalProcessor, info=FuyuProcessingInfo, dummy_inputs=FuyuDummyInputsBuilder
 )
 class FuyuForCausalLM(SupportsMultiModal):
-    """Wraps the class of the same name."""
+    """Wraps transformers' class of the same name."""
 
     def get_multimodal_embeddings(self, **kwargs: Tensor) -> Sequence[Tensor]:
-        """`pixel_values` is [patches, values] of one picture."""
+        """`pixel_values` is [patches, values] of one image."""
         pixels = kwargs["pixel_values"].to(self.model.dtype)
         found: Tensor = self.model.model.get_image_features(pixel_values=pixels, return_dict=True).last_hidden_state
         return [found]

@@ -1,7 +1,7 @@
-"""Models that nobody wrote a file for: what transformers' own processor says a picture becomes, and its own encoder.
+"""Models without a file of their own: transformers' processor decides which tokens represent an image.
 
-Whether that is right for a model is not known here but found out when it is loaded (`selfcheck`). The processor is made
-of the tokenizer and the image processor alone, since those for videos want torchvision.
+Whether a model is served correctly this way is checked when the engine loads it (`engine.multimodal.self_check`). The
+processor is built from the tokenizer and the image processor only, because its parts for videos need torchvision.
 """
 
 from __future__ import annotations
@@ -29,111 +29,111 @@ from backends.native.multimodal.updates import PromptReplacement, PromptUpdateDe
 if TYPE_CHECKING:
     from torch import Tensor
 
-_OF_THE_TEXT = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels"}
-_OF_THE_TEXT |= {"text_replacement_offsets"}
+_TEXT_FIELDS = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels"}
+_TEXT_FIELDS |= {"text_replacement_offsets"}
 _SIDES = tuple(round(32 * 2 ** (step / 2)) for step in range(15))  # 32 to 4096
-_MOST_PIXELS, _MOST_ASPECT = 16_000_000, 100  # as `ImageOptions` has them by default
+_MAX_PIXELS, _MAX_ASPECT = 16_000_000, 100  # the defaults of `ImageOptions`
 
 
 class GenericProcessingInfo(BaseProcessingInfo):
-    """What the processor of transformers says."""
+    """The facts that transformers' processor knows."""
 
     @cached_property
     def hf_processor(self) -> Any:
-        """The checkpoint's processor, without its parts for videos and sound.
+        """The checkpoint's processor, without its parts for videos and audio.
 
         Raises:
-            NotServed: there is none, or it does not say what becomes of a picture.
+            NotServed: there is none, or it does not define the tokens of an image.
         """
         from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
         from transformers.processing_utils import ProcessorMixin
 
         found = PROCESSOR_MAPPING.get(type(self.hf_config), None)
         if found is None or found.replace_image_token is ProcessorMixin.replace_image_token:
-            raise NotServed("its processor does not say which tokens stand for a picture")
+            raise NotServed("its processor does not define which tokens represent an image")
         parts = {"image_processor": self.image_processor, "tokenizer": self.tokenizer}
         arguments = [parts.get(name) for name in found.get_attributes()]
-        said, _ = found.get_processor_dict(self.folder, local_files_only=True)
+        values, _ = found.get_processor_dict(self.folder, local_files_only=True)
         try:
-            return _without_missing_parts(found).from_args_and_dict(arguments, said)
-        except Exception as error:  # whatever a foreign class raises without its other parts
-            raise NotServed(f"its processor cannot be made: {error}") from error
+            return _without_missing_parts(found).from_args_and_dict(arguments, values)
+        except Exception as error:  # foreign classes raise anything if a part is missing
+            raise NotServed(f"its processor cannot be built: {error}") from error
 
     @property
     def image_token_id(self) -> int:
-        """What stands where an embedding goes."""
+        """The token that an embedding replaces."""
         names = ("image_token_id", "image_token_index")
         found = [getattr(each, name, None) for each in (self.hf_config, self.hf_processor) for name in names]
         ids = [id for id in found if isinstance(id, int)]
         if not ids:
-            raise NotServed("its configuration names no token for pictures")
+            raise NotServed("its configuration names no token for images")
         return ids[0]
 
     def get_placeholder_str(self) -> str:
-        """What the processor replaces: mostly the token that it repeats, of Gemma 3 the one before it."""
+        """The token that the processor expands: usually the image token; for Gemma 3 the one before it."""
         processor = self.hf_processor
         return str(getattr(processor, "boi_token", None) or processor.image_token)
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """Any number."""
+        """Unlimited."""
         return {"image": None}
 
     def get_image_size_with_most_features(self) -> ImageSize:
-        """The worst of many. One may have been missed, so what a picture takes is limited to this (`Ready`)."""
+        """The worst of many sizes. As a worse one may be missed, `Ready.image_tokens` limits images to its tokens."""
         sizes = [
             ImageSize(width, height)
             for width, height in product(_SIDES, repeat=2)
-            if width * height <= _MOST_PIXELS and max(width, height) <= _MOST_ASPECT * min(width, height)
+            if width * height <= _MAX_PIXELS and max(width, height) <= _MAX_ASPECT * min(width, height)
         ]
         try:
             counted = self.hf_processor._get_num_multimodal_tokens([(s.height, s.width) for s in sizes])  # noqa: SLF001
             tokens = counted.num_image_tokens
-        except (AttributeError, NotImplementedError, TypeError, ValueError, KeyError):  # it does not tell beforehand
+        except (AttributeError, NotImplementedError, TypeError, ValueError, KeyError):  # it cannot count beforehand
             return ImageSize(2048, 2048)
         return max(zip(tokens, sizes, strict=True))[1]
 
 
 class GenericDummyInputsBuilder(BaseDummyInputsBuilder[GenericProcessingInfo]):
-    """Placeholders, one a picture."""
+    """One placeholder per image."""
 
     def get_dummy_tokens(self, mm_counts: Mapping[str, int]) -> list[int]:
-        """Placeholders."""
+        """The placeholders."""
         ids: list[int] = self.info.tokenizer.encode(self.info.get_placeholder_str(), add_special_tokens=False)
         return ids * mm_counts.get("image", 0)
 
 
 class GenericMultiModalProcessor(BaseMultiModalProcessor[GenericProcessingInfo]):
-    """The placeholder becomes what the processor of transformers replaces it by."""
+    """Each placeholder becomes the tokens that transformers' processor replaces it by."""
 
     def __init__(self, info: GenericProcessingInfo) -> None:
         super().__init__(info)
-        self._lock = Lock()  # a tokenizer is not for threads
+        self._lock = Lock()  # the tokenizer is not thread-safe
         self._target: tuple[int, ...] = ()
 
-    def process(self, picture: Picture) -> ImageItem:
-        """See the base."""
-        size = ImageSize(picture.width, picture.height)
-        pixels = np.frombuffer(picture.rgb, np.uint8).reshape(size.height, size.width, 3)
+    def process(self, image: Picture) -> ImageItem:
+        """Process one image with the whole processor."""
+        size = ImageSize(image.width, image.height)
+        pixels = np.frombuffer(image.rgb, np.uint8).reshape(size.height, size.width, 3)
         with self._lock:
             arrays, tokens = self._processed(pixels)
-        return ImageItem(size, arrays, picture.digest, tokens)
+        return ImageItem(size, arrays, image.digest, tokens)
 
     def _processed(self, pixels: Any) -> tuple[Arrays, tuple[int, ...]]:
-        """What the encoder is given, and the tokens that stand for the picture."""
-        made = self.info.hf_processor(
+        """The encoder's arguments, and the image's placeholder tokens."""
+        outputs = self.info.hf_processor(
             text=[self.info.get_placeholder_str()],
             images=[pixels],
             input_data_format="channels_last",
             return_text_replacement_offsets=True,
             return_tensors="np",
         )
-        ((replaced,),) = made["text_replacement_offsets"]
-        fields = self._get_mm_fields_config(dict(made))
-        arrays = {name: field.check(name, np.asarray(made[name])) for name, field in fields.items()}
+        ((replaced,),) = outputs["text_replacement_offsets"]
+        fields = self._get_mm_fields_config(dict(outputs))
+        arrays = {name: field.check(name, np.asarray(outputs[name])) for name, field in fields.items()}
         return arrays, tuple(self.info.tokenizer.encode(replaced["replacement"], add_special_tokens=False))
 
     def _get_mm_fields_config(self, hf_inputs: Arrays) -> Mapping[str, MultiModalFieldConfig]:
-        return {name: MultiModalFieldConfig.flat("image") for name in hf_inputs if name not in _OF_THE_TEXT}
+        return {name: MultiModalFieldConfig.flat("image") for name in hf_inputs if name not in _TEXT_FIELDS}
 
     def _get_prompt_updates(self, items: Sequence[ImageItem]) -> PromptReplacement:
         if not self._target:
@@ -146,21 +146,21 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor[GenericProcessingInfo])
 
 
 class GenericModel(SupportsMultiModal):
-    """Wraps any class with `get_image_features`, and `get_rope_index` if its positions have three dimensions."""
+    """Wraps any class with `get_image_features`, and with `get_rope_index` if it uses M-RoPE."""
 
     def get_multimodal_embeddings(self, **kwargs: Tensor) -> Sequence[Tensor]:
-        """One item, from whatever its processor made of it."""
+        """Encode one item; the arguments are passed on if `get_image_features` accepts them."""
         import torch
 
         given = {name: each.to(self.model.dtype) if each.is_floating_point() else each for name, each in kwargs.items()}
         encode = self.model.get_image_features
-        found = encode(**_known(given, encode), return_dict=True).pooler_output
+        found = encode(**_accepted(given, encode), return_dict=True).pooler_output
         return [torch.cat([rows.reshape(-1, rows.shape[-1]) for rows in found])]
 
     def get_mrope_input_positions(
         self, input_ids: Tensor, is_multimodal: Tensor, kwargs: Sequence[Mapping[str, Tensor]]
     ) -> tuple[Tensor, int] | None:
-        """As the model itself finds them."""
+        """The positions of the model's own `get_rope_index`, if it has one."""
         import torch
 
         index = getattr(self.model.model, "get_rope_index", None)
@@ -168,20 +168,18 @@ class GenericModel(SupportsMultiModal):
             return None
         given: dict[str, Tensor] = {name: torch.cat([each[name] for each in kwargs]) for name in kwargs[0]}
         given["mm_token_type_ids"] = is_multimodal.int().unsqueeze(0)
-        positions, delta = index(input_ids.unsqueeze(0), **_known(given, index))
+        positions, delta = index(input_ids.unsqueeze(0), **_accepted(given, index))
         return positions[:, 0], int(delta)
 
 
-def _known(given: Mapping[str, Tensor], function: Callable[..., Any]) -> dict[str, Tensor]:
-    """Those that `function` names."""
+def _accepted(given: Mapping[str, Tensor], function: Callable[..., Any]) -> dict[str, Tensor]:
+    """The arguments that `function` has a parameter for."""
     names = inspect.signature(function).parameters
     return {name: each for name, each in given.items() if name in names}
 
 
 def _without_missing_parts(found: Any) -> Any:
-    """The processor class, content with None for a part. (Its own check cannot even name the class of that for videos
-    without torchvision.)
-    """
+    """A subclass of the processor that accepts None for a part; the original check fails without torchvision."""
 
     def check(self: Any, name: str, part: Any) -> Any:
         return None if part is None else found.check_argument_for_proper_class(self, name, part)

@@ -1,4 +1,4 @@
-"""LLaVA: a CLIP-like tower and a projector before a language model; each picture as many tokens as any other."""
+"""LLaVA: a CLIP-like tower and a projector before a language model; all images take the same number of tokens."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ if TYPE_CHECKING:
 
 
 class LlavaProcessingInfo(BaseProcessingInfo):
-    """Any number of pictures, each resized to the tower's square."""
+    """Any number of images, each resized to the tower's square."""
 
     @classmethod
     def covers(cls, hf_config: Any) -> bool:
-        """Not Pixtral, which calls itself LLaVA and has pictures of any size."""
+        """All but Pixtral, which has LLaVA's class and takes images of any size."""
         return bool(hf_config.vision_config.model_type != "pixtral")
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """Any number."""
+        """Unlimited."""
         return {"image": None}
 
     def get_placeholder_str(self) -> str:
-        """`<image>`, mostly."""
+        """The image token, usually `<image>`."""
         return str(self.tokenizer.convert_ids_to_tokens(self.hf_config.image_token_id))
 
     def get_num_image_tokens(self) -> int:
-        """The tower's patches; its class token counts unless the strategy `default` drops it."""
+        """The number of the tower's patches, plus its class token unless the strategy `default` drops that."""
         vision = self.hf_config.vision_config
         dropped = self.hf_config.vision_feature_select_strategy == "default"
         return int(vision.image_size // vision.patch_size) ** 2 + (0 if dropped else 1)
 
     def get_image_size_with_most_features(self) -> ImageSize:
-        """All are alike."""
+        """The tower's square, as for all images."""
         side = self.hf_config.vision_config.image_size
         return ImageSize(side, side)
 
 
 class LlavaDummyInputsBuilder(BaseDummyInputsBuilder[LlavaProcessingInfo]):
-    """Placeholders, one a picture."""
+    """One placeholder per image."""
 
     def get_dummy_tokens(self, mm_counts: Mapping[str, int]) -> list[int]:
-        """Placeholders."""
+        """The placeholders."""
         return [self.info.hf_config.image_token_id] * mm_counts.get("image", 0)
 
 
 class LlavaMultiModalProcessor(BaseMultiModalProcessor[LlavaProcessingInfo]):
-    """`<image>` is repeated, as `LlavaProcessor` of transformers does."""
+    """Repeats the image token, as transformers' `LlavaProcessor` does."""
 
     def _get_mm_fields_config(self, hf_inputs: Arrays) -> Mapping[str, MultiModalFieldConfig]:  # noqa: ARG002
         return {"pixel_values": MultiModalFieldConfig.batched("image")}
@@ -67,10 +67,10 @@ class LlavaMultiModalProcessor(BaseMultiModalProcessor[LlavaProcessingInfo]):
     LlavaMultiModalProcessor, info=LlavaProcessingInfo, dummy_inputs=LlavaDummyInputsBuilder
 )
 class LlavaForConditionalGeneration(SupportsMultiModal):
-    """Wraps the class of the same name."""
+    """Wraps transformers' class of the same name."""
 
     def get_multimodal_embeddings(self, **kwargs: Tensor) -> Sequence[Tensor]:
-        """Tower, then projector; `pixel_values` is [items, 3, side, side]."""
+        """Run tower and projector; `pixel_values` is [items, 3, side, side]."""
         pixels = kwargs["pixel_values"].to(self.model.dtype)
         found: Sequence[Tensor] = self.model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output
         return found

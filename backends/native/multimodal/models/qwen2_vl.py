@@ -1,4 +1,4 @@
-"""Qwen2-VL and Qwen2.5-VL: pictures of any size, as many tokens as they have patches, positions in three dimensions."""
+"""Qwen2-VL and Qwen2.5-VL: images of any size, one token per merged patch, M-RoPE positions."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_MOST_ASPECT = 100  # as `ImageOptions.max_ratio`
+_MAX_ASPECT = 100  # the default of `ImageOptions.max_ratio`
 
 
 class Qwen2VLProcessingInfo(BaseProcessingInfo):
-    """Any number of pictures, each resized to a multiple of a patch's side within a range of pixels."""
+    """Any number of images, resized to multiples of a patch's side within a range of pixels."""
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """Any number."""
+        """Unlimited."""
         return {"image": None}
 
     def get_placeholder_str(self) -> str:
-        """As the chat template frames a picture."""
+        """The image token between the tokens with which the chat template frames it."""
         ids = (self.hf_config.vision_start_token_id, self.hf_config.image_token_id, self.hf_config.vision_end_token_id)
         return "".join(self.tokenizer.convert_ids_to_tokens(ids))
 
     def get_image_size_with_most_features(self) -> ImageSize:
-        """The rectangle of the most tokens: a square's sides are rounded down, and lose some."""
+        """The rectangle with the most tokens; a square's sides may be rounded down to fewer."""
         side = self.image_processor.patch_size * self.image_processor.merge_size
-        most = self.image_processor.size["longest_edge"] // side**2
-        if most < _MOST_ASPECT:  # a strip may exceed it, since it keeps one row of tokens
-            return ImageSize(_MOST_ASPECT * side, side)
+        max_tokens = self.image_processor.size["longest_edge"] // side**2
+        if max_tokens < _MAX_ASPECT:  # a strip may exceed it, because it keeps one row of tokens
+            return ImageSize(_MAX_ASPECT * side, side)
         sizes = (
             (tokens // rows, rows)
-            for tokens in range(most, 0, -1)
+            for tokens in range(max_tokens, 0, -1)
             for rows in range(1, isqrt(tokens) + 1)
-            if tokens % rows == 0 and tokens // rows <= _MOST_ASPECT * rows
+            if tokens % rows == 0 and tokens // rows <= _MAX_ASPECT * rows
         )
         columns, rows = next(sizes)
         return ImageSize(columns * side, rows * side)
 
 
 class Qwen2VLDummyInputsBuilder(BaseDummyInputsBuilder[Qwen2VLProcessingInfo]):
-    """Placeholders, one a picture."""
+    """One placeholder per image."""
 
     def get_dummy_tokens(self, mm_counts: Mapping[str, int]) -> list[int]:
-        """Placeholders."""
+        """The placeholders."""
         return [self.info.hf_config.image_token_id] * mm_counts.get("image", 0)
 
 
 class Qwen2VLMultiModalProcessor(BaseMultiModalProcessor[Qwen2VLProcessingInfo]):
-    """The placeholder is repeated once for each square of merged patches."""
+    """Repeats the image token once per square of merged patches."""
 
     def _get_mm_fields_config(self, hf_inputs: Arrays) -> Mapping[str, MultiModalFieldConfig]:  # noqa: ARG002
         flat, batched = MultiModalFieldConfig.flat("image"), MultiModalFieldConfig.batched("image")
@@ -78,10 +78,10 @@ class Qwen2VLMultiModalProcessor(BaseMultiModalProcessor[Qwen2VLProcessingInfo])
         return PromptReplacement("image", (placeholder,), tokens)
 
     def apply(self, prompt_ids: Sequence[int], items: Sequence[ImageItem]) -> MultiModalInputs:
-        """See the base. Pictures side by side would be one to `get_rope_index`; chat templates never write so."""
+        """Put items into a prompt; adjacent images are rejected, because `get_rope_index` would take them for one."""
         inputs = super().apply(prompt_ids, items)
         if any(one.offset + one.length == other.offset for one, other in pairwise(inputs.features)):
-            raise InvalidRequest("The images of a prompt must not stand side by side, without a token between.")
+            raise InvalidRequest("The images of a prompt must be separated by at least one token.")
         return inputs
 
 
@@ -94,7 +94,7 @@ class _Qwen2VL(SupportsMultiModal):
     def get_mrope_input_positions(
         self, input_ids: Tensor, is_multimodal: Tensor, kwargs: Sequence[Mapping[str, Tensor]]
     ) -> tuple[Tensor, int]:
-        """Time, row and column."""
+        """Positions by time, row and column."""
         import torch
 
         grids = torch.cat([fields["image_grid_thw"] for fields in kwargs])
@@ -111,9 +111,9 @@ _register = MULTIMODAL_REGISTRY.register_processor(
 
 @_register
 class Qwen2VLForConditionalGeneration(_Qwen2VL):
-    """Wraps the class of the same name."""
+    """Wraps transformers' class of the same name."""
 
 
 @_register
 class Qwen2_5_VLForConditionalGeneration(_Qwen2VL):  # noqa: N801 - transformers' name
-    """Wraps the class of the same name."""
+    """Wraps transformers' class of the same name."""

@@ -11,7 +11,7 @@ import pytest
 from backends.native.client import engine_process
 from backends.native.client.engine_process import EngineProcess, engine_command
 from backends.native.protocol.engine_options import EngineOptions
-from tests.backends.native.client.test_engine_client import until
+from tests.backends.native.fake_engine import until
 
 NOTES = """
 import os, signal, sys, time

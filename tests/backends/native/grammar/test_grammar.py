@@ -1,4 +1,4 @@
-"""Grammars: what is refused and how it is named, and what the bundled model's answers to the others are."""
+"""Grammars: which ones are rejected with which reason, and the bundled model's answers under the others."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_an_answer_follows_its_regex(backend: NativeBackend) -> None:
 
 
 @module_loop
-async def test_any_object(backend: NativeBackend) -> None:
+async def test_json_object_allows_any_object(backend: NativeBackend) -> None:
     for choice in await ask(backend, Grammar("json_object"), n=4, sampling=Sampling(temperature=0.7, seed=1)):
         if choice.reason is FinishReason.EOS:
             assert isinstance(json.loads(choice.text), dict)
@@ -82,20 +82,20 @@ async def test_any_object(backend: NativeBackend) -> None:
 
 
 @module_loop
-async def test_the_limit_is_told_as_such(backend: NativeBackend) -> None:
+async def test_an_answer_cut_by_the_length_has_that_reason(backend: NativeBackend) -> None:
     (choice,) = await ask(backend, Grammar("json_schema", PERSON), stopping=Stopping(5))
     assert (choice.reason, choice.generated) == (FinishReason.LENGTH, 5)
 
 
 @module_loop
-async def test_a_grammar_ends_the_text_whatever_else_is_asked(backend: NativeBackend) -> None:
+async def test_the_end_of_the_grammar_ends_the_text(backend: NativeBackend) -> None:
     stopping = Stopping(50, min_new_tokens=40, ignore_eos=True)
     (choice,) = await ask(backend, Grammar("regex", "a|b"), stopping=stopping)
     assert (choice.text in "ab", choice.reason) == (True, FinishReason.EOS)
 
 
 @module_loop
-async def test_rows_with_and_without_share_a_batch(backend: NativeBackend) -> None:
+async def test_sequences_with_different_grammars_share_a_batch(backend: NativeBackend) -> None:
     grammars = [Grammar("json_schema", PERSON), Grammar("regex", "[ab]{20}"), Grammar("json_schema", PERSON)]
     alone = [await ask(backend, grammar) for grammar in grammars]
     assert await asyncio.gather(*(ask(backend, grammar) for grammar in grammars)) == alone
@@ -119,15 +119,17 @@ async def test_rows_with_and_without_share_a_batch(backend: NativeBackend) -> No
         (Grammar("json_schema", {"allOf": [{"type": "integer", "multipleOf": m} for m in (997, 991)]}), "multipleOf"),
     ],
 )
-async def test_what_cannot_be_followed_is_named(backend: NativeBackend, grammar: Grammar, named: str) -> None:
+async def test_an_unsupported_grammar_is_rejected_with_the_reason(
+    backend: NativeBackend, grammar: Grammar, named: str
+) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(named)) as raised:
         await ask(backend, grammar)
     assert raised.value.param == "response_format"
 
 
 @module_loop
-async def test_a_grammar_is_checked_once(backend: NativeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, ready = backend._parts()
+async def test_the_result_of_a_check_is_cached(backend: NativeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, ready = backend._require_started()
     grammars = text.grammars(ready.vocab_size, ready.eos_token_ids)
     assert grammars is not None
     compiled: list[str] = []
@@ -143,7 +145,7 @@ async def test_a_grammar_is_checked_once(backend: NativeBackend, monkeypatch: py
         with pytest.raises(InvalidRequest, match="unclosed group"):
             await check.check(wrong, "r")
     check.close()
-    await check.check(right, "r")  # needs no thread any more
+    await check.check(right, "r")  # from the cache, without a thread
     assert compiled == [right, wrong]
 
 
@@ -172,14 +174,14 @@ def nested(depth: int) -> dict[str, Any]:
         ({"maximum": 2**63}, "maximum"),
     ],
 )
-def test_the_limits_of_a_schema(schema: Any, why: str) -> None:
+def test_a_schema_beyond_a_limit_is_rejected(schema: Any, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why):
         check_schema(schema, "response_format")
     check_schema({"properties": {f"p{place}": {"multipleOf": 991 + place} for place in range(9)}}, "response_format")
     check_schema(nested(30) | {"multipleOf": 0.01, "properties": {"multipleOf": {"multipleOf": 5}}}, "response_format")
 
 
-def test_a_regex_has_a_limit_too() -> None:
+def test_a_regex_beyond_a_limit_is_rejected() -> None:
     for pattern, why in (("a" * 70_000, "bytes"), ("(a{1000}){1000}", "repetitions")):
         with pytest.raises(InvalidRequest, match=why):
             grammar_source(Grammar("regex", pattern))
@@ -249,13 +251,13 @@ def _inside(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[
 
 
 BATCHES = int(os.environ.get("SCHEMA_BATCHES", "24"))
-"""Of 32 schemas each, of which most answers end by themselves."""
+"""Batches of 32 schemas each; most answers end before the length limit."""
 
 SCHEMAS = _objects(st.recursive(LEAVES, _inside, max_leaves=6))
 
 
 async def validate(backend: NativeBackend, schema: dict[str, Any], seed: int) -> FinishReason:
-    """Why the answer to a schema ended; if by itself, it is valid."""
+    """The reason why the answer under a schema ended; a complete answer is validated."""
     sampling = Sampling(temperature=1.0, seed=seed)
     (choice,) = await ask(backend, Grammar("json_schema", schema), sampling=sampling, stopping=Stopping(250))
     if choice.reason is FinishReason.EOS:

@@ -1,10 +1,10 @@
-"""How large regular expressions are once their repetitions are written out."""
+"""The length of regular expressions with their repetitions expanded."""
 
 from __future__ import annotations
 
 import pytest
 
-from backends.native.grammar.regex_limits import MOST_CHARACTERS, check_regex, written_out
+from backends.native.grammar.regex_limits import MAX_EXPANDED_LENGTH, check_regex, expanded_length
 from schemas.errors import InvalidRequest
 
 
@@ -37,13 +37,13 @@ from schemas.errors import InvalidRequest
         ("a[b", 2),
     ],
 )
-def test_written_out(pattern: str, size: int) -> None:
-    assert written_out(pattern) == size
+def test_expanded_length(pattern: str, size: int) -> None:
+    assert expanded_length(pattern) == size
 
 
-def test_what_is_too_large() -> None:
+def test_an_expression_that_expands_too_far_is_rejected() -> None:
     check_regex("(a{300}){300}", "response_format")
     for pattern in ("(a{1000}){1000}", "((a{100}){100}){100}", "x{1,100001}", "(" * 20 + "a" + "{9})" * 20):
-        with pytest.raises(InvalidRequest, match=str(MOST_CHARACTERS)) as raised:
+        with pytest.raises(InvalidRequest, match=str(MAX_EXPANDED_LENGTH)) as raised:
             check_regex(pattern, "response_format")
         assert raised.value.param == "response_format"

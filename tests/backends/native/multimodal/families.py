@@ -48,7 +48,7 @@ def _save(folder: Path, config: Any, *parts: Any) -> Path:
 
 
 def save_idefics3(folder: Path) -> Path:
-    """Pictures are split into tiles, with row and column tokens between their embeddings."""
+    """Images are split into tiles, with row and column tokens between their embeddings."""
     tiles = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
     names = ("<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", "\n", *tiles)
     tokens = tokenizer(*names)
@@ -61,7 +61,7 @@ def save_idefics3(folder: Path) -> Path:
 
 
 def save_llava_next(folder: Path) -> Path:
-    """Pictures take as many tokens as fit their shape, with a newline embedding after each row."""
+    """Images take as many tokens as fit their shape, with a newline embedding after each row."""
     tokens, pins = tokenizer("<image>"), [[32, 64], [64, 32], [64, 64]]
     vision = {"model_type": "clip_vision_model", **VISION, "projection_dim": 16}
     config = AutoConfig.for_model(
@@ -94,7 +94,7 @@ def save_glm4v(folder: Path) -> Path:
 
 
 def save_gemma3(folder: Path) -> Path:
-    """Tokens of a picture see each other in both directions."""
+    """Tokens of an image attend to each other in both directions."""
     named = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
     config = AutoConfig.for_model(
         "gemma3",
@@ -110,7 +110,7 @@ def save_gemma3(folder: Path) -> Path:
 
 
 def save_paligemma(folder: Path) -> Path:
-    """A picture and what is asked about it see each other in both directions."""
+    """An image and the question attend to each other in both directions."""
     tokens = tokenizer("<image>", image_token="<image>")
     tokens.add_special_tokens({"bos_token": "w1"})
     text = {"model_type": "gemma", **TEXT, "head_dim": 12}
@@ -123,7 +123,7 @@ def save_paligemma(folder: Path) -> Path:
 
 
 def save_qwen3_vl(folder: Path) -> Path:
-    """A picture is added to several layers."""
+    """An image's features are added to several layers."""
     tokens = tokenizer("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
     vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "patch_size": 8}
     vision |= {"out_hidden_size": 48, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}

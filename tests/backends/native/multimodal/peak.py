@@ -1,4 +1,4 @@
-"""`python -m tests.backends.native.multimodal.peak WIDTH HEIGHT FOLDER...`: the most megabytes that a picture takes
+"""`python -m tests.backends.native.multimodal.peak WIDTH HEIGHT FOLDER...`: the peak of megabytes that an image takes
 with each model, in this process and in the one that decodes. Run alone, so that nothing else counts.
 """
 
@@ -17,16 +17,16 @@ from tests.backends.images import files
 
 async def measure(folder: str, size: tuple[int, int]) -> list[float]:
     """Ours and the child's."""
-    prompts = ImagePrompts.load(folder, ImageOptions(decode_seconds=60.0), most_tokens=1)
-    await prompts._item(picture((300, 200)))
+    prompts = ImagePrompts.load(folder, ImageOptions(decode_seconds=60.0), max_tokens=1)
+    await prompts._item(encoded_image((300, 200)))
     before = held_now()
-    await prompts._item(picture(size))
+    await prompts._item(encoded_image(size))
     grown = [held(process, "VmHWM") - had for process, had in before.items()]
     await prompts.aclose()
     return grown
 
 
-def picture(size: tuple[int, int]) -> ImageFile:
+def encoded_image(size: tuple[int, int]) -> ImageFile:
     """With alpha, so that it is put on white as well."""
     data = files.file(size=size, mode="RGBA")
     return ImageFile(data, "PNG", sha256(data).digest())

@@ -1,4 +1,4 @@
-"""With and without each cache (prefix, encoder, processor), in chunks and in company: the same logits, and no picture's
+"""With and without each cache (prefix, encoder, processor), in chunks and in company: the same logits, and no image's
 numbers in another's answer.
 """
 
@@ -46,7 +46,7 @@ Asked = tuple[MultiModalInputs, Sequence[ImageItem]]
 
 
 def prompts(checkpoint: Checkpoint) -> list[Asked]:
-    """Texts and pictures; equal words about different pictures, and the same picture at another place and again."""
+    """Texts and images; the same words about different images, and the same image at another place and again."""
     kind = checkpoint.model.config.model_type
     mark = 70 if kind == "idefics3" else IMAGE
     one, other = checkpoint.item(1), checkpoint.item(2, 20, 30)
@@ -108,10 +108,10 @@ def test_logits_with_and_without(checkpoint: Checkpoint, prefix: bool, capacity:
     assert (rig.scheduler.prefix_hits > 0) == prefix
 
 
-def test_each_picture_is_encoded_once_however_small_the_cache(
+def test_each_image_is_encoded_once_however_small_the_cache(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps of 5 tokens cut every picture; four prompts at once, and room for the embeddings of one picture."""
+    """Steps of 5 tokens split every image; four prompts at once, and room for the embeddings of one image."""
     begins = checkpoint.model.config.model_type == "fuyu"
     mark = 70 if checkpoint.model.config.model_type == "idefics3" else IMAGE
     items = [checkpoint.item(seed) for seed in range(4)]
@@ -124,7 +124,7 @@ def test_each_picture_is_encoded_once_however_small_the_cache(
 
 
 def test_the_prefix_cache_is_as_long_as_what_is_equal(checkpoint: Checkpoint) -> None:
-    """The same words and picture: all but the last token's block; another picture: nothing past its first token."""
+    """Same words and image: a hit for all but the last token's block; another image: none past its first token."""
     rig = Rig(checkpoint, prefix=True, capacity=1000, step_tokens=1000)
     asked = prompts(checkpoint)
     with_one, with_other, longer = asked[2:5]
@@ -159,7 +159,7 @@ def test_a_cached_item_is_what_would_be_made_again(checkpoint: Checkpoint) -> No
 
 def test_the_processor_cache_forgets_what_was_used_least(checkpoint: Checkpoint) -> None:
     item = checkpoint.item(1)
-    cache = ProcessorCache(most=2 * item.nbytes)
+    cache = ProcessorCache(max_bytes=2 * item.nbytes)
     for name in (b"a", b"b"):
         cache.put(name, item)
     assert cache.get(b"a") is item

@@ -1,4 +1,4 @@
-"""Whole engines over checkpoints with pictures say what `generate` of transformers says."""
+"""Whole engines over multimodal checkpoints generate what `generate` of transformers does."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def test_tokens_are_those_of_generate(folder: Path, options: dict[str, int]) -> 
         ([5, 6, IMAGE, 7, 8], (items[1],)),
         ([5, 6, IMAGE, 7, 8], (items[0],)),
     ]
-    prompts = [checkpoint.processor.apply(ids, pictures) for ids, pictures in asked]
-    expected = [generated(checkpoint, prompt, pictures) for prompt, (_, pictures) in zip(prompts, asked, strict=True)]
-    assert len({tuple(said) for said in expected}) == 4, "the pictures matter"
+    prompts = [checkpoint.processor.apply(ids, images) for ids, images in asked]
+    expected = [generated(checkpoint, prompt, images) for prompt, (_, images) in zip(prompts, asked, strict=True)]
+    assert len({tuple(ids) for ids in expected}) == 4, "the images matter"
     assert run(engine, prompts) == expected
     assert run(engine, prompts, first=10) == expected, "with all that is cached"
 
@@ -108,17 +108,17 @@ def test_fuyu(tmp_path: Path) -> None:
     assert (ready.images, ready.execution_path) == (True, "packed")
     checkpoint = Checkpoint(tmp_path)
     items = [(checkpoint.item(1, 47, 33),), (checkpoint.item(2, 90, 60),), ()]
-    prompts = [checkpoint.processor.apply([5, 6, 7], pictures) for pictures in items]
-    expected = [generated(checkpoint, prompt, pictures) for prompt, pictures in zip(prompts, items, strict=True)]
+    prompts = [checkpoint.processor.apply([5, 6, 7], images) for images in items]
+    expected = [generated(checkpoint, prompt, images) for prompt, images in zip(prompts, items, strict=True)]
     assert run(engine, prompts) == expected
     assert run(engine, prompts, first=10) == expected
 
 
-async def test_a_picture_that_the_image_processor_does_not_take(tmp_path: Path) -> None:
+async def test_an_image_that_the_image_processor_does_not_accept(tmp_path: Path) -> None:
     """Fuyu's would make it as wide as nothing."""
     backend = NativeBackend("native", {"engine": "inprocess", "threads": 1, "model": str(save_fuyu(tmp_path))})
     await backend.start()
     prompt = TextPrompt("w5", (files.part(files.file(size=(1, 64))),))
-    with pytest.raises(InvalidRequest, match="1x64, which the model's image processor does not take"):
+    with pytest.raises(InvalidRequest, match="does not accept an image of 1x64"):
         await laws.collect(backend.generate(Generate(id="r", model="m", prompts=(prompt,))))
     await backend.aclose()

@@ -101,8 +101,8 @@ def test_a_model_on_the_cache_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("backends.native.engine.factory.why_not_packed", lambda *_, **__: "of its layers")
     with pytest.raises(LoadError, match=r"rightly here: it takes the per-sequence execution path.* text_only = true"):
         load_engine(EngineOptions(**options), lambda _: None)
-    for told in ({"text_only": True}, {"tier": "cache"}):
-        _, ready = load_engine(EngineOptions(**options, **told), lambda _: None)
+    for option in ({"text_only": True}, {"tier": "cache"}):
+        _, ready = load_engine(EngineOptions(**options, **option), lambda _: None)
         assert (ready.execution_path, ready.images) == ("per_sequence", False)
 
 
@@ -158,7 +158,7 @@ def test_a_model_of_ordinary_size_is_checked_as_well(tmp_path: Path) -> None:
 
 
 async def test_in_a_backend(tmp_path: Path) -> None:
-    """From the file to the answer; a picture beyond what was made ready for is refused."""
+    """From the file to the answer; an image beyond the limit is rejected."""
     backend = NativeBackend(
         "native", {"engine": "inprocess", "threads": 1, "model": str(families.save_llava_next(tmp_path))}
     )
@@ -171,7 +171,7 @@ async def test_in_a_backend(tmp_path: Path) -> None:
     assert (ids[0], ids[-2:], set(ids[1:-2])) == (5, [6, 7], {IMAGE})
     assert answer.usage.prompt_tokens == len(ids)
     assert backend._images is not None
-    backend._images._most_tokens = 30
-    with pytest.raises(InvalidRequest, match=r"takes .* tokens; at most 30"):
+    backend._images._max_tokens = 30
+    with pytest.raises(InvalidRequest, match=r"takes .* tokens; the limit is 30"):
         await laws.collect(backend.generate(msgspec.structs.replace(asked, prompts=(TextPrompt("w5", (wide,)),))))
     await backend.aclose()

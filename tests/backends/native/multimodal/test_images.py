@@ -35,7 +35,7 @@ async def backend() -> AsyncIterator[NativeBackend]:
     await backend.aclose()
 
 
-def picture(seed: int, size: tuple[int, int] = (300, 200), format: str = "PNG") -> tuple[Scene, ImagePart]:
+def drawn_image(seed: int, size: tuple[int, int] = (300, 200), format: str = "PNG") -> tuple[Scene, ImagePart]:
     rng = Random(f"fresh {seed}")
     scene = draw_scene(rng, 1)
     return scene, as_part(render(scene, rng, *size), format)
@@ -69,9 +69,9 @@ async def test_it_says_so(backend: NativeBackend) -> None:
     assert Feature.IMAGES in backend.capabilities.features
 
 
-async def test_fresh_pictures_in_one_batch(backend: NativeBackend) -> None:
+async def test_new_images_in_one_batch(backend: NativeBackend) -> None:
     sizes = ((300, 200), (256, 256), (640, 480))
-    drawn = [picture(seed, sizes[seed % 3], ("PNG", "JPEG")[seed % 2]) for seed in range(60)]
+    drawn = [drawn_image(seed, sizes[seed % 3], ("PNG", "JPEG")[seed % 2]) for seed in range(60)]
     said = await asyncio.gather(*(say(backend, part, QUESTION) for _, part in drawn))
     right = sum(answer == named(scene) for (scene, _), answer in zip(drawn, said, strict=True))
     assert right >= 54
@@ -80,7 +80,7 @@ async def test_fresh_pictures_in_one_batch(backend: NativeBackend) -> None:
 
 
 async def test_an_answer_in_company_is_that_alone(backend: NativeBackend) -> None:
-    drawn = [picture(seed)[1] for seed in range(8)]
+    drawn = [drawn_image(seed)[1] for seed in range(8)]
     alone = [await say(backend, part, QUESTION) for part in drawn]
     texts = ["What is the capital of France?", "Tell me a story."]
     plain = [await say(backend, text) for text in texts]
@@ -90,16 +90,14 @@ async def test_an_answer_in_company_is_that_alone(backend: NativeBackend) -> Non
     assert company == [*alone, *plain]
 
 
-async def test_pictures_that_no_frame_holds_are_refused(
-    backend: NativeBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, part = picture(1)
-    monkeypatch.setattr(prompts, "_MOST_BYTES", 10_000)
-    with pytest.raises(InvalidRequest, match="bytes when prepared"):
+async def test_images_larger_than_a_frame_are_rejected(backend: NativeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, part = drawn_image(1)
+    monkeypatch.setattr(prompts, "_MAX_PROMPT_BYTES", 10_000)
+    with pytest.raises(InvalidRequest, match="bytes when processed"):
         await say(backend, part, part, QUESTION)
 
 
-async def test_no_cache_answers_about_another_picture(backend: NativeBackend) -> None:
+async def test_no_cache_confuses_images(backend: NativeBackend) -> None:
     shown = {}
     for color, name in (((35, 70, 220), "blue"), ((220, 30, 30), "red"), ((30, 160, 50), "green")):
         image = Image.new("RGB", (200, 200), "white")
@@ -109,9 +107,9 @@ async def test_no_cache_answers_about_another_picture(backend: NativeBackend) ->
         assert await say(backend, shown[name], QUESTION) == f"A {name} square."
 
 
-async def test_the_prefix_cache_knows_the_picture(backend: NativeBackend) -> None:
-    _, part = picture(101)
-    _, other = picture(102)
+async def test_the_prefix_cache_distinguishes_images(backend: NativeBackend) -> None:
+    _, part = drawn_image(101)
+    _, other = drawn_image(102)
     first = await ask(backend, chat(part, QUESTION))
     again = await ask(backend, chat(part, QUESTION))
     longer = await ask(backend, chat(part, QUESTION), chat(part, "How many shapes are in the picture?"))
@@ -129,7 +127,7 @@ RAW = "<|user|>{}What is in the picture?<|end|><|assistant|>"
 
 
 async def test_raw_prompts(backend: NativeBackend) -> None:
-    scene, part = picture(7)
+    scene, part = drawn_image(7)
     marked = TextPrompt(RAW.format("<image>"), (part,))
     placed = TextPrompt(RAW.format(""), (part,), (len("<|user|>"),))
     said = TextPrompt(QUESTION, (part,))
@@ -143,8 +141,8 @@ async def test_raw_prompts(backend: NativeBackend) -> None:
 
 
 async def test_a_typed_placeholder_is_text(backend: NativeBackend) -> None:
-    _, part = picture(7)
-    _, other = picture(8)
+    _, part = drawn_image(7)
+    _, other = drawn_image(8)
     answer = await ask(backend, chat("<image>", part, QUESTION))
     assert answer.usage.prompt_tokens > (await ask(backend, chat(part, QUESTION))).usage.prompt_tokens
     assert (await ask(backend, chat("<image>" * 3))).usage.prompt_tokens < 36
@@ -152,20 +150,20 @@ async def test_a_typed_placeholder_is_text(backend: NativeBackend) -> None:
     assert two.usage.prompt_tokens > 72
 
 
-async def test_several_choices_of_a_picture(backend: NativeBackend) -> None:
-    scene, part = picture(7)
+async def test_several_choices_for_an_image(backend: NativeBackend) -> None:
+    scene, part = drawn_image(7)
     answer = await ask(backend, chat(part, QUESTION), n=3)
     assert [choice.text for choice in answer.choices] == [named(scene)] * 3
 
 
 REFUSED: dict[str, tuple[tuple[ImagePart | str, ...], dict[str, Any], str]] = {
-    "too many": ((picture(1)[1],) * 5, {}, "At most 4 images"),
+    "too many": ((drawn_image(1)[1],) * 5, {}, "At most 4 images"),
     "too many and none of them good": ((ImagePart("data:,", "data"),) * 5, {}, "At most 4 images"),
-    "no picture": ((ImagePart("data:image/png;base64,aGk=", "data"),), {}, "not a JPEG or PNG"),
-    "a damaged one": ((ImagePart(picture(1)[1].ref[:-400], "data"),), {}, "damaged|base64"),
+    "no image": ((ImagePart("data:image/png;base64,aGk=", "data"),), {}, "not a JPEG or PNG"),
+    "a damaged one": ((ImagePart(drawn_image(1)[1].ref[:-400], "data"),), {}, "damaged|base64"),
     "by its address": ((ImagePart("https://a.example/b.png", "url"),), {}, "not fetched"),
     "by its path": ((ImagePart("/etc/hostname", "path"),), {}, "no such image"),
-    "cut": ((picture(1)[1], "Hi"), {"truncate_prompt_tokens": 5}, "cannot be truncated"),
+    "cut": ((drawn_image(1)[1], "Hi"), {"truncate_prompt_tokens": 5}, "cannot be truncated"),
 }
 
 
@@ -181,16 +179,16 @@ async def test_what_is_refused(backend: NativeBackend, parts: Any, fields: dict[
     "bad", [ImagePart("data:,", "data"), ImagePart(as_part(Image.new("RGB", (64, 64))).ref[:-40], "data")]
 )
 async def test_which_one_is_refused(backend: NativeBackend, bad: ImagePart) -> None:
-    _, good = picture(1)
+    _, good = drawn_image(1)
     with pytest.raises(InvalidRequest) as refused:
         await ask(backend, chat(good, "and", good), chat(QUESTION), chat(good, bad))
     assert refused.value.param == "images[3]"
 
 
-async def test_more_pictures_than_the_context_holds() -> None:
+async def test_more_images_than_the_context_holds() -> None:
     backend = NativeBackend("native", {"engine": "inprocess", "threads": 1, "context_length": 64})
     await backend.start()
-    _, part = picture(3)
+    _, part = drawn_image(3)
     assert await say(backend, part, QUESTION)
     with pytest.raises(GatewayError, match="maximum context length is 64"):
         await say(backend, part, part)
@@ -201,7 +199,7 @@ async def test_without_a_prefix_cache_and_in_small_steps() -> None:
     options = {"engine": "inprocess", "threads": 1, "prefix_caching": False, "step_tokens": 5, "max_sequences": 4}
     backend = NativeBackend("native", options)
     await backend.start()
-    drawn = [picture(seed) for seed in range(20, 28)]
+    drawn = [drawn_image(seed) for seed in range(20, 28)]
     said = await asyncio.gather(*(say(backend, part, QUESTION) for _, part in drawn))
     assert said == [named(scene) for scene, _ in drawn]
     await backend.aclose()
@@ -210,6 +208,6 @@ async def test_without_a_prefix_cache_and_in_small_steps() -> None:
 async def test_over_a_socket() -> None:
     backend = NativeBackend("native", {"threads": 1})
     await backend.start()
-    scene, part = picture(7)
+    scene, part = drawn_image(7)
     assert await say(backend, part, QUESTION) == named(scene)
     await backend.aclose()

@@ -40,7 +40,7 @@ def prompt(checkpoint: Checkpoint, ids: Sequence[int], *items: ImageItem) -> Mul
 
 
 def mixed(checkpoint: Checkpoint) -> list[tuple[MultiModalInputs, tuple[ImageItem, ...]]]:
-    """Texts, one picture, two pictures, the same picture twice, a picture at the very start and at the very end."""
+    """Texts, one image, two images, the same image twice, an image at the very start and at the very end."""
     red, blue = checkpoint.item(1), checkpoint.item(2, 9, 90)
     asked: list[tuple[list[int], tuple[ImageItem, ...]]] = [
         ([5, 6, IMAGE, 7, 8, 9], (red,)),
@@ -70,7 +70,7 @@ def test_a_cache_of_any_size_changes_nothing(checkpoint: Checkpoint, capacity: i
             assert far(logits, checkpoint.plain(inputs, items)) < TOLERANCE
 
 
-def test_each_picture_is_encoded_once(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_image_is_encoded_once(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded = []
     encode = checkpoint.wrapper.get_multimodal_embeddings
     monkeypatch.setattr(checkpoint.wrapper, "get_multimodal_embeddings", lambda **kw: encoded.append(1) or encode(**kw))
@@ -86,18 +86,18 @@ def test_a_placeholder_that_stands_for_nothing_stays_a_token(llava: Checkpoint) 
     assert torch.isfinite(logits).all()
 
 
-def test_pictures_side_by_side(tmp_path_factory: pytest.TempPathFactory, llava: Checkpoint) -> None:
-    """LLaVA's positions do not mind; transformers' positions of Qwen2-VL cannot tell where one ends."""
+def test_adjacent_images(tmp_path_factory: pytest.TempPathFactory, llava: Checkpoint) -> None:
+    """LLaVA serves them; transformers' positions of Qwen2-VL would take them for one."""
     item = llava.item(1)
     inputs = prompt(llava, [1, IMAGE, IMAGE, 2], item, item)
     assert far(llava.packed([inputs])[0], llava.plain(inputs, [item, item])) < TOLERANCE
     qwen = Checkpoint(save_qwen(tmp_path_factory.mktemp("qwen"), "qwen2_vl"))
-    with pytest.raises(InvalidRequest, match="side by side"):
+    with pytest.raises(InvalidRequest, match="separated by at least one token"):
         prompt(qwen, [1, IMAGE, IMAGE, 2], qwen.item(1), qwen.item(1))
 
 
 @pytest.mark.parametrize("most", [4096, 256 * 37, 1024, 256])
-def test_the_worst_picture_of_qwen(tmp_path: Path, most: int) -> None:
+def test_the_largest_image_of_qwen(tmp_path: Path, most: int) -> None:
     checkpoint = Checkpoint(save_qwen(tmp_path, "qwen2_vl"))
     checkpoint.processor.info.image_processor.size["longest_edge"] = most
     worst = _tokens(checkpoint, *checkpoint.processor.info.get_image_size_with_most_features())

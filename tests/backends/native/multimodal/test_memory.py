@@ -1,4 +1,4 @@
-"""What the largest picture takes: 100 MB at most in the process that asks, and as much in the one that decodes."""
+"""The memory of the largest image: at most 100 MB in the worker, and as much in the decoder's process."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def replace_image_processor(folder: Path, processor: Any) -> None:
         whole.write_text(json.dumps(json.loads(whole.read_text()) | {"image_processor": processor.to_dict()}))
 
 
-def test_the_largest_picture(tmp_path: Path) -> None:
+def test_the_largest_image(tmp_path: Path) -> None:
     for name, (save, processor) in MODELS.items():
         replace_image_processor(save(tmp_path / name), processor)
     command = [sys.executable, "-m", "tests.backends.native.multimodal.peak", str(WIDTH), str(HEIGHT)]
     command += [str(tmp_path / name) for name in MODELS]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout.splitlines()
-    for name, line in zip(MODELS, told[-len(MODELS) :], strict=True):
+    lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout.splitlines()
+    for name, line in zip(MODELS, lines[-len(MODELS) :], strict=True):
         ours, decoding = (float(megabytes) for megabytes in line.split())
         print(f"{name}: {ours:.0f} MB, decoding {decoding:.0f} MB")
         assert 2 * MEGAPIXELS < ours < 100, f"{name}: three bytes a pixel, and not a copy of it"

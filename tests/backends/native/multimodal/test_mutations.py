@@ -35,7 +35,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return Checkpoint(MODELS[request.param](tmp_path_factory.mktemp(request.param)))
 
 
-def picture(checkpoint: Checkpoint, seed: int) -> MultiModalInputs:
+def one_image(checkpoint: Checkpoint, seed: int) -> MultiModalInputs:
     ids = [5, 6] if checkpoint.model.config.model_type == "fuyu" else [5, 6, IMAGE, 7, 8, 9]
     return checkpoint.processor.apply(ids, [checkpoint.item(seed, 47, 33)])
 
@@ -57,9 +57,9 @@ def _not_merged(checkpoint: Checkpoint, inputs: MultiModalInputs) -> Tensor:
 
 
 def _swapped(checkpoint: Checkpoint, inputs: MultiModalInputs) -> Tensor:
-    """Another picture's embeddings under this one's name, as from a cache with a bad key."""
+    """Another image's embeddings under this one's digest, as from a cache with a bad key."""
     embedder = Embedder(checkpoint.wrapper, 1000)
-    (feature,), (other,) = inputs.features, picture(checkpoint, 2).features
+    (feature,), (other,) = inputs.features, one_image(checkpoint, 2).features
     with torch.inference_mode():
         embedder.cache.put(feature.identifier, embedder.encode(other))
     return checkpoint.packed([inputs], embedder=embedder)[0]
@@ -70,12 +70,12 @@ def _is_embed(feature: Feature) -> list[int]:
 
 
 def _one_less(feature: Feature) -> Feature:
-    """The first token of the picture keeps its own embedding."""
+    """The first token of the image keeps its own embedding."""
     return mutated(feature, is_embed=bytes([0, *_is_embed(feature)[1:]]))
 
 
 def _one_later(feature: Feature) -> Feature:
-    """Embeddings go one place further than they should, within the picture."""
+    """Embeddings go one place further than they should, within the image."""
     flags = _is_embed(feature)
     return mutated(feature, is_embed=bytes([0, *flags[:-1]]))
 
@@ -98,7 +98,7 @@ class _Plain(Embedder):
 
 
 class _FromStart(Embedder):
-    """Every chunk begins with the picture's first embedding."""
+    """Every chunk begins with the image's first embedding."""
 
     def _part(self, feature: Feature, work: Work) -> tuple[list[int], Tensor] | None:
         found = super()._part(feature, work)
@@ -111,7 +111,7 @@ def _in_chunks(kind: type[Embedder]) -> Packed:
 
 MISTAKES: dict[str, Packed] = {
     "not merged": _not_merged,
-    "another picture": _swapped,
+    "another image": _swapped,
     "features rolled": _with_embedder(_Rolled),
     "features reversed": _with_embedder(_Reversed),
     "one place before": _with_features(lambda feature: mutated(feature, offset=feature.offset - 1)),
@@ -132,12 +132,12 @@ def test_a_mistake_shows(checkpoint: Checkpoint, mistake: str) -> None:
     if mistake == "plain positions" and not kind.startswith("qwen"):
         pytest.skip("its positions are plain")
     if mistake == "one place before" and kind == "fuyu":
-        pytest.skip("its pictures come first")
-    inputs = picture(checkpoint, 1)
+        pytest.skip("its images come first")
+    inputs = one_image(checkpoint, 1)
     expected = checkpoint.plain(inputs, [checkpoint.item(1, 47, 33)])
     assert far(checkpoint.packed([inputs], 7)[0], expected) < TOLERANCE
     if mistake in UNPLACED and kind.startswith("qwen"):
-        with pytest.raises(RuntimeError, match="expanded size"):  # of positions, which are counted by picture
+        with pytest.raises(RuntimeError, match="expanded size"):  # of positions, which are counted by image
             MISTAKES[mistake](checkpoint, inputs)
     else:
         assert far(MISTAKES[mistake](checkpoint, inputs), expected) > 100 * TOLERANCE

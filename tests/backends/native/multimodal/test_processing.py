@@ -1,4 +1,4 @@
-"""What the encoder is given is what the image processor of transformers makes of a picture, bit for bit."""
+"""The encoder's arguments are the output of transformers' image processor, bit for bit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def processor(folder: Path) -> BaseMultiModalProcessor[Any]:
 
 
 def of_transformers(folder: Path, pixels: Any) -> dict[str, Any]:
-    """By its own class, unchanged; Fuyu's canvas as patches, of which ours keeps those with a picture."""
+    """By its own class, unchanged; Fuyu's canvas as patches, of which ours keeps those with image content."""
     made = AutoImageProcessor.from_pretrained(folder, backend="pil")
     fuyu = "Fuyu" in type(made).__name__
     found = dict(made([pixels], return_tensors=None if fuyu else "np", input_data_format="channels_last"))
@@ -57,7 +57,7 @@ def test_it_is_what_transformers_makes(
     folder: Path, processor: BaseMultiModalProcessor[Any], width: int, height: int
 ) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (height, width, 3), np.uint8)
-    item = processor.process(Picture(width, height, bytearray(pixels), b"a picture"))
+    item = processor.process(Picture(width, height, bytearray(pixels), b"an image"))
     expected = of_transformers(folder, pixels)
     assert (item.size.width, item.size.height) == (width, height)
     assert "pixel_values" in item.arrays
@@ -71,5 +71,5 @@ def test_a_processor_that_does_not_resize(tmp_path: Path) -> None:
     made.do_resize = False
     made.save_pretrained(tmp_path)
     pixels = np.random.default_rng(1).integers(0, 256, (24, 24, 3), np.uint8)
-    item = load_processor(str(tmp_path)).process(Picture(24, 24, bytearray(pixels), b"a picture"))
+    item = load_processor(str(tmp_path)).process(Picture(24, 24, bytearray(pixels), b"an image"))
     assert np.array_equal(item.arrays["pixel_values"], of_transformers(tmp_path, pixels)["pixel_values"])

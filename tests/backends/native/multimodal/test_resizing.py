@@ -1,4 +1,4 @@
-"""Resizing a color at a time: byte for byte what transformers' image processors make of the whole picture."""
+"""Resizing by channel gives transformers' result for the whole image, byte for byte."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from backends.native.multimodal.resizing import by_color
+from backends.native.multimodal.resizing import resizing_by_channel
 
 pytestmark = pytest.mark.torch
 
@@ -44,7 +44,7 @@ def noise(height: int, width: int, channels: int = 3) -> np.ndarray[Any, np.dtyp
 def test_colors_make_the_whole(size: dict[str, int], resample: Resampling | None) -> None:
     image = np.moveaxis(noise(120, 170), -1, 0)
     wanted = Plain().resize(image, SizeDict(**size), resample)
-    found = by_color(Plain)().resize(image, SizeDict(**size), resample)
+    found = resizing_by_channel(Plain)().resize(image, SizeDict(**size), resample)
     assert found.shape == wanted.shape
     assert (found == wanted).all()
 
@@ -65,20 +65,20 @@ def test_what_processors_make_of_it(
 ) -> None:
     made = [
         kind(**options)([noise(*shape)], return_tensors=None, input_data_format="channels_last")
-        for kind in (processor, by_color(processor))
+        for kind in (processor, resizing_by_channel(processor))
     ]
     wanted, found = ({name: np.asarray(value) for name, value in each.items()} for each in made)
     assert found.keys() == wanted.keys()
     assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
 
 
-def test_what_is_no_picture_is_left_to_transformers() -> None:
+def test_arrays_that_are_no_rgb_image_are_resized_by_transformers() -> None:
     """Pillow multiplies by alpha before both passes, and floats are scaled by what all of them are."""
     for image in (noise(120, 170, 4), noise(120, 170, 1), noise(120, 170) / 255):
         given = np.moveaxis(image, -1, 0), SizeDict(height=50, width=60)
-        assert np.array_equal(by_color(Plain)().resize(*given), Plain().resize(*given))
+        assert np.array_equal(resizing_by_channel(Plain)().resize(*given), Plain().resize(*given))
 
 
 def test_the_processor_stays_what_it_is() -> None:
-    made = by_color(CLIPImageProcessorPil)
+    made = resizing_by_channel(CLIPImageProcessorPil)
     assert (made.__name__, made().to_dict()) == ("CLIPImageProcessorPil", CLIPImageProcessorPil().to_dict())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from backends.native.multimodal.updates import (
-    NoPlace,
+    PlaceholderMissing,
     PromptInsertion,
     PromptReplacement,
     PromptUpdate,
@@ -54,7 +54,7 @@ def test_updates(ids: list[int], update: PromptUpdate, count: int, expected: lis
     [([1], replacing(9), 1), ([9], replacing(9), 2), ([9, 9, 9], replacing(9, 9), 2), ([1], inserting(2), 1)],
 )
 def test_no_place(ids: list[int], update: PromptUpdate, count: int) -> None:
-    with pytest.raises(NoPlace):
+    with pytest.raises(PlaceholderMissing):
         apply_update(ids, update, count)
 
 

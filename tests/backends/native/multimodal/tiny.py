@@ -1,4 +1,4 @@
-"""Small wide-init LLaVA checkpoints on disk, and one engine's run of a prompt with pictures, logits and all."""
+"""Small wide-init LLaVA checkpoints on disk, and an engine's logits for a prompt with images."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ IMAGE = 90
 
 
 def widen(model: Any) -> Any:
-    """Weights so wide that logits depend on everything; else a wrong picture passes unseen."""
+    """Weights so wide that logits depend on everything; otherwise a wrong image would not be noticed."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -102,12 +102,12 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
         self.processor: BaseMultiModalProcessor[Any] = load_processor(str(folder))
-        self.wrapper = MULTIMODAL_REGISTRY.about(self.model.config).model(self.model)
+        self.wrapper = MULTIMODAL_REGISTRY.lookup(self.model.config).model(self.model)
 
     def item(self, seed: int, width: int = 30, height: int = 20) -> ImageItem:
-        """A random picture, processed."""
+        """A random processed image."""
         pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
-        return self.processor.process(Picture(width, height, bytearray(pixels), f"picture {seed}".encode()))
+        return self.processor.process(Picture(width, height, bytearray(pixels), f"image {seed}".encode()))
 
     def plain(self, inputs: MultiModalInputs, items: Sequence[ImageItem]) -> Tensor:
         """[tokens, vocabulary]: every position's logits by transformers' own forward."""

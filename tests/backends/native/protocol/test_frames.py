@@ -1,4 +1,4 @@
-"""Frames: literal bytes, any split, and what is refused."""
+"""Frames: literal bytes, streams split anywhere, and rejected bytes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from backends.native.protocol.messages import (
 )
 from schemas.ir import FinishReason
 
-SENT: list[Message] = [
+TO_ENGINE: list[Message] = [
     Submit(7, (1, 2, 300), 20, SamplingParams(temperature=0.5, seed=2**64 - 1, logit_bias=((3, -1.5),)), priority=-2),
     Cancel(7),
     Ping(2**40),
 ]
-TOLD: list[Message] = [
+FROM_ENGINE: list[Message] = [
     Ready(2048, 768, (1, 2), "float32", "cpu", "packed", 64),
     Step((Output(7, (5,), FinishReason.EOS, (Logprobs(-0.5, (5, 6), (-0.5, -1.0)),)), Output(8, error="no"))),
 ]
@@ -38,8 +38,8 @@ def test_a_frame_is_its_length_and_an_array() -> None:
 
 
 @given(st.lists(st.integers(1, 40), min_size=1))
-def test_any_split_gives_the_same_messages(cuts: list[int]) -> None:
-    for messages, kind in ((SENT, ToEngine), (TOLD, FromEngine)):
+def test_a_stream_split_anywhere_gives_the_same_messages(cuts: list[int]) -> None:
+    for messages, kind in ((TO_ENGINE, ToEngine), (FROM_ENGINE, FromEngine)):
         stream = b"".join(map(encode_frame, messages))
         reader: FrameReader[Message] = FrameReader(kind)
         read: list[Message] = []
@@ -51,7 +51,7 @@ def test_any_split_gives_the_same_messages(cuts: list[int]) -> None:
         assert read == messages
 
 
-def test_many_frames_at_once() -> None:
+def test_many_frames_in_one_read() -> None:
     assert FrameReader(ToEngine).feed(encode_frame(Ping(1)) * 100) == [Ping(1)] * 100
 
 
@@ -63,7 +63,8 @@ def test_many_frames_at_once() -> None:
         encode_frame(Step(())),
         b"\xff\xff\xff\xff",
     ],
+    ids=["no msgpack", "empty array", "message of the other direction", "too long"],
 )
-def test_what_is_no_message_is_an_error(data: bytes) -> None:
+def test_bytes_that_are_no_message_are_rejected(data: bytes) -> None:
     with pytest.raises(FrameError):
         FrameReader(ToEngine).feed(data)

@@ -1,53 +1,41 @@
-"""Tool calls: found in text however it is cut, forced by grammar, and made by the bundled model."""
+"""The parser and the grammars of tool calls, without a model."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator
 from typing import Any
 
-import jsonschema
 import pytest
-import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from adapters.fold import fold
-from backends.native.backend import NativeBackend
-from backends.native.text.tool_parser import CLOSE, OPEN, ToolParser, can_call
+from backends.native.text.tool_parser import ToolParser, can_call, max_calls, tool_grammar
 from schemas.completion import Choice
-from schemas.errors import InvalidRequest
 from schemas.ir import (
-    ChatPrompt,
     Delta,
     Event,
     Finished,
     FinishReason,
     Generate,
     Grammar,
-    Message,
-    Sampling,
     Started,
-    Stopping,
     Token,
     Tool,
     ToolChoice,
     Usage,
 )
-from tests.backends import laws
-
-pytestmark = pytest.mark.torch
 
 
-def parse(pieces: list[str], reason: FinishReason = FinishReason.EOS, most: int = 16) -> Choice:
-    """What is made of a text in pieces, a token each; the last is the end token."""
-    parser = ToolParser(most)
+def parse(pieces: list[str], reason: FinishReason = FinishReason.EOS, limit: int = 16) -> Choice:
+    """Parse a text in pieces, one token each, and an end token."""
+    parser = ToolParser(limit)
     events: list[Event] = [Started("m")]
     for piece in pieces:
-        told = parser.feed(Delta(text=piece, tokens=(Token(7, piece),)))
-        if told is not None:
-            assert told.text or told.tool_calls, "an empty delta"
-            events.append(told)
+        delta = parser.feed(Delta(text=piece, tokens=(Token(7, piece),)))
+        if delta is not None:
+            assert delta.text or delta.tool_calls, "an empty delta"
+            events.append(delta)
     end = Token(1, "<|end|>", special=True)
     events.append(parser.finish(Finished(tokens=(end,), reason=reason)))
     for event in events:
@@ -74,28 +62,68 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "said", "calls"), TEXTS)
+@pytest.mark.parametrize(("text", "rest", "calls"), TEXTS)
 @given(data=st.data())
-def test_calls_are_found_however_the_text_is_cut(
-    data: st.DataObject, text: str, said: str, calls: list[tuple[str, str]]
+def test_calls_are_found_however_the_text_is_split(
+    data: st.DataObject, text: str, rest: str, calls: list[tuple[str, str]]
 ) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(1, len(text) - 1)), label="cuts"))
     choice = parse([text[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True)])
-    assert choice.text == said
+    assert choice.text == rest
     assert [(call.name, call.arguments) for call in choice.tool_calls] == calls
     assert len({call.id for call in choice.tool_calls}) == len(calls)
     assert choice.reason is (FinishReason.TOOL_CALL if calls else FinishReason.EOS)
     assert choice.tokens[-1].text == "<|end|>"
 
 
-def test_a_call_that_is_cut_short_is_told_as_such() -> None:
+def test_a_call_cut_by_the_length_keeps_its_reason() -> None:
     choice = parse(['<tool_call>{"name": "f", "arguments": {"x": ', "12"], FinishReason.LENGTH)
     assert (choice.reason, choice.tool_calls[0].arguments) == (FinishReason.LENGTH, '{"x": 12')
 
 
-def test_calls_beyond_the_most_are_dropped() -> None:
-    choice = parse([CALL, CALL, "more"], most=1)
+def test_text_after_the_last_accepted_call_is_dropped() -> None:
+    choice = parse([CALL, CALL, "more"], limit=1)
     assert (len(choice.tool_calls), choice.text) == (1, "")
+
+
+TOOLS = (Tool("f", None, {"properties": {}}), Tool("g", None, {"properties": {}}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "calls"),
+    [
+        ({}, 16),
+        ({"tool_choice": ToolChoice("required")}, 16),
+        ({"parallel_tool_calls": True}, 16),
+        ({"parallel_tool_calls": False}, 1),
+        ({"tool_choice": ToolChoice("named", ("f",))}, 1),
+    ],
+)
+def test_an_answer_has_at_most_sixteen_calls(fields: dict[str, Any], calls: int) -> None:
+    request = Generate(id="r", model="m", prompts=(), tools=TOOLS, **fields)
+    assert len(parse([CALL] * 20, limit=max_calls(request)).tool_calls) == calls
+
+
+@pytest.mark.parametrize(
+    ("fields", "start"),
+    [
+        ({"tool_choice": ToolChoice("required")}, "call{1,16}"),
+        ({"tool_choice": ToolChoice("allowed", ("g",), required=True)}, "call{1,16}"),
+        ({"tool_choice": ToolChoice("named", ("g",))}, "call{1,1}"),
+        ({"grammar": Grammar("regex", "a")}, "answer | call{1,16}"),
+        ({"tools": (replace(TOOLS[0], strict=True),)}, "TEXT call{0,16}"),
+    ],
+)
+def test_the_grammar_allows_as_many_calls(fields: dict[str, Any], start: str) -> None:
+    request = Generate(**{"id": "r", "model": "m", "prompts": (), "tools": TOOLS} | fields)
+    grammar = tool_grammar(request, tags_are_tokens=True)
+    assert grammar is not None
+    assert grammar.startswith(f"start: {start}\n")
+
+
+def test_no_grammar_is_needed_where_the_model_may_write_anything() -> None:
+    request = Generate(id="r", model="m", prompts=(), tools=TOOLS)
+    assert tool_grammar(request, tags_are_tokens=True) is None
 
 
 @pytest.mark.parametrize(
@@ -107,114 +135,5 @@ def test_calls_beyond_the_most_are_dropped() -> None:
         ("{% if tools %}<tool_call><function=x>", False),
     ],
 )
-def test_which_models_can_call(template: str | None, can: bool) -> None:
+def test_the_template_decides_whether_a_model_can_call(template: str | None, can: bool) -> None:
     assert can_call(template) is can
-
-
-# --- with the bundled model -------------------------------------------------------------------------------------
-
-WEATHER = Tool(
-    "get_weather",
-    "The weather.",
-    {
-        "type": "object",
-        "properties": {"city": {"$ref": "#/$defs/city"}},
-        "required": ["city"],
-        "additionalProperties": False,
-        "$defs": {"city": {"type": "string", "maxLength": 20}},
-    },
-)
-UNIT = Tool(
-    "set_unit",
-    parameters={"properties": {"unit": {"enum": ["C", "F"]}}, "required": ["unit"], "additionalProperties": False},
-)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def backend() -> AsyncIterator[NativeBackend]:
-    options = {"engine": "inprocess", "threads": 1, "max_sequences": 8, "kv_tokens": 4096, "dtype": "float32"}
-    backend = NativeBackend("native", options)
-    await backend.start()
-    yield backend
-    await backend.aclose()
-
-
-module_loop = pytest.mark.asyncio(loop_scope="module")
-
-
-async def ask(backend: NativeBackend, text: str, **fields: Any) -> Choice:
-    prompts = (ChatPrompt((Message("user", text),)),)
-    fields = {"tools": (WEATHER, UNIT), "sampling": Sampling(temperature=0), "stopping": Stopping(200)} | fields
-    asked = Generate(id="r", model="demo", prompts=prompts, **fields)
-    return fold(await laws.collect(backend.generate(asked))).choices[0]
-
-
-@module_loop
-async def test_the_model_calls_by_itself(backend: NativeBackend) -> None:
-    choice = await ask(backend, "What is the weather in Paris?")
-    (call,) = choice.tool_calls
-    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
-    assert (choice.text, choice.reason) == ("", FinishReason.TOOL_CALL)
-
-
-@module_loop
-async def test_the_model_need_not_call(backend: NativeBackend) -> None:
-    for choice in (None, ToolChoice("none")):
-        answer = await ask(backend, "What is the capital of France?", tool_choice=choice)
-        assert (answer.tool_calls, answer.reason) == ((), FinishReason.EOS)
-        assert "Paris" in answer.text
-
-
-@module_loop
-@pytest.mark.parametrize(
-    ("choice", "names"),
-    [
-        (ToolChoice("required"), {"get_weather", "set_unit"}),
-        (ToolChoice("named", ("set_unit",)), {"set_unit"}),
-        (ToolChoice("allowed", ("set_unit",), required=True), {"set_unit"}),
-    ],
-)
-async def test_a_call_that_must_be_is_made(backend: NativeBackend, choice: ToolChoice, names: set[str]) -> None:
-    schemas = {tool.name: tool.parameters for tool in (WEATHER, UNIT)}
-    for seed in range(4):
-        sampling = Sampling(temperature=1.5, seed=seed)
-        answer = await ask(backend, "Tell me a story.", tool_choice=choice, sampling=sampling)
-        assert (answer.text, answer.reason) == ("", FinishReason.TOOL_CALL)
-        assert {call.name for call in answer.tool_calls} <= names
-        assert len(answer.tool_calls) == 1 or choice.mode != "named"
-        for call in answer.tool_calls:
-            jsonschema.validate(json.loads(call.arguments), schemas[call.name] or {})
-
-
-@module_loop
-async def test_strict_tools_hold_where_the_model_may_choose(backend: NativeBackend) -> None:
-    strict = Tool("get_weather", None, {"properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}, strict=True)
-    answer = await ask(backend, "What is the weather in Paris?", tools=(strict,))
-    assert [json.loads(call.arguments)["city"] for call in answer.tool_calls] == ["Rome"]
-    assert "Paris" in (await ask(backend, "What is the capital of France?", tools=(strict,))).text
-
-
-@module_loop
-async def test_a_format_binds_the_answer_and_not_the_calls(backend: NativeBackend) -> None:
-    grammar = Grammar("regex", "The capital of [a-zA-Z ]{3,20}")
-    assert (await ask(backend, "What is the weather in Paris?", grammar=grammar)).tool_calls
-    assert (await ask(backend, "What is the capital of France?", grammar=grammar)).text.startswith(
-        "The capital of France"
-    )
-
-
-@module_loop
-async def test_a_strict_tool_that_cannot_be_followed(backend: NativeBackend) -> None:
-    parameters = {"properties": {"a": {"type": "array", "uniqueItems": True}}}
-    forced = ToolChoice("required")
-    with pytest.raises(InvalidRequest, match="uniqueItems") as raised:
-        await ask(backend, "Hi", tools=(Tool("f", None, parameters, strict=True),), tool_choice=forced)
-    assert raised.value.param == "tools"
-    assert (await ask(backend, "Hi", tools=(Tool("f", None, parameters),), tool_choice=forced)).tool_calls
-
-
-@module_loop
-async def test_the_tags_are_tokens(backend: NativeBackend) -> None:
-    assert backend._text is not None
-    assert backend._text.has_call_tokens
-    assert OPEN != CLOSE

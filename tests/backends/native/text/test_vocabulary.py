@@ -22,7 +22,7 @@ def byte_level() -> Any:
 
 
 def sentencepiece() -> Any:
-    """As Llama 2: spaces are ▁, one stands before everything, and what is not in the vocabulary is bytes."""
+    """Like Llama 2: spaces are ▁, each text gets one in front, unknown characters are bytes."""
     words = ["▁", "a", "i", "n", "o", "l", "世", ","]
     vocabulary = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     ids = {word: id for id, word in enumerate(vocabulary)}
@@ -38,7 +38,7 @@ def sentencepiece() -> Any:
 
 
 def word_pieces() -> Any:
-    """Tokens that say something only together: `##` glues them."""
+    """Tokens without text of their own: `##` joins a token to the one before."""
     words = ["[UNK]", "he", "##llo", "world", "##s", "!", "[SEP]"]
     fast = Tokenizer(models.WordPiece({word: id for id, word in enumerate(words)}, unk_token="[UNK]"))
     fast.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -72,9 +72,9 @@ def test_incremental_text_is_the_whole_text(make: Any) -> None:
 
 
 @given(st.text(max_size=30))
-def test_any_text_survives_the_demo_tokenizer(said: str) -> None:
-    ids = [*DEMO.encode(said, add_special_tokens=False, split_special_tokens=True)]
-    assert text(detokenize(DEMO_VOCABULARY, ids)) == said
+def test_any_text_survives_the_demo_tokenizer(typed: str) -> None:
+    ids = [*DEMO.encode(typed, add_special_tokens=False, split_special_tokens=True)]
+    assert text(detokenize(DEMO_VOCABULARY, ids)) == typed
 
 
 @given(st.lists(st.integers(0, 767), max_size=30))
@@ -84,7 +84,7 @@ def test_any_tokens_give_the_text_that_transformers_gives(ids: list[int]) -> Non
     assert text(tokens) == DEMO.decode(ids, skip_special_tokens=True)
 
 
-def test_special_tokens_are_named_and_no_text() -> None:
+def test_special_tokens_have_a_name_and_no_text() -> None:
     tokens = detokenize(DEMO_VOCABULARY, [1, 766, 0])
     assert [(token.text, token.special) for token in tokens] == [
         ("<|end|>", True),
@@ -93,13 +93,13 @@ def test_special_tokens_are_named_and_no_text() -> None:
     ]
 
 
-def test_vocabularies_are_told_apart_by_what_their_ids_are_called() -> None:
-    told = [HfVocabulary(make()).digest for make in (byte_level, byte_level, sentencepiece, word_pieces)]
-    assert told[0] == told[1]
-    assert len(set(told)) == 3
+def test_the_digest_distinguishes_vocabularies() -> None:
+    digests = [HfVocabulary(make()).digest for make in (byte_level, byte_level, sentencepiece, word_pieces)]
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
 
 
-def test_ids_beyond_the_vocabulary_say_nothing() -> None:
+def test_ids_beyond_the_vocabulary_have_no_text() -> None:
     assert [(t.text, t.special) for t in detokenize(DEMO_VOCABULARY, [5000])] == [("", False)]
 
 
@@ -109,7 +109,7 @@ def test_sentencepiece_bytes() -> None:
     assert [piece.bytes for piece in pieces] == [b" ", *(bytes([byte]) for byte in "🙂".encode())]
 
 
-def test_word_pieces_are_glued() -> None:
+def test_word_pieces_are_joined() -> None:
     tokenizer = word_pieces()
     vocabulary = HfVocabulary(tokenizer)
     ids = tokenizer.encode("hello worlds !")

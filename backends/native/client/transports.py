@@ -1,0 +1,161 @@
+"""Transports to an engine: a Unix socket, or a thread of this process. Both carry the same messages."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from typing import Protocol, cast
+
+import structlog
+
+from backends.native.protocol.engine_options import EngineOptions
+from backends.native.protocol.frames import FrameError, FrameReader, encode_frame
+from backends.native.protocol.messages import Failed, FromEngine, ToEngine
+
+log = structlog.get_logger()
+
+OnMessage = Callable[[FromEngine], None]
+OnLost = Callable[[], None]
+
+_PEER_CREDENTIALS = struct.Struct("3i")  # `struct ucred` of SO_PEERCRED: process, user and group id
+
+
+class Transport(Protocol):
+    """An open connection to an engine."""
+
+    def send(self, message: ToEngine) -> None:
+        """Send a message without waiting; if the engine is gone, the message is dropped."""
+        ...
+
+    def kill(self) -> None:
+        """Kill the engine's process, however stuck it is; its supervisor starts another. A thread is left alone."""
+        ...
+
+    async def aclose(self) -> None:
+        """Disconnect; the engine frees what it holds for this worker."""
+        ...
+
+
+class Connect(Protocol):
+    """Opens a transport to an engine."""
+
+    async def __call__(self, on_message: OnMessage, on_lost: OnLost) -> Transport:
+        """Connect.
+
+        Args:
+            on_message: called in the event loop with every message of the engine, not before this returned.
+            on_lost: called in the event loop once the engine is gone; no message follows it.
+
+        Raises:
+            OSError: there is no engine yet.
+        """
+        ...
+
+
+class _SocketTransport(asyncio.Protocol):
+    """Frames over a Unix socket. Reading starts with `start_reading`, once the caller has the transport."""
+
+    def __init__(self, on_message: OnMessage, on_lost: OnLost) -> None:
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._reader: FrameReader[FromEngine] = FrameReader(FromEngine)
+        self._stream: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._stream = cast(asyncio.Transport, transport)  # uvloop's has the methods but not the base class
+        self._stream.pause_reading()
+
+    def start_reading(self) -> None:
+        if self._stream is not None:
+            self._stream.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._reader.feed(data):
+                self._on_message(message)
+        except FrameError as error:
+            log.error("engine.misunderstood", error=str(error))
+            if self._stream is not None:
+                self._stream.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        self._stream = None
+        self._on_lost()
+
+    def send(self, message: ToEngine) -> None:
+        if self._stream is not None:
+            self._stream.write(encode_frame(message))
+
+    def kill(self) -> None:
+        if self._stream is None:
+            return
+        pid = _peer_pid(self._stream.get_extra_info("socket"))
+        if pid not in (0, os.getpid()):  # 0: the engine is in another PID namespace; `kill(0)` would signal our group
+            with suppress(ProcessLookupError, PermissionError):  # it has just ended; it belongs to another user
+                os.kill(pid, signal.SIGKILL)
+
+    async def aclose(self) -> None:
+        if self._stream is not None:
+            self._stream.abort()
+
+
+def _peer_pid(end: socket.socket) -> int:
+    """The process id of the socket's other end; 0 if it is in another PID namespace."""
+    pid, _, _ = _PEER_CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size))
+    return int(pid)
+
+
+def over_socket(path: str) -> Connect:
+    """Connect to the engine that listens on the Unix socket at `path`."""
+
+    async def connect(on_message: OnMessage, on_lost: OnLost) -> Transport:
+        loop = asyncio.get_running_loop()
+        _, transport = await loop.create_unix_connection(lambda: _SocketTransport(on_message, on_lost), path)
+        transport.start_reading()
+        return transport
+
+    return connect
+
+
+class _ThreadTransport:
+    """Messages to and from an engine in a thread, which is started with it."""
+
+    def __init__(self, options: EngineOptions, on_message: OnMessage, on_lost: OnLost) -> None:
+        from backends.native.engine.serving.inprocess import InProcessEngine
+
+        loop = asyncio.get_running_loop()
+
+        def receive(message: FromEngine) -> None:
+            on_message(message)
+            if isinstance(message, Failed):  # the thread has ended
+                on_lost()
+
+        def deliver(message: FromEngine) -> None:  # in the engine's thread
+            loop.call_soon_threadsafe(receive, message)
+
+        self._engine = InProcessEngine(options, deliver)
+
+    def send(self, message: ToEngine) -> None:
+        self._engine.send(message)
+
+    def kill(self) -> None:
+        """Do nothing: a thread cannot be killed."""
+
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self._engine.close)
+
+
+def in_process(options: EngineOptions) -> Connect:
+    """Start an engine in a thread of this process with each connection."""
+
+    async def connect(on_message: OnMessage, on_lost: OnLost) -> Transport:
+        await asyncio.to_thread(import_module, "backends.native.engine.serving.inprocess")  # imports torch: seconds
+        return _ThreadTransport(options, on_message, on_lost)
+
+    return connect

@@ -1,0 +1,135 @@
+"""A request in flight: buffering, cancelling, replay after a crash, and the counting of crashes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from backends.native.client.inflight import Diverged, InFlightRequest
+from backends.native.protocol.messages import Cancel, Logprobs, Output, Submit
+from schemas.errors import BackendFailed, BackendUnavailable
+from schemas.ir import FinishReason
+
+STOP = FinishReason.EOS
+
+
+def in_flight(*seqs: int) -> tuple[InFlightRequest, list[Submit | Cancel]]:
+    """A submitted request, and the messages that it sends."""
+    sent: list[Submit | Cancel] = []
+    request = InFlightRequest([Submit(seq, (1,), 9) for seq in seqs], sent.append)
+    request.submit()
+    return request, sent
+
+
+def crash(request: InFlightRequest) -> bool:
+    """Kill the engine, and submit to the next one."""
+    may_be_poison = request.engine_died()
+    request.submit()
+    return may_be_poison
+
+
+async def ids(request: InFlightRequest) -> list[int]:
+    return [id for output in await request.outputs() for id in output.ids]
+
+
+async def test_outputs_are_taken_in_one_batch() -> None:
+    request, sent = in_flight(4, 5)
+    assert [message.seq for message in sent] == [4, 5]
+    for output in (Output(4, (7,)), Output(5, (8,)), Output(4, (9,), STOP)):
+        request.deliver(output)
+    assert [(output.seq, output.ids) for output in await request.outputs()] == [(4, (7,)), (5, (8,)), (4, (9,))]
+    assert request.unfinished
+    request.deliver(Output(5, error="full"))
+    assert not request.unfinished
+
+
+async def test_outputs_of_a_cancelled_sequence_are_dropped() -> None:
+    request, sent = in_flight(4, 5)
+    for _ in range(2):
+        request.cancel(4)
+    assert sent[2:] == [Cancel(4)]
+    request.deliver(Output(4, (7,)))
+    request.deliver(Output(5, (8,), STOP))
+    assert await ids(request) == [8]
+    request.close()
+    assert sent[3:] == [], "everything has ended"
+
+
+async def test_buffered_outputs_come_before_the_error() -> None:
+    request, _ = in_flight(4)
+    request.deliver(Output(4, (7,)))
+    request.fail(BackendUnavailable("gone"))
+    assert await ids(request) == [7]
+    for _ in range(2):
+        with pytest.raises(BackendUnavailable):
+            await request.outputs()
+
+
+async def test_replayed_tokens_are_dropped_with_their_scores() -> None:
+    request, sent = in_flight(4)
+    request.deliver(Output(4, (7, 8)))
+    assert await ids(request) == [7, 8]
+    crash(request)
+    assert sent[1] == Submit(4, (1,), 9, again=True)
+    request.deliver(Output(4, (7,), prompt=(Logprobs(None),), cached_tokens=1))
+    request.deliver(Output(4, (8, 9), logprobs=(Logprobs(-1.0), Logprobs(-2.0)), prompt=(Logprobs(None),)))
+    assert await request.outputs() == [Output(4, (9,), logprobs=(Logprobs(-2.0),))]
+
+
+async def test_an_end_in_the_middle_of_the_replay_is_delivered() -> None:
+    request, _ = in_flight(4)
+    request.deliver(Output(4, (7, 8)))
+    await request.outputs()
+    crash(request)
+    request.deliver(Output(4, (7,), error="full", overloaded=True))
+    assert await request.outputs() == [Output(4, (), error="full", overloaded=True)]
+    assert not request.unfinished
+
+
+async def test_other_tokens_in_the_replay_fail_the_request() -> None:
+    request, sent = in_flight(4, 5)
+    request.deliver(Output(4, (7, 8)))
+    await request.outputs()
+    crash(request)
+    request.deliver(Output(4, (7, 9)))
+    assert sent[-2:] == [Cancel(4), Cancel(5)]
+    with pytest.raises(Diverged):
+        await request.outputs()
+
+
+def test_two_crashes_at_one_token_quarantine_the_request() -> None:
+    request, _ = in_flight(4)
+    assert not crash(request)
+    assert not request.quarantined
+    assert crash(request)
+    assert request.quarantined
+    request.deliver(Output(4, (7,)))
+    assert not request.quarantined, "it got past the token"
+
+
+def test_a_crash_before_the_replay_ends_does_not_count() -> None:
+    request, _ = in_flight(4)
+    request.deliver(Output(4, (7, 8)))
+    crash(request)
+    request.deliver(Output(4, (7,)))
+    assert not crash(request)
+    assert not request.quarantined
+
+
+def test_a_request_that_was_not_submitted_is_not_to_blame() -> None:
+    request = InFlightRequest([Submit(4, (1,), 9)], lambda _: None)
+    assert not any(request.engine_died() for _ in range(9))
+    assert request.unfinished
+
+
+async def test_the_fifth_crash_rejects_the_request_wherever_it_was() -> None:
+    request, _ = in_flight(4)
+    for token in range(4):
+        request.deliver(Output(4, tuple(range(token + 1))) if token else Output(4, (0,)))
+        assert not crash(request)
+    assert await ids(request) == [0, 1, 2, 3]
+    assert not crash(request), "it is rejected, not quarantined"
+    with pytest.raises(BackendFailed) as raised:
+        await asyncio.wait_for(request.outputs(), 1)
+    assert raised.value.code == "engine_dead"
