@@ -1,4 +1,4 @@
-"""Whole answers: a completion to the JSON of a chat or of `/v1/completions`, vectors to that of `/v1/embeddings`."""
+"""Whole answers as the JSON of `/v1/chat/completions`, `/v1/completions` and `/v1/embeddings`."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from schemas.openai import requests
 
 _json = msgspec.json.Encoder().encode
 Prompts = tuple[tuple[Token, ...], ...]
+"""The tokens of each prompt, as in `schemas.ir.Started.prompts`."""
 
 
 def encode_answer(dialect: Dialect, request: Generate, answer: Completion, created: int) -> Reply:
-    """The whole answer to `request`, `created` at a Unix time in seconds."""
+    """The whole answer to `request`; `created` is Unix time in seconds."""
     if answer.relayed is not None:
         return Reply(answer.relayed)
-    whole = (_chat if is_chat(request) else _completion)(dialect, request, answer, created)
-    return Reply(_json(whole))
+    return Reply(_json((_chat if is_chat(request) else _completion)(dialect, request, answer, created)))
 
 
-def encode_vectors(request: Embed, answer: Embeddings, id: str | UnsetType = UNSET) -> Reply:
-    """The answer to a request for vectors."""
+def encode_embeddings(request: Embed, answer: Embeddings, id: str | UnsetType = UNSET) -> Reply:
+    """The answer to a request for embeddings; `id` is a field of Databricks'."""
     if answer.relayed is not None:
         return Reply(answer.relayed)
     packed = request.encoding == "base64"
@@ -44,7 +44,7 @@ def encode_vectors(request: Embed, answer: Embeddings, id: str | UnsetType = UNS
 
 
 def is_chat(request: Generate) -> bool:
-    """Whether a chat was asked: then the prompt is one, and the only one."""
+    """Whether the client asked for a chat, which has exactly one prompt."""
     return isinstance(request.prompts[0], ChatPrompt)
 
 
@@ -63,9 +63,9 @@ def wire_usage(dialect: Dialect, usage: Usage) -> wire.Usage:
 
 
 def echoed(request: Generate, choice: int, prompts: Prompts) -> str:
-    """The prompt's text, if it is to be put before the answer.
+    """The prompt's text, which `echo` puts before the choice; "" without `echo`.
 
-    Token ids have none but what the backend tells of them.
+    The text of a prompt of token ids is that of the tokens that the backend returned.
     """
     if not request.echo:
         return ""
@@ -73,12 +73,12 @@ def echoed(request: Generate, choice: int, prompts: Prompts) -> str:
     prompt = request.prompts[place]
     if isinstance(prompt, TextPrompt):
         return prompt.text
-    told = prompts[place] if place < len(prompts) else ()
-    return "".join(token.text for token in told if not token.special)
+    tokens = prompts[place] if place < len(prompts) else ()
+    return "".join(token.text for token in tokens if not token.special)
 
 
 def prompt_tokens(request: Generate, choice: int, prompts: Prompts) -> tuple[Token, ...]:
-    """The echoed prompt's tokens, where their log-probabilities are asked for."""
+    """The tokens of an echoed prompt, if their log-probabilities are requested."""
     place = choice // request.n
     return prompts[place] if request.echo and request.prompt_logprobs and place < len(prompts) else ()
 
@@ -140,14 +140,16 @@ def _completion_choice(
 
 
 def completion_finish(dialect: Dialect, reason: FinishReason) -> str:
-    """Why a completion ended. It has no words for reasoning and calls, which some models write before or instead of
-    text: they are left out, and the end of a call is an end.
+    """The finish reason of a completion.
+
+    Completions cannot express reasoning and tool calls, which some models write before or instead of text: both are
+    omitted, and the end of a tool call counts as a normal end.
     """
     return dialect.wording.finish[FinishReason.EOS if reason is FinishReason.TOOL_CALL else reason]
 
 
 def _base64(vector: tuple[float, ...]) -> str:
-    """Little-endian 32-bit floats."""
+    """Base64 of the numbers as little-endian 32-bit floats."""
     packed = array("f", vector)
     if sys.byteorder == "big":
         packed.byteswap()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from adapters.openai.inbound.decode import SMALLEST_NUCLEUS
 from schemas.ir import (
+    SMALLEST_TOP_P,
     ChatPrompt,
     Grammar,
     ImagePart,
@@ -50,7 +50,7 @@ def test_a_bare_completion_is_raw_and_of_16_tokens() -> None:
         ({"temperature": 0}, Sampling(do_sample=True, temperature=0.0)),
         ({"temperature": 1.5}, Sampling(do_sample=True, temperature=1.5)),
         ({"top_p": 0.5}, Sampling(do_sample=True, top_p=0.5)),
-        ({"top_p": 0}, Sampling(do_sample=True, top_p=SMALLEST_NUCLEUS)),
+        ({"top_p": 0}, Sampling(do_sample=True, top_p=SMALLEST_TOP_P)),
         ({"top_k": 5}, Sampling(do_sample=True, top_k=5)),
         ({"top_k": -1}, Sampling(do_sample=True)),
         ({"top_k": 0}, Sampling(do_sample=True)),
