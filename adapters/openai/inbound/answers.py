@@ -96,9 +96,9 @@ def _chat(dialect: Dialect, request: Generate, answer: Completion, created: int)
 
 def _chat_choice(dialect: Dialect, request: Generate, choice: Choice) -> wire.ChatChoice:
     logprobs = chat_logprobs(choice.tokens, request.top_logprobs) if request.logprobs else None
-    silent = logprobs is None and bool(choice.tool_calls or choice.refusal or choice.reasoning)
+    null_content = logprobs is None and bool(choice.tool_calls or choice.refusal or choice.reasoning)
     message = wire.AnswerMessage(
-        content=choice.text or (None if silent else ""),
+        content=choice.text or (None if null_content else ""),
         reasoning_content=choice.reasoning or UNSET,
         tool_calls=tuple(map(_tool_call, choice.tool_calls)) or UNSET,
         refusal=choice.refusal or (None if dialect.answers.refusal else UNSET),

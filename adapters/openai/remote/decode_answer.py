@@ -164,10 +164,10 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
     prompts: list[tuple[Token, ...]] = []
     out: list[Event] = []
     generated = 0
-    for index, whole in enumerate(choices):
-        if whole.index != index:
+    for index, echoed in enumerate(choices):
+        if echoed.index != index:
             raise malformed("other choices than asked for")
-        choice, prompt = without_echo(request, whole, answer.usage)
+        choice, prompt = without_echo(request, echoed, answer.usage)
         if request.prompt_logprobs and index % request.n == 0:
             prompts.append(prompt)
         reader = ChoiceReader(dialect, request, index)

@@ -48,7 +48,7 @@ def _prompt_count(request: Generate, prompt: Prompt, choice: RemoteChoice, usage
         return usage.prompt_tokens
     offsets = choice.logprobs.text_offset if choice.logprobs is not None else None
     if offsets is None or not isinstance(prompt, TextPrompt):
-        raise malformed("an echo that does not tell where the prompt ends")
+        raise malformed("an echo without the place where the prompt ends")
     return sum(offset < len(prompt.text) for offset in offsets)
 
 
