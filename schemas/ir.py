@@ -90,7 +90,7 @@ Prompt = TextPrompt | TokensPrompt | ChatPrompt
 
 
 SMALLEST_TOP_P = 1e-9
-"""The `top_p` for protocols whose 0 means the likeliest token alone: here the interval is (0, 1]."""
+"""The `top_p` for protocols whose 0 means the most likely token alone; here the interval is (0, 1]."""
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -169,7 +169,7 @@ class Grammar(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a request came from, so that a remote of the same protocol is sent its body. `operation`: a `Route.name`."""
+    """Where a request came from, so that a remote of the same protocol gets its body. `operation`: a `Route.name`."""
 
     protocol: str
     dialect: str
