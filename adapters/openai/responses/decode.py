@@ -12,7 +12,7 @@ from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.checks import check_bound, empty, missing, not_one_of
 from adapters.openai.inbound.messages import image_part
 from adapters.openai.inbound.tools import choice_of_keyword, choice_of_names, json_schema_grammar, read_tools
-from adapters.openai.responses.stored import REFERENCE, conversation_items, input_items, referenced_item
+from adapters.openai.responses.stored import REFERENCE, Items, conversation_items, input_items, referenced_item
 from schemas import responses as wire
 from schemas.errors import UnsupportedFeature
 from schemas.ir import (
@@ -69,9 +69,6 @@ def read_response(
     _check(given)
     tools = read_tools(dialect, given.tools or ())
     before = conversation_items(call, given.previous_response_id)
-    stored_items = None
-    if given.store is not False and call.records is not None:
-        stored_items = msgspec.json.encode(before + input_items(call, msgspec.json.decode(origin.body)["input"]))
     hints = {
         "reasoning_effort": given.reasoning.effort if given.reasoning is not None else None,
         "metadata": given.metadata,
@@ -90,7 +87,7 @@ def read_response(
         stopping=Stopping(max_new_tokens=given.max_output_tokens),
         stream=bool(given.stream),
         stream_usage=True,
-        stored_items=stored_items,
+        stored_items=_stored_items(given, before, origin, call),
         raw_prompt=False,
         logprobs=logprobs,
         top_logprobs=(given.top_logprobs or 0) if logprobs else 0,
@@ -117,6 +114,13 @@ def read_count(
     hidden = request.tool_choice is not None and request.tool_choice.mode == "none"
     tools = () if hidden else request.tools
     return Tokenize(id=request.id, model=request.model, prompt=request.prompts[0], tools=tools, origin=origin)
+
+
+def _stored_items(given: wire.ResponseRequest, before: Items, origin: Origin, call: Call) -> bytes | None:
+    """The JSON of the items `before` and of the input, to store with the answer; None if nothing is to be stored."""
+    if given.store is False or call.records is None:
+        return None
+    return msgspec.json.encode(before + input_items(call, msgspec.json.decode(origin.body)["input"]))
 
 
 def _check(given: wire.ResponseRequest) -> None:

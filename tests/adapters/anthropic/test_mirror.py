@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -184,6 +186,16 @@ def test_a_tool_call_whose_arguments_are_no_object_is_refused(arguments: str) ->
 def test_requests_that_the_protocol_cannot_express_are_refused(fields: dict[str, object]) -> None:
     with pytest.raises(UnsupportedFeature):
         CLIENT.encode(asked(**fields))
+
+
+def test_bare_base64_is_sent_with_the_media_type_of_its_format() -> None:
+    images = (ImagePart("/9j/4AAQ", "data"), ImagePart("iVBORw0KGgo=", "data"))
+    request = asked(prompts=(ChatPrompt((Message("user", images),)),))
+    turns = json.loads(CLIENT.encode(request).body)["messages"]
+    assert [block["source"] for block in turns[0]["content"]] == [
+        {"type": "base64", "media_type": "image/jpeg", "data": "/9j/4AAQ"},
+        {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="},
+    ]
 
 
 def test_a_drawn_seed_is_not_sent() -> None:

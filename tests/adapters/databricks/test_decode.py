@@ -217,6 +217,17 @@ def test_completion_options() -> None:
     assert completion(suffix="").answer_suffix == ""
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_hints_do_not_control_the_answer(stream: bool) -> None:
+    hints = {"append": "!", "continuous_usage_stats": True, "stored": b"[]", "error_behavior": "truncate"}
+    request = completion(stream=stream)
+    hinted = replace(request, hints=hints)
+    if stream:
+        assert server().encoder(hinted).feed(ZOE) == server().encoder(request).feed(ZOE)
+    assert server().encode(hinted, fold(ZOE)) == server().encode(request, fold(ZOE))
+    assert (hinted.overflow, hinted.answer_suffix, hinted.stored_items) == ("refuse", "", None)
+
+
 def test_the_tokens_of_a_rendered_template_are_not_returned() -> None:
     assert completion(echo=True, logprobs=1, use_raw_prompt=True).prompt_logprobs
     assert not completion(echo=True, logprobs=1).prompt_logprobs
