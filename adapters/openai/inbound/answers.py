@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import sys
-from array import array
-
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -13,6 +9,7 @@ from adapters.base import Reply
 from adapters.fold import visible_text
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.logprobs import chat_logprobs, completion_logprobs
+from adapters.openai.vectors import encode_vector
 from schemas.completion import Choice, Completion
 from schemas.ir import ChatPrompt, Embed, Embeddings, FinishReason, Generate, TextPrompt, Token, ToolCall, Usage
 from schemas.openai import answers as wire
@@ -36,7 +33,7 @@ def encode_embeddings(request: Embed, answer: Embeddings, id: str | UnsetType = 
         return Reply(answer.relayed)
     packed = request.encoding == "base64"
     data = tuple(
-        wire.Embedding("embedding", index, _base64(vector) if packed else vector)
+        wire.Embedding("embedding", index, encode_vector(vector) if packed else vector)
         for index, vector in enumerate(answer.vectors)
     )
     usage = wire.EmbeddingUsage(answer.usage.prompt_tokens, answer.usage.prompt_tokens)
@@ -146,11 +143,3 @@ def completion_finish(dialect: Dialect, reason: FinishReason) -> str:
     omitted, and the end of a tool call counts as a normal end.
     """
     return dialect.wording.finish[FinishReason.EOS if reason is FinishReason.TOOL_CALL else reason]
-
-
-def _base64(vector: tuple[float, ...]) -> str:
-    """Base64 of the numbers as little-endian 32-bit floats."""
-    packed = array("f", vector)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return base64.b64encode(packed.tobytes()).decode()

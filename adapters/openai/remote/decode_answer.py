@@ -14,7 +14,7 @@ from adapters.body import UNREADABLE
 from adapters.frames import FrameReader
 from adapters.openai.dialects import Dialect
 from adapters.openai.remote.echo import without_echo
-from adapters.openai.remote.encode_request import passes_back, raw_fields
+from adapters.openai.remote.encode_request import raw_fields, relays_answer
 from adapters.openai.remote.failures import event_failure, is_error
 from adapters.openai.remote.tokens import Aligner, remote_tokens
 from adapters.remote_failures import malformed
@@ -32,7 +32,7 @@ from schemas.openai.remote import (
     RemoteUsage,
 )
 
-_NOTHING = RemoteMessage()
+_EMPTY_MESSAGE = RemoteMessage()
 _NO_USAGE = RemoteUsage()
 _NO_PROMPT_DETAILS = RemotePromptDetails()
 _NO_COMPLETION_DETAILS = RemoteCompletionDetails()
@@ -47,7 +47,7 @@ class StreamReader(FrameReader):
         super().__init__()
         self._dialect = dialect
         self._request = request
-        self._relays = passes_back(dialect, request)
+        self._relays = relays_answer(dialect, request)
         self._choices: dict[int, ChoiceReader] = {}
         self._usage: RemoteUsage | None = None
         self._started = self._ended = False
@@ -96,7 +96,7 @@ class StreamReader(FrameReader):
                 if not 0 <= choice.index < expected_choices(self._request):
                     raise malformed("a choice that was not asked for")
                 reader = self._choices[choice.index] = ChoiceReader(self._dialect, self._request, choice.index)
-            out.extend(reader.feed(choice, choice.delta or choice.message or _NOTHING))
+            out.extend(reader.feed(choice, choice.delta or choice.message or _EMPTY_MESSAGE))
 
 
 class ChoiceReader:
@@ -171,14 +171,14 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
         if request.prompt_logprobs and index % request.n == 0:
             prompts.append(prompt)
         reader = ChoiceReader(dialect, request, index)
-        out.extend(reader.feed(choice, choice.message or choice.delta or _NOTHING))
+        out.extend(reader.feed(choice, choice.message or choice.delta or _EMPTY_MESSAGE))
         if not reader.finished:
             raise Incomplete("The backend's answer was not finished.")
         generated += reader.generated
     usage = read_usage(answer.usage, generated)
     counted = None if answer.usage is None else usage.prompt_tokens
     started = Started(answer.model or request.model, counted, tuple(prompts))
-    relayed = (Relayed(reply.body),) if passes_back(dialect, request) else ()
+    relayed = (Relayed(reply.body),) if relays_answer(dialect, request) else ()
     return (*relayed, started, *out, usage)
 
 

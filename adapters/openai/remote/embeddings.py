@@ -5,18 +5,15 @@ The body of a client that speaks the remote's own dialect is relayed, and so is 
 
 from __future__ import annotations
 
-import base64
-import binascii
-import sys
-from array import array
 from typing import Any
 
 import msgspec
 
 from adapters.base import Reply
 from adapters.openai.dialects import Dialect
-from adapters.openai.remote.encode_request import has_dialect_of
+from adapters.openai.remote.encode_request import same_dialect
 from adapters.openai.remote.failures import event_failure
+from adapters.openai.vectors import decode_vector
 from adapters.outbound import inexpressible
 from adapters.remote_failures import malformed, read_json
 from schemas.ir import Embed, Embeddings, TextPrompt, Usage
@@ -35,7 +32,7 @@ def write_embed(dialect: Dialect, request: Embed, named: dict[str, Any], *, inst
     Raises:
         schemas.errors.UnsupportedFeature: the request has an instruction and the protocol has none.
     """
-    if has_dialect_of(dialect, request):
+    if same_dialect(dialect, request):
         assert request.origin is not None
         fields: dict[str, Any] = dict(msgspec.json.decode(request.origin.body, type=dict[str, msgspec.Raw]))
         fields.pop("model", None)
@@ -60,12 +57,12 @@ def read_embeddings(dialect: Dialect, request: Embed, reply: Reply) -> Embedding
     """
     answer = read_json(reply.body, RemoteEmbeddings)
     if answer.data is None:
-        raise event_failure(_as_error(reply.body))
+        raise event_failure(read_json(reply.body, RemoteAnswer))
     vectors = {_place(entry, place): _numbers(entry.embedding) for place, entry in enumerate(answer.data)}
     if sorted(vectors) != list(range(len(request.inputs))):
         raise malformed("not one vector for each input")
     usage = Usage(answer.usage.prompt_tokens if answer.usage is not None else 0, 0)
-    relayed = reply.body if has_dialect_of(dialect, request) and _has_requested_form(request, answer.data) else None
+    relayed = reply.body if same_dialect(dialect, request) and _has_requested_form(request, answer.data) else None
     ordered = tuple(vectors[place] for place in range(len(vectors)))
     return Embeddings(answer.model or request.model, ordered, usage, relayed)
 
@@ -76,26 +73,15 @@ def _has_requested_form(request: Embed, data: tuple[RemoteEmbedding, ...]) -> bo
     return all(isinstance(entry.embedding, str) == packed and entry.index is not None for entry in data)
 
 
-def _as_error(body: bytes) -> RemoteAnswer:
-    try:
-        return msgspec.json.decode(body, type=RemoteAnswer)
-    except msgspec.ValidationError:
-        raise malformed("neither vectors nor an error") from None
-
-
 def _place(entry: RemoteEmbedding, place: int) -> int:
     return place if entry.index is None else entry.index
 
 
 def _numbers(vector: tuple[float, ...] | str) -> tuple[float, ...]:
-    """The numbers of a vector, which may be base64 of little-endian 32-bit floats."""
+    """The numbers of a vector, which may be in base64."""
     if not isinstance(vector, str):
         return vector
-    numbers = array("f")
     try:
-        numbers.frombytes(base64.b64decode(vector, validate=True))
-    except (binascii.Error, ValueError):
+        return decode_vector(vector)
+    except ValueError:
         raise malformed("a vector that is not base64 of floats") from None
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return tuple(numbers)

@@ -66,7 +66,7 @@ def write_body(dialect: Dialect, request: Generate, named: dict[str, Any]) -> by
     unsupported = next((feature for feature, asked in _inexpressible_features(request).items() if asked), None)
     if unsupported is not None:
         raise inexpressible(unsupported)
-    if has_dialect_of(dialect, request):
+    if same_dialect(dialect, request):
         assert request.origin is not None
         return _relayed(dialect, request, request.origin.body, named)
     prompt, fields = _prompt(request), _fields(dialect, request)
@@ -76,7 +76,7 @@ def write_body(dialect: Dialect, request: Generate, named: dict[str, Any]) -> by
     return msgspec.json.encode(named | prompt | fields)
 
 
-def has_dialect_of(dialect: Dialect, request: Generate | Embed) -> bool:
+def same_dialect(dialect: Dialect, request: Generate | Embed) -> bool:
     """Whether the client speaks the remote's dialect, so that its body can be relayed."""
     origin = request.origin
     if origin is None or not origin.body or origin.operation == OPERATION:
@@ -84,9 +84,9 @@ def has_dialect_of(dialect: Dialect, request: Generate | Embed) -> bool:
     return (origin.protocol, origin.dialect) == (dialect.protocol, dialect.name)
 
 
-def passes_back(dialect: Dialect, request: Generate) -> bool:
+def relays_answer(dialect: Dialect, request: Generate) -> bool:
     """Whether the remote's answer can be relayed, too: the gateway adds nothing to it."""
-    return has_dialect_of(dialect, request) and not request.answer_suffix and (not request.echo or asks_echo(request))
+    return same_dialect(dialect, request) and not request.answer_suffix and (not request.echo or asks_echo(request))
 
 
 def _inexpressible_features(request: Generate) -> dict[str, bool]:
