@@ -1,4 +1,4 @@
-"""What a request said, whichever body it came in, and its translation to the IR."""
+"""The tensors and parameters of a request, from either kind of body, and their translation to the IR."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _HINTS = ("details", "priority", "timeout", "batch_size", "typical_p", "watermar
 class Given(msgspec.Struct, frozen=True, kw_only=True):
     """A request's tensors and parameters.
 
-    `flags` are the boolean inputs that were given, by their usual names; `outputs` what infer asked for by name, and
-    `binary` whether it wants what it did not name as bytes.
+    `flags` are the boolean inputs of the request, by their usual names; `outputs` are those that an infer request
+    names, and `binary` is whether other outputs are sent as bytes.
     """
 
     texts: tuple[str, ...]
@@ -48,7 +48,7 @@ def from_tensors(
     outputs: tuple[Output, ...] = (),
     binary: bool = False,
 ) -> Given:
-    """Sort out tensors, by the endpoint's own names.
+    """The `Given` of tensors under the endpoint's own names.
 
     Raises:
         schemas.errors.InvalidRequest: a required input is missing, or `sampling_parameters` is not a JSON object.
@@ -68,10 +68,10 @@ def from_tensors(
 
 
 def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect: Dialect, body: bytes) -> Generate:
-    """The request as IR.
+    """The request in the IR.
 
     Raises:
-        schemas.errors.InvalidRequest: a parameter is wrong, or the route cannot answer it.
+        schemas.errors.InvalidRequest: a parameter is invalid, or not supported on this route.
     """
     operation = route.name.removesuffix("_version")
     values, extra = parameters.read(given.parameters, dialect)
@@ -109,7 +109,7 @@ def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect
 
 
 def outputs_of(request: Generate) -> tuple[Output, ...]:
-    """The outputs that the answer to `request` has."""
+    """The outputs in the answer to `request`."""
     wanted: tuple[Output, ...] = request.hints.get("outputs", (Output("text_output", "text_output"),))
     return wanted
 
@@ -131,7 +131,7 @@ def _listed(names: list[str] | dict[str, Any]) -> str:
 
 
 def _sampling_parameters(elements: list[str] | None) -> dict[str, Any]:
-    """vLLM's backend takes parameters as a JSON text too, which unlike request parameters may hold arrays."""
+    """The parameters in the input `sampling_parameters` of vLLM's backend: a JSON text, which may have arrays."""
     if not elements:
         return {}
     try:
@@ -144,7 +144,7 @@ def _sampling_parameters(elements: list[str] | None) -> dict[str, Any]:
 
 
 def _outputs(given: Given, card: ModelCard) -> tuple[Output, ...]:
-    """Without a list of outputs: the text, and what the `return_…` inputs ask for."""
+    """The outputs of a request that lists none: the text, and those of its `return_…` inputs."""
     return tuple(
         Output(tensor.name, name, given.binary)
         for name, tensor in tensors.outputs(card).items()
@@ -161,10 +161,10 @@ def _echo(exclude: bool | None, stream: bool, dialect: Dialect) -> bool:
 
 
 def _adapter(name: str | None) -> str | None:
-    """MindIE's default is the text "None"."""
+    """The LoRA adapter's name; in MindIE "None" means none."""
     return None if name == "None" else name
 
 
 def _hints(values: dict[str, Any], wanted: tuple[Output, ...]) -> dict[str, Any]:
-    """What the answer needs to know, and what has no effect here (MindIE's `typical_p` and `watermark` among it)."""
+    """The requested outputs, and parameters without effect here (such as MindIE's `typical_p` and `watermark`)."""
     return {"outputs": wanted} | {name: values[name] for name in _HINTS if name in values}
