@@ -177,6 +177,17 @@ class Origin(msgspec.Struct, frozen=True):
     body: bytes = b""
 
 
+class Output(msgspec.Struct, frozen=True):
+    """A part of the answer that the client selects by name (Triton's output tensors).
+
+    `tensor` is the part's usual name, `name` the one that the endpoint gives it, `binary` whether it is sent as bytes.
+    """
+
+    tensor: str
+    name: str
+    binary: bool = False
+
+
 Overflow = Literal["refuse", "truncate"]
 """What a backend does when the prompt and `max_new_tokens` exceed the context: refuse, or generate what still fits."""
 
@@ -186,12 +197,12 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
 
     Several `prompts` and `n` give `len(prompts) * n` choices; choice `p * n + i` is the i-th answer to prompt p.
     `background`: lowest priority, where a backend has priorities; no client can set it.
-    `extra` holds fields that no protocol here knows. `hints` holds fields that are passed on to a model and on which no
-    answer depends (`reasoning_effort`, `service_tier`, `metadata`, `priority`, …); no code below the adapters reads it.
+    `extra` holds fields that no protocol here knows. `hints` holds fields that are passed on to a model
+    (`reasoning_effort`, `service_tier`, `priority`, …) and Triton's requested outputs; only adapters read it.
 
     Server codecs alone read these: `stream_usage` (the stream reports the usage), `continuous_usage` (in every chunk),
-    `answer_suffix` (text written after each choice) and `stored_items` (JSON of the conversation's items to store with
-    the answer; None stores nothing).
+    `answer_suffix` (text written after each choice), `stored_items` (JSON of the conversation's items to store with the
+    answer; None stores nothing) and `outputs` (the selected parts of the answer; () is the protocol's usual ones).
     """
 
     id: str
@@ -204,6 +215,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage: bool = False
     answer_suffix: str = ""
     stored_items: bytes | None = None
+    outputs: tuple[Output, ...] = ()
     n: int = 1
     best_of: int | None = None
     truncate_prompt_tokens: int | None = None

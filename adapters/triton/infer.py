@@ -18,9 +18,10 @@ from adapters.body import read as read_body
 from adapters.triton import tensors
 from adapters.triton.generate.body import check_parameter
 from adapters.triton.generate.request import Given, from_tensors
-from adapters.triton.tensors import Output, Tensor
+from adapters.triton.tensors import Tensor
 from schemas.catalog import ModelCard
 from schemas.errors import InvalidRequest
+from schemas.ir import Output
 from schemas.triton import InferRequest, InferResponse, InputTensor, OutputTensor, RequestedOutput
 
 HEADER = "inference-header-content-length"

@@ -53,14 +53,6 @@ _OUTPUTS = {tensor.name: tensor for tensor in OUTPUTS}
 _FORMATS = {"BOOL": "?", "UINT32": "I", "FP32": "f"}
 
 
-class Output(msgspec.Struct, frozen=True):
-    """A requested output: its usual name (`tensor`), the endpoint's name, and whether it is sent as bytes."""
-
-    tensor: str
-    name: str
-    binary: bool = False
-
-
 def inputs(card: ModelCard) -> dict[str, Tensor]:
     """The endpoint's inputs, by the endpoint's names."""
     return _renamed(_INPUTS, card.tensors.inputs)

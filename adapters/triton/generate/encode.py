@@ -54,8 +54,6 @@ class Values:
     def __init__(self, request: Generate, dialect: Dialect) -> None:
         self._dialect = dialect
         self._wanted = [output.tensor for output in outputs_of(request)]
-        if dialect.answers.details and request.hints.get("details"):
-            self._wanted.append("details")
         self._choices = [Progress(dialect.wording.unfinished) for _ in range(len(request.prompts) * request.n)]
         self._prompts = [_prompt_text(request, index) if request.echo else "" for index in range(len(self._choices))]
         self._plain = self._wanted == ["text_output"] and len(self._choices) == 1 and not dialect.answers.full_text
@@ -174,11 +172,10 @@ class Writer:
         fixed: dict[str, Any] = {"model_name": request.model, "model_version": dialect.answers.model_version}
         if id := request.client_request_id or (request.id if dialect.answers.always_id else ""):
             fixed = {"id": id} | fixed
-        names = {output.name: output.tensor for output in outputs_of(request)}
-        slots = names | ({"details": "details"} if dialect.answers.details else {})
-        members = [*fixed, *slots]
+        outputs = {output.name: output.tensor for output in outputs_of(request)}
+        members = [*fixed, *outputs]
         self._members = [
-            (_json(name) + b":" + (_json(fixed[name]) if name in fixed else b""), slots.get(name, ""))
+            (_json(name) + b":" + (_json(fixed[name]) if name in fixed else b""), outputs.get(name, ""))
             for name in (sorted(members) if dialect.answers.sorted_keys else members)
         ]
 

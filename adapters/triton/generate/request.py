@@ -11,16 +11,16 @@ from adapters.body import parse
 from adapters.triton import tensors
 from adapters.triton.dialects import Dialect
 from adapters.triton.generate import parameters
-from adapters.triton.tensors import Output
 from schemas.catalog import ModelCard
 from schemas.errors import InvalidRequest, MalformedBody
-from schemas.ir import Generate, ImagePart, Origin, TextPrompt
+from schemas.ir import Generate, ImagePart, Origin, Output, TextPrompt
 
 ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, "
     "use generate stream for model that generates various number of responses"
 )
 _HINTS = ("details", "priority", "timeout", "batch_size", "typical_p", "watermark")
+"""Parameters that have no effect on the answer's text (MindIE's), passed on to remotes of the protocol."""
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +83,8 @@ def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect
     if best_of is not None and best_of < n:
         raise InvalidRequest("parameter 'best_of' must not be less than 'n'", param="best_of")
     wanted = given.outputs or _outputs(given, card)
+    if dialect.answers.details and values.get("details") and not operation.startswith("infer"):
+        wanted += (Output("details", "details"),)
     names = {output.tensor for output in wanted}
     return Generate(
         id=call.id,
@@ -102,7 +104,8 @@ def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect
         grammar=parameters.grammar(values),
         adapter_id=_adapter(values.get("lora_name", values.get("adapter_id"))),
         client_request_id=given.id or None,
-        hints=_hints(values, wanted),
+        outputs=wanted,
+        hints={name: values[name] for name in _HINTS if name in values},
         extra=extra,
         origin=Origin("triton", dialect.name, route.name, body),
     )
@@ -110,8 +113,7 @@ def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect
 
 def outputs_of(request: Generate) -> tuple[Output, ...]:
     """The outputs in the answer to `request`."""
-    wanted: tuple[Output, ...] = request.hints.get("outputs", (Output("text_output", "text_output"),))
-    return wanted
+    return request.outputs or (Output("text_output", "text_output"),)
 
 
 def _check_complete(values: dict[str, list[Any]], known: dict[str, tensors.Tensor], model: str) -> None:
@@ -163,8 +165,3 @@ def _echo(exclude: bool | None, stream: bool, dialect: Dialect) -> bool:
 def _adapter(name: str | None) -> str | None:
     """The LoRA adapter's name; in MindIE "None" means none."""
     return None if name == "None" else name
-
-
-def _hints(values: dict[str, Any], wanted: tuple[Output, ...]) -> dict[str, Any]:
-    """The requested outputs, and parameters without effect here (such as MindIE's `typical_p` and `watermark`)."""
-    return {"outputs": wanted} | {name: values[name] for name in _HINTS if name in values}

@@ -37,8 +37,6 @@ def relayed(dialect: Dialect, request: Generate, data: bytes) -> Relayed:
 def _unwanted(dialect: Dialect, request: Generate) -> set[str]:
     requested = {"details"} if dialect.answers.details else _REQUESTED
     wanted = {output.tensor for output in outputs_of(request)}
-    if request.hints.get("details"):
-        wanted.add("details")
     if request.client_request_id or dialect.answers.always_id:
         return set(requested - wanted)
     return {*requested, "id"} - wanted
