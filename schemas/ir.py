@@ -120,7 +120,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Stopping(msgspec.Struct, frozen=True):
-    """When a generation ends; `max_new_tokens` None is the end of the context. `include_stop` keeps a matched string."""
+    """When a generation ends; `max_new_tokens` None: where the context ends. `include_stop` keeps a matched string."""
 
     max_new_tokens: int | None = None
     min_new_tokens: int = 0
