@@ -1,4 +1,4 @@
-"""Protocols, sans I/O: bytes to the internal form and back, for both ends of a connection.
+"""Protocols without I/O: bytes to the IR and back, for servers and clients.
 
-Synchronous and pure: no asyncio, httpx, litestar or torch here. One folder a protocol.
+Synchronous and pure: no asyncio, httpx, litestar or torch here. One folder per protocol.
 """

@@ -1,8 +1,8 @@
-"""The seam every protocol is written against: routes, the two faces, replies.
+"""The interface of protocols: routes, replies, and the two codecs that each protocol implements.
 
-A protocol is an `Adapter`: a name, its dialects (data, see each folder's `dialects.py`), and a class for either face.
-`server` is what our clients see, `client` is how a remote of that kind is called. What a dialect is, only its own
-folder knows.
+A protocol is an `Adapter`: a name, its dialects (data, see each folder's `dialects.py`) and two codecs. The server
+codec reads clients' requests and writes the answers; the client codec writes requests to a remote server of the
+protocol and reads its answers. Only the protocol's own folder knows the fields of its dialects.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Headers = tuple[tuple[str, str], ...]
 
 
 TOKEN_IDS = "x-interlingua-token-ids"
-"""The header that marks an answer whose token ids may not be the model's own."""
+"""The response header for token ids that may not be the model's own."""
 
 
 def token_id_headers(ids: TokenIds) -> Headers:
-    """The mark, where there is something to mark."""
+    """The header that names the source of the token ids; none if that is the model."""
     return () if ids == "model" else ((TOKEN_IDS, ids),)
 
 
@@ -54,19 +54,19 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Records(Protocol):
-    """What was answered and may be asked for again, by who asked: nobody sees another key's. Forgets the oldest."""
+    """The stored answers of one API key. The oldest are evicted."""
 
     def get(self, id: str) -> bytes | None:
-        """What was kept under an id; None if nothing is any more."""
+        """The data stored under an id; None if there is none, or no longer."""
         ...
 
     def delete(self, id: str) -> bool:
-        """Forget it; whether there was anything."""
+        """Delete the record of an id; whether there was one."""
         ...
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What is to be kept of an answer."""
+    """The data to be stored of an answer, and its id."""
 
     id: str
     data: bytes
@@ -84,7 +84,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """A whole HTTP answer. `record` is kept before it is sent."""
+    """A complete HTTP response. `record` is stored before the response is sent."""
 
     body: bytes = b""
     status: int = 200
@@ -94,10 +94,10 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class StreamEncoder(Protocol):
-    """One stream being written. `Usage`, the last event, makes it write the protocol's terminator.
+    """The encoder of one stream. For `Usage`, the last event, it writes the protocol's terminator.
 
-    `headers` are sent once the first batch was fed, and may depend on it.
-    `abort_after_error`: after `fail` the connection is cut, for clients that would take any other end for a good one.
+    `headers` are read after the first call of `feed` and may depend on that batch.
+    `abort_after_error`: after `fail` the connection is reset, for clients that take any other end as the answer's.
     """
 
     media_type: str
@@ -105,49 +105,49 @@ class StreamEncoder(Protocol):
     abort_after_error: bool
 
     def feed(self, events: Events) -> bytes:
-        """The bytes that say these events; may be empty while something must be held back."""
+        """The bytes of these events; may be empty while something is held back."""
         ...
 
     def fail(self, error: GatewayError) -> bytes:
-        """The protocol's in-stream error, after which nothing is written; never a clean end."""
+        """The protocol's in-stream error. Nothing follows it, and it is never a clean end."""
         ...
 
 
 @runtime_checkable
 class RecordingEncoder(Protocol):
-    """A `StreamEncoder` whose answer may have to be kept: before the bytes of its end are sent."""
+    """A `StreamEncoder` whose answer may be stored, before the bytes of its end are sent."""
 
     record: Record | None
-    """What is to be kept; None before the end, and if nothing is."""
+    """The record to store; None before the end of the stream, and if nothing is stored."""
 
 
 class ServerCodec(Protocol):
-    """What clients of a protocol see."""
+    """The server side of a protocol: reads requests of clients, writes answers."""
 
     routes: ClassVar[tuple[Route, ...]]
 
     def decode(self, route: Route, body: bytes, call: Call) -> Request | Change:
-        """Read a request.
+        """Decode a request.
 
         Raises:
-            schemas.errors.RequestError: it is not one we can read.
+            schemas.errors.RequestError: the request is invalid.
         """
         ...
 
     def encoder(self, request: Generate) -> StreamEncoder:
-        """A writer for the streamed answer to `request`."""
+        """The encoder of the streamed answer to `request`."""
         ...
 
     def encode(self, request: Generate, answer: Completion) -> Reply:
-        """The whole answer to `request`.
+        """The complete answer to `request`.
 
         Raises:
-            schemas.errors.GatewayError: the protocol has no words for such an answer.
+            schemas.errors.GatewayError: the protocol cannot express the answer.
         """
         ...
 
     def encode_embeddings(self, request: Embed, answer: Embeddings) -> Reply:
-        """The answer to a request for vectors."""
+        """The answer to a request for embeddings."""
         ...
 
     def encode_tokens(self, request: Tokenize, answer: Tokens) -> Reply:
@@ -155,15 +155,15 @@ class ServerCodec(Protocol):
         ...
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:
-        """Answer a route that runs nothing; one that changed something: as it is now.
+        """Answer a route that runs no model: describe what is served, after a `manage` route in its changed state.
 
         Raises:
-            schemas.errors.RequestError: what it asks about is not there.
+            schemas.errors.RequestError: the requested object does not exist.
         """
         ...
 
     def error(self, error: GatewayError, request: Generate | None = None) -> Reply:
-        """The answer when nothing of a stream was written yet; `request` if it could be decoded."""
+        """The error response while nothing of a stream is written; `request` is None if it could not be decoded."""
         ...
 
 
@@ -177,9 +177,9 @@ class Outbound(msgspec.Struct, frozen=True):
 
 
 class StreamDecoder(Protocol):
-    """One stream being read.
+    """The decoder of one stream.
 
-    `before`: once `feed` has raised, the events that its bytes had completed before what was wrong with them.
+    `before`: after `feed` has raised, the events that its bytes completed before the faulty ones.
     """
 
     before: Events
@@ -188,68 +188,68 @@ class StreamDecoder(Protocol):
         """The events completed by these bytes.
 
         Raises:
-            schemas.errors.BackendError: the remote reported an error, or what it sent makes no sense.
+            schemas.errors.BackendError: the remote reported an error or violated the protocol.
         """
         ...
 
     def close(self) -> Events:
-        """The connection ended: the events that were still due.
+        """Handle the end of the connection: the remaining events.
 
         Raises:
-            schemas.errors.Incomplete: the stream was not finished.
+            schemas.errors.Incomplete: the stream was not complete.
         """
         ...
 
 
 class ClientCodec(Protocol):
-    """How a remote of a protocol is called."""
+    """The client side of a protocol: writes requests to a remote server, reads its answers."""
 
     def encode(self, request: Generate) -> Outbound:
-        """Write a request.
+        """Encode a request.
 
         Raises:
-            schemas.errors.UnsupportedFeature: the protocol cannot say it.
+            schemas.errors.UnsupportedFeature: the protocol cannot express it.
         """
         ...
 
     def decoder(self, request: Generate) -> StreamDecoder:
-        """A reader for the streamed answer to `request`."""
+        """The decoder of the streamed answer to `request`."""
         ...
 
     def decode(self, request: Generate, reply: Reply) -> Events:
-        """The whole answer to `request`, as the complete stream of its events.
+        """The events of a non-streamed answer to `request`, as one complete stream.
 
         Raises:
-            schemas.errors.BackendError: it is an error, or makes no sense.
+            schemas.errors.BackendError: the answer is an error or violates the protocol.
         """
         ...
 
     def returns_token_ids(self, request: Generate) -> bool:
-        """Whether the answer to `request` tells the ids of its tokens."""
+        """Whether the answer to `request` contains token ids."""
         ...
 
     def error(self, reply: Reply) -> GatewayError:
-        """What a reply with an error status means."""
+        """The error that a reply with an error status stands for."""
         ...
 
 
 @runtime_checkable
 class EmbeddingCodec(Protocol):
-    """What the client face of a protocol can do beside, if that knows vectors."""
+    """The part of a client codec for embeddings, in protocols that have them."""
 
     def encode_embed(self, request: Embed) -> Outbound:
-        """Write a request for vectors.
+        """Encode a request for embeddings.
 
         Raises:
-            schemas.errors.UnsupportedFeature: the protocol cannot say it.
+            schemas.errors.UnsupportedFeature: the protocol cannot express it.
         """
         ...
 
     def decode_embeddings(self, request: Embed, reply: Reply) -> Embeddings:
-        """The answer to a request for vectors.
+        """The embeddings of an answer.
 
         Raises:
-            schemas.errors.BackendError: it is an error, or makes no sense.
+            schemas.errors.BackendError: the answer is an error or violates the protocol.
         """
         ...
 
@@ -258,7 +258,7 @@ class EmbeddingCodec(Protocol):
 class Adapter:
     """One protocol, as registered under the entry point group `gateway.adapters`.
 
-    `dialects` maps a dialect's name to its table; the first one is the default.
+    `dialects` maps a dialect's name to its data; the first one is the default.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""The blocks of a streamed answer: one is open at a time, and the call of a tool is not left before it ends.
+"""The blocks of a streamed answer: one block is open at a time, and a tool call stays open until it is complete.
 
-For protocols whose answers are made of blocks (Anthropic's content, the items of OpenAI's Responses). It knows their
-order and none of their words. What is said after a call comes after all calls, as in `adapters.fold.blocks`.
+For protocols whose answers are made of blocks (Anthropic's content, the items of OpenAI's Responses). Text between the
+pieces of a tool call comes after all tool calls, as in `adapters.fold.blocks`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from schemas.ir import Delta, Finished, ToolDelta
 
 
 class Opened(NamedTuple):
-    """A block begins: text of a `kind`, or a call, given its first piece."""
+    """A block begins: text of a `kind`, or a tool call, given its first piece."""
 
     kind: Kind | None
     call: ToolDelta | None = None
 
 
 class Said(NamedTuple):
-    """What the open block gains: text, or a piece of a call's arguments."""
+    """The open block gains text, or a piece of a tool call's arguments."""
 
     text: str
 
 
 class Closed(NamedTuple):
-    """The open block is complete; `last` of all, or not."""
+    """The open block is complete; `last` if it is the last block of the answer."""
 
     last: bool
 
@@ -37,18 +37,18 @@ Step = Opened | Said | Closed
 
 
 class Blocks:
-    """One choice's deltas as steps."""
+    """Splits the deltas of one choice into steps."""
 
     def __init__(self) -> None:
         self._open: Kind | int | None = None  # a kind of text, or a call's index
         self._calls = 0
-        self._late: list[tuple[Kind, str]] = []  # what came amid a call
+        self._late: list[tuple[Kind, str]] = []  # text that arrived during a call
 
     def feed(self, delta: Delta) -> Iterator[Step]:
-        """What a delta does; the last one, `Finished`, closes what is open.
+        """The steps of a delta. `Finished`, the last delta, closes the open block.
 
         Raises:
-            schemas.errors.BackendFailed: a call goes on after another has begun.
+            schemas.errors.BackendFailed: a tool call continues after another one has begun.
         """
         pieces: tuple[tuple[Kind, str], ...] = (
             ("reasoning", delta.reasoning),

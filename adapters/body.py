@@ -1,7 +1,7 @@
-"""Request bodies: JSON bytes to a wire struct, once, with every way it can fail told apart.
+"""Request bodies: JSON bytes to a wire struct, with limits on their size and an error for every way to be invalid.
 
-`read` is the one decode boundary of all protocols that take a plain JSON object (Triton reads ordered pairs itself).
-Duplicate keys: the last one wins, and as a body is decoded once, what was checked is what runs.
+`read` decodes the bodies of all protocols but Triton's, which needs ordered pairs. Of duplicate keys the last one wins;
+a body is decoded once, so the checked value is the one that is used.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from schemas.errors import InvalidRequest, MalformedBody
 T = TypeVar("T")
 
 MAX_DEPTH = 64
-"""Levels of nesting that a body may have. msgspec stops by itself at about 1,000, this is what we promise."""
+"""Levels of nesting in a body. msgspec has a limit of its own at about 1,000."""
 
 MAX_CONTAINERS = 100_000
-"""Brackets that a body may have, those within strings among them."""
+"""Opening brackets in a body, including those within strings."""
 
 MAX_KEYS = 100_000
-"""Keys of objects that a body may have."""
+"""Keys of all objects in a body."""
 
 MAX_ITEMS = 1_000_000
-"""Commas that a body may have, those within strings among them: a token-id prompt has one a token."""
+"""Commas in a body, including those within strings. A prompt of token ids has one comma per token."""
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are not the JSON that it was told to expect."""
+"""What msgspec raises for bytes that are not JSON of the expected type."""
 
 _ANY_DIGIT = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER = b"0" * 19
@@ -41,18 +41,18 @@ def read(body: bytes, type: type[T]) -> tuple[T, dict[str, Any]]:
     """Decode `body` as a `type` struct.
 
     Returns:
-        The struct, and the fields of the body's object that it does not know.
+        The struct, and the unknown fields of the body.
 
     Raises:
         schemas.errors.MalformedBody: not UTF-8, not JSON, nested deeper than `MAX_DEPTH`, too many items, a lone
             surrogate, a number beyond a double or an integer beyond 64 bits.
-        schemas.errors.InvalidRequest: a field is missing, of a wrong type, or out of its bounds; `param` names it.
+        schemas.errors.InvalidRequest: a field is missing, of a wrong type, or out of bounds; `param` names it.
     """
     return convert(parse(body), type)
 
 
 def convert(fields: Any, type: type[T]) -> tuple[T, dict[str, Any]]:
-    """The second half of `read`, for a protocol that has to look at the fields first.
+    """The second half of `read`, for a protocol that changes the fields first.
 
     Raises:
         schemas.errors.MalformedBody: not an object.
@@ -69,12 +69,12 @@ def convert(fields: Any, type: type[T]) -> tuple[T, dict[str, Any]]:
 
 
 def parse(body: bytes) -> Any:
-    """Decode any JSON value, bounded as `read` is.
+    """Decode any JSON value, with the limits of `read`.
 
     Raises:
         schemas.errors.MalformedBody: as for `read`.
     """
-    # Counted before they are made: as many as may be take milliseconds to decode, and nobody else runs meanwhile.
+    # Counted before decoding: msgspec holds the GIL, and a body at these limits takes it milliseconds.
     brackets = body.count(b"[") + body.count(b"{")
     if brackets > MAX_CONTAINERS or (len(body) > MAX_KEYS and _too_many(body)):
         raise MalformedBody("The request body is not acceptable: it has too many items.")
@@ -86,19 +86,20 @@ def parse(body: bytes) -> Any:
         raise _too_deep() from None
     except msgspec.DecodeError as error:
         raise MalformedBody(f"The request body is not valid JSON: {error}") from None
-    # Ordinary bodies, with few brackets and no long run of digits, are never walked. A pattern would take ten times as
-    # long to find none.
+    # Ordinary bodies, with few brackets and no long run of digits, skip the walk. A regular expression for the digits
+    # would take ten times as long as `translate`.
     if brackets > MAX_DEPTH or _LONG_NUMBER in body.translate(_ANY_DIGIT):
         _walk(value)
     return value
 
 
 def _too_many(body: bytes) -> bool:
-    """Whether it has too many keys or items, for which it must be longer than there may be."""
+    """Whether a body has too many keys or items. Shorter bodies than `MAX_KEYS` cannot have."""
     return body.count(b'":') > MAX_KEYS or body.count(b",") > MAX_ITEMS
 
 
 def _walk(value: Any) -> None:
+    """Check nesting and integers, level by level."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         if any(isinstance(item, int) and not -(2**63) <= item < 2**64 for item in level):
@@ -115,7 +116,7 @@ def _too_deep() -> MalformedBody:
 
 
 def _invalid(message: str) -> InvalidRequest:
-    """msgspec says "Expected `int`, got `str` - at `$.n`": the path becomes `param`."""
+    """The error for msgspec's message "Expected `int`, got `str` - at `$.n`"; the path becomes `param`."""
     match = _PATH.match(message)
     assert match is not None, message
     what, path = match["what"], (match["path"] or "$").removeprefix("$").removeprefix(".")

@@ -1,6 +1,6 @@
-"""The fold: an event stream to a whole answer, so that streamed and whole answers cannot disagree.
+"""The fold of an event stream to a complete answer, so that streamed and non-streamed answers cannot differ.
 
-And its inverse `unfold`, for remotes that answered whole.
+`unfold` is the inverse, for remotes that do not stream.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from schemas.errors import Incomplete
 from schemas.ir import Delta, Events, Finished, Started, ToolCall, ToolDelta, Usage
 
 Kind = Literal["reasoning", "text", "refusal"]
-"""What a block of text is."""
+"""The kinds of text in an answer."""
 
 Order = tuple[tuple[Kind | Literal["calls"], int], ...]
 
@@ -24,7 +24,7 @@ _USUAL = (*_TEXTS, "calls")
 
 
 class Fold:
-    """Collects events; `done` once the stream is complete, `completion` then is the whole answer."""
+    """Collects events. `completion` is the answer once the stream is complete (`done`)."""
 
     def __init__(self) -> None:
         self._started: Started | None = None
@@ -38,7 +38,7 @@ class Fold:
         return self._usage is not None
 
     def feed(self, events: Events) -> None:
-        """Take in a batch of events."""
+        """Collect a batch of events."""
         for event in events:
             if isinstance(event, Delta):
                 self._choices.setdefault(event.choice, []).append(event)
@@ -50,22 +50,22 @@ class Fold:
                 self._relayed = event.data
 
     def completion(self) -> Completion:
-        """The whole answer.
+        """The complete answer.
 
         Raises:
             schemas.errors.Incomplete: the stream stopped before its end.
         """
-        if self._started is None or self._usage is None:
+        started = self._started
+        if started is None or self._usage is None:
             raise Incomplete("The backend's answer stopped before it was finished.")
-        choices = tuple(_whole(index, self._choices[index]) for index in sorted(self._choices))
-        begun = self._started
+        choices = tuple(_choice(index, self._choices[index]) for index in sorted(self._choices))
         return Completion(
-            begun.model, choices, self._usage, begun.prompts, relayed=self._relayed, token_ids=begun.token_ids
+            started.model, choices, self._usage, started.prompts, relayed=self._relayed, token_ids=started.token_ids
         )
 
 
-def _whole(index: int, deltas: list[Delta]) -> Choice:
-    """A choice. What came in one delta is whole as it is, and in the usual order."""
+def _choice(index: int, deltas: list[Delta]) -> Choice:
+    """Join the deltas of a choice. A single delta is complete as it is, and in the usual order."""
     end = deltas[-1]
     if not isinstance(end, Finished):
         raise Incomplete("The backend's answer stopped before it was finished.")
@@ -89,7 +89,7 @@ def _whole(index: int, deltas: list[Delta]) -> Choice:
 
 
 def _merged(deltas: list[Delta], end: Finished) -> Finished:
-    """All deltas of a choice as the last one."""
+    """One delta with the content of all deltas of a choice."""
     return msgspec.structs.replace(
         end,
         text="".join([delta.text for delta in deltas]),
@@ -101,7 +101,7 @@ def _merged(deltas: list[Delta], end: Finished) -> Finished:
 
 
 def _calls(pieces: tuple[ToolDelta, ...]) -> tuple[ToolCall, ...]:
-    """Whole calls, by their index."""
+    """The complete tool calls, ordered by index."""
     calls: dict[int, list[ToolDelta]] = {}
     for piece in pieces:
         calls.setdefault(piece.index, []).append(piece)
@@ -109,7 +109,7 @@ def _calls(pieces: tuple[ToolDelta, ...]) -> tuple[ToolCall, ...]:
 
 
 def _call(pieces: list[ToolDelta]) -> ToolCall:
-    """The last id and name that were told, and all arguments."""
+    """Join the pieces of a call: the last id and name that are not empty, and all arguments."""
     id = name = ""
     for piece in pieces:
         id, name = piece.id or id, piece.name or name
@@ -117,7 +117,7 @@ def _call(pieces: list[ToolDelta]) -> ToolCall:
 
 
 def _order(deltas: list[Delta], whole: Finished) -> Order:
-    """How long which kinds of text went on, and where the calls are, which all stand at the first one's place."""
+    """The runs of each kind of text, in characters, and the place of the first tool call, where all calls go."""
     if bool(whole.text) + bool(whole.reasoning) + bool(whole.refusal) + bool(whole.tool_calls) < 2:
         return ()
     order: list[tuple[Kind | Literal["calls"], int]] = []
@@ -133,7 +133,7 @@ def _order(deltas: list[Delta], whole: Finished) -> Order:
 
 
 def blocks(choice: Choice) -> Iterator[tuple[Kind, str] | ToolCall]:
-    """An answer in the order in which it was given; what came after the first call comes after all of them."""
+    """The blocks of an answer in their order; text after the first tool call comes after all tool calls."""
     texts: dict[Kind, str] = {"reasoning": choice.reasoning, "text": choice.text, "refusal": choice.refusal}
     usual: Order = (*((kind, len(text)) for kind, text in texts.items() if text), ("calls", 0))
     for kind, size in choice.order or usual:
@@ -145,14 +145,14 @@ def blocks(choice: Choice) -> Iterator[tuple[Kind, str] | ToolCall]:
 
 
 def visible_text(choice: Choice) -> str:
-    """What was said, in its order. A refusal is text, for a protocol with no word for refusals; thoughts are not."""
+    """Text and refusal in their order, without reasoning, for protocols that have no field for refusals."""
     if not choice.refusal:
         return choice.text
     return "".join(block[1] for block in blocks(choice) if not isinstance(block, ToolCall) and block[0] != "reasoning")
 
 
 def fold(events: Events) -> Completion:
-    """The whole answer that a complete stream of events says.
+    """The complete answer of a complete stream of events.
 
     Raises:
         schemas.errors.Incomplete: the stream stopped before its end.
@@ -163,7 +163,7 @@ def fold(events: Events) -> Completion:
 
 
 def unfold(answer: Completion) -> Events:
-    """The shortest stream that folds to `answer`, in the usual order."""
+    """The shortest stream of events that folds to `answer`, in the usual order."""
     finishes = tuple(
         Finished(
             choice=choice.index,

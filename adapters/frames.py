@@ -1,6 +1,6 @@
-"""What the decoders of all streams have in common: frames, which are server-sent events, to events of ours.
+"""The common part of all stream decoders: frames (server-sent events) to events of the IR.
 
-A frame is read whole or not at all, and none is lost because a later one is bad: what they said is kept in `before`.
+A frame is decoded as a whole or not at all. A faulty frame loses none of those before it: their events are in `before`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from schemas.ir import Event, Events
 
 
 class FrameReader:
-    """One stream being read. Subclasses read frames.
+    """The decoder of one stream. Subclasses override `_frame`.
 
     Attributes:
-        before: once `feed` has raised, the events of the frames before the bad one, from the same bytes.
+        before: after `feed` has raised, the events of the frames before the faulty one, from the same bytes.
     """
 
     before: Events = ()
@@ -26,7 +26,7 @@ class FrameReader:
         """The events completed by these bytes.
 
         Raises:
-            schemas.errors.GatewayError: the remote reported an error, or what it sent makes no sense.
+            schemas.errors.GatewayError: the remote reported an error or violated the protocol.
         """
         out: list[Event] = []
         good = 0
@@ -40,5 +40,5 @@ class FrameReader:
         return tuple(out)
 
     def _frame(self, data: bytes, out: list[Event]) -> None:
-        """Append what a frame says."""
+        """Append the events of one frame to `out`."""
         raise NotImplementedError

@@ -1,6 +1,6 @@
-"""What the status of a remote's answer means, whatever its protocol.
+"""Errors of remote servers: HTTP statuses and headers to `schemas.errors`, for all protocols.
 
-The remote's own words are passed on only where the client can mend the request.
+The remote's own message is passed on only where the client can correct the request.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from schemas.errors import (
 T = TypeVar("T")
 
 REFUSED = "The backend refused the request."
-"""Where it does not say why."""
+"""The message for a refusal without one."""
 
 
 def malformed(why: str) -> BackendError:
-    """The remote does not speak the protocol."""
+    """The error for an answer that violates the protocol."""
     return BackendFailed(f"The backend's answer could not be read: {why}.", fault=Fault.MALFORMED)
 
 
 def failed() -> BackendError:
-    """The remote failed, and the client can do nothing about it."""
+    """The error for a failure of the remote that the client cannot correct."""
     return BackendFailed("The backend failed.", code="upstream_error")
 
 
-def failure_of(status: int, words: str, retry_after: float | None) -> GatewayError:
-    """What an error status means; `words` are the remote's, `retry_after` is in seconds."""
+def failure_of(status: int, message: str, retry_after: float | None) -> GatewayError:
+    """The error for an HTTP status. `message` is the remote's, `retry_after` is in seconds."""
     if status in (400, 422):
-        return InvalidRequest(words)
+        return InvalidRequest(message)
     if status == 404:
-        return ModelNotFound(words)
+        return ModelNotFound(message)
     if status == 413:
-        return BodyTooLarge(words)
+        return BodyTooLarge(message)
     if status == 429:
         return Overloaded("The backend is overloaded.", retry_after=retry_after)
     if status in (502, 503, 529):
@@ -71,7 +71,7 @@ def read_json(body: bytes, type: type[T]) -> T:
 
 
 def read_error(body: bytes, type: type[T]) -> T:
-    """What an error says; nothing if it is not in the protocol's form. All fields of `type` have defaults."""
+    """Decode an error body; an empty `type`, whose fields all have defaults, if it is not in the protocol's form."""
     try:
         return msgspec.json.decode(body, type=type)
     except UNREADABLE:
@@ -79,14 +79,14 @@ def read_error(body: bytes, type: type[T]) -> T:
 
 
 def retry_after(headers: Headers) -> float | None:
-    """In seconds. `retry-after-ms` is the finer one; a date is not read."""
-    told = {name.lower(): value for name, value in headers}
-    if (milliseconds := header_number(told.get("retry-after-ms", ""))) is not None:
+    """Seconds to wait before a retry, from `retry-after-ms` or else `retry-after`; a date there counts as absent."""
+    values = {name.lower(): value for name, value in headers}
+    if (milliseconds := header_number(values.get("retry-after-ms", ""))) is not None:
         return milliseconds / 1000
-    seconds = header_number(told.get("retry-after", ""))
+    seconds = header_number(values.get("retry-after", ""))
     return None if seconds is None else float(seconds)
 
 
 def header_number(value: str) -> int | None:
-    """A header's number; None if it is not one, or absurdly large."""
+    """A header's value as a number; None if it is not a natural number of at most nine digits."""
     return int(value) if re.fullmatch(r"[0-9]{1,9}", value) else None

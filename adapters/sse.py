@@ -1,7 +1,7 @@
-"""Server-sent events, on bytes: a reader for what remotes send, and a guard for JSON that is written into events.
+"""Server-sent events on bytes: an incremental reader, and an escape for JSON that is written into events.
 
-Right for every split of the bytes, for CR, LF and CRLF, a byte order mark, comments and multi-line data; line ends
-inside text such as U+2028 are text. Bounded: an event over `limit` bytes is an error, not memory.
+The reader accepts any split of the bytes, CR, LF and CRLF, a byte order mark, comments and multi-line data. U+2028 and
+other Unicode line separators are text. An event over `limit` bytes is an error.
 Source: WHATWG HTML, section 9.2.6 "Interpreting an event stream".
 """
 
@@ -15,16 +15,16 @@ from schemas.errors import BackendFailed, Fault
 
 _BOM = b"\xef\xbb\xbf"
 
-# U+0085, U+2028, U+2029: no line ends of an event stream, but of Python's `str.splitlines`, and so of httpx's
-# `iter_lines`, with which litellm and huggingface_hub read streams. JSON encoders leave them as they are.
-_LINES_TO_SOME = re.compile(rb"\xc2\x85|\xe2\x80[\xa8\xa9]")
+# U+0085, U+2028 and U+2029 end no line of an event stream, but they do for Python's `str.splitlines` and httpx's
+# `iter_lines`, with which litellm and huggingface_hub read streams. JSON encoders do not escape them.
+_LINE_SEPARATORS = re.compile(rb"\xc2\x85|\xe2\x80[\xa8\xa9]")
 
 
 def guard(json: bytes) -> bytes:
-    """The same JSON, with those characters escaped that some clients would cut it at."""
+    """The same JSON, with the Unicode line separators escaped at which some clients would split it."""
     if json.isascii() or not (b"\xe2\x80\xa8" in json or b"\xe2\x80\xa9" in json or b"\xc2\x85" in json):
         return json
-    return _LINES_TO_SOME.sub(_escape, json)
+    return _LINE_SEPARATORS.sub(_escape, json)
 
 
 def _escape(match: re.Match[bytes]) -> bytes:
@@ -32,7 +32,7 @@ def _escape(match: re.Match[bytes]) -> bytes:
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """One event: its `type` ("message" unless the stream said otherwise) and its `data`."""
+    """One event: its `type` ("message" if the stream has no other) and its `data`."""
 
     data: bytes
     type: bytes = b"message"
@@ -45,7 +45,7 @@ class EventReader:
     """Incremental reader of one event stream.
 
     Args:
-        limit: the most bytes one event may have, undelivered lines included.
+        limit: bytes of one event, including lines that are not complete.
     """
 
     __slots__ = ("_after_cr", "_data", "_fresh", "_limit", "_rest", "_size", "_type")
@@ -60,7 +60,7 @@ class EventReader:
         self._after_cr = False
 
     def feed(self, data: bytes) -> list[Event]:
-        """The events that these bytes complete.
+        """The events completed by these bytes.
 
         Raises:
             schemas.errors.BackendFailed: an event is larger than the limit.
@@ -80,18 +80,18 @@ class EventReader:
 
     @property
     def pending(self) -> bytes:
-        """What has arrived of a line or event that was not ended: a leftover at the end of a stream is a fault."""
+        """The bytes of an incomplete line or event; at the end of a stream there should be none."""
         return b"\n".join([*self._data, self._rest]).strip()
 
     def _lines(self, data: bytes) -> list[bytes]:
-        """The lines that these bytes end."""
+        """The lines completed by these bytes."""
         if self._fresh:
             data = self._rest + data
             if len(data) < len(_BOM) and _BOM.startswith(data):
                 self._rest = data
                 return []
             data, self._rest, self._fresh = data.removeprefix(_BOM), b"", False
-        if self._after_cr and data:  # a CR ended its line at once: the LF after it, if any, is not another end
+        if self._after_cr and data:  # the line ended at the CR: an LF after it ends no other line
             data, self._after_cr = data.removeprefix(b"\n"), False
         if not data:
             return []

@@ -1,6 +1,6 @@
 """Anthropic's Messages API on the wire: `/v1/messages` and `/v1/messages/count_tokens`.
 
-Requests take `null` for what is not given; ranges are the dialect's. Unknown fields are kept by the reader.
+In requests null means absent. The dialect checks ranges, and the decoder keeps unknown fields.
 Source: Anthropic API reference, version 2023-06-01.
 """
 
@@ -12,7 +12,7 @@ import msgspec
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where a picture is: base64 `data` with its `media_type`, or a `url`."""
+    """The source of an image: base64 `data` with its `media_type`, or a `url`."""
 
     type: str
     media_type: str | None = None
@@ -21,7 +21,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Block(msgspec.Struct, frozen=True):
-    """One piece of content, whatever its `type`."""
+    """One content block of any `type`."""
 
     type: str
     text: str | None = None
@@ -37,14 +37,14 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """One turn of the conversation."""
+    """One message of the conversation."""
 
     role: str
     content: str | tuple[Block, ...]
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """A tool. Only those of the client's own, `type` "custom" or none, can be run by anybody but Anthropic."""
+    """A tool. `type` "custom" or None is one of the client's own; all others run at Anthropic only."""
 
     name: str
     type: str | None = None
@@ -53,7 +53,7 @@ class Tool(msgspec.Struct, frozen=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    """`auto`, `any` (one must be called), `tool` (that one must) or `none`."""
+    """`auto`, `any` (one tool must be called), `tool` (the named one must be called) or `none`."""
 
     type: str
     name: str | None = None
@@ -61,13 +61,13 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
 
 class Metadata(msgspec.Struct, frozen=True):
-    """Who asks."""
+    """Data about the client."""
 
     user_id: str | None = None
 
 
 class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be counted."""
+    """Body of `/v1/messages/count_tokens`."""
 
     model: str
     messages: tuple[Turn, ...]
@@ -78,7 +78,7 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessagesRequest(CountRequest, frozen=True, kw_only=True):
-    """A question."""
+    """Body of `/v1/messages`."""
 
     max_tokens: int
     stop_sequences: tuple[str, ...] | None = None
@@ -91,26 +91,26 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
 
 
 class Count(msgspec.Struct, frozen=True):
-    """The answer to a `CountRequest`."""
+    """Answer of `/v1/messages/count_tokens`."""
 
     input_tokens: int
 
 
 class TextBlock(msgspec.Struct, frozen=True, tag="text"):
-    """Text."""
+    """A block of text."""
 
     text: str
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking"):
-    """What came before the answer; nobody here signs it."""
+    """A block of reasoning, without a signature."""
 
     thinking: str
     signature: str = ""
 
 
 class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use"):
-    """A call of a tool; `input` is an object."""
+    """A tool call; `input` is a JSON object."""
 
     id: str
     name: str
@@ -118,7 +118,7 @@ class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use"):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens; those read from the cache are not among `input_tokens`."""
+    """Token counts; `input_tokens` excludes those read from the cache."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -127,7 +127,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole answer."""
+    """A complete answer."""
 
     id: str
     type: Literal["message"] = "message"
@@ -140,24 +140,24 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Error(msgspec.Struct, frozen=True):
-    """What went wrong."""
+    """The type and message of an error."""
 
     type: str
     message: str
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
-    """An error, whole or in a stream."""
+    """An error, as a body or in a stream."""
 
     error: Error
     type: Literal["error"] = "error"
 
 
-# --- what remotes send: read leniently ---------------------------------------------------------------------------
+# --- answers of remotes: every field is optional ------------------------------------------------------------------
 
 
 class RemoteUsage(msgspec.Struct, frozen=True):
-    """A remote's counts, some of which come early and some late."""
+    """A remote's token counts; the first event of a stream has some, the last one others."""
 
     input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
@@ -166,7 +166,7 @@ class RemoteUsage(msgspec.Struct, frozen=True):
 
 
 class RemoteMessage(msgspec.Struct, frozen=True):
-    """A remote's answer, or the beginning of it."""
+    """A remote's answer, or in a stream the start of it."""
 
     model: str | None = None
     content: tuple[Block, ...] = ()
@@ -176,7 +176,7 @@ class RemoteMessage(msgspec.Struct, frozen=True):
 
 
 class RemoteDelta(msgspec.Struct, frozen=True):
-    """What a block gained, or the message."""
+    """What a content block or the message gained."""
 
     type: str | None = None
     text: str = ""

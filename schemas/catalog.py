@@ -1,4 +1,4 @@
-"""What is served, as listings tell it and management changes it: not a request's, and in no protocol's words."""
+"""The served endpoints as listings show them and management requests change them, independent of any protocol."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import msgspec
 
 
 class ServedEntity(msgspec.Struct, frozen=True):
-    """One arm of an endpoint, as listings show it. `traffic_percentage` is a whole number, 0 to 100.
+    """One served entity of an endpoint, as listings show it. `traffic_percentage` is an integer from 0 to 100.
 
-    `detail` says what is wrong with an arm, or how far it is; of a ready one, why others answer for it at present.
+    `detail` is why the entity failed or how far it is loaded; if it is ready, why others answer in its place.
     """
 
     name: str
@@ -21,7 +21,7 @@ class ServedEntity(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to become of an endpoint. Whether its served entities are ready is not said here."""
+    """A requested change of an endpoint. The `state` of its served entities has no meaning here."""
 
     action: Literal["create", "update", "delete"]
     endpoint: str
@@ -29,14 +29,14 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorNames(msgspec.Struct, frozen=True):
-    """What an endpoint calls its Triton tensors: its own name -> the usual one (`{"PROMPT": "text_input"}`)."""
+    """An endpoint's own names of Triton tensors -> the usual ones (`{"PROMPT": "text_input"}`)."""
 
     inputs: dict[str, str] = {}
     outputs: dict[str, str] = {}
 
 
 class RequestCounts(msgspec.Struct, frozen=True):
-    """Requests of a model by this worker since it started; times in nanoseconds."""
+    """Requests for a model in this worker since it started. `_ns` are nanoseconds, `last_ms` a Unix time."""
 
     succeeded: int = 0
     succeeded_ns: int = 0

@@ -17,7 +17,7 @@ from schemas.openai import answers, requests
 
 
 class ChatRequest(requests.ChatRequest, frozen=True, kw_only=True):
-    """A chat. The last three are the SDK's `query` arguments."""
+    """A chat request. The last three fields are arguments of the SDK's `query`."""
 
     client_request_id: str | None = None
     usage_context: dict[str, Any] | None = None
@@ -25,7 +25,7 @@ class ChatRequest(requests.ChatRequest, frozen=True, kw_only=True):
 
 
 class CompletionRequest(requests.CompletionRequest, frozen=True, kw_only=True):
-    """A completion. `suffix` is appended to the text here, not what the text leads up to."""
+    """A completion request. `suffix` is appended to the text; it is not what the text leads up to, as in OpenAI's."""
 
     error_behavior: Literal["truncate", "error"] | None = None
     use_raw_prompt: bool | None = None
@@ -35,7 +35,7 @@ class CompletionRequest(requests.CompletionRequest, frozen=True, kw_only=True):
 
 
 class EmbeddingRequest(requests.EmbeddingRequest, frozen=True, kw_only=True):
-    """Vectors. `instruction` is what some embedding models want said before the text."""
+    """A request for embeddings. `instruction` is the text that some embedding models expect before the input."""
 
     instruction: str | None = None
     client_request_id: str | None = None
@@ -44,7 +44,7 @@ class EmbeddingRequest(requests.EmbeddingRequest, frozen=True, kw_only=True):
 
 
 class ServedEntityInput(msgspec.Struct, frozen=True):
-    """An arm to be. `entity_name` is `backend/model` or a backend; what machines it would run on is not read."""
+    """A served entity to create. `entity_name` is `backend/model` or a backend; fields about machines are ignored."""
 
     name: str | None = None
     entity_name: str | None = None
@@ -53,7 +53,7 @@ class ServedEntityInput(msgspec.Struct, frozen=True):
 
 
 class TrafficRouteInput(msgspec.Struct, frozen=True):
-    """An arm's share, by its present or its old name for it."""
+    """The traffic percentage of a served entity, which is named by the current or the deprecated field."""
 
     traffic_percentage: int
     served_entity_name: str | None = None
@@ -61,20 +61,20 @@ class TrafficRouteInput(msgspec.Struct, frozen=True):
 
 
 class TrafficConfigInput(msgspec.Struct, frozen=True):
-    """All shares; an arm not named here has none."""
+    """All traffic percentages; a served entity without one has none of the traffic."""
 
     routes: tuple[TrafficRouteInput, ...] = ()
 
 
 class ConfigRequest(msgspec.Struct, frozen=True):
-    """What an endpoint shall serve. Without `served_entities` its arms stay, and only their shares change."""
+    """What an endpoint is to serve. None for `served_entities` keeps them and changes their traffic only."""
 
     served_entities: tuple[ServedEntityInput, ...] | None = None
     traffic_config: TrafficConfigInput | None = None
 
 
 class CreateRequest(msgspec.Struct, frozen=True):
-    """An endpoint to be."""
+    """An endpoint to create."""
 
     name: str
     config: ConfigRequest = ConfigRequest()
@@ -84,14 +84,14 @@ class CreateRequest(msgspec.Struct, frozen=True):
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
-    """Any error. mlflow derives the status from `error_code`, and takes an unknown one for 500."""
+    """Any error. mlflow derives the status from `error_code`; an unknown code counts as 500."""
 
     error_code: str
     message: str
 
 
 class StreamError(msgspec.Struct, frozen=True):
-    """An error in a stream: in the platform's own form alone, OpenAI's clients take it for the end."""
+    """An error in a stream. Without `error` OpenAI's clients would take it for the end of the stream."""
 
     error: answers.Error
     error_code: str
@@ -99,21 +99,21 @@ class StreamError(msgspec.Struct, frozen=True):
 
 
 class EndpointState(msgspec.Struct, frozen=True):
-    """READY only if every served entity is."""
+    """The state of an endpoint: READY if every served entity is ready."""
 
     ready: Literal["READY", "NOT_READY"]
     config_update: Literal["NOT_UPDATING", "IN_PROGRESS", "UPDATE_FAILED"] = "NOT_UPDATING"
 
 
 class ServedEntityState(msgspec.Struct, frozen=True):
-    """One arm's deployment; RECOVERING while others answer for it."""
+    """The deployment of a served entity; RECOVERING while others answer in its place."""
 
     deployment: Literal["DEPLOYMENT_READY", "DEPLOYMENT_CREATING", "DEPLOYMENT_RECOVERING", "DEPLOYMENT_FAILED"]
     deployment_state_message: str = ""
 
 
 class ServedEntity(msgspec.Struct, frozen=True):
-    """One arm. Lists leave its state out."""
+    """One served entity. Lists omit its state."""
 
     name: str
     entity_name: str
@@ -122,7 +122,7 @@ class ServedEntity(msgspec.Struct, frozen=True):
 
 
 class TrafficRoute(msgspec.Struct, frozen=True):
-    """How much of the traffic an arm gets, in percent. `served_model_name` is its old name."""
+    """The traffic percentage of a served entity. `served_model_name` is the deprecated name of the same field."""
 
     served_model_name: str
     served_entity_name: str
@@ -130,7 +130,7 @@ class TrafficRoute(msgspec.Struct, frozen=True):
 
 
 class TrafficConfig(msgspec.Struct, frozen=True):
-    """All arms' shares."""
+    """The traffic percentages of all served entities."""
 
     routes: tuple[TrafficRoute, ...]
 
@@ -144,7 +144,7 @@ class EndpointConfig(msgspec.Struct, frozen=True):
 
 
 class PendingConfig(msgspec.Struct, frozen=True):
-    """What an endpoint is about to serve."""
+    """What an endpoint serves after the update in progress."""
 
     served_entities: tuple[ServedEntity, ...]
     traffic_config: TrafficConfig
@@ -152,7 +152,7 @@ class PendingConfig(msgspec.Struct, frozen=True):
 
 
 class ServingEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One endpoint. Timestamps are milliseconds since 1970. Lists leave `endpoint_url`'s neighbours out."""
+    """One endpoint. Timestamps are milliseconds since 1970. Lists omit some fields."""
 
     name: str
     creator: str
@@ -175,7 +175,7 @@ class EndpointList(msgspec.Struct, frozen=True):
 
 
 class HostMetadata(msgspec.Struct, frozen=True):
-    """What SDKs ask first. Empty: there is no account, no workspace and no OAuth here, keys are given."""
+    """The first thing that SDKs request. Empty fields: no account, no workspace, no OAuth; clients have API keys."""
 
     oidc_endpoint: str = ""
     account_id: str | None = None

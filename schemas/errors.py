@@ -1,26 +1,26 @@
-"""Everything that can go wrong with a request, as one tree. Adapters own the wording on the wire.
+"""All errors of requests, as one tree. Adapters own the wording on the wire.
 
     GatewayError
-    ├── RequestError              the client's to mend; never retried, never held against a backend
+    ├── RequestError              the client's fault; never retried, never counted against a backend
     │   ├── MalformedBody         not JSON, not UTF-8, nested too deep
     │   ├── InvalidRequest        a field is missing, of the wrong type or out of range (`param` names it)
-    │   │   ├── UnsupportedFeature    understood, but this backend cannot do it (`feature` names it)
+    │   │   ├── UnsupportedFeature    valid, but the backend cannot do it (`feature` names it)
     │   │   └── ContextLengthExceeded
     │   ├── Unauthorized, Forbidden
     │   ├── ModelNotFound, RouteNotFound, MethodNotAllowed
-    │   ├── Conflict              it contradicts what the server is doing or has
+    │   ├── Conflict              contradicts the server's present state
     │   ├── BodyTooLarge, UnsupportedMediaType, RequestTimeout
-    │   └── RateLimited           a limit of this client's
-    ├── Overloaded                our queues are full; try again later (`retry_after`)
+    │   └── RateLimited           a limit of this client
+    ├── Overloaded                the queues are full; retry later (`retry_after`)
     │   └── ShuttingDown
     ├── BackendError              a backend's fault
-    │   ├── BackendUnavailable    cannot be reached, or none is there
+    │   ├── BackendUnavailable    cannot be reached, or there is none
     │   ├── BackendTimeout        no first event in time
-    │   ├── BackendFailed         it answered with an error of its own
-    │   └── Incomplete            the stream stopped before it was finished
-    └── InternalError             ours; the message is fixed
+    │   ├── BackendFailed         reported an error of its own
+    │   └── Incomplete            the stream ended before the answer was complete
+    └── InternalError             a bug; the message is fixed
 
-An adapter renders an error by looking up its `kind`, so a subclass without a kind of its own looks like its parent.
+An adapter renders an error by its `kind`. A subclass without a kind of its own is rendered like its parent.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Fault(StrEnum):
 
 
 class GatewayError(Exception):
-    """Base of all errors a client may see.
+    """Base of all errors that a client may see.
 
     Args:
-        message: one sentence for the client, free of secrets, addresses and prompt text.
-        param: the request field at fault, as the client named it (`messages[0].role`).
-        retry_after: seconds after which the same request may be tried again.
-        code: an upstream's or our own finer code, where a protocol has room for one.
+        message: one sentence for the client, without secrets, addresses or prompt text.
+        param: the invalid request field, by the client's name for it (`messages[0].role`).
+        retry_after: seconds after which the same request may be retried.
+        code: a finer code, for protocols that have a field for one.
     """
 
     kind: ClassVar[str] = "internal"
@@ -72,7 +72,7 @@ class GatewayError(Exception):
 
 
 class RequestError(GatewayError):
-    """The client's to mend.
+    """The client's fault.
 
     `streamed`: the request asked for a stream. Set by an adapter that could read this much of a request it refuses, for
     protocols that answer such a request with a frame of the stream.
@@ -83,7 +83,7 @@ class RequestError(GatewayError):
 
 
 class MalformedBody(RequestError):
-    """The body is not JSON that we accept."""
+    """The body is not valid JSON, or exceeds a limit on nesting or items."""
 
     kind = "malformed_body"
 
@@ -93,7 +93,7 @@ class InvalidRequest(RequestError):
 
 
 class UnsupportedFeature(InvalidRequest):
-    """The request asks for something its backend cannot do; `feature` is a `backends.base.Feature`."""
+    """The request needs a `feature` (`backends.base.Feature`) that the backend lacks."""
 
     kind = "unsupported"
 
@@ -103,37 +103,37 @@ class UnsupportedFeature(InvalidRequest):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """Prompt and answer do not fit the model's context."""
+    """Prompt and answer exceed the model's context length."""
 
     kind = "context_length"
 
 
 class Unauthorized(RequestError):
-    """No key, or a wrong one."""
+    """The API key is missing or wrong."""
 
     kind = "unauthorized"
 
 
 class Forbidden(RequestError):
-    """A key that may not do this."""
+    """The API key lacks the permission."""
 
     kind = "forbidden"
 
 
 class ModelNotFound(RequestError):
-    """No endpoint of that name."""
+    """No endpoint has the name."""
 
     kind = "model_not_found"
 
 
 class RouteNotFound(RequestError):
-    """No such path."""
+    """The path does not exist."""
 
     kind = "route_not_found"
 
 
 class MethodNotAllowed(RequestError):
-    """The path exists, not for this method; `allowed` are those that do."""
+    """The path does not have the method; `allowed` are the methods that it has."""
 
     kind = "method_not_allowed"
 
@@ -143,7 +143,7 @@ class MethodNotAllowed(RequestError):
 
 
 class Conflict(RequestError):
-    """What it asks for contradicts the present state: a name is taken, an update is under way."""
+    """The request contradicts the present state: a name is taken, an update is in progress."""
 
     kind = "conflict"
 
@@ -155,7 +155,7 @@ class BodyTooLarge(RequestError):
 
 
 class UnsupportedMediaType(RequestError):
-    """A content type or encoding we do not read."""
+    """The content type or encoding is not supported."""
 
     kind = "unsupported_media_type"
 
@@ -167,19 +167,19 @@ class RequestTimeout(RequestError):
 
 
 class RateLimited(RequestError):
-    """The client is over its own limit."""
+    """The client exceeds its own limit."""
 
     kind = "rate_limited"
 
 
 class Overloaded(GatewayError):
-    """Queues are full."""
+    """The queues are full."""
 
     kind = "overloaded"
 
 
 class ShuttingDown(Overloaded):
-    """The server is about to stop."""
+    """The server is stopping."""
 
     kind = "shutting_down"
 
@@ -209,7 +209,7 @@ class BackendError(GatewayError):
 
 
 class BackendUnavailable(BackendError):
-    """No backend can be reached."""
+    """No backend can be reached, or there is none."""
 
     kind = "backend_unavailable"
 
@@ -225,13 +225,13 @@ class BackendFailed(BackendError):
 
 
 class Incomplete(BackendError):
-    """The stream stopped before it was finished: what was sent so far is not the whole answer."""
+    """The stream ended before the answer was complete."""
 
     kind = "incomplete"
 
 
 class InternalError(GatewayError):
-    """A bug of ours; the client gets a fixed sentence and the request id."""
+    """A bug in this server. The client gets a fixed sentence and the request id."""
 
     def __init__(self, message: str = "The server had an error while processing the request.") -> None:
         super().__init__(message)

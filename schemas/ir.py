@@ -63,8 +63,7 @@ class Message(msgspec.Struct, frozen=True):
 class TextPrompt(msgspec.Struct, frozen=True, tag="text"):
     """Raw text, tokenized with the model's special tokens and without a chat template.
 
-    `images` are the text's images, in order; `image_places` holds for each the index of the character that it precedes.
-    Protocols that carry images beside the text have no places.
+    `image_places` are the indices of the characters that the images precede; () for images beside the text.
     """
 
     text: str
@@ -88,17 +87,14 @@ Prompt = TextPrompt | TokensPrompt | ChatPrompt
 
 # --- requests ---------------------------------------------------------------------------------------------------
 
-
-SMALLEST_TOP_P = 1e-9
-"""The `top_p` for protocols whose 0 means the likeliest token alone: here the interval is (0, 1]."""
+SMALLEST_TOP_P = 1e-9  # for protocols whose 0 means the most likely token alone; the IR's interval is (0, 1]
 
 
 class Sampling(msgspec.Struct, frozen=True):
     """How the next token is chosen. None turns a parameter off; dialects check the ranges.
 
     `repetition_penalty` multiplies over prompt and output; `presence_penalty` and `frequency_penalty` subtract over
-    the output only. `seed` is an unsigned 64-bit integer. `seed_drawn`: the seed is not the client's, and a backend
-    without seeds ignores it.
+    the output only. `seed` has 64 bits, unsigned. `seed_drawn`: it is not the client's, so backends may ignore it.
     """
 
     do_sample: bool | None = None
@@ -124,10 +120,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Stopping(msgspec.Struct, frozen=True):
-    """When a generation ends. `max_new_tokens` None generates as far as the context reaches.
-
-    `include_stop`: the matched stop string stays in the text, which ends with it in any case.
-    """
+    """When a generation ends; `max_new_tokens` None: where the context ends. `include_stop` keeps a matched string."""
 
     max_new_tokens: int | None = None
     min_new_tokens: int = 0
@@ -177,6 +170,14 @@ class Origin(msgspec.Struct, frozen=True):
     body: bytes = b""
 
 
+class Output(msgspec.Struct, frozen=True):
+    """A requested part of the answer: its usual name (`tensor`), the endpoint's, and whether it is sent as bytes."""
+
+    tensor: str
+    name: str
+    binary: bool = False
+
+
 Overflow = Literal["refuse", "truncate"]
 """What a backend does when the prompt and `max_new_tokens` exceed the context: refuse, or generate what still fits."""
 
@@ -186,12 +187,12 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
 
     Several `prompts` and `n` give `len(prompts) * n` choices; choice `p * n + i` is the i-th answer to prompt p.
     `background`: lowest priority, where a backend has priorities; no client can set it.
-    `extra` holds fields that no protocol here knows. `hints` holds fields that are passed on to a model and on which no
-    answer depends (`reasoning_effort`, `service_tier`, `metadata`, `priority`, …); no code below the adapters reads it.
+    `extra` holds fields that no protocol here knows. `hints` holds fields that are only passed on to a model
+    (`reasoning_effort`, `service_tier`, `priority`, …); no code below the adapters reads it.
 
     Server codecs alone read these: `stream_usage` (the stream reports the usage), `continuous_usage` (in every chunk),
-    `answer_suffix` (text written after each choice) and `stored_items` (JSON of the conversation's items to store with
-    the answer; None stores nothing).
+    `answer_suffix` (text written after each choice), `stored_items` (JSON of the conversation's items to store with the
+    answer; None stores nothing) and `outputs` (the selected parts of the answer; () is the protocol's usual ones).
     """
 
     id: str
@@ -204,6 +205,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage: bool = False
     answer_suffix: str = ""
     stored_items: bytes | None = None
+    outputs: tuple[Output, ...] = ()
     n: int = 1
     best_of: int | None = None
     truncate_prompt_tokens: int | None = None

@@ -13,7 +13,7 @@ from schemas.openai.answers import TokenLogprob
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A piece of content: `input_text`, `output_text`, `refusal` or `input_image`."""
+    """A part of content: `input_text`, `output_text`, `refusal` or `input_image`."""
 
     type: str
     text: str | None = None
@@ -23,7 +23,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Item(msgspec.Struct, frozen=True):
-    """One item of the input: a message, a call of a function, or what a function answered."""
+    """One item of the input: a message, a function call, or a function's output."""
 
     type: str = "message"
     role: str | None = None
@@ -37,7 +37,7 @@ class Item(msgspec.Struct, frozen=True):
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """A tool. Only functions can be run by anybody but OpenAI."""
+    """A tool. All types but functions run at OpenAI only."""
 
     type: str
     name: str | None = None
@@ -47,7 +47,7 @@ class Tool(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """Which tool must be called, or among which is to be chosen."""
+    """The tool that must be called, or the tools to choose from."""
 
     type: str
     name: str | None = None
@@ -56,7 +56,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Format(msgspec.Struct, frozen=True):
-    """What the text must look like."""
+    """The form of the text."""
 
     type: str = "text"
     name: str | None = None
@@ -66,14 +66,14 @@ class Format(msgspec.Struct, frozen=True):
 
 
 class Text(msgspec.Struct, frozen=True):
-    """How the text is to be."""
+    """Options of the text."""
 
     format: Format | None = None
     verbosity: str | None = None
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    """How hard to think."""
+    """Options of reasoning."""
 
     effort: str | None = None
     summary: str | None = None
@@ -115,7 +115,7 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputText(msgspec.Struct, frozen=True, tag="output_text"):
-    """Text."""
+    """Text of a message."""
 
     annotations: tuple[()] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -123,19 +123,19 @@ class OutputText(msgspec.Struct, frozen=True, tag="output_text"):
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
-    """Why not."""
+    """A refusal in a message."""
 
     refusal: str = ""
 
 
 class ReasoningText(msgspec.Struct, frozen=True, tag="reasoning_text"):
-    """What came before the answer."""
+    """Text of a reasoning item."""
 
     text: str = ""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
-    """What the model said."""
+    """A message of the model."""
 
     id: str
     status: str
@@ -144,7 +144,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
 
 
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
-    """A call of a function; `arguments` is JSON text."""
+    """A function call; `arguments` is JSON text."""
 
     id: str
     status: str
@@ -154,7 +154,7 @@ class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, tag="function_call
 
 
 class Thought(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning"):
-    """What the model thought."""
+    """A reasoning item."""
 
     id: str
     summary: tuple[()] = ()
@@ -166,14 +166,14 @@ Output = Message | FunctionCall | Thought
 
 
 class InputDetails(msgspec.Struct, frozen=True):
-    """Of the input's tokens, those that were cached, and those that were written to a cache and cost extra."""
+    """The numbers of input tokens that were read from a cache, and that were written to one at extra cost."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputDetails(msgspec.Struct, frozen=True):
-    """Of the output's tokens, those that were reasoning."""
+    """The number of output tokens that were reasoning."""
 
     reasoning_tokens: int
 
@@ -189,20 +189,20 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why a response failed."""
+    """The error of a failed response."""
 
     code: str
     message: str
 
 
 class Incomplete(msgspec.Struct, frozen=True):
-    """Why it stops where it does."""
+    """The reason why a response is incomplete."""
 
     reason: str
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """A response, finished or not. What was asked is told again."""
+    """A response, complete or not. It repeats the parameters of the request."""
 
     id: str
     object: Literal["response"] = "response"

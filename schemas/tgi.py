@@ -14,11 +14,11 @@ from msgspec import UNSET, UnsetType
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
-# --- requests: None is "not given", as is an explicit null -------------------------------------------------------
+# --- requests: None means absent, as does an explicit null --------------------------------------------------------
 
 
 class InputPart(msgspec.Struct, frozen=True):
-    """MindIE: a piece of a multimodal prompt. `image_url` is a plain string: a URL, a path or base64."""
+    """A part of MindIE's multimodal prompts. `image_url` is a plain string: a URL, a path or base64."""
 
     type: Literal["text", "image_url"]
     text: str | None = None
@@ -26,14 +26,14 @@ class InputPart(msgspec.Struct, frozen=True):
 
 
 class GrammarSpec(msgspec.Struct, frozen=True):
-    """`value` is a schema (json, json_object), a pattern (regex) or `{name, schema, strict}` (json_schema)."""
+    """A grammar. `value`: a schema (json, json_object), a pattern (regex) or `{name, schema, strict}` (json_schema)."""
 
     type: Literal["json", "json_object", "regex", "json_schema"]
     value: Any = None
 
 
 class Parameters(msgspec.Struct, frozen=True):
-    """Every parameter of any dialect; which of them a dialect knows is its own business."""
+    """The parameters of all dialects; each dialect knows some of them."""
 
     adapter_id: str | None = None
     best_of: int | None = None
@@ -73,7 +73,7 @@ class CompatGenerateRequest(GenerateRequest, frozen=True):
 
 
 class Token(msgspec.Struct, frozen=True):
-    """`special` is a boolean upstream (TGI's own client insists) and null in MindIE."""
+    """A generated token. `special` is a boolean in TGI, whose own client requires it, and null in MindIE."""
 
     id: int
     text: str
@@ -82,7 +82,7 @@ class Token(msgspec.Struct, frozen=True):
 
 
 class PrefillToken(msgspec.Struct, frozen=True):
-    """A token of the prompt; the first one has no `logprob`."""
+    """A token of the prompt; the `logprob` of the first one is null."""
 
     id: int
     text: str
@@ -90,7 +90,7 @@ class PrefillToken(msgspec.Struct, frozen=True):
 
 
 class BestOfSequence(msgspec.Struct, frozen=True):
-    """One of the answers that were not the best."""
+    """One of the answers other than the best."""
 
     generated_text: str
     finish_reason: str
@@ -102,7 +102,7 @@ class BestOfSequence(msgspec.Struct, frozen=True):
 
 
 class Details(msgspec.Struct, frozen=True):
-    """`best_of_sequences` and `top_tokens` are left out, not null, where there are none."""
+    """Details of an answer. Without values `best_of_sequences` and `top_tokens` are omitted, not null."""
 
     finish_reason: str
     generated_tokens: int
@@ -114,14 +114,14 @@ class Details(msgspec.Struct, frozen=True):
 
 
 class GenerateResponse(msgspec.Struct, frozen=True):
-    """A whole answer; `details` is left out unless asked for."""
+    """A complete answer; `details` only if requested."""
 
     generated_text: str
     details: Details | UnsetType = UNSET
 
 
 class StreamDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """MindIE counts the prompt first (`prompt_tokens`), TGI 3 last (`input_length`), TGI 0.9 not at all."""
+    """Details of the last frame. MindIE counts the prompt in `prompt_tokens`, TGI 3 in `input_length`, TGI 0.9 not."""
 
     prompt_tokens: int | UnsetType = UNSET
     finish_reason: str
@@ -131,7 +131,7 @@ class StreamDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """One frame. `index` counts from 1 and came after 0.9; both nulls are written out until the last frame."""
+    """One frame. `index` counts from 1 (not in 0.9); the last two fields are null before the last frame."""
 
     index: int | UnsetType = UNSET
     token: Token
@@ -141,7 +141,7 @@ class StreamResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MindieToken(msgspec.Struct, frozen=True):
-    """MindIE's whole answers tell a token's id only."""
+    """A token of MindIE's non-streamed answers, which have its id only."""
 
     id: int
     logprob: None = None
@@ -161,7 +161,7 @@ class MindieDetails(msgspec.Struct, frozen=True):
 
 
 class MindieResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """MindIE's `GenerateResponse`: the details come first."""
+    """MindIE's `GenerateResponse`, with the details first."""
 
     details: MindieDetails | UnsetType = UNSET
     generated_text: str
@@ -175,7 +175,7 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 
 
 class SimpleToken(msgspec.Struct, frozen=True):
-    """Answer of `/tokenize`, one a token. `start` and `stop` count bytes of the UTF-8 text."""
+    """One token in the answer of `/tokenize`. `start` and `stop` count bytes of the UTF-8 text."""
 
     id: int
     text: str
@@ -229,7 +229,7 @@ class Info09(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MindieModel(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the models that MindIE's `/info` lists."""
+    """One model in MindIE's `/info`."""
 
     model_device_type: str | None
     model_dtype: str | None
@@ -256,11 +256,11 @@ class MindieInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_input_length: int
 
 
-# --- what remotes send: every dialect's fields, nothing insisted on that one of them leaves out -------------------
+# --- answers of remotes: the fields of all dialects; those that any known server omits are optional ----------------
 
 
 class RemoteToken(msgspec.Struct, frozen=True):
-    """MindIE of 2026 sends a list of ids, and nulls for what it does not tell."""
+    """A token. MindIE of 2026 sends a list of ids, and null for what it does not know."""
 
     id: int | tuple[int, ...] = 0
     text: str | None = None
@@ -269,7 +269,7 @@ class RemoteToken(msgspec.Struct, frozen=True):
 
 
 class RemoteSequence(msgspec.Struct, frozen=True):
-    """What is told of one finished answer, whole or in the last frame."""
+    """Details of one complete answer, from a body or the last frame."""
 
     finish_reason: str
     generated_tokens: Count
@@ -284,7 +284,7 @@ class RemoteSequence(msgspec.Struct, frozen=True):
 
 
 class RemoteAnswer(msgspec.Struct, frozen=True):
-    """A whole answer, one frame, or an error of either."""
+    """A complete answer, one frame, or an error of either."""
 
     generated_text: str | None = None
     details: RemoteSequence | None = None

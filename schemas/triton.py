@@ -1,7 +1,7 @@
 """Triton's HTTP protocol as wire structs: KServe v2 (metadata, infer), its extensions, and the generate extension.
 
-Bodies of `generate` are read by `adapters/triton/generate/body.py` as ordered pairs, because duplicate keys are errors
-and a key's meaning depends on the model; `GenerateRequest` and `GenerateResponse` document them.
+Bodies of `generate` are decoded as ordered pairs (`adapters/triton/generate/body.py`), because duplicate keys are
+errors and the meaning of a key depends on the model; `GenerateRequest` and `GenerateResponse` are documentation only.
 Source: kserve's "Open Inference Protocol" and triton-inference-server/server:docs/protocol.
 """
 
@@ -16,7 +16,7 @@ Scalar = str | bool | int | float
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """Every error; `error_type` is MindIE's."""
+    """Any error; `error_type` is MindIE's."""
 
     error: str
     error_type: str | UnsetType = UNSET
@@ -26,7 +26,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
-    """`parameters` may hold the members of the body as well; other members are model inputs or parameters."""
+    """Body of `generate`. Members may also stand in `parameters`; other members are model inputs or parameters."""
 
     text_input: str
     id: str = ""
@@ -43,7 +43,7 @@ class GenerateResponse(msgspec.Struct, frozen=True):
 
 
 class Details(msgspec.Struct, frozen=True):
-    """MindIE's `details`. The last four are numbers, or arrays of them in whole answers; null = not known."""
+    """MindIE's `details`. The last four are numbers, in non-streamed answers arrays of numbers; null if not known."""
 
     finish_reason: str | UnsetType | None = UNSET
     generated_tokens: int | None = None
@@ -54,7 +54,7 @@ class Details(msgspec.Struct, frozen=True):
 
 
 class RemoteResponse(msgspec.Struct, frozen=True):
-    """What a remote's response may hold of interest; values are arrays where there are several choices."""
+    """The fields of a remote's response that are read; values are arrays where there are several choices."""
 
     model_name: str | None = None
     text_output: str | list[str] | None = None
@@ -67,7 +67,7 @@ class RemoteResponse(msgspec.Struct, frozen=True):
 
 
 class RemoteLogprob(msgspec.Struct, frozen=True):
-    """vLLM's `Logprob`; `rank` 1 is the likeliest token of its position."""
+    """vLLM's `Logprob`; `rank` 1 is the most likely token of its position."""
 
     logprob: float | None = None
     rank: int | None = None
@@ -78,7 +78,7 @@ class RemoteLogprob(msgspec.Struct, frozen=True):
 
 
 class InputTensor(msgspec.Struct, frozen=True):
-    """`data` is a flat or nested array; binary tensors have `parameters.binary_data_size` instead."""
+    """An input. `data` is a flat or nested array; a binary tensor has `parameters.binary_data_size` instead."""
 
     name: str
     datatype: str
@@ -88,14 +88,14 @@ class InputTensor(msgspec.Struct, frozen=True):
 
 
 class RequestedOutput(msgspec.Struct, frozen=True):
-    """An output the client names; `parameters.binary_data` asks for it as bytes."""
+    """A requested output; `parameters.binary_data` requests it as bytes."""
 
     name: str
     parameters: dict[str, Any] | None = None
 
 
 class InferRequest(msgspec.Struct, frozen=True):
-    """A request of tensors. Without `outputs` the server answers with those it likes."""
+    """Body of `infer`. Without `outputs` the server chooses them."""
 
     inputs: tuple[InputTensor, ...]
     id: str | None = None
@@ -104,7 +104,7 @@ class InferRequest(msgspec.Struct, frozen=True):
 
 
 class OutputTensor(msgspec.Struct, frozen=True):
-    """`data` is flat, row by row."""
+    """An output. `data` is flat, row by row."""
 
     name: str
     datatype: str
@@ -114,7 +114,7 @@ class OutputTensor(msgspec.Struct, frozen=True):
 
 
 class InferResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer of tensors; the bytes of binary ones follow it in the body, in order."""
+    """Answer of `infer`; the bytes of binary tensors follow it in the body, in order."""
 
     id: str | UnsetType = UNSET
     model_name: str
@@ -134,7 +134,7 @@ class ServerMetadata(msgspec.Struct, frozen=True):
 
 
 class TensorMetadata(msgspec.Struct, frozen=True):
-    """A tensor's name and kind; -1 in `shape` stands for any size."""
+    """A tensor's name, type and shape, in which -1 stands for any size."""
 
     name: str
     datatype: str
@@ -152,13 +152,13 @@ class ModelMetadata(msgspec.Struct, frozen=True):
 
 
 class LatestVersions(msgspec.Struct, frozen=True):
-    """How many versions are served at once."""
+    """The number of versions served at once."""
 
     num_versions: int = 1
 
 
 class VersionPolicy(msgspec.Struct, frozen=True):
-    """Which versions are served."""
+    """The versions that are served."""
 
     latest: LatestVersions = LatestVersions()
 
@@ -186,7 +186,7 @@ class OutputConfig(msgspec.Struct, frozen=True):
 
 
 class TransactionPolicy(msgspec.Struct, frozen=True):
-    """`decoupled`: a request may have any number of responses."""
+    """`decoupled`: whether a request may have any number of responses."""
 
     decoupled: bool
 
@@ -211,14 +211,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Duration(msgspec.Struct, frozen=True):
-    """How often, and how long in all; nanoseconds."""
+    """A count and the total time in nanoseconds."""
 
     count: int = 0
     ns: int = 0
 
 
 class InferenceStats(msgspec.Struct, frozen=True):
-    """What requests spent their time on."""
+    """The time that requests spent, by stage."""
 
     success: Duration
     fail: Duration
@@ -231,7 +231,7 @@ class InferenceStats(msgspec.Struct, frozen=True):
 
 
 class ModelStats(msgspec.Struct, frozen=True):
-    """One version of one model; `last_inference` in milliseconds since the epoch."""
+    """Statistics of one version of one model; `last_inference` in milliseconds since the epoch."""
 
     name: str
     version: str
@@ -251,13 +251,13 @@ class Statistics(msgspec.Struct, frozen=True):
 
 
 class IndexRequest(msgspec.Struct, frozen=True):
-    """`ready`: list only models that are."""
+    """Body of `/v2/repository/index`. `ready`: list only models that are ready."""
 
     ready: bool = False
 
 
 class IndexEntry(msgspec.Struct, frozen=True):
-    """A model of the repository; `state` is READY or UNAVAILABLE."""
+    """A model in the repository index; `state` is READY or UNAVAILABLE."""
 
     name: str
     version: str

@@ -1,7 +1,7 @@
-"""The equality law: one prompt, seed and limit, through every protocol and dialect, streamed or whole, says the same.
+"""The equality law: one prompt, seed and limit give the same answer in every protocol and dialect, streamed or not.
 
 Each row writes a request in a protocol's own JSON and reads the answer back out of the protocol's own JSON or SSE, with
-none of our client faces between: what a client would see.
+no client codec in between, as a client would.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ADAPTERS: dict[str, Adapter] = {point.name: point.load() for point in entry_poin
 
 @dataclass(frozen=True)
 class Ask:
-    """What is asked, in nobody's words. `temperature` None is greedy."""
+    """A question, independent of any protocol. `temperature` None is greedy."""
 
     prompt: str
     max_tokens: int
@@ -34,7 +34,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Said:
-    """What a client could read. `ids` is None where the protocol has no room for them."""
+    """The answer as a client reads it. `ids` is None where the protocol has no token ids."""
 
     text: str
     reason: str
@@ -45,7 +45,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Way:
-    """One way through: a route of a dialect, how to ask, how to read."""
+    """One route of one dialect: how its body is written, and how its answers are read."""
 
     protocol: str
     dialect: str
@@ -67,7 +67,7 @@ REASONS = {"eos_token": "end", "stop": "end", "stop_sequence": "end", "end_turn"
 
 
 async def say(way: Way, ask: Ask, backend: Backend, model: str, stream: bool) -> Said:
-    """Ask `backend` in the given way, without HTTP."""
+    """The answer of `backend` to a question in the given way, without HTTP."""
     adapter = ADAPTERS[way.protocol]
     server = adapter.server(adapter.dialects[way.dialect])
     path = (way.stream_path or way.path) if stream else way.path
@@ -97,7 +97,7 @@ def _frames(data: bytes) -> list[Any]:
     return [json.loads(line) for line in lines if line != b"[DONE]"]
 
 
-# --- how each protocol is asked and read --------------------------------------------------------------------------
+# --- bodies and answers of each protocol --------------------------------------------------------------------------
 
 
 def _tgi_body(ask: Ask, stream: bool) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _openai_body(ask: Ask, stream: bool) -> dict[str, Any]:
 
 
 def _mindie_chat_body(ask: Ask, stream: bool) -> dict[str, Any]:
-    """MindIE has no temperature 0: the smallest it takes is as good as greedy."""
+    """MindIE refuses the temperature 0: a very small one is as good as greedy."""
     body = _openai_body(ask, stream)
     return body | ({"temperature": 1e-6, "seed": 1} if ask.temperature is None else {})
 
@@ -282,11 +282,11 @@ WAYS: tuple[Way, ...] = (
 
 
 def agree(answers: dict[str, Said]) -> None:
-    """All say the same, as far as each can say it.
+    """Check that all answers are equal in the fields that they have.
 
     Raises:
-        AssertionError: naming the two that differ.
+        AssertionError: a field differs.
     """
     for field in ("text", "reason", "generated", "prompt_tokens", "ids"):
-        told = {way: getattr(said, field) for way, said in answers.items() if getattr(said, field) is not None}
-        assert len(set(told.values())) == 1, f"{field} differs: {told}"
+        values = {way: getattr(said, field) for way, said in answers.items() if getattr(said, field) is not None}
+        assert len(set(values.values())) == 1, f"{field} differs: {values}"

@@ -1,4 +1,4 @@
-"""The equality law on both backends that need no other server."""
+"""The equality law with the scripted and the native backend."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _native() -> Backend:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("chat", [False, True], ids=["raw", "chat"])
 @pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
-async def test_every_way_says_the_same(backend: Backend, ask: Ask, chat: bool) -> None:
+async def test_every_route_gives_the_same_answer(backend: Backend, ask: Ask, chat: bool) -> None:
     model = "echo" if isinstance(backend, ScriptedBackend) else "native"
     ask = Ask(ask.prompt, ask.max_tokens, ask.temperature, ask.seed, chat)
     answers: dict[str, Said] = {}
@@ -50,7 +50,7 @@ async def test_every_way_says_the_same(backend: Backend, ask: Ask, chat: bool) -
     assert len(answers) >= 6
 
 
-def test_the_law_would_notice() -> None:
+def test_a_difference_in_any_field_is_noticed() -> None:
     said = Said("text", "end", 3, 5, (1, 2, 3))
     for field, other in {"text": "texd", "reason": "length", "generated": 4, "ids": (1, 2, 4)}.items():
         changed = Said(**{name: getattr(said, name) for name in said.__dataclass_fields__} | {field: other})

@@ -1,5 +1,6 @@
-"""Pictures through every protocol: the same answer from a model of ours, and through every kind of upstream that can
-carry them. Where one cannot, the request is refused before the upstream is called.
+"""Images through every protocol: the same answer from a native model and through every kind of upstream with images.
+
+If a kind of upstream cannot take the image, the request is refused before the upstream is called.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ async def port() -> AsyncIterator[int]:
 
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_every_form_says_the_same(native: NativeBackend, colour: str, stream: bool) -> None:
+async def test_every_form_gives_the_same_answer(native: NativeBackend, colour: str, stream: bool) -> None:
     data = square(colour)
     said = {form: await say(way(form, data), ASK, native, MODEL, stream) for form in FORMS}
     agree(said)
@@ -64,7 +65,7 @@ CARRIES = {
     "triton": RAW_FORMS,
     "mindie-triton": CHATS | {"triton", "mindie-triton"},
 }
-"""Which forms a kind of upstream can be sent: MindIE's have a seed, TGI's include the stop string."""
+"""The forms that a kind of upstream can take: MindIE's have a seed, TGI's include the stop string."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -83,7 +84,7 @@ async def test_through_an_upstream(kind: str, port: int) -> None:
 
 
 def asked(kind: str, image: ImagePart) -> Generate:
-    """What the kind can say, but for the picture."""
+    """A request that the kind can express, except for the image."""
     prompt: Any = TextPrompt("Hi", (image,))
     if kind not in ("triton", "tgi-0.9"):
         prompt = ChatPrompt((Message("user", (image, TextPart("Hi"))),))
@@ -95,13 +96,13 @@ OUT_OF_REACH = {
     "a path": (ImagePart("/srv/a.png", "path"), set(KINDS) - {"mindie"}),
     "a URL": (ImagePart(ELSEWHERE, "url"), {"triton"}),
 }
-"""What kinds cannot be sent. MindIE's TGI reads paths of its own; Triton's tensor holds the picture itself."""
+"""Images that kinds cannot take. MindIE's TGI reads local paths of its own; Triton's tensor has the image itself."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("image", "refusing"), OUT_OF_REACH.values(), ids=OUT_OF_REACH)
-async def test_a_picture_that_is_somewhere_else(kind: str, image: ImagePart, refusing: set[str]) -> None:
-    """Refused with no call, or in what the upstream is sent; never fetched or opened here."""
+async def test_an_image_by_reference_is_never_opened_here(kind: str, image: ImagePart, refusing: set[str]) -> None:
+    """The request is refused without a call, or the upstream gets the reference; the image is never fetched."""
     fails = (response(b"{}", status="400 Bad Request"),)
     async with playing(kind, lambda _: fails) as (backend, upstream):
         with watching() as seen, pytest.raises(GatewayError) as refused:

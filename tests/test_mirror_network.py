@@ -1,4 +1,4 @@
-"""The mirror law over the network: a gateway in front of a gateway says what the inner one says alone.
+"""The mirror law over the network: a gateway in front of a gateway gives the answer of the inner one.
 
 Every client protocol over every kind of upstream, streamed and whole. Where an upstream's protocol cannot carry what a
 client asks (a chat over Triton), it is refused before the upstream is called.
@@ -16,18 +16,18 @@ from tests.faults.recorded import KINDS, MOUNTED, SERVER, remote
 from tests.gateway.serving import listening, scripted
 
 SPEECHLESS = {("anthropic", False), ("mindie-openai", False), ("tgi-0.9", True), ("triton", True)}
-"""Kinds that have no words for a raw prompt, or for a chat."""
+"""Kinds without raw prompts, or without chats."""
 
-UNTOLD = {
+UNREPORTED = {
     "tgi-0.9": ("prompt_tokens",),
     "mindie": ("prompt_tokens", "generated"),
     "mindie-openai": ("prompt_tokens", "generated"),
     "mindie-triton": ("prompt_tokens", "generated"),
 }
-"""Counts that kinds of upstreams do not tell of every answer: then it is 0, or a lower bound."""
+"""Counts that some kinds do not report for every answer: then the count is 0, or a lower bound."""
 
 IDS = ("tgi", "tgi-0.9")
-"""Kinds that tell ids."""
+"""Kinds that report token ids."""
 
 ASKS = {
     "to its own end": Ask("What do you know about the sea and the sky?", 200),
@@ -39,10 +39,10 @@ ASKS = {
 
 @pytest.mark.parametrize("chat", [False, True], ids=["raw", "chat"])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_gateway_behind_a_gateway_says_the_same(kind: str, chat: bool) -> None:
+async def test_a_gateway_in_front_of_a_gateway_gives_the_same_answer(kind: str, chat: bool) -> None:
     inner = ScriptedBackend("inner")
     app, _ = scripted("echo", server=SERVER)
-    told = 0
+    compared = 0
     async with listening(app) as port, remote(kind, f"http://127.0.0.1:{port}{MOUNTED.get(kind, '')}") as outer:
         for ask in ASKS.values():
             ask = Ask(ask.prompt, ask.max_tokens, ask.temperature, ask.seed, chat)
@@ -51,20 +51,20 @@ async def test_a_gateway_behind_a_gateway_says_the_same(kind: str, chat: bool) -
                     if way.chat == chat:
                         there = await try_to_say(way, ask, outer, stream)
                         if there is not None:
-                            told += 1
+                            compared += 1
                             same(
                                 await say(way, ask, inner, "echo", stream), there, kind, chat, f"{way}, {ask}, {stream}"
                             )
-    assert told > 0 or (kind, chat) in SPEECHLESS
+    assert compared > 0 or (kind, chat) in SPEECHLESS
 
 
 def same(alone: Said, there: Said, kind: str, chat: bool, where: str) -> None:
-    """All that the upstream's protocol can carry is as it was."""
+    """Check that all that the upstream's protocol can express is unchanged."""
     assert (there.text, there.reason) == (alone.text, alone.reason), where
     for field in ("generated", "prompt_tokens"):
-        told = getattr(there, field)
-        if told is not None and field not in UNTOLD.get(kind, ()):
-            assert told == getattr(alone, field), f"{field}: {where}"
+        value = getattr(there, field)
+        if value is not None and field not in UNREPORTED.get(kind, ()):
+            assert value == getattr(alone, field), f"{field}: {where}"
     if there.ids is not None and kind in IDS and not chat:
         assert there.ids == alone.ids, where
 

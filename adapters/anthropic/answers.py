@@ -1,7 +1,7 @@
-"""Answers, whole and streamed.
+"""Answers of `/v1/messages`: one JSON object, or a stream of named events.
 
-A stream's content comes in blocks, one open at a time: text, thinking, or one call of a tool. It ends with
-`message_stop` if and only if `Usage` was fed; a failed one ends with an `error` event.
+The content of a stream is a sequence of blocks, one open at a time: text, thinking or one tool call. A stream ends with
+`message_stop` if and only if `Usage` was fed, and with an `error` event after an error.
 """
 
 from __future__ import annotations
@@ -24,52 +24,50 @@ _json = msgspec.json.Encoder().encode
 Block = wire.TextBlock | wire.ThinkingBlock | wire.ToolUseBlock
 
 
-def whole(dialect: Dialect, request: Generate, answer: Completion) -> Reply:
-    """The whole answer.
+def encode_answer(dialect: Dialect, request: Generate, answer: Completion) -> Reply:
+    """The whole answer to `request`.
 
     Raises:
-        schemas.errors.BackendFailed: a tool's arguments are no JSON object, which the protocol has no words for.
+        schemas.errors.BackendFailed: the arguments of a tool call are no JSON object, which the protocol requires.
     """
     choice = answer.choices[0]
-    return Reply(
-        guard(
-            _json(
-                wire.Answer(
-                    id=message_id(request),
-                    model=answer.model,
-                    content=_content(choice),
-                    stop_reason=_stop_reason(dialect, choice, refused=bool(choice.refusal)),
-                    stop_sequence=choice.stop,
-                    usage=_usage(answer.usage),
-                )
-            )
-        )
+    message = wire.Answer(
+        id=_message_id(request),
+        model=answer.model,
+        content=_content(choice),
+        stop_reason=_stop_reason(dialect, choice, refused=bool(choice.refusal)),
+        stop_sequence=choice.stop,
+        usage=_usage(answer.usage),
     )
+    return Reply(guard(_json(message)))
 
 
-def failure(dialect: Dialect, error: GatewayError) -> Reply:
-    """An error as an answer."""
+def error_reply(dialect: Dialect, error: GatewayError) -> Reply:
+    """The reply to an error."""
     headers: Headers = ()
     if error.retry_after is not None:
         headers += (("retry-after", str(max(1, round(error.retry_after)))),)
     if isinstance(error, MethodNotAllowed) and error.allowed:
         headers += (("allow", ", ".join(error.allowed)),)
-    return Reply(failure_body(dialect, error), dialect.wording.failures[error.kind].status, headers=headers)
+    return Reply(error_body(dialect, error), dialect.wording.failures[error.kind].status, headers=headers)
 
 
-def failure_body(dialect: Dialect, error: GatewayError) -> bytes:
-    """An error's JSON."""
-    told = wire.ErrorAnswer(wire.Error(dialect.wording.failures[error.kind].type, error.message))
-    return _json({"type": told.type, "error": told.error})
+def error_body(dialect: Dialect, error: GatewayError) -> bytes:
+    """The JSON of an error."""
+    return _json({"type": "error", "error": wire.Error(dialect.wording.failures[error.kind].type, error.message)})
 
 
-def message_id(request: Generate) -> str:
-    """What the answer is called."""
+def _message_id(request: Generate) -> str:
     return f"msg_{request.id}"
 
 
 class StreamWriter:
-    """One stream being written."""
+    """Writer of one stream.
+
+    Args:
+        dialect: the dialect to speak.
+        request: the request that is answered.
+    """
 
     media_type = "text/event-stream"
     headers: Headers = (("cache-control", "no-cache"),)
@@ -79,13 +77,13 @@ class StreamWriter:
         self._dialect = dialect
         self._request = request
         self._blocks = Blocks()
-        self._index = 0
-        self._around = (b"", b"")  # a piece of the open block
-        self._last: Finished | None = None
+        self._index = 0  # of the open block
+        self._around_text = (b"", b"")  # the bytes before and after the text of a delta of the open block
+        self._finished: Finished | None = None
         self._refused = False
 
     def feed(self, events: Events) -> bytes:
-        """The events that say these events."""
+        """The protocol's events for a batch of ours."""
         out: list[bytes] = []
         for event in events:
             if isinstance(event, Delta):
@@ -97,12 +95,12 @@ class StreamWriter:
         return b"".join(out)
 
     def fail(self, error: GatewayError) -> bytes:
-        """The error as the last event."""
-        return b"event: error\ndata: %b\n\n" % guard(failure_body(self._dialect, error))
+        """The error event that ends the stream."""
+        return b"event: error\ndata: %b\n\n" % guard(error_body(self._dialect, error))
 
     def _start(self, started: Started) -> bytes:
         message = wire.Answer(
-            id=message_id(self._request),
+            id=_message_id(self._request),
             model=started.model,
             content=(),
             stop_reason=None,
@@ -112,12 +110,12 @@ class StreamWriter:
         return _event("message_start", {"message": message})
 
     def _delta(self, delta: Delta, out: list[bytes]) -> None:
-        if delta.refusal:  # which is text here
+        if delta.refusal:  # the protocol has no refusals, only a stop reason
             self._refused = True
             delta = msgspec.structs.replace(delta, text=delta.text + delta.refusal, refusal="")
         for step in self._blocks.feed(delta):
             if isinstance(step, Said):
-                before, after = self._around
+                before, after = self._around_text
                 out.append(before + guard(_json(step.text)) + after)
             elif isinstance(step, Opened):
                 out.append(self._open(step))
@@ -125,17 +123,17 @@ class StreamWriter:
                 out.append(_event("content_block_stop", {"index": self._index}))
                 self._index += 1
         if isinstance(delta, Finished):
-            self._last = delta
+            self._finished = delta
 
     def _open(self, opened: Opened) -> bytes:
-        block, piece = self._block(opened)
-        frame = _event("content_block_delta", {"index": self._index, "delta": piece})
-        before, after = frame.rsplit(b'""', 1)
-        self._around = (before, after)
+        block, delta = self._empty_block(opened)
+        event = _event("content_block_delta", {"index": self._index, "delta": delta})
+        before, after = event.rsplit(b'""', 1)
+        self._around_text = (before, after)
         return _event("content_block_start", {"index": self._index, "content_block": block})
 
-    def _block(self, opened: Opened) -> tuple[Block, dict[str, str]]:
-        """An empty block, and an empty piece of it."""
+    def _empty_block(self, opened: Opened) -> tuple[Block, dict[str, str]]:
+        """A block without content, and a delta of it without content."""
         if (call := opened.call) is not None:
             id = call.id or f"toolu_{self._request.id}_{call.index}"
             block = wire.ToolUseBlock(id, call.name or "", msgspec.Raw(b"{}"))
@@ -145,10 +143,10 @@ class StreamWriter:
         return wire.TextBlock(""), {"type": "text_delta", "text": ""}
 
     def _end(self, usage: Usage) -> bytes:
-        last = self._last
+        finished = self._finished
         delta = {
-            "stop_reason": None if last is None else _stop_reason(self._dialect, last, refused=self._refused),
-            "stop_sequence": None if last is None else last.stop,
+            "stop_reason": None if finished is None else _stop_reason(self._dialect, finished, refused=self._refused),
+            "stop_sequence": None if finished is None else finished.stop,
         }
         return _event("message_delta", {"delta": delta, "usage": _usage(usage)}) + _event("message_stop", {})
 
@@ -157,15 +155,15 @@ def _event(name: str, fields: dict[str, object]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), guard(_json({"type": name} | fields)))
 
 
-def _stop_reason(dialect: Dialect, ended: Choice | Finished, *, refused: bool) -> str:
-    return "refusal" if refused else dialect.wording.stop_reasons[ended.reason]
+def _stop_reason(dialect: Dialect, finished: Choice | Finished, *, refused: bool) -> str:
+    return "refusal" if refused else dialect.wording.stop_reasons[finished.reason]
 
 
 def _content(choice: Choice) -> tuple[Block, ...]:
     content: list[Block] = []
     for block in blocks(choice):
         if isinstance(block, ToolCall):
-            content.append(_tool_use(block, cut=choice.reason is FinishReason.LENGTH))
+            content.append(_tool_use(block, truncated=choice.reason is FinishReason.LENGTH))
         elif block[0] == "reasoning":
             content.append(wire.ThinkingBlock(block[1]))
         elif content and isinstance(content[-1], wire.TextBlock):  # a refusal is text
@@ -175,13 +173,13 @@ def _content(choice: Choice) -> tuple[Block, ...]:
     return tuple(content)
 
 
-def _tool_use(call: ToolCall, *, cut: bool) -> wire.ToolUseBlock:
-    """A call. One that was `cut` short has no input: an object has no half, and `stop_reason` tells why."""
+def _tool_use(call: ToolCall, *, truncated: bool) -> wire.ToolUseBlock:
+    """The block of a tool call. A truncated one has an empty input, because half an object is none."""
     arguments = (call.arguments or "{}").encode()
     try:
         msgspec.json.decode(arguments, type=dict)
     except UNREADABLE:
-        if not cut:
+        if not truncated:
             raise BackendFailed("The model's call of a tool is not a JSON object.", code="bad_tool_call") from None
         arguments = b"{}"
     return wire.ToolUseBlock(call.id, call.name, msgspec.Raw(arguments))

@@ -1,9 +1,9 @@
-"""How a remote that speaks Anthropic's protocol is called."""
+"""Client codec: how a remote server of Anthropic's protocol is called."""
 
 from __future__ import annotations
 
 from adapters.anthropic.dialects import Dialect
-from adapters.anthropic.outbound import outbound
+from adapters.anthropic.outbound import write_request
 from adapters.anthropic.remote import StreamReader, read_answer, read_failure
 from adapters.base import Outbound, Reply
 from schemas.errors import GatewayError
@@ -11,31 +11,35 @@ from schemas.ir import Events, Generate
 
 
 class AnthropicClient:
-    """One dialect's client face.
+    """Client codec of one dialect.
 
     Args:
-        dialect: the row of the table to speak.
+        dialect: the dialect to speak.
     """
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
 
     def encode(self, request: Generate) -> Outbound:
-        """Write a request."""
-        return outbound(self._dialect, request)
+        """Write a request.
+
+        Raises:
+            schemas.errors.UnsupportedFeature: the protocol cannot express it.
+        """
+        return write_request(self._dialect, request)
 
     def decoder(self, request: Generate) -> StreamReader:
         """A reader for the streamed answer to `request`."""
         return StreamReader(self._dialect, request)
 
     def decode(self, request: Generate, reply: Reply) -> Events:
-        """The whole answer to `request`, as its events."""
+        """The whole answer to `request`, as the complete stream of its events."""
         return read_answer(self._dialect, request, reply)
 
     def returns_token_ids(self, request: Generate) -> bool:  # noqa: ARG002
-        """The protocol has no token ids."""
+        """False: the protocol has no token ids."""
         return False
 
     def error(self, reply: Reply) -> GatewayError:
-        """What a reply with an error status means."""
+        """The error that a reply with an error status stands for."""
         return read_failure(reply)

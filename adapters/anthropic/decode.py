@@ -1,8 +1,6 @@
-"""Request bodies to the internal form. The protocol always samples, unless the temperature is 0."""
+"""Request bodies decoded to the IR. The protocol always samples, unless the temperature is 0."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.messages import read_conversation
@@ -10,26 +8,24 @@ from adapters.base import Call
 from adapters.body import read
 from schemas import anthropic as wire
 from schemas.errors import InvalidRequest, UnsupportedFeature
-from schemas.ir import Generate, Origin, Sampling, Stopping, Tokenize, Tool, ToolChoice
-
-SMALLEST_NUCLEUS = 1e-9
-"""What `top_p: 0` means: the likeliest token alone. The internal form's interval is open there."""
+from schemas.ir import SMALLEST_TOP_P, Generate, Origin, Sampling, Stopping, Tokenize, Tool, ToolChoice
 
 _MODES = {"auto": "auto", "none": "none", "any": "required", "tool": "named"}
+"""A `type` of tool choice -> our mode."""
 
 
-def read_question(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> Generate:
-    """A question.
+def read_messages(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> Generate:
+    """The request of `POST /v1/messages`.
 
     Raises:
-        schemas.errors.RequestError: it is not one.
+        schemas.errors.RequestError: the body cannot be read or breaks a rule of the protocol.
     """
     given, extra = read(body, wire.MessagesRequest)
     _check(dialect, given)
     tools = _tools(dialect, given.tools or ())
     choice = _choice(given.tool_choice, tools)
     parallel = given.tool_choice.disable_parallel_tool_use if given.tool_choice else None
-    hints: dict[str, Any] = {"service_tier": given.service_tier} if given.service_tier else {}
+    hints = {"service_tier": given.service_tier, "thinking": given.thinking}
     return Generate(
         id=call.id,
         model=given.model,
@@ -38,7 +34,7 @@ def read_question(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> 
             do_sample=True,
             temperature=given.temperature,
             top_k=given.top_k or None,
-            top_p=SMALLEST_NUCLEUS if given.top_p == 0 else given.top_p,
+            top_p=SMALLEST_TOP_P if given.top_p == 0 else given.top_p,
         ),
         stopping=Stopping(max_new_tokens=given.max_tokens, stop=given.stop_sequences or ()),
         stream=bool(given.stream),
@@ -48,50 +44,51 @@ def read_question(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> 
         tool_choice=choice,
         parallel_tool_calls=None if parallel is None else not parallel,
         user=given.metadata.user_id if given.metadata else None,
-        hints=hints | ({"thinking": given.thinking} if given.thinking else {}),
+        hints={name: value for name, value in hints.items() if value},
         extra=extra,
         origin=origin,
     )
 
 
 def read_count(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> Tokenize:
-    """A request for a prompt's length, that of its tools included.
+    """The request of `POST /v1/messages/count_tokens`, which counts the tools of a conversation, too.
 
     Raises:
-        schemas.errors.RequestError: it is not one.
+        schemas.errors.RequestError: the body cannot be read or breaks a rule of the protocol.
     """
     given, _ = read(body, wire.CountRequest)
     tools = _tools(dialect, given.tools or ())
     choice = _choice(given.tool_choice, tools)
-    told = () if choice is not None and choice.mode == "none" else tools
-    return Tokenize(id=call.id, model=given.model, prompt=read_conversation(given), tools=told, origin=origin)
+    if choice is not None and choice.mode == "none":
+        tools = ()
+    return Tokenize(id=call.id, model=given.model, prompt=read_conversation(given), tools=tools, origin=origin)
 
 
 def _check(dialect: Dialect, given: wire.MessagesRequest) -> None:
     if given.max_tokens < 1:
-        raise _wrong("max_tokens", "must be greater than or equal to 1")
-    for field, most in (("temperature", dialect.limits.max_temperature), ("top_p", 1.0)):
+        raise _invalid("max_tokens", "must be greater than or equal to 1")
+    for field, high in (("temperature", dialect.limits.max_temperature), ("top_p", 1.0)):
         value = getattr(given, field)
-        if value is not None and not 0 <= value <= most:
-            raise _wrong(field, f"range: 0..{most:g}")
+        if value is not None and not 0 <= value <= high:
+            raise _invalid(field, f"range: 0..{high:g}")
     if given.top_k is not None and given.top_k < 0:
-        raise _wrong("top_k", "must be greater than or equal to 0")
+        raise _invalid("top_k", "must be greater than or equal to 0")
     stops = given.stop_sequences or ()
     if len(stops) > dialect.limits.max_stops:
-        raise _wrong("stop_sequences", f"at most {dialect.limits.max_stops} may be given")
+        raise _invalid("stop_sequences", f"at most {dialect.limits.max_stops} may be given")
     if any(not stop.strip() for stop in stops):
-        raise _wrong("stop_sequences", "each stop sequence must contain non-whitespace")
+        raise _invalid("stop_sequences", "each stop sequence must contain non-whitespace")
 
 
 def _tools(dialect: Dialect, tools: tuple[wire.Tool, ...]) -> tuple[Tool, ...]:
     if len(tools) > dialect.limits.max_tools:
-        raise _wrong("tools", f"at most {dialect.limits.max_tools} may be given")
+        raise _invalid("tools", f"at most {dialect.limits.max_tools} may be given")
     for place, tool in enumerate(tools):
         if tool.type not in (None, "custom"):
             message = f"tools.{place}.type: tools of type '{tool.type}' are not supported"
             raise UnsupportedFeature(message, feature="tools", param=f"tools.{place}.type")
         if tool.input_schema is None:
-            raise _wrong(f"tools.{place}.input_schema", "Field required")
+            raise _invalid(f"tools.{place}.input_schema", "Field required")
     return tuple(Tool(tool.name, tool.description, tool.input_schema) for tool in tools)
 
 
@@ -99,15 +96,15 @@ def _choice(given: wire.ToolChoice | None, tools: tuple[Tool, ...]) -> ToolChoic
     if given is None:
         return None
     if given.type not in _MODES:
-        raise _wrong("tool_choice.type", f"Input should be one of {', '.join(map(repr, _MODES))}")
+        raise _invalid("tool_choice.type", f"Input should be one of {', '.join(map(repr, _MODES))}")
     if not tools:
-        raise _wrong("tool_choice", "tool_choice may only be specified while providing tools")
+        raise _invalid("tool_choice", "tool_choice may only be specified while providing tools")
     if given.type != "tool":
         return ToolChoice(_MODES[given.type])  # type: ignore[arg-type]
     if given.name not in {tool.name for tool in tools}:
-        raise _wrong("tool_choice.name", f"Tool '{given.name}' not found in provided tools")
+        raise _invalid("tool_choice.name", f"Tool '{given.name}' not found in provided tools")
     return ToolChoice("named", (given.name or "",))
 
 
-def _wrong(field: str, why: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}: {why}", param=field)
+def _invalid(field: str, fault: str) -> InvalidRequest:
+    return InvalidRequest(f"{field}: {fault}", param=field)

@@ -1,7 +1,7 @@
-"""Conversations, from the protocol's blocks and back to them.
+"""Conversations in the protocol's blocks, decoded to the IR and encoded from it.
 
-A result of a tool is a block of a user's turn here and a message of its own in the internal form; the system prompt is
-a field here and a message there.
+In the protocol, a tool's result is a block of a user's turn and the system prompt is a field; in the IR both are
+messages of their own.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import ChatPrompt, ImagePart, Message, Part, TextPart, ToolCall
 
 Blocks = list[dict[str, Any]]
+"""Content blocks, or turns, as JSON objects."""
 
 
 def read_conversation(given: wire.CountRequest) -> ChatPrompt:
-    """The system prompt and the turns.
+    """The prompt of a conversation: the system prompt and the turns.
 
     Raises:
-        schemas.errors.InvalidRequest: a block is not of a form that the protocol has; the message names its place.
+        schemas.errors.InvalidRequest: a block breaks a rule of the protocol; the message names its place.
     """
     messages: list[Message] = []
     if given.system:
@@ -32,9 +33,8 @@ def read_conversation(given: wire.CountRequest) -> ChatPrompt:
         raise InvalidRequest("messages: at least one message is required", param="messages")
     for place, turn in enumerate(given.messages):
         if turn.role not in ("user", "assistant"):
-            raise InvalidRequest(
-                f"messages.{place}.role: Input should be 'user' or 'assistant'", param=f"messages.{place}.role"
-            )
+            param = f"messages.{place}.role"
+            raise InvalidRequest(f"{param}: Input should be 'user' or 'assistant'", param=param)
         read = _user if turn.role == "user" else _assistant
         messages += read(turn, f"messages.{place}.content")
     return ChatPrompt(tuple(messages))
@@ -44,28 +44,29 @@ def _system(system: str | tuple[wire.Block, ...]) -> str | tuple[Part, ...]:
     return system if isinstance(system, str) else tuple(_text(block, "system") for block in system)
 
 
-def _user(turn: wire.Turn, where: str) -> list[Message]:
+def _user(turn: wire.Turn, param: str) -> list[Message]:
+    """The messages of a user's turn: its tool results first, which answer the calls of the turn before."""
     if isinstance(turn.content, str):
         return [Message("user", turn.content)]
     messages: list[Message] = []
     parts: list[Part] = []
     for place, block in enumerate(turn.content):
         if block.type == "tool_result":
-            messages.append(_result(block, f"{where}.{place}"))
+            messages.append(_result(block, f"{param}.{place}"))
         else:
-            parts.append(_part(block, f"{where}.{place}"))
+            parts.append(_part(block, f"{param}.{place}"))
     return [*messages, Message("user", tuple(parts))] if parts or not messages else messages
 
 
-def _result(block: wire.Block, where: str) -> Message:
+def _result(block: wire.Block, param: str) -> Message:
     if block.tool_use_id is None:
-        raise InvalidRequest(f"{where}.tool_use_id: Field required", param=f"{where}.tool_use_id")
+        raise InvalidRequest(f"{param}.tool_use_id: Field required", param=f"{param}.tool_use_id")
     content = block.content or ""
-    parts = content if isinstance(content, str) else tuple(_part(part, where) for part in content)
+    parts = content if isinstance(content, str) else tuple(_part(part, param) for part in content)
     return Message("tool", parts, tool_call_id=block.tool_use_id)
 
 
-def _assistant(turn: wire.Turn, where: str) -> list[Message]:
+def _assistant(turn: wire.Turn, param: str) -> list[Message]:
     if isinstance(turn.content, str):
         return [Message("assistant", turn.content)]
     parts: list[Part] = []
@@ -73,59 +74,60 @@ def _assistant(turn: wire.Turn, where: str) -> list[Message]:
     thoughts: list[str] = []
     for place, block in enumerate(turn.content):
         if block.type == "tool_use":
-            calls.append(_call(block, f"{where}.{place}"))
+            calls.append(_call(block, f"{param}.{place}"))
         elif block.type == "thinking":
             thoughts.append(block.thinking or "")
         elif block.type != "redacted_thinking":
-            parts.append(_part(block, f"{where}.{place}"))
+            parts.append(_part(block, f"{param}.{place}"))
     return [Message("assistant", tuple(parts) or None, tool_calls=tuple(calls), reasoning="".join(thoughts) or None)]
 
 
-def _call(block: wire.Block, where: str) -> ToolCall:
+def _call(block: wire.Block, param: str) -> ToolCall:
     for field in ("id", "name"):
         if getattr(block, field) is None:
-            raise InvalidRequest(f"{where}.{field}: Field required", param=f"{where}.{field}")
+            raise InvalidRequest(f"{param}.{field}: Field required", param=f"{param}.{field}")
     return ToolCall(block.id or "", block.name or "", msgspec.json.encode(block.input or {}).decode())
 
 
-def _part(block: wire.Block, where: str) -> Part:
+def _part(block: wire.Block, param: str) -> Part:
     if block.type == "image":
-        return _image(block.source, f"{where}.source")
-    return _text(block, where)
+        return _image(block.source, f"{param}.source")
+    return _text(block, param)
 
 
-def _text(block: wire.Block, where: str) -> TextPart:
+def _text(block: wire.Block, param: str) -> TextPart:
     if block.type != "text":
         raise UnsupportedFeature(
-            f"{where}.type: blocks of type '{block.type}' are not supported", feature=block.type, param=f"{where}.type"
+            f"{param}.type: blocks of type '{block.type}' are not supported", feature=block.type, param=f"{param}.type"
         )
     if block.text is None:
-        raise InvalidRequest(f"{where}.text: Field required", param=f"{where}.text")
+        raise InvalidRequest(f"{param}.text: Field required", param=f"{param}.text")
     return TextPart(block.text)
 
 
-def _image(source: wire.Source | None, where: str) -> ImagePart:
+def _image(source: wire.Source | None, param: str) -> ImagePart:
     if source is not None and source.type == "base64" and source.data is not None:
         return ImagePart(f"data:{source.media_type or 'image/png'};base64,{source.data}", "data")
     if source is not None and source.type == "url" and source.url is not None:
         return ImagePart(source.url, "url")
-    raise InvalidRequest(f"{where}: Input should be a base64 or url source", param=where)
+    raise InvalidRequest(f"{param}: Input should be a base64 or url source", param=param)
 
 
-# --- and back ----------------------------------------------------------------------------------------------------
+# --- IR to blocks -------------------------------------------------------------------------------------------------
 
 
 def write_conversation(messages: tuple[Message, ...]) -> tuple[str, Blocks]:
-    """The system prompt, "" if there is none, and the turns; neighbours of one role become one turn.
+    """The system prompt ("" if there is none) and the turns. Adjacent messages of one role become one turn.
 
     Raises:
-        schemas.errors.UnsupportedFeature: the protocol cannot say it.
+        schemas.errors.UnsupportedFeature: the protocol cannot express an image.
+        schemas.errors.InvalidRequest: the arguments of a tool call are no JSON object.
     """
     system: list[str] = []
     turns: Blocks = []
     for message in messages:
         if message.role in ("system", "developer"):
-            system.append(_plain(message))
+            system.append(_plain_text(message))
             continue
         role = "assistant" if message.role == "assistant" else "user"
         blocks = _blocks(message)
@@ -136,7 +138,7 @@ def write_conversation(messages: tuple[Message, ...]) -> tuple[str, Blocks]:
     return "\n\n".join(system), turns
 
 
-def _plain(message: Message) -> str:
+def _plain_text(message: Message) -> str:
     content = message.content or ""
     if isinstance(content, str):
         return content
@@ -149,9 +151,8 @@ def _blocks(message: Message) -> Blocks:
     blocks = [_block(part) for part in parts if not isinstance(part, TextPart) or part.text]
     if message.role == "tool":
         return [{"type": "tool_result", "tool_use_id": message.tool_call_id or "", "content": blocks}]
-    calls = message.tool_calls
     return blocks + [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": _object(call.arguments)} for call in calls
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": _arguments(call)} for call in message.tool_calls
     ]
 
 
@@ -165,11 +166,8 @@ def _block(part: Part) -> dict[str, Any]:
     return {"type": "image", "source": {"type": "base64", "media_type": media or "image/png", "data": data}}
 
 
-def _object(arguments: str) -> Any:
+def _arguments(call: ToolCall) -> dict[str, Any]:
     try:
-        found = msgspec.json.decode(arguments or "{}")
+        return msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
     except UNREADABLE:
-        found = None
-    if not isinstance(found, dict):
-        raise InvalidRequest("A tool call's arguments must be a JSON object.", param="messages")
-    return found
+        raise InvalidRequest("A tool call's arguments must be a JSON object.", param="messages") from None

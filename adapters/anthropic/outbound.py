@@ -1,4 +1,4 @@
-"""Requests to a remote of the protocol. What it cannot say is refused, not dropped."""
+"""Requests for remotes, encoded from the IR. What the protocol cannot express is refused, never dropped."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from adapters.outbound import inexpressible
 from schemas.ir import ChatPrompt, Generate, Message, TextPrompt, Tool, ToolChoice
 
 VERSION = "2023-06-01"
+"""The value of the header `anthropic-version`."""
+
 DEFAULT_MAX_TOKENS = 4096
-"""The protocol wants a limit; this is asked for where the client set none."""
+"""`max_tokens` where the client set none: the protocol requires the field."""
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-_SAMPLING = ("seed", "min_p", "typical_p", "logit_bias", "watermark", *_PENALTIES)
-_ASKED = (
+_UNSUPPORTED_SAMPLING = ("seed", "min_p", "typical_p", "logit_bias", "watermark", *_PENALTIES)
+_UNSUPPORTED_STOPPING = ("min_new_tokens", "stop_token_ids", "ignore_eos")
+_UNSUPPORTED_FIELDS = (
     "best_of",
     "echo",
     "suffix",
@@ -29,15 +32,16 @@ _ASKED = (
     "lora_adapter",
 )
 _MODES = {"auto": "auto", "none": "none", "required": "any", "named": "tool"}
+"""Our mode of tool choice -> the protocol's `type`."""
 
 
-def outbound(dialect: Dialect, request: Generate) -> Outbound:
-    """The request, its path below the remote's base URL.
+def write_request(dialect: Dialect, request: Generate) -> Outbound:
+    """The request in the protocol.
 
     Raises:
-        schemas.errors.UnsupportedFeature: it asks for what the protocol cannot say.
+        schemas.errors.UnsupportedFeature: the protocol cannot express it.
     """
-    _refuse(dialect, request)
+    _refuse_unsupported(dialect, request)
     system, turns = write_conversation(_messages(request))
     sampling, stopping = request.sampling, request.stopping
     fields: dict[str, Any] = {
@@ -59,22 +63,23 @@ def outbound(dialect: Dialect, request: Generate) -> Outbound:
     return Outbound("/v1/messages", body, headers=(("content-type", JSON), ("anthropic-version", VERSION)))
 
 
-def _refuse(dialect: Dialect, request: Generate) -> None:
-    asked = [name for name in _SAMPLING if getattr(request.sampling, name)]
-    if request.sampling.seed_drawn:
+def _refuse_unsupported(dialect: Dialect, request: Generate) -> None:
+    sampling, stopping = request.sampling, request.stopping
+    asked = [name for name in _UNSUPPORTED_SAMPLING if getattr(sampling, name)]
+    if sampling.seed_drawn:
         asked.remove("seed")
-    asked += [name for name in _ASKED if getattr(request, name)]
-    stopping = request.stopping
-    asked += [name for name in ("min_new_tokens", "stop_token_ids", "ignore_eos") if getattr(stopping, name)]
+    asked += [name for name in _UNSUPPORTED_FIELDS if getattr(request, name)]
+    asked += [name for name in _UNSUPPORTED_STOPPING if getattr(stopping, name)]
     if request.n > 1 or len(request.prompts) > 1:
         asked.append("n")
-    if (request.sampling.temperature or 0) > dialect.limits.max_temperature:
+    if (sampling.temperature or 0) > dialect.limits.max_temperature:
         asked.append("temperature")
     if asked:
         raise inexpressible(asked[0])
 
 
 def _messages(request: Generate) -> tuple[Message, ...]:
+    """The conversation. A text that needs the chat template is a user's message."""
     prompt = request.prompts[0]
     if isinstance(prompt, ChatPrompt):
         return prompt.messages
@@ -84,8 +89,8 @@ def _messages(request: Generate) -> tuple[Message, ...]:
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
-    told = {"name": tool.name, "input_schema": tool.parameters or {"type": "object"}}
-    return told | ({"description": tool.description} if tool.description is not None else {})
+    fields = {"name": tool.name, "input_schema": tool.parameters or {"type": "object"}}
+    return fields | ({"description": tool.description} if tool.description is not None else {})
 
 
 def _choice(choice: ToolChoice | None, parallel: bool | None) -> dict[str, Any] | None:
@@ -93,7 +98,7 @@ def _choice(choice: ToolChoice | None, parallel: bool | None) -> dict[str, Any] 
         return None
     if choice is not None and choice.mode == "allowed":
         raise inexpressible("tools")
-    told: dict[str, Any] = {"type": "auto" if choice is None else _MODES[choice.mode]}
+    fields: dict[str, Any] = {"type": "auto" if choice is None else _MODES[choice.mode]}
     if choice is not None and choice.mode == "named":
-        told["name"] = choice.names[0]
-    return told if parallel is None else told | {"disable_parallel_tool_use": not parallel}
+        fields["name"] = choice.names[0]
+    return fields if parallel is None else fields | {"disable_parallel_tool_use": not parallel}

@@ -1,4 +1,7 @@
-"""A remote's answers, whole and streamed, to events. A stream is complete if and only if a stop reason was told."""
+"""Answers of remotes, whole and streamed, decoded to events.
+
+A stream is complete if and only if it has a stop reason.
+"""
 
 from __future__ import annotations
 
@@ -10,40 +13,35 @@ from adapters.body import UNREADABLE
 from adapters.frames import FrameReader
 from adapters.remote_failures import REFUSED, failure_of, malformed, read_json, retry_after
 from schemas import anthropic as wire
-from schemas.errors import (
-    BackendError,
-    BackendFailed,
-    GatewayError,
-    Incomplete,
-)
+from schemas.errors import BackendError, BackendFailed, GatewayError, Incomplete
 from schemas.ir import Delta, Event, Events, Finished, Generate, Started, ToolDelta, Usage
 
-_MOST_BLOCKS = 10_000
+_MAX_BLOCKS = 10_000
+"""Blocks in one answer; a remote that sends more is malformed."""
 
 
 class StreamReader(FrameReader):
-    """One stream being read; what follows its end is ignored."""
+    """Reader of one stream. Whatever follows the end of the stream is ignored."""
 
     def __init__(self, dialect: Dialect, request: Generate) -> None:
         super().__init__()
         self._dialect = dialect
         self._request = request
-        self._calls: dict[int, int] = {}  # a block's index -> the tool call's
-        self._begun: set[int] = set()
+        self._calls: dict[int, int] = {}  # index of a tool_use block -> index of the tool call
+        self._begun: set[int] = set()  # indices of the blocks that were started
         self._usage = wire.RemoteUsage()
         self._reason: str | None = None
         self._stop: str | None = None
         self._started = self._ended = False
 
     def close(self) -> Events:
-        """The connection ended."""
+        """The events that end the stream, once the connection was closed or `message_stop` was read."""
         if self._ended:
             return ()
         if self._reason is None:
-            raise Incomplete("The model's server ended its answer before it was finished.")
-        out: list[Event] = []
-        self._finish(out)
-        return tuple(out)
+            raise Incomplete("The backend's answer ended before it was finished.")
+        self._ended = True
+        return _end(self._dialect, self._reason, self._stop, self._usage)
 
     def _frame(self, data: bytes, out: list[Event]) -> None:
         if data and not self._ended:
@@ -57,11 +55,11 @@ class StreamReader(FrameReader):
                 self._started = True
                 out.append(Started(message.model or self._request.model, _prompt_tokens(self._usage)))
             case "error":
-                raise _told(event.error)
+                raise _event_failure(event.error)
             case "ping":
                 pass
             case _ if not self._started:
-                raise malformed("an event before the beginning")
+                raise malformed("an event before message_start")
             case "content_block_start":
                 self._block(event, out)
             case "content_block_delta":
@@ -75,8 +73,8 @@ class StreamReader(FrameReader):
 
     def _block(self, event: wire.RemoteEvent, out: list[Event]) -> None:
         block = event.content_block
-        if block is None or len(self._begun) >= _MOST_BLOCKS or event.index in self._begun:
-            raise malformed("a block that cannot be")
+        if block is None or len(self._begun) >= _MAX_BLOCKS or event.index in self._begun:
+            raise malformed("a content block that is empty, repeated or one too many")
         self._begun.add(event.index)
         if block.type == "tool_use":
             self._calls[event.index] = call = len(self._calls)
@@ -87,7 +85,7 @@ class StreamReader(FrameReader):
     def _delta(self, event: wire.RemoteEvent, out: list[Event]) -> None:
         delta = event.delta
         if delta is None or event.index not in self._begun:
-            raise malformed("a piece of no block")
+            raise malformed("a delta of no content block")
         if delta.text:
             out.append(Delta(text=delta.text))
         elif delta.thinking:
@@ -96,24 +94,21 @@ class StreamReader(FrameReader):
             out.append(Delta(tool_calls=(ToolDelta(self._calls[event.index], arguments=delta.partial_json),)))
 
     def _count(self, usage: wire.RemoteUsage | None) -> None:
+        """Take over the counts of an event. Later counts are cumulative, and absent ones leave the earlier counts."""
         if usage is not None:
-            told = {name: value for name, value in msgspec.structs.asdict(usage).items() if value is not None}
-            self._usage = msgspec.structs.replace(self._usage, **told)
-
-    def _finish(self, out: list[Event]) -> None:
-        self._ended = True
-        out += _end(self._dialect, self._reason or "", self._stop, self._usage)
+            counts = {name: value for name, value in msgspec.structs.asdict(usage).items() if value is not None}
+            self._usage = msgspec.structs.replace(self._usage, **counts)
 
 
 def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
-    """A whole answer, as its events.
+    """A whole answer as the complete stream of its events.
 
     Raises:
-        schemas.errors.BackendError: it is unfinished, or makes no sense.
+        schemas.errors.BackendError: the answer is not finished, or malformed.
     """
     answer = read_json(reply.body, wire.RemoteMessage)
     if answer.stop_reason is None:
-        raise Incomplete("The model's server ended its answer before it was finished.")
+        raise Incomplete("The backend's answer ended before it was finished.")
     events: list[Event] = [Started(answer.model or request.model, _prompt_tokens(answer.usage))]
     calls = 0
     for block in answer.content:
@@ -129,15 +124,20 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
 
 
 def read_failure(reply: Reply) -> GatewayError:
-    """What a reply with an error status means. Its own words are told where the client can do something about them."""
+    """The error of a reply with an error status. Its message reaches the client only if the client is at fault."""
     try:
-        words = msgspec.json.decode(reply.body, type=wire.ErrorAnswer).error.message
+        message = msgspec.json.decode(reply.body, type=wire.ErrorAnswer).error.message
     except UNREADABLE:
-        words = REFUSED
-    return failure_of(reply.status, words, retry_after(reply.headers))
+        message = REFUSED
+    return failure_of(reply.status, message, retry_after(reply.headers))
 
 
 def _end(dialect: Dialect, reason: str, stop: str | None, usage: wire.RemoteUsage) -> Events:
+    """The last events of an answer.
+
+    Raises:
+        schemas.errors.BackendFailed: the stop reason is unknown.
+    """
     if reason not in dialect.remote.reasons:
         raise malformed("an end for an unknown reason")
     generated = usage.output_tokens
@@ -147,11 +147,12 @@ def _end(dialect: Dialect, reason: str, stop: str | None, usage: wire.RemoteUsag
 
 
 def _prompt_tokens(usage: wire.RemoteUsage) -> int | None:
+    """The length of the prompt, whose cached tokens the protocol counts apart; None where it is not known."""
     if usage.input_tokens is None:
         return None
     return usage.input_tokens + (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
 
 
-def _told(error: wire.Error | None) -> BackendError:
+def _event_failure(error: wire.Error | None) -> BackendError:
     kind = error.type if error is not None else "api_error"
-    return BackendFailed("The model's server failed while it was answering.", code=f"upstream_{kind}"[:64])
+    return BackendFailed("The backend failed while it was answering.", code=f"upstream_{kind}"[:64])

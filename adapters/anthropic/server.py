@@ -1,4 +1,4 @@
-"""What Anthropic's clients see."""
+"""Server codec: the routes of Anthropic's Messages API, and which function reads each body and writes each answer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import msgspec
 
-from adapters.anthropic.answers import StreamWriter, failure, whole
-from adapters.anthropic.decode import read_count, read_question
+from adapters.anthropic.answers import StreamWriter, encode_answer, error_reply
+from adapters.anthropic.decode import read_count, read_messages
 from adapters.anthropic.dialects import Dialect
 from adapters.base import Call, Reply, Route
 from schemas import anthropic as wire
@@ -17,10 +17,10 @@ from schemas.ir import Embed, Embeddings, Generate, Origin, Request, Tokenize, T
 
 
 class AnthropicServer:
-    """One dialect's server face.
+    """Server codec of one dialect.
 
     Args:
-        dialect: the row of the table to speak.
+        dialect: the dialect to speak.
     """
 
     routes: ClassVar[tuple[Route, ...]] = (
@@ -44,7 +44,7 @@ class AnthropicServer:
             "/v1/messages/count_tokens",
             "count_tokens",
             "tokenize",
-            "Count a conversation's tokens",
+            "Count the tokens of a conversation",
             body=wire.CountRequest,
             answer=wire.Count,
             example={"model": "{model}", "messages": [{"role": "user", "content": "Hello!"}]},
@@ -55,11 +55,15 @@ class AnthropicServer:
         self._dialect = dialect
 
     def decode(self, route: Route, body: bytes, call: Call) -> Request:
-        """Read a request."""
+        """Read a request.
+
+        Raises:
+            schemas.errors.RequestError: the body cannot be read or breaks a rule of the protocol.
+        """
         origin = Origin("anthropic", self._dialect.name, route.name, body)
         if route.name == "count_tokens":
             return read_count(self._dialect, body, origin, call)
-        return read_question(self._dialect, body, origin, call)
+        return read_messages(self._dialect, body, origin, call)
 
     def encoder(self, request: Generate) -> StreamWriter:
         """A writer for the streamed answer to `request`."""
@@ -67,20 +71,20 @@ class AnthropicServer:
 
     def encode(self, request: Generate, answer: Completion) -> Reply:
         """The whole answer to `request`."""
-        return whole(self._dialect, request, answer)
+        return encode_answer(self._dialect, request, answer)
 
     def encode_embeddings(self, request: Embed, answer: Embeddings) -> Reply:  # noqa: ARG002
-        """Never called: the protocol has no vectors."""
+        """Never called: the protocol has no embeddings."""
         raise InternalError
 
     def encode_tokens(self, request: Tokenize, answer: Tokens) -> Reply:  # noqa: ARG002
-        """How many tokens the conversation has."""
+        """The number of tokens of a conversation."""
         return Reply(msgspec.json.encode(wire.Count(len(answer.spans))))
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:  # noqa: ARG002
-        """Never called: no route describes anything."""
+        """Never called: no route has the kind "describe"."""
         raise InternalError
 
     def error(self, error: GatewayError, request: Generate | None = None) -> Reply:  # noqa: ARG002
-        """The answer when nothing of a stream was written yet."""
-        return failure(self._dialect, error)
+        """The answer to an error before anything of a stream was written."""
+        return error_reply(self._dialect, error)

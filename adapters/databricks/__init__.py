@@ -1,4 +1,4 @@
-"""Databricks' model serving: OpenAI's bodies (`adapters.openai` reads and writes them) under other routes and rules."""
+"""Databricks' model serving: OpenAI's bodies (read and written by `adapters.openai`) under other routes and rules."""
 
 from __future__ import annotations
 

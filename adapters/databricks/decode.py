@@ -1,4 +1,4 @@
-"""Request bodies to the internal form. One URL serves three tasks: what the body holds says which."""
+"""Request bodies decoded to the IR. One URL serves three tasks, which the fields of the body tell apart."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from adapters.base import Call, Route
 from adapters.body import parse
 from adapters.databricks.dialects import Dialect
 from adapters.databricks.turns import check_turns
-from adapters.openai.inbound.decode import chat, completion, read_fields
-from adapters.openai.inbound.embeddings import embedding
-from adapters.openai.responses.decode import COUNT, OPERATION, count, response
+from adapters.openai.inbound.decode import read_chat, read_completion, read_fields
+from adapters.openai.inbound.embeddings import read_embed
+from adapters.openai.responses.decode import COUNT, OPERATION, read_count, read_response
 from schemas import databricks as wire
 from schemas.errors import InvalidRequest
 from schemas.ir import Embed, Generate, Origin, Tokenize
 from schemas.responses import ResponseRequest
 
 _TASKS = {"messages": "chat", "prompt": "completions", "input": "embeddings"}
+"""A field that the body of a task must have -> the task, named as the route that serves it alone."""
 
 
 def read_request(dialect: Dialect, route: Route, body: bytes, call: Call) -> Generate | Embed | Tokenize:
-    """A request of any route that runs something.
+    """The request of any route that runs a model.
 
     Raises:
-        schemas.errors.RequestError: it is not one we can read.
+        schemas.errors.RequestError: the body cannot be read or breaks a rule of the dialect.
     """
     fields = parse(body)
     if isinstance(fields, dict) and "name" in call.path:
@@ -38,14 +39,14 @@ def read_request(dialect: Dialect, route: Route, body: bytes, call: Call) -> Gen
         return _completion(dialect, fields, origin, call)
     if task in (OPERATION, COUNT):
         question, unknown = read_fields(dialect, fields, ResponseRequest)
-        return (count if task == COUNT else response)(dialect, question, origin, call, unknown)
+        return (read_count if task == COUNT else read_response)(dialect, question, origin, call, unknown)
     asked, extra = read_fields(dialect, fields, wire.EmbeddingRequest)
-    request = embedding(asked, origin, call, extra)
+    request = read_embed(asked, origin, call, extra)
     return replace(request, instruction=asked.instruction, client_request_id=asked.client_request_id)
 
 
 def _endpoint(call: Call) -> str:
-    """What the path names: an endpoint, or one served entity of it."""
+    """The endpoint that the path names, or one of its served entities (`endpoint:entity`)."""
     name, served = call.path["name"], call.path.get("served")
     return name if served is None else f"{name}:{served}"
 
@@ -60,25 +61,25 @@ def _task(fields: Any) -> str:
 
 def _chat(dialect: Dialect, fields: Any, origin: Origin, call: Call) -> Generate:
     given, extra = read_fields(dialect, fields, wire.ChatRequest)
-    request = chat(dialect, given, origin, call, extra)
+    request = read_chat(dialect, given, origin, call, extra)
     if dialect.requests.alternating_roles:
         check_turns(given.messages)
     return _with_context(request, given)
 
 
 def _completion(dialect: Dialect, fields: Any, origin: Origin, call: Call) -> Generate:
-    """A completion. Unless told otherwise its prompt is what a user says, and not raw text.
+    """The request of a completion. Its prompt is a user's message, unless `use_raw_prompt` is set.
 
-    "suffix" is appended to the answer by the encoder, and never reaches a model.
+    `suffix` is appended to the answer, and never reaches a model.
     """
     given, extra = read_fields(dialect, fields, wire.CompletionRequest)
-    request = completion(dialect, given, origin, call, extra)
+    request = read_completion(dialect, given, origin, call, extra)
     raw = dialect.defaults.raw_prompts if given.use_raw_prompt is None else given.use_raw_prompt
     request = replace(
         request,
         raw_prompt=raw,
         suffix=None,
-        # What a template made of the prompt is not the client's to see.
+        # The tokens of a rendered chat template are not the client's prompt.
         prompt_logprobs=request.prompt_logprobs and raw,
         answer_suffix=given.suffix or "",
     )
@@ -88,10 +89,10 @@ def _completion(dialect: Dialect, fields: Any, origin: Origin, call: Call) -> Ge
 
 
 def _truncating(request: Generate, call: Call) -> Generate:
-    """As many tokens as possible, where prompt and answer exceed the context.
+    """The request with `error_behavior: truncate`: generate as many tokens as the context leaves.
 
-    A prompt that fills it is cut at its beginning so that one token fits; how many more fit after a prompt only the
-    backend can count: `overflow` asks it to lower the answer's limit instead of refusing the request.
+    A prompt that fills the context is cut at its beginning so that one token fits. How many tokens fit after a shorter
+    prompt only the backend can count: `overflow` asks it to lower the answer's limit instead of refusing the request.
     """
     request = replace(request, overflow="truncate")
     card = call.catalog.cards.get(request.model)
@@ -107,7 +108,7 @@ def _truncating(request: Generate, call: Call) -> Generate:
 
 
 def _with_context(request: Generate, given: wire.ChatRequest | wire.CompletionRequest) -> Generate:
-    """What the SDK sends along for the platform's own tables, and for models served elsewhere."""
+    """The request with the fields that the SDK adds for the platform's own tables and for external models."""
     context = {"usage_context": given.usage_context, "extra_params": given.extra_params}
-    told = {name: value for name, value in context.items() if value is not None}
-    return replace(request, client_request_id=given.client_request_id, hints=request.hints | told)
+    hints = request.hints | {name: value for name, value in context.items() if value is not None}
+    return replace(request, client_request_id=given.client_request_id, hints=hints)

@@ -1,4 +1,4 @@
-"""What Databricks' SDKs ask of a workspace beside answers: its endpoints, and what kind of host it is."""
+"""Endpoints and the host, as Databricks' SDKs list and describe them."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ _CREATOR = "interlingua"
 
 
 def list_endpoints(call: Call) -> Reply:
-    """The answer of `/api/2.0/serving-endpoints`."""
+    """The answer of `GET /api/2.0/serving-endpoints`."""
     cards = call.catalog.cards.values()
     return Reply(msgspec.json.encode(EndpointList(tuple(_endpoint(card, detailed=False) for card in cards))))
 
 
 def get_endpoint(call: Call) -> Reply:
-    """The answer of `/api/2.0/serving-endpoints/{name}`.
+    """The answer of `GET /api/2.0/serving-endpoints/{name}`.
 
     Raises:
-        schemas.errors.ModelNotFound: no endpoint of that name.
+        schemas.errors.ModelNotFound: there is no endpoint of that name.
     """
     return Reply(msgspec.json.encode(_endpoint(find_card(call, call.path["name"]), detailed=True)))
 
 
-def tell_changed(change: Change, call: Call) -> Reply:
-    """The answer to a change: the endpoint as it is now, or nothing."""
+def describe_change(change: Change, call: Call) -> Reply:
+    """The answer to a change: the changed endpoint, or an empty object after a deletion."""
     if change.action == "delete":
         return Reply(b"{}")
     return Reply(msgspec.json.encode(_endpoint(find_card(call, change.endpoint), detailed=True)))
 
 
 def find_card(call: Call, name: str) -> ModelCard:
-    """What is known of an endpoint.
+    """The catalog's card of an endpoint.
 
     Raises:
-        schemas.errors.ModelNotFound: no endpoint of that name.
+        schemas.errors.ModelNotFound: there is no endpoint of that name.
     """
     card = call.catalog.cards.get(name)
     if card is None:
@@ -62,7 +62,7 @@ def find_card(call: Call, name: str) -> ModelCard:
 
 
 def host_metadata() -> Reply:
-    """The answer of `/.well-known/databricks-config`, the first thing the SDK asks."""
+    """The answer of `GET /.well-known/databricks-config`, the SDK's first request."""
     return Reply(msgspec.json.encode(HostMetadata()))
 
 
@@ -107,8 +107,8 @@ def _update(card: ModelCard) -> Literal["NOT_UPDATING", "IN_PROGRESS", "UPDATE_F
 
 
 def _pending(card: ModelCard) -> PendingConfig:
-    arms = tuple(_entity(entity, detailed=True) for entity in card.pending)
-    return PendingConfig(arms, _traffic(card.pending), card.version + 1)
+    entities = tuple(_entity(entity, detailed=True) for entity in card.pending)
+    return PendingConfig(entities, _traffic(card.pending), card.version + 1)
 
 
 def _traffic(entities: tuple[Entity, ...]) -> TrafficConfig:

@@ -1,4 +1,4 @@
-"""Errors as Databricks' clients see them. The code matters: mlflow derives the status from it."""
+"""Errors in Databricks' words. The code matters: mlflow derives the status from it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import msgspec
 
 from adapters.base import Reply
 from adapters.databricks.dialects import Dialect
-from adapters.openai.inbound.failures import describe_error, failure_headers
+from adapters.openai.inbound.failures import error_headers, wire_error
 from schemas.databricks import ErrorResponse, StreamError
 from schemas.errors import GatewayError
 
 
-def failure_reply(dialect: Dialect, error: GatewayError) -> Reply:
-    """The error as an answer."""
+def error_reply(dialect: Dialect, error: GatewayError) -> Reply:
+    """The reply to an error."""
     failure = dialect.wording.failures[error.kind]
     body = ErrorResponse(failure.code or "", failure.text.format(message=error.message))
-    return Reply(msgspec.json.encode(body), failure.status, headers=failure_headers(dialect, error))
+    return Reply(msgspec.json.encode(body), failure.status, headers=error_headers(dialect, error))
 
 
-def failure_event(dialect: Dialect, error: GatewayError) -> bytes:
-    """The error's data in a stream: both forms, because OpenAI's clients know an error by its `error` only."""
-    code, said = dialect.wording.failures[error.kind].code or "", describe_error(dialect, error)
-    return msgspec.json.encode(StreamError(said, code, said.message))
+def error_event(dialect: Dialect, error: GatewayError) -> bytes:
+    """The data of an error event: in Databricks' form and in OpenAI's, whose clients look for the field `error`."""
+    code, described = dialect.wording.failures[error.kind].code or "", wire_error(dialect, error)
+    return msgspec.json.encode(StreamError(described, code, described.message))

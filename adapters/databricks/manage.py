@@ -1,4 +1,4 @@
-"""What Databricks' clients ask to be changed. Of the platform's fields those are read that mean something here."""
+"""Requests that create, change or delete an endpoint. Fields that mean nothing here are ignored."""
 
 from __future__ import annotations
 
@@ -16,45 +16,46 @@ _ROUTES = "config.traffic_config.routes"
 
 
 def read_change(route: Route, body: bytes, call: Call) -> Change:
-    """The body of a route that changes something.
+    """The change that a request asks for.
 
     Raises:
-        schemas.errors.RequestError: it is not one we can read.
-        schemas.errors.ModelNotFound: only shares are given, and there is no such endpoint.
+        schemas.errors.RequestError: the body cannot be read, or its entities and shares do not fit.
+        schemas.errors.ModelNotFound: the body has shares alone, and there is no such endpoint.
     """
     if route.name == "delete":
         return Change(action="delete", endpoint=call.path["name"])
     if route.name == "create":
         asked, _ = read(body, CreateRequest)
-        return Change(action="create", endpoint=asked.name, served_entities=_arms(asked.config, ()))
+        return Change(action="create", endpoint=asked.name, served_entities=_entities(asked.config, ()))
     name = call.path["name"]
     config, _ = read(body, ConfigRequest)
-    present = find_card(call, name).served_entities if config.served_entities is None else ()
-    return Change(action="update", endpoint=name, served_entities=_arms(config, present))
+    current = find_card(call, name).served_entities if config.served_entities is None else ()
+    return Change(action="update", endpoint=name, served_entities=_entities(config, current))
 
 
-def _arms(config: ConfigRequest, present: tuple[ServedEntity, ...]) -> tuple[ServedEntity, ...]:
-    """The arms with their shares: those given, else those that are present."""
-    given = [_named(entity) for entity in config.served_entities or ()]
-    entities = dict(given) or {arm.name: arm.entity_name for arm in present}
+def _entities(config: ConfigRequest, current: tuple[ServedEntity, ...]) -> tuple[ServedEntity, ...]:
+    """The served entities with their shares: those of the body, or else the endpoint's current ones."""
+    given = [_names(entity) for entity in config.served_entities or ()]
+    entities = dict(given) or {entity.name: entity.entity_name for entity in current}
     if len(given) > len(entities):
         raise InvalidRequest("Two served entities have the same name.", param=_ENTITIES)
     shares = _shares(config.traffic_config, tuple(entities))
     return tuple(ServedEntity(name, entity, shares.get(name, 0)) for name, entity in entities.items())
 
 
-def _named(entity: ServedEntityInput) -> tuple[str, str]:
-    """An arm's name and its entity's; the platform makes a name of the latter if none is given."""
+def _names(entity: ServedEntityInput) -> tuple[str, str]:
+    """The name of a served entity and of what it serves. Like the platform, derives the former from the latter."""
     if entity.entity_name is None:
         why = " An external model is configured as a backend." if entity.external_model is not None else ""
         raise InvalidRequest(
             f"A served entity needs an 'entity_name', 'backend/model' or a backend's name.{why}", param=_ENTITIES
         )
-    made = re.sub(r"[^A-Za-z0-9_-]", "-", f"{entity.entity_name}-{entity.entity_version or 1}")
-    return entity.name or made, entity.entity_name
+    derived = re.sub(r"[^A-Za-z0-9_-]", "-", f"{entity.entity_name}-{entity.entity_version or 1}")
+    return entity.name or derived, entity.entity_name
 
 
 def _shares(traffic: TrafficConfigInput | None, names: tuple[str, ...]) -> dict[str, int]:
+    """Name of a served entity -> percentage of the traffic. A single entity gets all of it by default."""
     if traffic is None:
         if len(names) == 1:
             return {names[0]: 100}

@@ -1,36 +1,26 @@
-"""What Databricks' clients see: its routes and errors, over OpenAI's bodies."""
+"""Server codec: Databricks' routes, request rules and errors over OpenAI's bodies and answers."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import ClassVar
 
 from adapters.base import Call, Reply, Route
 from adapters.databricks.decode import read_request
-from adapters.databricks.describe import get_endpoint, host_metadata, list_endpoints, tell_changed
+from adapters.databricks.describe import describe_change, get_endpoint, host_metadata, list_endpoints
 from adapters.databricks.dialects import Dialect
-from adapters.databricks.failures import failure_event, failure_reply
+from adapters.databricks.failures import error_event, error_reply
 from adapters.databricks.manage import read_change
-from adapters.openai.inbound.answers import encode_vectors
-from adapters.openai.inbound.stream import StreamWriter
-from adapters.openai.responses.answers import ResponseWriter, counted
-from adapters.openai.server import STORED, response_routes, stream_writer, whole_answer
+from adapters.openai.inbound.answers import encode_embeddings
+from adapters.openai.server import STORED_RESPONSES, OpenAIServer, response_routes
 from schemas import databricks as wire
 from schemas.catalog import Change
-from schemas.completion import Completion
 from schemas.errors import GatewayError
-from schemas.ir import Embed, Embeddings, Generate, Tokenize, Tokens
+from schemas.ir import Embed, Embeddings, Generate, Request
 from schemas.openai import answers
 
 
-class DatabricksServer:
-    """One dialect's server face.
-
-    Args:
-        dialect: the row of the table to speak.
-        now: Unix time in seconds.
-    """
+class DatabricksServer(OpenAIServer):
+    """Server codec of one dialect: OpenAI's, with other routes, request rules and errors."""
 
     routes: ClassVar[tuple[Route, ...]] = (
         Route(
@@ -89,7 +79,7 @@ class DatabricksServer:
             "/ai-gateway/mlflow/v1/chat/completions",
             "gateway_chat",
             "generate",
-            "Answer a conversation, where newer clients ask",
+            "Answer a conversation (the path of newer clients)",
             body=wire.ChatRequest,
             answer=answers.ChatCompletion,
             streams=True,
@@ -99,7 +89,7 @@ class DatabricksServer:
             "/ai-gateway/mlflow/v1/embeddings",
             "gateway_embeddings",
             "embed",
-            "Turn texts into vectors, where newer clients ask",
+            "Turn texts into vectors (the path of newer clients)",
             body=wire.EmbeddingRequest,
             answer=answers.EmbeddingList,
         ),
@@ -128,7 +118,7 @@ class DatabricksServer:
             "/api/2.0/serving-endpoints/{name}/config",
             "update",
             "manage",
-            "Change what an endpoint serves, or how much of its traffic each served entity gets",
+            "Change the served entities of an endpoint, or their shares of its traffic",
             body=wire.ConfigRequest,
             answer=wire.ServingEndpoint,
         ),
@@ -138,50 +128,45 @@ class DatabricksServer:
             "/.well-known/databricks-config",
             "host",
             "describe",
-            "What kind of host this is",
+            "Describe the host",
             answer=wire.HostMetadata,
         ),
     )
 
-    def __init__(self, dialect: Dialect, now: Callable[[], float] = time.time) -> None:
-        self._dialect = dialect
-        self._now = now
+    _dialect: Dialect
 
-    def decode(self, route: Route, body: bytes, call: Call) -> Generate | Embed | Tokenize | Change:
-        """Read a request."""
+    def decode(self, route: Route, body: bytes, call: Call) -> Request | Change:
+        """Read a request, or a change of an endpoint.
+
+        Raises:
+            schemas.errors.RequestError: the body cannot be read or breaks a rule of the dialect.
+        """
         if route.kind == "manage":
             return read_change(route, body, call)
         return read_request(self._dialect, route, body, call)
 
-    def encoder(self, request: Generate) -> StreamWriter | ResponseWriter:
-        """A writer for the streamed answer to `request`."""
-        return stream_writer(self._dialect, request, int(self._now()), self._failure)
-
-    def encode(self, request: Generate, answer: Completion) -> Reply:
-        """The whole answer to `request`."""
-        return whole_answer(self._dialect, request, answer, int(self._now()))
-
     def encode_embeddings(self, request: Embed, answer: Embeddings) -> Reply:
-        """The answer to a request for vectors."""
-        return encode_vectors(request, answer, request.id)
-
-    def encode_tokens(self, request: Tokenize, answer: Tokens) -> Reply:  # noqa: ARG002
-        """How many there are."""
-        return counted(answer)
+        """The answer to a request for embeddings, which has an id here."""
+        return encode_embeddings(request, answer, request.id)
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:
-        """The endpoints, one of them, what a change made of it, a stored response, or the host."""
+        """The endpoints, one endpoint, a changed endpoint, a stored response, or the host.
+
+        Raises:
+            schemas.errors.RequestError: there is no such endpoint or stored response.
+        """
         if route.kind == "manage":
-            return tell_changed(read_change(route, body, call), call)
+            return describe_change(read_change(route, body, call), call)
         if route.name == "host":
             return host_metadata()
-        if route.name in STORED:
-            return STORED[route.name](call)
+        if route.name in STORED_RESPONSES:
+            return STORED_RESPONSES[route.name](call)
         return list_endpoints(call) if route.name == "endpoints" else get_endpoint(call)
 
     def error(self, error: GatewayError, request: Generate | None = None) -> Reply:  # noqa: ARG002
-        """The answer when nothing of a stream was written yet."""
-        return failure_reply(self._dialect, error)
+        """The answer to an error before anything of a stream was written."""
+        return error_reply(self._dialect, error)
 
-    def _failure(self, error: GatewayError) -> bytes:
-        return failure_event(self._dialect, error)
+    def stream_error(self, error: GatewayError) -> bytes:
+        """The data of the event that ends a stream with an error."""
+        return error_event(self._dialect, error)

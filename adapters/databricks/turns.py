@@ -1,47 +1,47 @@
-"""The order of turns that Databricks insists on: "alternate between user and assistant, ending with a user message"."""
+"""The order of roles that Databricks requires: "alternate between user and assistant, ending with a user message"."""
 
 from __future__ import annotations
 
 from adapters.openai.inbound.checks import refused
 from schemas.openai.requests import ChatMessage
 
-_BEFORE = {
+_MAY_FOLLOW = {
     "user": ("", "system", "assistant", "tool"),
     "assistant": ("user", "tool"),
     "tool": ("assistant", "tool"),
 }
-"""Which roles a role may follow; "" is the beginning."""
+"""A role -> the roles that it may follow; "" is the beginning of the conversation."""
 
 
 def check_turns(messages: tuple[ChatMessage, ...]) -> None:
-    """Refuse what is no conversation.
+    """Refuse messages whose roles are out of order.
 
     Raises:
         schemas.errors.InvalidRequest: `param` names the message.
     """
-    before = ""
+    previous = ""
     for place, message in enumerate(messages):
-        where = f"messages[{place}]"
-        _check_fields(message, where)
+        param = f"messages[{place}]"
+        _check_fields(message, param)
         if message.role == "system" and place > 0:
-            raise refused(where, f"Invalid '{where}': a system message may only be the first message, and only once.")
-        allowed = _BEFORE.get(message.role, ("",))
-        if before not in allowed:
-            said = (
-                f"a message of role '{message.role}' cannot follow one of role '{before}'"
-                if before
-                else (f"a conversation cannot begin with a message of role '{message.role}'")
+            raise refused(param, f"Invalid '{param}': a system message may only be the first message, and only once.")
+        allowed = _MAY_FOLLOW.get(message.role, ("",))
+        if previous not in allowed:
+            fault = (
+                f"a message of role '{message.role}' cannot follow one of role '{previous}'"
+                if previous
+                else f"a conversation cannot begin with a message of role '{message.role}'"
             )
-            raise refused(where, f"Invalid '{where}': {said}; user and assistant messages must alternate.")
-        before = message.role
-    if before not in ("user", "tool"):
+            raise refused(param, f"Invalid '{param}': {fault}; user and assistant messages must alternate.")
+        previous = message.role
+    if previous not in ("user", "tool"):
         raise refused("messages", "Invalid 'messages': the last message must be a user message.")
 
 
-def _check_fields(message: ChatMessage, where: str) -> None:
+def _check_fields(message: ChatMessage, param: str) -> None:
     if message.tool_calls and message.role != "assistant":
-        raise refused(f"{where}.tool_calls", f"Invalid '{where}.tool_calls': only for messages of role 'assistant'.")
+        raise refused(f"{param}.tool_calls", f"Invalid '{param}.tool_calls': only for messages of role 'assistant'.")
     if message.tool_calls and message.content:
-        raise refused(f"{where}.content", f"Invalid '{where}.content': must be empty beside 'tool_calls'.")
+        raise refused(f"{param}.content", f"Invalid '{param}.content': must be empty beside 'tool_calls'.")
     if message.tool_call_id and message.role != "tool":
-        raise refused(f"{where}.tool_call_id", f"Invalid '{where}.tool_call_id': only for messages of role 'tool'.")
+        raise refused(f"{param}.tool_call_id", f"Invalid '{param}.tool_call_id': only for messages of role 'tool'.")

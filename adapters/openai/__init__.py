@@ -1,7 +1,7 @@
 """The OpenAI protocol, and MindIE's version of it.
 
-Routes `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings`, `/v1/models`. Databricks (`adapters.databricks`)
-reads and writes the same bodies under routes and rules of its own.
+Routes: `/v1/chat/completions`, `/v1/completions`, `/v1/responses`, `/v1/embeddings` and `/v1/models`. Databricks
+(`adapters.databricks`) has the same bodies under routes and rules of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a remote of this protocol is called. Its base URL ends in `/v1`."""
+"""Client codec: how a remote server of OpenAI's protocol is called. Its base URL ends in `/v1`."""
 
 from __future__ import annotations
 
@@ -6,42 +6,51 @@ from adapters.base import Outbound, Reply
 from adapters.openai.dialects import Dialect
 from adapters.openai.remote.decode_answer import StreamReader, read_answer
 from adapters.openai.remote.embeddings import read_embeddings, write_embed
-from adapters.openai.remote.encode_request import write_request
+from adapters.openai.remote.encode_request import is_chat_call, write_body
 from adapters.openai.remote.failures import remote_failure
 from schemas.errors import GatewayError
 from schemas.ir import Embed, Embeddings, Events, Generate
 
 
 class OpenAIClient:
-    """One dialect's client face."""
+    """Client codec of one dialect.
+
+    Args:
+        dialect: the dialect to speak.
+    """
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
 
     def encode(self, request: Generate) -> Outbound:
-        """Write a request."""
-        return write_request(self._dialect, request)
+        """Write a request.
+
+        Raises:
+            schemas.errors.UnsupportedFeature: the dialect cannot express it.
+        """
+        path = "/chat/completions" if is_chat_call(request) else "/completions"
+        return Outbound(path, write_body(self._dialect, request, {"model": request.model}))
 
     def decoder(self, request: Generate) -> StreamReader:
         """A reader for the streamed answer to `request`."""
         return StreamReader(self._dialect, request)
 
     def decode(self, request: Generate, reply: Reply) -> Events:
-        """The whole answer to `request`."""
+        """The whole answer to `request`, as the complete stream of its events."""
         return read_answer(self._dialect, request, reply)
 
     def encode_embed(self, request: Embed) -> Outbound:
-        """Write a request for vectors."""
+        """Write a request for embeddings."""
         return Outbound("/embeddings", write_embed(self._dialect, request, {"model": request.model}))
 
     def decode_embeddings(self, request: Embed, reply: Reply) -> Embeddings:
-        """The answer to a request for vectors."""
+        """The answer to a request for embeddings."""
         return read_embeddings(self._dialect, request, reply)
 
     def returns_token_ids(self, request: Generate) -> bool:  # noqa: ARG002
-        """The protocol has no token ids."""
+        """False: the protocol has no token ids."""
         return False
 
     def error(self, reply: Reply) -> GatewayError:
-        """What a reply with an error status means."""
+        """The error that a reply with an error status stands for."""
         return remote_failure(reply)

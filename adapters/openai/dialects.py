@@ -63,7 +63,7 @@ class Limits(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Defaults(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What holds where the request does not say.
+    """The values of fields that a request does not set.
 
     Attributes:
         chat_max_tokens: `max_tokens` of a chat; None is all that the context leaves.
@@ -161,7 +161,12 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 I63 = 2**63
+"""One more than the largest signed 64-bit integer."""
+
 U64 = 2**64 - 1
+"""The largest unsigned 64-bit integer."""
+
+# --- tables -------------------------------------------------------------------------------------------------------
 
 PENALTIES = (Bound("presence_penalty", -2, 2), Bound("frequency_penalty", -2, 2))
 EXTENSIONS = (
@@ -213,8 +218,6 @@ _OPENAI_FAILURES = {
     "internal": Failure(500, _SERVER, "internal_error", final=True),
 }
 
-_MINDIE_FAILURES = {kind: Failure(told.status, told.type, text=told.text) for kind, told in mindie.FAILURES.items()}
-
 FINISH = {
     "eos": "stop",
     "stop_string": "stop",
@@ -223,7 +226,7 @@ FINISH = {
     "tool_call": "tool_calls",
     "content_filter": "content_filter",
 }
-# The page knows "eos_token" (a normal end) and "length"; its "stop_sequence" is a request that was cancelled or failed.
+# MindIE's page has "eos_token" (a normal end), "length", and "stop_sequence" for a cancelled or failed request.
 _MINDIE_FINISH = {
     "eos": "eos_token",
     "stop_string": "eos_token",
@@ -247,7 +250,7 @@ REASONS = {
     "function_call": FinishReason.TOOL_CALL,
     "content_filter": FinishReason.CONTENT_FILTER,
 }
-"""What servers of this protocol are known to write, OpenAI's words and others'."""
+"""The finish reasons that servers of this protocol write, OpenAI's own and those of others -> ours."""
 
 _STANDARD_FIELDS = (
     "temperature",
@@ -287,7 +290,7 @@ HINTS = (
     "chat_template_kwargs",
     "skip_special_tokens",
 )
-"""Fields that a model may heed and that go to `Generate.hints`."""
+"""Fields on which no answer depends; they are passed on in `Generate.hints`."""
 
 _VLLM_FIELDS = (
     "top_k",
@@ -353,7 +356,7 @@ MINDIE = Dialect(
         role_in_every_delta=True,
         usage_details=False,
     ),
-    wording=Wording(finish=_MINDIE_FINISH, failures=_MINDIE_FAILURES, error_body="mindie"),
+    wording=Wording(finish=_MINDIE_FINISH, failures=mindie.FAILURES, error_body="mindie"),
     remote=Remote(
         # MindIE ends a failed generation with "stop_sequence". "invalid flag" is none of our reasons.
         reasons={word: reason for word, reason in REASONS.items() if word != "stop_sequence"},

@@ -1,4 +1,4 @@
-"""What OpenAI's clients see: the routes, tied to how their bodies are read and their answers written."""
+"""Server codec: the routes of OpenAI's API, and which function reads each body and writes each answer."""
 
 from __future__ import annotations
 
@@ -6,50 +6,31 @@ import time
 from collections.abc import Callable
 from typing import ClassVar
 
-from adapters.base import Call, Reply, Route
+from adapters.base import Call, Reply, Route, StreamEncoder
 from adapters.openai.dialects import Dialect
-from adapters.openai.inbound.answers import encode_answer, encode_vectors, is_chat
+from adapters.openai.inbound.answers import encode_answer, encode_embeddings, is_chat
 from adapters.openai.inbound.chat_stream import ChatStreamWriter
 from adapters.openai.inbound.completion_stream import CompletionStreamWriter
-from adapters.openai.inbound.decode import chat, completion, read
+from adapters.openai.inbound.decode import read, read_chat, read_completion
 from adapters.openai.inbound.describe import list_models, retrieve_model
-from adapters.openai.inbound.embeddings import embedding
-from adapters.openai.inbound.failures import failure_body, failure_reply
-from adapters.openai.inbound.stream import Frame, StreamWriter
-from adapters.openai.responses.answers import ResponseWriter, counted, whole
-from adapters.openai.responses.decode import COUNT, OPERATION, count, response
+from adapters.openai.inbound.embeddings import read_embed
+from adapters.openai.inbound.failures import error_body, error_reply
+from adapters.openai.responses.answers import ResponseWriter, encode_response, encode_token_count
+from adapters.openai.responses.decode import COUNT, OPERATION, read_count, read_response
 from adapters.openai.responses.stored import cancel, delete, list_items, retrieve
+from schemas.catalog import Change
 from schemas.completion import Completion
 from schemas.errors import GatewayError
-from schemas.ir import Embed, Embeddings, Generate, Origin, Tokenize, Tokens
+from schemas.ir import Embed, Embeddings, Generate, Origin, Request, Tokenize, Tokens
 from schemas.openai import answers, requests
 from schemas.responses import Deleted, InputTokens, ItemList, Response, ResponseRequest
 
-
-def stream_writer(dialect: Dialect, request: Generate, created: int, failure: Frame) -> StreamWriter | ResponseWriter:
-    """A writer for the streamed answer to `request`, be it a chat, a completion or a response."""
-    if _is_response(request):
-        return ResponseWriter(request, created)
-    return (ChatStreamWriter if is_chat(request) else CompletionStreamWriter)(dialect, request, created, failure)
-
-
-def whole_answer(dialect: Dialect, request: Generate, answer: Completion, created: int) -> Reply:
-    """The whole answer to `request`, be it a chat, a completion or a response."""
-    if _is_response(request):
-        return whole(request, answer, created)
-    return encode_answer(dialect, request, answer, created)
-
-
-def _is_response(request: Generate) -> bool:
-    return request.origin is not None and request.origin.operation == OPERATION
-
-
-STORED = {"response": retrieve, "forget": delete, "cancel": cancel, "input_items": list_items}
-"""What answers the routes of stored responses."""
+STORED_RESPONSES = {"response": retrieve, "forget": delete, "cancel": cancel, "input_items": list_items}
+"""Name of a route of stored responses -> the function that answers it."""
 
 
 def response_routes(prefix: str) -> tuple[Route, ...]:
-    """The routes of the Responses API below a path."""
+    """The routes of the Responses API under the path `prefix`."""
     path = f"{prefix}/responses"
     return (
         Route(
@@ -57,7 +38,7 @@ def response_routes(prefix: str) -> tuple[Route, ...]:
             path,
             OPERATION,
             "generate",
-            "Answer, in typed items",
+            "Answer in typed items",
             body=ResponseRequest,
             answer=Response,
             streams=True,
@@ -69,7 +50,7 @@ def response_routes(prefix: str) -> tuple[Route, ...]:
             f"{path}/input_tokens",
             COUNT,
             "tokenize",
-            "Count a question's tokens",
+            "Count the tokens of an input",
             body=ResponseRequest,
             answer=InputTokens,
             stores=True,
@@ -80,17 +61,11 @@ def response_routes(prefix: str) -> tuple[Route, ...]:
             f"{path}/{{id}}/cancel",
             "cancel",
             "describe",
-            "Cancel a response in the background: none is",
+            "Cancel a background response (there are none)",
             stores=True,
         ),
         Route(
-            "GET",
-            f"{path}/{{id}}",
-            "response",
-            "describe",
-            "Tell a stored response again",
-            answer=Response,
-            stores=True,
+            "GET", f"{path}/{{id}}", "response", "describe", "Retrieve a stored response", answer=Response, stores=True
         ),
         Route(
             "DELETE", f"{path}/{{id}}", "forget", "describe", "Delete a stored response", answer=Deleted, stores=True
@@ -100,7 +75,7 @@ def response_routes(prefix: str) -> tuple[Route, ...]:
             f"{path}/{{id}}/input_items",
             "input_items",
             "describe",
-            "List what a stored response answers",
+            "List the input items of a stored response",
             answer=ItemList,
             stores=True,
         ),
@@ -108,11 +83,11 @@ def response_routes(prefix: str) -> tuple[Route, ...]:
 
 
 class OpenAIServer:
-    """One dialect's server face.
+    """Server codec of one dialect.
 
     Args:
-        dialect: the row of the table to speak.
-        now: Unix time in seconds.
+        dialect: the dialect to speak.
+        now: clock that gives Unix time in seconds.
     """
 
     routes: ClassVar[tuple[Route, ...]] = (
@@ -157,47 +132,67 @@ class OpenAIServer:
         self._dialect = dialect
         self._now = now
 
-    def decode(self, route: Route, body: bytes, call: Call) -> Generate | Embed | Tokenize:
-        """Read a request."""
+    def decode(self, route: Route, body: bytes, call: Call) -> Request | Change:
+        """Read a request.
+
+        Raises:
+            schemas.errors.RequestError: the body cannot be read or breaks a rule of the dialect.
+        """
         dialect = self._dialect
         origin = Origin(dialect.protocol, dialect.name, route.name, body)
         if route.name in (OPERATION, COUNT):
             question, extra = read(dialect, body, ResponseRequest)
-            return (count if route.name == COUNT else response)(dialect, question, origin, call, extra)
+            return (read_count if route.name == COUNT else read_response)(dialect, question, origin, call, extra)
         if route.name == "chat":
             asked, extra = read(dialect, body, requests.ChatRequest)
-            return chat(dialect, asked, origin, call, extra)
+            return read_chat(dialect, asked, origin, call, extra)
         if route.name == "completions":
             prompted, extra = read(dialect, body, requests.CompletionRequest)
-            return completion(dialect, prompted, origin, call, extra)
+            return read_completion(dialect, prompted, origin, call, extra)
         embedded, extra = read(dialect, body, requests.EmbeddingRequest)
-        return embedding(embedded, origin, call, extra)
+        return read_embed(embedded, origin, call, extra)
 
-    def encoder(self, request: Generate) -> StreamWriter | ResponseWriter:
-        """A writer for the streamed answer to `request`."""
-        return stream_writer(self._dialect, request, int(self._now()), self._failure)
+    def encoder(self, request: Generate) -> StreamEncoder:
+        """A writer for the streamed answer to `request`: a chat, a completion or a response."""
+        created = int(self._now())
+        if _is_response(request):
+            return ResponseWriter(request, created)
+        writer = ChatStreamWriter if is_chat(request) else CompletionStreamWriter
+        return writer(self._dialect, request, created, self.stream_error)
 
     def encode(self, request: Generate, answer: Completion) -> Reply:
-        """The whole answer to `request`."""
-        return whole_answer(self._dialect, request, answer, int(self._now()))
+        """The whole answer to `request`: a chat, a completion or a response."""
+        created = int(self._now())
+        if _is_response(request):
+            return encode_response(request, answer, created)
+        return encode_answer(self._dialect, request, answer, created)
 
     def encode_embeddings(self, request: Embed, answer: Embeddings) -> Reply:
-        """The answer to a request for vectors."""
-        return encode_vectors(request, answer)
+        """The answer to a request for embeddings."""
+        return encode_embeddings(request, answer)
 
     def encode_tokens(self, request: Tokenize, answer: Tokens) -> Reply:  # noqa: ARG002
-        """How many there are."""
-        return counted(answer)
+        """The number of tokens of an input."""
+        return encode_token_count(answer)
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:  # noqa: ARG002
-        """The model list, one of it, or a stored response."""
-        if route.name in STORED:
-            return STORED[route.name](call)
+        """The model list, one model, or a stored response.
+
+        Raises:
+            schemas.errors.RequestError: there is no such model or stored response.
+        """
+        if route.name in STORED_RESPONSES:
+            return STORED_RESPONSES[route.name](call)
         return (list_models if route.name == "models" else retrieve_model)(self._dialect, call)
 
     def error(self, error: GatewayError, request: Generate | None = None) -> Reply:
-        """The answer when nothing of a stream was written yet."""
-        return failure_reply(self._dialect, error, request)
+        """The answer to an error before anything of a stream was written."""
+        return error_reply(self._dialect, error, request)
 
-    def _failure(self, error: GatewayError) -> bytes:
-        return failure_body(self._dialect, error)
+    def stream_error(self, error: GatewayError) -> bytes:
+        """The data of the event that ends a stream with an error."""
+        return error_body(self._dialect, error)
+
+
+def _is_response(request: Generate) -> bool:
+    return request.origin is not None and request.origin.operation == OPERATION

@@ -1,6 +1,6 @@
-"""Hugging Face's text-generation-inference (TGI), today's and 0.9's, and MindIE's version of it.
+"""Hugging Face's text-generation-inference (TGI), versions 3 and 0.9, and MindIE's variant of it.
 
-Routes `/`, `/generate`, `/generate_stream`, `/tokenize`, `/info`. TGI's `/v1` routes are the OpenAI protocol's.
+Routes: `/`, `/generate`, `/generate_stream`, `/tokenize`, `/info`. TGI's `/v1` routes are in `adapters.openai`.
 """
 
 from __future__ import annotations

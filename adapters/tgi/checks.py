@@ -1,4 +1,4 @@
-"""The rules a request's parameters must obey, in the words of the dialect's own server."""
+"""Validation of request parameters, with the messages of the dialect's own server."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from schemas.tgi import Parameters
 
 
 def check(dialect: Dialect, parameters: Parameters, *, stream: bool, context_length: int | None) -> None:
-    """Refuse what the dialect's server refuses.
+    """Check all parameters of a request.
 
     Raises:
-        schemas.errors.InvalidRequest: `param` names the parameter.
+        schemas.errors.InvalidRequest: the dialect's server would refuse a parameter, which `param` names.
     """
     for bound in dialect.limits.bounds:
         value = getattr(parameters, bound.name)
@@ -77,7 +77,7 @@ def _check_stop(dialect: Dialect, stop: str | tuple[str, ...] | None) -> None:
 def _check_truncate(truncate: int | None, context_length: int | None) -> None:
     if truncate is None:
         return
-    # TGI's limit is `max_input_tokens`, which leaves at least one token of the context to the answer.
+    # TGI's limit is `max_input_tokens`, which leaves at least one token of the context for the answer.
     limit = context_length - 1 if context_length else None
     if truncate < 1 or (limit is not None and truncate > limit):
         than = "" if limit is None else f" and less than {limit}"

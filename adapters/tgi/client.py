@@ -1,4 +1,4 @@
-"""How a remote TGI or MindIE is called."""
+"""The client codec: requests to a remote TGI or MindIE, and its answers."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from schemas.ir import Events, Generate
 
 
 class TgiClient:
-    """One dialect's client face."""
+    """The client codec of one dialect."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
 
     def encode(self, request: Generate) -> Outbound:
-        """Write a request."""
+        """Encode a request."""
         return write_request(self._dialect, request)
 
     def decoder(self, request: Generate) -> StreamReader:
-        """A reader for the streamed answer to `request`."""
+        """The decoder of the streamed answer to `request`."""
         return StreamReader(self._dialect, request)
 
     def decode(self, request: Generate, reply: Reply) -> Events:
-        """The whole answer to `request`."""
+        """The events of a non-streamed answer to `request`."""
         return read_answer(self._dialect, request, reply)
 
     def returns_token_ids(self, request: Generate) -> bool:  # noqa: ARG002
-        """Every token has one."""
+        """Always: in this protocol every token has an id."""
         return True
 
     def error(self, reply: Reply) -> GatewayError:
-        """What a reply with an error status means."""
+        """The error that a reply with an error status stands for."""
         return remote_failure(reply)

@@ -1,4 +1,4 @@
-"""Request bodies to the internal form. Defaults of a dialect end here: what leaves is what will be done."""
+"""Request bodies to the IR. The dialect's defaults are applied here, so the IR says exactly what to generate."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from schemas.tgi import CompatGenerateRequest, GenerateRequest, GrammarSpec, Inp
 
 
 def default_card(call: Call) -> ModelCard:
-    """The model that answers: TGI serves one and its requests name none.
+    """The model that answers. Requests of TGI name no model, as a TGI server has only one.
 
     Raises:
-        schemas.errors.ModelNotFound: there is no default.
+        schemas.errors.ModelNotFound: there is no default model.
     """
     card = call.catalog.cards.get(call.catalog.default or "")
     if card is None:
@@ -29,7 +29,7 @@ def default_card(call: Call) -> ModelCard:
 
 
 def read_tokenize(dialect: Dialect, operation: str, body: bytes, call: Call) -> Tokenize:
-    """A body of `/tokenize`, which is one of `/generate` of which only the prompt is used."""
+    """Decode a body of `/tokenize`: a body of `/generate`, of which only the prompt is used."""
     card = default_card(call)
     request, _ = _read(dialect, GenerateRequest, body)
     prompt = read_inputs(dialect, request.inputs, images=card.images)
@@ -37,13 +37,13 @@ def read_tokenize(dialect: Dialect, operation: str, body: bytes, call: Call) -> 
 
 
 def read_generate(dialect: Dialect, operation: str, body: bytes, call: Call) -> Generate:
-    """A body of `/generate`, `/generate_stream` or `/`, whose answer streams if it says so."""
+    """Decode a body of `/generate`, `/generate_stream` or `/`, which has a field `stream`."""
     type = CompatGenerateRequest if operation == "compat" else GenerateRequest
     request, extra = _read(dialect, type, body)
     stream = operation == "generate_stream" or (isinstance(request, CompatGenerateRequest) and bool(request.stream))
     parameters = request.parameters or Parameters(do_sample=dialect.defaults.bare_do_sample)
     card = default_card(call)
-    prompt, grammar = _checked(dialect, request.inputs, parameters, card, stream)
+    prompt, grammar = _read_prompt_and_grammar(dialect, request.inputs, parameters, card, stream)
     details = bool(parameters.details or parameters.decoder_input_details)
     top_n, count = parameters.top_n_tokens or 0, parameters.best_of or 1
     return Generate(
@@ -53,7 +53,7 @@ def read_generate(dialect: Dialect, operation: str, body: bytes, call: Call) -> 
         sampling=_sampling(dialect, parameters, call.id),
         stopping=_stopping(dialect, parameters),
         stream=stream,
-        stream_usage=details,  # "details" is how a TGI client asks for counts
+        stream_usage=details,  # a TGI client gets token counts with the details
         n=count,
         best_of=count if count > 1 else None,
         truncate_prompt_tokens=parameters.truncate,
@@ -69,7 +69,7 @@ def read_generate(dialect: Dialect, operation: str, body: bytes, call: Call) -> 
     )
 
 
-def _checked(
+def _read_prompt_and_grammar(
     dialect: Dialect, inputs: str | tuple[InputPart, ...], parameters: Parameters, card: ModelCard, stream: bool
 ) -> tuple[Prompt, Grammar | None]:
     try:
@@ -85,7 +85,7 @@ def _origin(dialect: Dialect, operation: str, body: bytes) -> Origin:
 
 
 def _read(dialect: Dialect, type: type[GenerateRequest], body: bytes) -> tuple[GenerateRequest, dict[str, Any]]:
-    """The request, and its unknown fields; unknown parameters are kept under "parameters"."""
+    """Decode a body to the request and its unknown fields, in which "parameters" holds the unknown parameters."""
     fields = parse(body)
     unknown: dict[str, Any] = {}
     if isinstance(fields, dict) and isinstance(given := fields.get("parameters"), dict):
@@ -101,7 +101,7 @@ def _sampling(dialect: Dialect, given: Parameters, id: str) -> Sampling:
     typical_p = given.typical_p if "typical_p" not in dialect.requests.ineffective else None
     do_sample, temperature = given.do_sample, given.temperature
     if dialect.requests.warpers_sample:
-        # TGI samples if told so, or if a warper is there; a temperature of 1 is none.
+        # TGI samples if `do_sample` is set or any warper is; a temperature of 1 is no warper.
         warped = temperature not in (None, 1.0) or given.top_k or given.top_p or typical_p
         do_sample = bool(do_sample or warped)
         temperature = temperature if do_sample else None
@@ -121,10 +121,10 @@ def _sampling(dialect: Dialect, given: Parameters, id: str) -> Sampling:
 
 
 def _drawn_seed(id: str) -> int:
-    """The page: without a seed "the system draws one", and tells it.
+    """A seed for a request without one. MindIE's page: "the system draws one", and the answer has it.
 
-    Drawn from the request's id, so that decoding stays a function; 63 bits and not 0, so that every version of the
-    server would take it back.
+    It is derived from the request's id, so that decoding is deterministic, and has 63 bits and is not 0, so that every
+    dialect accepts it in another request.
     """
     return int.from_bytes(blake2b(id.encode(), digest_size=8).digest()) >> 1 | 1
 
@@ -144,10 +144,10 @@ def _full_text(dialect: Dialect, given: Parameters, operation: str) -> bool:
 
 
 def read_grammar(spec: GrammarSpec | None) -> Grammar | None:
-    """A constraint.
+    """Decode a grammar.
 
     Raises:
-        schemas.errors.InvalidRequest: its value is not what its type wants.
+        schemas.errors.InvalidRequest: the value does not fit the type.
     """
     if spec is None:
         return None
@@ -164,7 +164,7 @@ def read_grammar(spec: GrammarSpec | None) -> Grammar | None:
 
 
 def _schema(value: Any) -> dict[str, Any]:
-    if isinstance(value, str):  # TGI reads a string as the schema's JSON
+    if isinstance(value, str):  # TGI takes a string as the JSON of the schema
         try:
             value = parse(value.encode())
         except MalformedBody:

@@ -1,4 +1,4 @@
-"""`/info`: what is served, in each dialect's form. Counts are required integers there: 0 is one we do not know."""
+"""`/info` in each dialect's form. Its counts are required integers; 0 stands for unknown."""
 
 from __future__ import annotations
 
@@ -71,5 +71,5 @@ def _mindie_info(dialect: Dialect, call: Call, card: ModelCard) -> MindieInfo:
 
 
 def _max_input(card: ModelCard) -> int:
-    """TGI leaves at least one token of the context to the answer."""
+    """The longest prompt in tokens; TGI leaves at least one token of the context for the answer."""
     return card.context_length - 1 if card.context_length else 0

@@ -1,4 +1,4 @@
-"""Whole answers: a completion to the JSON of `/generate`, or the list of one that `/` answers with."""
+"""Non-streamed answers: a completion to the JSON of `/generate`, or on `/` to a list of one."""
 
 from __future__ import annotations
 
@@ -29,48 +29,48 @@ _json = msgspec.json.Encoder().encode
 
 
 def encode_answer(dialect: Dialect, request: Generate, answer: Completion) -> Reply:
-    """The whole answer to `request`."""
+    """The complete answer to `request`."""
     best, *others = _best_first(answer.choices)
-    whole: msgspec.Raw | GenerateResponse | MindieResponse
+    body: msgspec.Raw | GenerateResponse | MindieResponse
     if answer.relayed is not None:
-        whole = msgspec.Raw(answer.relayed)
+        body = msgspec.Raw(answer.relayed)
     elif dialect.answers.ids_only:
-        whole = _mindie_response(dialect, request, answer, best)
+        body = _mindie_response(dialect, request, answer, best)
     else:
-        whole = _response(dialect, request, answer, best, others)
+        body = _response(dialect, request, answer, best, others)
     compat = request.origin is not None and request.origin.operation == "compat"
-    return Reply(_json([whole] if compat else whole), headers=_headers(dialect, request, answer, best))
+    return Reply(_json([body] if compat else body), headers=_headers(dialect, request, answer, best))
 
 
 def encode_tokens(answer: Tokens) -> Reply:
-    """The answer of `/tokenize`. TGI's `start` and `stop` count bytes, ours characters."""
-    to_bytes = range(len(answer.text) + 1) if answer.text.isascii() else _byte_offsets(answer.text)
+    """The answer of `/tokenize`. TGI's `start` and `stop` count bytes, the IR's characters."""
+    offsets = range(len(answer.text) + 1) if answer.text.isascii() else _byte_offsets(answer.text)
     return Reply(
-        _json([SimpleToken(span.id, span.text, to_bytes[span.start], to_bytes[span.stop]) for span in answer.spans])
+        _json([SimpleToken(span.id, span.text, offsets[span.start], offsets[span.stop]) for span in answer.spans])
     )
 
 
 def wire_token(dialect: Dialect, token: IRToken) -> Token:
-    """One token. A backend that tells no ids gets id 0, which both of TGI's Python clients accept."""
+    """One token. An unknown id is 0, which both of TGI's Python clients accept."""
     if dialect.answers.scores:
         return Token(token.id or 0, token.text, token.logprob, token.special)
     return Token(token.id or 0, "" if token.special else token.text, None, None)
 
 
 def wire_top(top: tuple[TopToken, ...]) -> tuple[Token, ...]:
-    """The likeliest tokens of a position."""
+    """The most likely tokens of a position."""
     return tuple(Token(token.id or 0, token.text, token.logprob, False) for token in top)
 
 
 def effective_seed(dialect: Dialect, request: Generate, seed: int | None) -> int | None:
-    """TGI tells the seed of what was sampled, MindIE always. A backend that tells none was given the request's."""
+    """The seed of the answer, by default the request's. TGI reports it for sampled answers only, MindIE for all."""
     if request.sampling.greedy and not dialect.defaults.always_seeded:
         return None
     return seed if seed is not None else request.sampling.seed
 
 
 def prompt_text(request: Generate) -> str:
-    """What `return_full_text` puts before the answer: the client's own text, not what a template made of it."""
+    """The text that `return_full_text` puts before the answer: the client's own, not the rendered template."""
     prompt = request.prompts[0]
     if isinstance(prompt, TextPrompt):
         return prompt.text
@@ -86,14 +86,14 @@ def prompt_text(request: Generate) -> str:
 
 
 def _best_first(choices: tuple[Choice, ...]) -> list[Choice]:
-    """TGI's "best of": the highest mean log-probability first, the rest as they came."""
+    """The choices with the best one first, which has the highest mean log-probability (TGI's "best of")."""
     best = max(choices, key=_mean_logprob) if len(choices) > 1 else choices[0]
     return [best, *(choice for choice in choices if choice is not best)]
 
 
 def _mean_logprob(choice: Choice) -> float:
-    told = [token.logprob for token in choice.tokens if token.logprob is not None]
-    return sum(told) / len(told) if told else -math.inf
+    logprobs = [token.logprob for token in choice.tokens if token.logprob is not None]
+    return sum(logprobs) / len(logprobs) if logprobs else -math.inf
 
 
 def _generated_text(request: Generate, choice: Choice) -> str:
@@ -161,7 +161,7 @@ def _mindie_response(dialect: Dialect, request: Generate, answer: Completion, be
 
 
 def compute_headers(dialect: Dialect, request: Generate) -> Headers:
-    """What is told before the answer is there."""
+    """The headers that do not depend on the answer."""
     if not dialect.answers.compute_type:
         return ()
     return (
@@ -186,7 +186,7 @@ def _headers(dialect: Dialect, request: Generate, answer: Completion, best: Choi
 
 
 def _timing_headers(dialect: Dialect, timings: Timings, generated: int) -> Headers:
-    """Milliseconds, but for TGI 3's x-compute-time. Backends do not tell how long they queued: it is inference."""
+    """Times in milliseconds; x-compute-time of TGI 3 in seconds. Queueing is unknown and counts as inference."""
     total = str(int(timings.total * 1000))
     return (
         ("x-compute-time", str(timings.total) if dialect.answers.compute_seconds else total),

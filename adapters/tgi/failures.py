@@ -1,4 +1,4 @@
-"""Errors as a client of TGI sees them, whole and in a stream."""
+"""Errors as TGI's clients see them: as a response and in a stream."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _FIELDS = {
     "watermark": "watermark",
     "lora_adapters": "adapter_id",
 }
-"""What the protocol calls a `backends.base.Feature`."""
+"""The request field of a `backends.base.Feature`."""
 
 
 def failure_frame(dialect: Dialect, error: GatewayError) -> bytes:
-    """The error in a stream."""
+    """The error as a frame of a stream."""
     return b"%b%b\n\n" % (dialect.answers.sse_prefix.encode(), guard(_body(dialect, error)))
 
 
 def failure_reply(dialect: Dialect, error: GatewayError, *, streamed: bool = False) -> Reply:
-    """The error as an answer.
+    """The error as a response.
 
     `streamed`: the request asked for a stream, which TGI itself answers with status 200 and one event.
     """

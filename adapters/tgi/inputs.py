@@ -1,4 +1,4 @@
-"""`inputs` to a prompt: a string, TGI's pictures in markdown, MindIE's list of parts."""
+"""The field `inputs` to a prompt: a string, with images as markdown (TGI), or a list of parts (MindIE)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _MARKDOWN_IMAGE = re.compile(r"!\[\]\(([^)]*)\)")
 _EMBEDDED_IMAGE = "![](data:image/"
 _REMOTE = ("http://", "https://")
 _BASE64_MAGIC = ("/9j/", "iVBORw0KGgo")
-"""How base64 of any JPEG and of any PNG begins. The first is the beginning of an absolute path, too."""
+"""The first characters of any JPEG and any PNG in base64. An absolute path may start with the first, too."""
 
 
 def read_inputs(dialect: Dialect, inputs: str | tuple[InputPart, ...], *, images: bool) -> Prompt:
-    """The prompt; `images` says whether the model takes any.
+    """The prompt. `images`: whether the model accepts images.
 
     Raises:
-        schemas.errors.InvalidRequest: empty, too long, or not of a form that the dialect has.
+        schemas.errors.InvalidRequest: `inputs` is empty, too long, or of a form that the dialect does not have.
     """
     if isinstance(inputs, str):
         _check_length(dialect, inputs, "inputs")
@@ -43,7 +43,7 @@ def read_inputs(dialect: Dialect, inputs: str | tuple[InputPart, ...], *, images
 
 
 def image_part(ref: str) -> ImagePart:
-    """A picture given as one string: a URL, a `data:` URI, bare base64, or else a local path."""
+    """An image given as one string: a URL, a `data:` URI, bare base64, or else a local path."""
     if ref.startswith(_REMOTE):
         return ImagePart(ref, "url")
     if ref.startswith("data:") or _is_base64_image(ref):
@@ -81,16 +81,16 @@ def _check_length(dialect: Dialect, text: str, where: str) -> None:
 
 
 def _without_images(text: str) -> TextPrompt:
-    """For a model that takes none. A link to a picture is text like any other; a picture itself never is."""
+    """The prompt of a model without images. A link to an image is ordinary text; an embedded image is refused."""
     if _EMBEDDED_IMAGE in text:
         raise UnsupportedFeature("The model does not support images.", feature="images")
     return TextPrompt(text)
 
 
 def _with_markdown_images(text: str) -> TextPrompt:
-    """`![](url)` in a raw prompt, which TGI, too, reads only for models that take pictures.
+    """The prompt with images as markdown, `![](url)`; TGI, too, reads it for models with images only.
 
-    The pictures keep their order and places, and the text around them stays, joined.
+    The images keep their order and places; the text around them is joined.
     """
     found = list(_MARKDOWN_IMAGE.finditer(text))
     images = tuple(image_part(match[1]) for match in found)

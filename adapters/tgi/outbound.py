@@ -1,6 +1,6 @@
-"""The internal form to a request for a remote TGI or MindIE, or a refusal: nothing asked for is left out silently.
+"""The IR to a request for a remote TGI or MindIE. What the dialect cannot express is refused, never dropped.
 
-`details` are always asked for: without them TGI does not say why it stopped. The prompt is never asked back.
+`details` are always requested, because only they have the finish reason; the prompt never is.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from schemas.ir import ChatPrompt, Generate, Grammar, Part, Prompt, Sampling, Te
 
 
 def write_request(dialect: Dialect, request: Generate) -> Outbound:
-    """The request as the remote's own clients would write it. Fields nobody knows go along.
+    """Encode a request, with the fields of its origin that this server does not know.
 
     Raises:
-        schemas.errors.UnsupportedFeature: the dialect cannot say it.
+        schemas.errors.UnsupportedFeature: the dialect cannot express the request.
     """
-    unsayable = next((feature for feature, asked in _unsayable(dialect, request).items() if asked), None)
-    if unsayable is not None:
-        raise inexpressible(unsayable)
+    for feature, needed in _needs(dialect, request).items():
+        if needed:
+            raise inexpressible(feature)
     extra = dict(request.extra)
     parameters = extra.pop("parameters", {}) | _parameters(dialect, request)
     body = extra | {"inputs": _inputs(dialect, request.prompts[0]), "parameters": parameters}
     return Outbound("/generate_stream" if request.stream else "/generate", msgspec.json.encode(body))
 
 
-def _unsayable(dialect: Dialect, request: Generate) -> dict[str, bool]:
-    """What is asked for that the dialect has no words for, or that its server would not heed."""
+def _needs(dialect: Dialect, request: Generate) -> dict[str, bool]:
+    """Feature -> whether the request needs it and the dialect has no parameter for it, or an ineffective one."""
     sampling, stopping = request.sampling, request.stopping
-    deaf = {
+    lacking = {
         name
-        for name in _ASKED_BY_NAME
+        for name in _OPTIONAL_PARAMETERS
         if name not in dialect.requests.parameters or name in dialect.requests.ineffective
     }
     return {
@@ -51,18 +51,18 @@ def _unsayable(dialect: Dialect, request: Generate) -> dict[str, bool]:
         "n": request.n > 1 and (request.stream or "best_of" not in dialect.requests.parameters or sampling.greedy),
         "best_of": (request.best_of or request.n) > request.n,
         "prompt_logprobs": request.prompt_logprobs and request.stream,
-        # For clients of TGI a log-probability may be null, so that they can do without.
+        # For clients of TGI a log-probability may be null.
         "logprobs": request.logprobs and not dialect.answers.scores and not _from_tgi(request),
-        "top_logprobs": request.top_logprobs > 0 and "top_n_tokens" in deaf,
-        "grammar": request.grammar is not None and ("grammar" in deaf or request.grammar.kind == "json_object"),
-        "lora_adapters": request.lora_adapter is not None and "adapter_id" in deaf,
-        "frequency_penalty": bool(sampling.frequency_penalty) and "frequency_penalty" in deaf,
-        "typical_p": sampling.typical_p not in (None, 1.0) and "typical_p" in deaf,
-        "watermark": sampling.watermark and "watermark" in deaf,
+        "top_logprobs": request.top_logprobs > 0 and "top_n_tokens" in lacking,
+        "grammar": request.grammar is not None and ("grammar" in lacking or request.grammar.kind == "json_object"),
+        "lora_adapters": request.lora_adapter is not None and "adapter_id" in lacking,
+        "frequency_penalty": bool(sampling.frequency_penalty) and "frequency_penalty" in lacking,
+        "typical_p": sampling.typical_p not in (None, 1.0) and "typical_p" in lacking,
+        "watermark": sampling.watermark and "watermark" in lacking,
     }
 
 
-_ASKED_BY_NAME = ("top_n_tokens", "grammar", "adapter_id", "frequency_penalty", "typical_p", "watermark")
+_OPTIONAL_PARAMETERS = ("top_n_tokens", "grammar", "adapter_id", "frequency_penalty", "typical_p", "watermark")
 
 
 def _from_tgi(request: Generate) -> bool:
@@ -83,16 +83,16 @@ def _parameters(dialect: Dialect, request: Generate) -> dict[str, Any]:
         "adapter_id": request.lora_adapter,
         "return_full_text": False,
     }
-    # What the dialect does not know was refused above, unless its value is the neutral one.
+    # A parameter that the dialect does not know was refused above, unless its value is neutral.
     return {
         name: value for name, value in parameters.items() if value is not None and name in dialect.requests.parameters
     }
 
 
 def _sampling(dialect: Dialect, sampling: Sampling) -> dict[str, Any]:
-    forced = sampling.temperature == 0 or sampling.top_p == 0  # greedy, in values that TGI refuses
+    forced = sampling.temperature == 0 or sampling.top_p == 0  # greedy, by values that TGI refuses
     greedy = forced or sampling.greedy
-    said: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "do_sample": not greedy if forced or dialect.requests.warpers_sample else sampling.do_sample,
         "repetition_penalty": sampling.repetition_penalty,
         "frequency_penalty": sampling.frequency_penalty,
@@ -100,8 +100,8 @@ def _sampling(dialect: Dialect, sampling: Sampling) -> dict[str, Any]:
         "watermark": sampling.watermark or None,
     }
     if greedy and (forced or dialect.requests.warpers_sample):
-        return said  # any warper would make it sample
-    return said | {
+        return parameters  # any warper would enable sampling
+    return parameters | {
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,
         "top_p": sampling.top_p if sampling.top_p != 1.0 else None,
@@ -139,11 +139,11 @@ def _inputs(dialect: Dialect, prompt: Prompt) -> str | list[dict[str, str]]:
 
 def _with_markdown_images(prompt: TextPrompt) -> str:
     places = prompt.image_places or (0,) * len(prompt.images)
-    said, done = "", 0
+    text, done = "", 0
     for image, place in zip(prompt.images, places, strict=True):
-        said += f"{prompt.text[done:place]}![]({image_url(image)})"
+        text += f"{prompt.text[done:place]}![]({image_url(image)})"
         done = place
-    return said + prompt.text[done:]
+    return text + prompt.text[done:]
 
 
 def _part(part: Part) -> dict[str, str]:

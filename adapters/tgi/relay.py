@@ -1,7 +1,7 @@
-"""What a remote of the client's own dialect said, passed on: fields that nobody here knows included.
+"""Forwarding of answers from a remote of the client's own dialect, with fields that this server does not know.
 
-A remote is always asked for details, whatever the client wanted, and never for the prompt. So details may have to go;
-an answer that must repeat the prompt is written anew instead.
+A remote is always asked for details, and never for the prompt. So details that the client did not request are removed;
+an answer that must repeat the prompt is not forwarded but encoded anew.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def passes_back(dialect: Dialect, request: Generate) -> bool:
-    """Whether what the remote answers can be passed on."""
+    """Whether the remote's answer to `request` can be forwarded."""
     origin = request.origin
     return origin is not None and (origin.protocol, origin.dialect) == ("tgi", dialect.name) and not request.echo
 
 
 def relayed(request: Generate, data: bytes, *, detailed: bool) -> Relayed:
-    """An answer, or a frame of one, as the client wants it; `detailed` says whether it holds details."""
+    """An answer, or a frame of one, as the client requested it; `detailed`: whether it has details."""
     if not detailed or request.stream_usage:
         return Relayed(data)
     fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])

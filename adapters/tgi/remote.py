@@ -1,6 +1,6 @@
-"""A remote's answers, whole and streamed, to events. Reads every dialect, and MindIE of 2026.
+"""Answers of remotes to events, streamed or not, in every dialect and MindIE's form of 2026.
 
-A stream is complete if and only if its last frame was seen: the one with `generated_text`.
+A stream is complete if and only if it has its last frame, the one with `generated_text`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from schemas.tgi import RemoteAnswer, RemoteSequence, RemoteToken
 
 
 class StreamReader(FrameReader):
-    """One stream being read; what follows its last frame is ignored."""
+    """The decoder of one stream; frames after the last one are ignored."""
 
     def __init__(self, dialect: Dialect, request: Generate) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class StreamReader(FrameReader):
         self._cutter = StopCutter(request.stopping.stop) if cutting else None
 
     def close(self) -> Events:
-        """The connection ended."""
+        """Handle the end of the connection."""
         if not self._finished:
             raise Incomplete("The backend's stream ended before it was finished.")
         return ()
@@ -57,9 +57,6 @@ class StreamReader(FrameReader):
             raise event_failure(frame)
         if self._relays:
             out.append(relayed(self._request, data, detailed=frame.details is not None))
-        self._read(frame, out)
-
-    def _read(self, frame: RemoteAnswer, out: list[Event]) -> None:
         if frame.token is None:
             raise malformed("a frame without a token")
         if not self._started:
@@ -82,7 +79,7 @@ class StreamReader(FrameReader):
                 raise malformed("a text that does not continue the one before")
             self._so_far, text = text, text[len(self._so_far) :]
         first, *more = _ids(token)
-        # MindIE sends no text for the end token, and does not say that it is special.
+        # MindIE sends the end token without text and without marking it as special.
         ends = (
             frame.details is not None and frame.details.finish_reason == self._dialect.wording.finish[FinishReason.EOS]
         )
@@ -110,10 +107,10 @@ class StreamReader(FrameReader):
 
 
 def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
-    """A whole answer as the complete stream of its events; `/` answers with a list of one.
+    """The events of a non-streamed answer, which on `/` is a list of one.
 
     Raises:
-        schemas.errors.BackendError: it makes no sense.
+        schemas.errors.BackendError: the answer is an error or violates the protocol.
     """
     body = reply.body
     answer: RemoteAnswer | tuple[RemoteAnswer, ...]
@@ -137,8 +134,8 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
         for index, (text, sequence) in enumerate(zip(texts, sequences, strict=True))
     )
     header = next((value for name, value in reply.headers if name.lower() == "x-prompt-tokens"), "")
-    told = header_number(header)
-    prompt_tokens = _prompt_tokens(details) if told is None else told
+    count = header_number(header)
+    prompt_tokens = _prompt_tokens(details) if count is None else count
     prompt = tuple(Token(_ids(token)[0], token.text or "", token.logprob) for token in details.prefill)
     usage = Usage(prompt_tokens, sum(sequence.generated_tokens for sequence in sequences))
     passed_on = (relayed(request, bytes(body), detailed=True),) if passes_back(dialect, request) else ()
@@ -147,8 +144,8 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
 
 
 def _choice(dialect: Dialect, request: Generate, index: int, text: str, sequence: RemoteSequence) -> Finished:
-    tokens, reason, stop = _whole_tokens(request, sequence), _reason(dialect, sequence), None
-    if visible(tokens) != text:  # SentencePiece: the first token has a space in front, the text has none
+    tokens, reason, stop = _read_tokens(request, sequence), _reason(dialect, sequence), None
+    if visible(tokens) != text:  # SentencePiece: the first token starts with a space, the text does not
         tokens = []
     if dialect.answers.include_stop and reason is FinishReason.STOP_STRING:
         stop = max((stop for stop in request.stopping.stop if text.endswith(stop)), key=len, default=None)
@@ -166,9 +163,9 @@ def _choice(dialect: Dialect, request: Generate, index: int, text: str, sequence
     )
 
 
-def _whole_tokens(request: Generate, sequence: RemoteSequence) -> list[Token]:
+def _read_tokens(request: Generate, sequence: RemoteSequence) -> list[Token]:
     if any(token.text is None for token in sequence.tokens):
-        return []  # MindIE tells ids only, and a token without its text is none
+        return []  # MindIE sends ids only, and a token of the IR has a text
     tops = sequence.top_tokens if request.top_logprobs else None
     return [
         Token(
@@ -204,5 +201,5 @@ def _reason(dialect: Dialect, details: RemoteSequence) -> FinishReason:
 
 
 def _prompt_tokens(details: RemoteSequence) -> int:
-    """TGI 0.9 does not count the prompt: 0, unless it was asked to repeat it."""
+    """The prompt's token count; TGI 0.9 does not send it, so 0 if the answer does not have the prompt's tokens."""
     return details.input_length or details.prompt_tokens or len(details.prefill)

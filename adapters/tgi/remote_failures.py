@@ -1,4 +1,4 @@
-"""What a remote's errors mean. Its own words are passed on only where the client can mend the request."""
+"""Errors of remotes. The remote's message is passed on only where the client can correct the request."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _STATUS_OF_TYPE = {
     "incomplete_generation_stream": 500,
     "Incomplete Generation": 500,
 }
-"""What an error in a stream would have had for a status: TGI answers even an invalid request with 200 and an event."""
+"""Error type -> HTTP status, for errors in streams: TGI answers even an invalid request with 200 and an event."""
 
 
 def event_failure(answer: RemoteAnswer) -> GatewayError:
-    """What an error in a stream means, or in an answer of status 200."""
+    """The error of a frame, or of a response with status 200."""
     return _failure(_STATUS_OF_TYPE.get(answer.error_type or "", 424), answer, None)
 
 
 def remote_failure(reply: Reply) -> GatewayError:
-    """What a reply with an error status means."""
+    """The error of a reply with an error status."""
     return _failure(reply.status, read_error(reply.body, RemoteAnswer), retry_after(reply.headers))
 
 
 def _failure(status: int, answer: RemoteAnswer, retry_after: float | None) -> GatewayError:
-    words = answer.error or REFUSED
+    message = answer.error or REFUSED
     if status in (400, 422):
-        words = words.removeprefix(_VALIDATION_PREFIX)
-        return (ContextLengthExceeded if words.startswith(_TOO_LONG) else InvalidRequest)(words)
+        message = message.removeprefix(_VALIDATION_PREFIX)
+        return (ContextLengthExceeded if message.startswith(_TOO_LONG) else InvalidRequest)(message)
     if status == 500 and _STATUS_OF_TYPE.get(answer.error_type or "") == 500:
         return Incomplete("The backend's answer stopped before it was finished.")
-    return failure_of(status, words, retry_after)
+    return failure_of(status, message, retry_after)

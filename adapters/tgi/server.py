@@ -1,6 +1,6 @@
-"""What TGI's clients see: the routes, tied to how their bodies are read and their answers written.
+"""The server codec: TGI's routes, the decoding of their bodies and the encoding of their answers.
 
-`GET /`, `/health`, `/ping` and `/metrics` are the gateway's.
+`GET /`, `/health`, `/ping` and `/metrics` belong to the gateway.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WHOLE = wire.GenerateResponse
 
 
 class TgiServer:
-    """One dialect's server face."""
+    """The server codec of one dialect."""
 
     routes: ClassVar[tuple[Route, ...]] = (
         Route(
@@ -72,21 +72,21 @@ class TgiServer:
         self._dialect = dialect
 
     def decode(self, route: Route, body: bytes, call: Call) -> Generate | Tokenize:
-        """Read a request."""
+        """Decode a request."""
         if route.kind == "tokenize":
             return read_tokenize(self._dialect, route.name, body, call)
         return read_generate(self._dialect, route.name, body, call)
 
     def encoder(self, request: Generate) -> StreamWriter:
-        """A writer for the streamed answer to `request`."""
+        """The encoder of the streamed answer to `request`."""
         return StreamWriter(self._dialect, request)
 
     def encode(self, request: Generate, answer: Completion) -> Reply:
-        """The whole answer to `request`."""
+        """The complete answer to `request`."""
         return encode_answer(self._dialect, request, answer)
 
     def encode_embeddings(self, request: Embed, answer: Embeddings) -> Reply:  # noqa: ARG002
-        """Never called: no route of TGI's asks for vectors."""
+        """Never called: TGI has no route for embeddings."""
         raise AssertionError("TGI has no embeddings")
 
     def encode_tokens(self, request: Tokenize, answer: Tokens) -> Reply:  # noqa: ARG002
@@ -98,6 +98,6 @@ class TgiServer:
         return Reply(info(self._dialect, call))
 
     def error(self, error: GatewayError, request: Generate | None = None) -> Reply:
-        """The answer when nothing of a stream was written yet."""
+        """The error response while nothing of a stream is written."""
         streamed = request.stream if request is not None else isinstance(error, RequestError) and error.streamed
         return failure_reply(self._dialect, error, streamed=streamed)

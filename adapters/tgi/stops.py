@@ -1,4 +1,4 @@
-"""Cutting a matched stop sequence off a remote's text: TGI leaves it in, most other protocols' clients want it out."""
+"""Removal of a matched stop sequence from a remote's text, where TGI leaves it and the client does not want it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from schemas.ir import Token
 
 
 class StopCutter:
-    """Holds back tokens that may turn out to be the beginning of a stop sequence."""
+    """Holds back tokens that may be the beginning of a stop sequence."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
         self._held: list[Token] = []
 
     def feed(self, token: Token) -> list[Token]:
-        """The tokens that certainly stay."""
+        """The tokens that certainly belong to the text, after one more token."""
         self._held.append(token)
         text = visible(self._held)
         free = len(text) - max(_overlap(text, stop) for stop in self._stops)
@@ -29,7 +29,7 @@ class StopCutter:
         return out
 
     def end(self, stopped: bool) -> tuple[list[Token], str | None]:
-        """The rest, and the stop sequence that was cut off it, if generation `stopped` at one."""
+        """The remaining tokens and the stop sequence removed from their end, if generation `stopped` at one."""
         text = visible(self._held)
         stop = max((stop for stop in self._stops if text.endswith(stop)), key=len, default=None) if stopped else None
         if stop is None:
@@ -38,12 +38,12 @@ class StopCutter:
 
 
 def visible(tokens: list[Token]) -> str:
-    """The tokens' text, special tokens left out."""
+    """The text of the tokens, without special tokens."""
     return "".join(token.text for token in tokens if not token.special)
 
 
 def cut(tokens: list[Token], length: int) -> list[Token]:
-    """The same tokens, their visible text cut after `length` characters."""
+    """The same tokens, with their visible text cut after `length` characters."""
     out = []
     for token in tokens:
         if token.special:
@@ -55,5 +55,5 @@ def cut(tokens: list[Token], length: int) -> list[Token]:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that `stop` begins with."""
+    """The length of the longest suffix of `text` that is a prefix of `stop`."""
     return next((size for size in range(min(len(text), len(stop)), 0, -1) if text.endswith(stop[:size])), 0)

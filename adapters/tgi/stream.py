@@ -1,6 +1,7 @@
-"""Streamed answers: one frame a token, the last of which is the end of the protocol's stream.
+"""Streamed answers: one frame per token; the last one ends the stream.
 
-The last frame carries the whole text and the details, so it waits for `Usage`: without it there is no clean end.
+The last frame has the whole text and the details, so it is written at `Usage`: without that event there is no clean
+end.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _NO_TOKEN = Token(None, "", special=True)
 
 
 class StreamWriter:
-    """One stream being written. Best-of and streams exclude each other, so there is one choice."""
+    """The encoder of one stream. A stream has one choice, as the protocol refuses `best_of` there."""
 
     media_type = STREAM_TYPE
     abort_after_error = False
@@ -41,7 +42,7 @@ class StreamWriter:
         self._relaying = False
 
     def feed(self, events: Events) -> bytes:
-        """The frames that say these events."""
+        """The frames of these events."""
         out: list[bytes] = []
         for event in events:
             if isinstance(event, Relayed):
@@ -62,7 +63,7 @@ class StreamWriter:
         return b"".join(out)
 
     def fail(self, error: GatewayError) -> bytes:
-        """The error as a frame; nothing follows it."""
+        """The error as a frame, which ends the stream."""
         return failure_frame(self._dialect, error)
 
     def _frame(self, token: Token) -> bytes:
@@ -103,6 +104,6 @@ class StreamWriter:
 
 
 def _tokens(delta: Delta) -> Sequence[Token]:
-    """The delta's tokens; where a backend tells none, as of a refusal it never does, its text as one."""
+    """The delta's tokens. Text without tokens, as of a refusal, becomes one token without an id."""
     text = delta.refusal if delta.tokens else delta.text + delta.refusal
     return (*delta.tokens, Token(None, text)) if text else delta.tokens

@@ -1,4 +1,4 @@
-"""Triton Inference Server over HTTP: the generate extension, KServe v2 infer, and what Triton tells of itself."""
+"""Triton Inference Server over HTTP: the generate extension, KServe v2 infer, metadata and statistics."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How a remote Triton is called: the IR to a generate request, and its responses back to events.
+"""The client codec: the IR to a generate request for a remote Triton, and its responses to events.
 
-A stream of Triton's has no terminator, and a server that dies ends it as cleanly as one that is done. So the finish
-reason is always asked for, and is what makes an answer complete. Remotes without that output (`finish_reason_output`
-off in the dialect) are taken at their word: a clean end is the end, and was for the reason `eos`.
+A stream of Triton has no terminator: a clean end of the connection does not show that the answer is complete. So the
+finish reason is always requested, and an answer is complete once it has one. Of remotes without that output
+(`finish_reason_output` off in the dialect) a clean end is taken as the end of the answer, with the reason `eos`.
 """
 
 from __future__ import annotations
@@ -15,85 +15,86 @@ import msgspec
 
 from adapters.base import Outbound, Reply
 from adapters.triton.dialects import Dialect
-from adapters.triton.generate import parameters
+from adapters.triton.generate.parameters import write as write_parameters
 from adapters.triton.remote.decode_answer import AnswerReader
 from adapters.triton.remote.failures import remote_failure
 from schemas.errors import GatewayError, UnsupportedFeature
 from schemas.ir import Events, Generate, Grammar, ImagePart, TextPrompt, TokensPrompt
 
-# The feature that a request wants which needs a parameter the dialect lacks; of the others a parameter's name says it.
+# Parameter -> the feature that it stands for. Other parameters have the name of their feature.
 _FEATURES = {"structured_outputs": "grammar", "lora_name": "lora_adapters"}
 
 
 class TritonClient:
-    """The client face.
+    """The client codec.
 
     Args:
-        dialect: the row of the table that the remote speaks.
+        dialect: that of the remote.
     """
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._heeded = {name for name, parameter in dialect.requests.parameters.items() if parameter.remote}
+        self._known = {name for name, parameter in dialect.requests.parameters.items() if parameter.remote}
 
     def encode(self, request: Generate) -> Outbound:
-        """Write a request.
+        """Encode a request.
 
         Raises:
-            schemas.errors.UnsupportedFeature: the dialect cannot say it.
+            schemas.errors.UnsupportedFeature: the dialect cannot express it.
         """
-        said = self._parameters(request)
-        for name in said:
-            if name not in self._heeded:
+        parameters = self._parameters(request)
+        for name in parameters:
+            if name not in self._known:
                 raise _unsupported(_FEATURES.get(name, name))
         if request.origin is not None and request.origin.protocol == "triton":
-            said = request.extra | {name: hint for name, hint in request.hints.items() if name in self._heeded} | said
+            hints = {name: hint for name, hint in request.hints.items() if name in self._known}
+            parameters = request.extra | hints | parameters
         body = self._id(request) | self._prompt(request) | self._inputs(request)
-        if any(isinstance(value, list | dict) for value in said.values()):
-            body["sampling_parameters"] = msgspec.json.encode(said).decode()  # request parameters are scalars
+        if any(isinstance(value, list | dict) for value in parameters.values()):
+            body["sampling_parameters"] = msgspec.json.encode(parameters).decode()  # request parameters are scalars
         else:
-            body["parameters"] = said
+            body["parameters"] = parameters
         operation = "generate_stream" if request.stream else "generate"
         return Outbound(f"/v2/models/{quote(request.model, safe='')}/{operation}", msgspec.json.encode(body))
 
     def decoder(self, request: Generate) -> AnswerReader:
-        """A reader for the stream."""
+        """The decoder of the streamed answer to `request`."""
         return AnswerReader(request, self._dialect)
 
     def decode(self, request: Generate, reply: Reply) -> Events:
-        """The whole answer, as the complete stream of its events.
+        """The events of a non-streamed answer to `request`, as one complete stream.
 
         Raises:
-            schemas.errors.BackendError: it is an error, or makes no sense.
+            schemas.errors.BackendError: the answer is an error or violates the protocol.
         """
         reader = AnswerReader(request, self._dialect)
         return reader.response(reply.body) + reader.close()
 
     def returns_token_ids(self, request: Generate) -> bool:
-        """With the log-probabilities, and only then are there tokens."""
+        """Whether log-probabilities are requested: only their output has tokens."""
         return request.logprobs
 
     def error(self, reply: Reply) -> GatewayError:
-        """What a reply with an error status means."""
+        """The error that a reply with an error status stands for."""
         return remote_failure(reply)
 
     def _parameters(self, request: Generate) -> dict[str, Any]:
-        said = parameters.write(request.sampling, request.stopping, self._dialect)
+        values = write_parameters(request.sampling, request.stopping, self._dialect)
         if request.n > 1:
-            said["n"] = request.n
+            values["n"] = request.n
         if request.best_of is not None and request.best_of > request.n:
-            said["best_of"] = request.best_of
+            values["best_of"] = request.best_of
         if request.truncate_prompt_tokens is not None:
-            said["truncate_prompt_tokens"] = request.truncate_prompt_tokens
+            values["truncate_prompt_tokens"] = request.truncate_prompt_tokens
         if request.logprobs:
-            said["logprobs"] = request.top_logprobs
+            values["logprobs"] = request.top_logprobs
         if request.grammar is not None:
-            said["structured_outputs"] = _structured_outputs(request.grammar)
+            values["structured_outputs"] = _structured_outputs(request.grammar)
         if request.lora_adapter is not None:
-            said["lora_name"] = request.lora_adapter
+            values["lora_name"] = request.lora_adapter
         if self._dialect.answers.details:
-            said["details"] = True
-        return said
+            values["details"] = True
+        return values
 
     def _id(self, request: Generate) -> dict[str, Any]:
         id, pattern = request.client_request_id or request.id, self._dialect.limits.id_pattern
@@ -109,7 +110,7 @@ class TritonClient:
         return {"text_input": [{"type": "text", "text": prompt.text}, *images]}
 
     def _inputs(self, request: Generate) -> dict[str, Any]:
-        """What is asked for beside the text. vLLM's backend streams only if an input says so, whatever the URL."""
+        """The inputs beside the prompt. vLLM's backend streams only if the input `stream` is set, whatever the URL."""
         if self._dialect.answers.details:
             return {}
         inputs = {"stream": request.stream, "exclude_input_in_output": True}
@@ -117,12 +118,17 @@ class TritonClient:
             if request.logprobs:
                 raise _unsupported("logprobs")
             return inputs
-        told = ("finish_reason", "num_input_tokens", "num_output_tokens", *(["logprobs"] if request.logprobs else []))
-        return inputs | {f"return_{output}": True for output in told}
+        outputs = [
+            "finish_reason",
+            "num_input_tokens",
+            "num_output_tokens",
+            *(["logprobs"] if request.logprobs else []),
+        ]
+        return inputs | {f"return_{output}": True for output in outputs}
 
 
 def _text_prompt(request: Generate) -> TextPrompt:
-    """The one text that a request of this protocol can hold."""
+    """The prompt of a request, which in this protocol is one text."""
     lacking = {
         "several prompts": len(request.prompts) != 1,
         "suffix": bool(request.suffix),

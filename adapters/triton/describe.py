@@ -1,4 +1,4 @@
-"""What Triton tells of itself: health, metadata, configuration, statistics, the model repository."""
+"""Routes that run no model: health, metadata, configuration, statistics, the model repository."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from schemas.triton import (
 
 NAME = "interlingua"
 VERSION = "1"
-"""The only version of every model: what is behind an endpoint changes without its clients knowing."""
+"""The only version of every model. What an endpoint serves may change, its version for clients does not."""
 
 EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data", "parameters", "statistics")
 
@@ -40,8 +40,8 @@ def model(call: Call) -> ModelCard:
     """The endpoint that the path names.
 
     Raises:
-        schemas.errors.RouteNotFound: the version is not a number, so Triton's pattern would not have matched.
-        schemas.errors.ModelNotFound: there is no such model or version.
+        schemas.errors.RouteNotFound: the version is not a number, which Triton's route patterns do not match.
+        schemas.errors.ModelNotFound: the model or version does not exist.
     """
     name, version = call.path["model"], call.path.get("version", VERSION)
     if not re.fullmatch("[0-9]+", version):
@@ -55,7 +55,7 @@ def model(call: Call) -> ModelCard:
 
 
 def describe(route: Route, call: Call, body: bytes) -> Reply:
-    """Answer a route that runs nothing."""
+    """Answer a route that runs no model."""
     match route.name.removesuffix("_version"):
         case "live":
             return Reply()
@@ -81,7 +81,7 @@ def _describe_model(operation: str, card: ModelCard) -> Reply:
             return _json(Statistics((_stats(card),)))
         case "model_ready" if not card.ready:
             return Reply(msgspec.json.encode(ErrorBody("Model version not ready")), status=400)
-        # Load and unload: which models there are is the configuration's business, so there is nothing to do.
+        # Load and unload have no effect: the configuration determines the models.
         case "model_ready" | "load" | "unload":
             return Reply()
     raise RouteNotFound("Not Found")
@@ -100,7 +100,7 @@ def _index(catalog: Catalog, *, only_ready: bool) -> tuple[IndexEntry, ...]:
 
 
 def _wants_ready(body: bytes) -> bool:
-    """An index request's body may be empty."""
+    """Whether an index request, whose body may be empty, asks for ready models only."""
     given = parse(body) if body else {}
     ready = given.get("ready", False) if isinstance(given, dict) else False
     if not isinstance(ready, bool):
@@ -135,7 +135,7 @@ def _config(card: ModelCard) -> ModelConfig:
 def _stats(card: ModelCard) -> ModelStats:
     counts = card.counts
     answered = Duration(counts.succeeded, counts.succeeded_ns)
-    untimed = Duration(counts.succeeded)  # happened as often; how long each time is not measured apart
+    untimed = Duration(counts.succeeded)  # the same count; these stages are not timed separately
     return ModelStats(
         name=card.name,
         version=VERSION,

@@ -1,4 +1,4 @@
-"""Errors in Triton's words: `{"error": "…"}`, and MindIE's `error_type` beside it."""
+"""Errors as Triton's clients see them: `{"error": "…"}`, with `error_type` in MindIE's dialect."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from adapters.triton.dialects import Dialect
 from schemas.errors import GatewayError, MethodNotAllowed, UnsupportedFeature
 from schemas.triton import ErrorBody
 
-# The server's own words, whatever we would say.
+# Triton's own messages, which replace those of the error.
 _FIXED = {"route_not_found": "Not Found", "method_not_allowed": "Method Not Allowed"}
 
-# What a feature that a backend lacks is asked for by.
+# Feature -> the parameter or input that requests it.
 _PARAMETERS = {
     "images": "image",
     "grammar": "structured_outputs",
@@ -30,12 +30,12 @@ _PARAMETERS = {
 
 
 def reply(error: GatewayError, dialect: Dialect) -> Reply:
-    """A whole answer that is an error."""
+    """The error as a response."""
     return Reply(body(error, dialect), dialect.wording.statuses[error.kind], JSON, _headers(error))
 
 
 def body(error: GatewayError, dialect: Dialect) -> bytes:
-    """The error object."""
+    """The JSON of an error."""
     type = dialect.wording.error_types.get(dialect.wording.statuses[error.kind], msgspec.UNSET)
     return msgspec.json.encode(ErrorBody(_message(error), type))
 

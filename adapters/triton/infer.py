@@ -1,7 +1,7 @@
-"""KServe v2 infer: tensors in and out, as JSON or as bytes behind the JSON (the binary tensor data extension).
+"""KServe v2 infer: tensors in and out, as JSON or as bytes after the JSON (the binary tensor data extension).
 
-A request holds its JSON, whose length the header `Inference-Header-Content-Length` tells, and then the bytes of every
-input that has `parameters.binary_data_size`, in order. The answer is built likewise.
+A body is JSON, whose length is in the header `Inference-Header-Content-Length`, followed by the bytes of every input
+with `parameters.binary_data_size`, in order. Answers have the same form.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from adapters.body import read as read_body
 from adapters.triton import tensors
 from adapters.triton.generate.body import check_parameter
 from adapters.triton.generate.request import Given, from_tensors
-from adapters.triton.tensors import Output, Tensor
+from adapters.triton.tensors import Tensor
 from schemas.catalog import ModelCard
 from schemas.errors import InvalidRequest
+from schemas.ir import Output
 from schemas.triton import InferRequest, InferResponse, InputTensor, OutputTensor, RequestedOutput
 
 HEADER = "inference-header-content-length"
@@ -29,11 +30,11 @@ _SCHEDULING = ("sequence_id", "sequence_start", "sequence_end", "binary_data_out
 
 
 def read(body: bytes, headers: Mapping[str, str], card: ModelCard, limit: int) -> Given:
-    """Read a body.
+    """Decode a body of at most `limit` bytes.
 
     Raises:
-        schemas.errors.MalformedBody: its JSON is not JSON.
-        schemas.errors.InvalidRequest: it is not an infer request of this model.
+        schemas.errors.MalformedBody: the JSON is malformed.
+        schemas.errors.InvalidRequest: the body is no infer request for this model.
     """
     if len(body) > limit:
         raise InvalidRequest(f"request size of {len(body)} bytes exceeds the maximum allowed input size of {limit}")
@@ -138,11 +139,11 @@ def _unpacked(tensor: InputTensor, data: bytes) -> list[Any]:
 
 
 def _flat(tensor: InputTensor) -> list[Any]:
-    """`data` as a flat list; its nesting says nothing that `shape` does not."""
-    type, words = (str, "string as string") if tensor.datatype == "BYTES" else (bool, "boolean as boolean")
+    """`data` as a flat list; `shape` makes its nesting redundant."""
+    type, wanted = (str, "string as string") if tensor.datatype == "BYTES" else (bool, "boolean as boolean")
     elements = list(_leaves(tensor.data or []))
     if not all(isinstance(element, type) for element in elements):
-        raise InvalidRequest(f"Unable to parse 'data': attempt to access JSON non-{words}", param="inputs")
+        raise InvalidRequest(f"Unable to parse 'data': attempt to access JSON non-{wanted}", param="inputs")
     return elements
 
 
@@ -191,7 +192,7 @@ def _output(given: RequestedOutput, binary: bool, known: dict[str, Tensor], mode
 
 
 def write(wanted: tuple[Output, ...], values: Mapping[str, list[Any]], *, model: str, version: str, id: str) -> Reply:
-    """The answer: `values` are the outputs' elements, by their usual names."""
+    """Encode an answer. `values` are the elements of the outputs, by the usual names of the tensors."""
     described: list[OutputTensor] = []
     data: list[bytes] = []
     for output in wanted:

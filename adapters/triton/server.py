@@ -1,7 +1,7 @@
-"""What Triton's clients see: routes, and the way from a body to the IR and from events back to bytes.
+"""The server codec: Triton's routes, the decoding of their bodies and the encoding of their answers.
 
-`generate` and `generate_stream` read the same body and may each be asked with a version in the path; a route's name
-ends in `_version` then.
+`generate` and `generate_stream` have the same body. Every route of a model also exists with a version in its path; its
+name then ends in `_version`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MODEL = "/v2/models/{model}"
 def _both(
     method: Literal["GET", "POST"], path: str, name: str, kind: _Kind, summary: str, **described: Any
 ) -> Iterator[Route]:
-    """A model's route, and the same of one version."""
+    """A model's route, and the same route with a version."""
     yield Route(method, f"{_MODEL}{path}", name, kind, summary, **described)
     yield Route(method, f"{_MODEL}/versions/{{version}}{path}", f"{name}_version", kind, summary, **described)
 
@@ -80,10 +80,10 @@ ROUTES = (
 
 
 class TritonServer:
-    """The server face.
+    """The server codec.
 
     Args:
-        dialect: the row of the table to speak.
+        dialect: the protocol's variant.
     """
 
     routes: ClassVar[tuple[Route, ...]] = ROUTES
@@ -92,7 +92,7 @@ class TritonServer:
         self.dialect = dialect
 
     def decode(self, route: Route, body: bytes, call: Call) -> Generate:
-        """Read a request; whatever its content type, as Triton does."""
+        """Decode a request. Its content type is ignored, as by Triton."""
         card = describe.model(call)
         try:
             if route.name.startswith("generate"):
@@ -104,11 +104,11 @@ class TritonServer:
         return to_generate(given, route, call, card, self.dialect, body)
 
     def encoder(self, request: Generate) -> FrameEncoder:
-        """A writer for the stream."""
+        """The encoder of the streamed answer to `request`."""
         return FrameEncoder(request, self.dialect)
 
     def encode(self, request: Generate, answer: Completion) -> Reply:
-        """The whole answer. A stream that was asked to be one response (`stream: false`) is one frame."""
+        """The complete answer to `request`. On `generate_stream` with `stream: false` it is one frame."""
         reply = self._whole(request, answer) if answer.relayed is None else Reply(answer.relayed)
         return msgspec.structs.replace(reply, headers=reply.headers + id_headers(request, answer.token_ids))
 
@@ -129,22 +129,22 @@ class TritonServer:
         return Reply(body)
 
     def encode_embeddings(self, request: Embed, answer: Embeddings) -> Reply:  # noqa: ARG002
-        """There is no route that asks for vectors."""
+        """Never called: there is no route for embeddings."""
         raise InternalError
 
     def encode_tokens(self, request: Tokenize, answer: Tokens) -> Reply:  # noqa: ARG002
-        """There is no route that asks for tokens."""
+        """Never called: there is no route for tokens."""
         raise InternalError
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:
-        """Answer a route that runs nothing."""
+        """Answer a route that runs no model."""
         return describe.describe(route, call, body)
 
     def error(self, error: GatewayError, request: Generate | None = None) -> Reply:
-        """An error in place of an answer.
+        """The error response while nothing of a stream is written.
 
-        "If the request fails before inference begins, then a JSON error will be returned"; if the first response of a
-        stream is the error, it has the error's status and the stream's form.
+        "If the request fails before inference begins, then a JSON error will be returned"; an error in place of the
+        first response of a stream has the error's status and is a frame.
         """
         reply = failures.reply(error, self.dialect)
         if request is None or not request.stream or not isinstance(error, BackendError):

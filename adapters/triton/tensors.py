@@ -1,7 +1,7 @@
-"""The tensors of a text model: which inputs and outputs it has, what an endpoint calls them, and their bytes.
+"""The tensors of a text model: inputs, outputs, their names in an endpoint, and their bytes.
 
-Names and shapes are those of Triton's vLLM backend. An endpoint may rename them (`schemas.ir.TensorNames`), as models
-in Triton repositories do; everything behind this module uses the usual names.
+Names and shapes are those of Triton's vLLM backend. An endpoint may rename tensors (`schemas.catalog.TensorNames`), as
+models in Triton repositories do; all other modules use the usual names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Tensor(msgspec.Struct, frozen=True):
     optional: bool = True
 
 
-# `text_input` takes any number of texts (vLLM's own backend: one), so that one infer request may ask several prompts.
+# `text_input` takes any number of texts (in vLLM's backend one), so that one infer request may have several prompts.
 INPUTS = (
     Tensor("text_input", "BYTES", (-1,), optional=False),
     Tensor("image", "BYTES", (-1,)),
@@ -53,21 +53,13 @@ _OUTPUTS = {tensor.name: tensor for tensor in OUTPUTS}
 _FORMATS = {"BOOL": "?", "UINT32": "I", "FP32": "f"}
 
 
-class Output(msgspec.Struct, frozen=True):
-    """An output that a client wants: its usual name, the endpoint's, and whether as bytes."""
-
-    tensor: str
-    name: str
-    binary: bool = False
-
-
 def inputs(card: ModelCard) -> dict[str, Tensor]:
-    """The endpoint's inputs, by the names it gives them."""
+    """The endpoint's inputs, by the endpoint's names."""
     return _renamed(_INPUTS, card.tensors.inputs)
 
 
 def outputs(card: ModelCard) -> dict[str, Tensor]:
-    """The endpoint's outputs, by the names it gives them."""
+    """The endpoint's outputs, by the endpoint's names."""
     return _renamed(_OUTPUTS, card.tensors.outputs)
 
 
@@ -79,7 +71,7 @@ def _renamed(tensors: dict[str, Tensor], own_names: dict[str, str]) -> dict[str,
 
 
 def pack(datatype: str, values: list[Any]) -> bytes:
-    """The elements as Triton's binary extension has them: little-endian, strings behind their length in 4 bytes."""
+    """The elements in Triton's binary form: little-endian, strings after their length in 4 bytes."""
     if datatype != "BYTES":
         return struct.pack(f"<{len(values)}{_FORMATS[datatype]}", *values)
     texts = [value.encode() for value in values]

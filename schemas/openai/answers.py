@@ -1,4 +1,4 @@
-"""What clients get: whole answers, chunks, vectors, listings and errors. UNSET fields are left out."""
+"""Answers to clients: complete answers, chunks, embeddings, listings and errors. UNSET fields are omitted."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from schemas.openai.requests import ToolCall
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """Of the prompt's tokens, those that were cached."""
+    """The number of the prompt's tokens that were cached."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    """Of the answer's tokens, those that were reasoning."""
+    """The number of the answer's tokens that were reasoning."""
 
     reasoning_tokens: int
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts; the details are left out where they are not known."""
+    """Token counts; details that are not known are omitted."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -31,7 +31,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
-    """One of the likeliest tokens at a position. `bytes` because a token may be half a character."""
+    """One of the most likely tokens at a position. `bytes`, because a token may be half a character."""
 
     token: str
     logprob: float
@@ -55,7 +55,7 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """Parallel lists, one item a token. `text_offset` counts characters of the choice's text."""
+    """Parallel lists with one item per token. `text_offset` counts characters of the choice's text."""
 
     text_offset: tuple[int, ...]
     token_logprobs: tuple[float | None, ...]
@@ -64,7 +64,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model said. `content` is null beside tool calls."""
+    """The message of an answer. `content` is null beside tool calls."""
 
     role: str = "assistant"
     content: str | None
@@ -83,7 +83,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole answer of a chat."""
+    """A complete answer of `/v1/chat/completions`."""
 
     id: str
     object: str = "chat.completion"
@@ -104,7 +104,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole answer of `/v1/completions`."""
+    """A complete answer of `/v1/completions`."""
 
     id: str
     object: str = "text_completion"
@@ -116,14 +116,14 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionDelta(msgspec.Struct, frozen=True):
-    """The name comes once, then pieces of the arguments."""
+    """A piece of a function call: the name once, then pieces of the arguments."""
 
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """`id` and `type` come with the first piece of a call and never again."""
+    """A piece of a tool call. Only the first piece has `id` and `type`."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -132,7 +132,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """What a chunk adds. The service's own first chunks: content "" and refusal null, or null and "" (a refusal)."""
+    """What a chunk adds. OpenAI's first chunk has content "" and refusal null, or null and "" for a refusal."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
@@ -151,7 +151,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
 
 
 class EmbeddingUsage(msgspec.Struct, frozen=True):
-    """Vectors have no completion tokens."""
+    """Token counts of a request for embeddings, which has no completion tokens."""
 
     prompt_tokens: int
     total_tokens: int
@@ -193,7 +193,7 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Error(msgspec.Struct, frozen=True):
-    """All four keys are required."""
+    """An error. All four keys are required."""
 
     message: str
     type: str
@@ -208,7 +208,7 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 
 
 class MindieErrorResponse(msgspec.Struct, frozen=True):
-    """Any error of MindIE, the same on all its URLs."""
+    """Any error of MindIE."""
 
     error: str
     error_type: str

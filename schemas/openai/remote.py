@@ -1,4 +1,4 @@
-"""What remotes send: nothing is insisted on that one of them leaves out."""
+"""Answers of remotes. A field that any known server omits is optional."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class RemoteTop(msgspec.Struct, frozen=True):
-    """One of the likeliest tokens."""
+    """One of the most likely tokens at a position."""
 
     token: str
     logprob: float | None = None
@@ -35,7 +35,7 @@ class RemoteLogprobs(msgspec.Struct, frozen=True):
 
 
 class RemotePart(msgspec.Struct, frozen=True):
-    """A piece of content where it is a list: Databricks' reasoning models."""
+    """A part of content that is a list, as Databricks' reasoning models send it."""
 
     type: str = "text"
     text: str | None = None
@@ -58,7 +58,7 @@ class RemoteToolCall(msgspec.Struct, frozen=True):
 
 
 class RemoteMessage(msgspec.Struct, frozen=True):
-    """A message, or what a chunk adds to it."""
+    """A message, or what a chunk adds to one."""
 
     content: str | tuple[RemotePart, ...] | None = None
     reasoning_content: str | None = None
@@ -68,7 +68,7 @@ class RemoteMessage(msgspec.Struct, frozen=True):
 
 
 class RemoteChoice(msgspec.Struct, frozen=True):
-    """A choice of any kind of answer. `stop_reason` is vLLM's: the stop string or the stop token that matched."""
+    """A choice of any kind of answer. `stop_reason` (vLLM's) is the stop string or stop token that matched."""
 
     index: int = 0
     message: RemoteMessage | None = None
@@ -80,13 +80,13 @@ class RemoteChoice(msgspec.Struct, frozen=True):
 
 
 class RemotePromptDetails(msgspec.Struct, frozen=True):
-    """Details of a prompt's count."""
+    """Details of the prompt's token count."""
 
     cached_tokens: Count | None = None
 
 
 class RemoteCompletionDetails(msgspec.Struct, frozen=True):
-    """Details of an answer's count."""
+    """Details of the answer's token count."""
 
     reasoning_tokens: Count | None = None
 
@@ -108,7 +108,7 @@ class RemoteEmbedding(msgspec.Struct, frozen=True):
 
 
 class RemoteEmbeddings(msgspec.Struct, frozen=True):
-    """Vectors. An error has no `data`."""
+    """Embeddings. An error has no `data`."""
 
     data: tuple[RemoteEmbedding, ...] | None = None
     model: str | None = None
@@ -116,7 +116,7 @@ class RemoteEmbeddings(msgspec.Struct, frozen=True):
 
 
 class RemoteAnswer(msgspec.Struct, frozen=True):
-    """A whole answer, one event, or an error of either, in OpenAI's, TGI's, vLLM's or Databricks' form."""
+    """A complete answer, one event, or an error of either, in OpenAI's, TGI's, vLLM's or Databricks' form."""
 
     model: str | None = None
     choices: tuple[RemoteChoice, ...] | None = None

@@ -1,4 +1,4 @@
-"""What clients send to be answered in OpenAI's protocol. None is "not given", as is an explicit null."""
+"""Requests of OpenAI's protocol. None means absent, as does an explicit null."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import msgspec
 
 
 class ImageUrl(msgspec.Struct, frozen=True):
-    """Where a picture is: http(s), or a `data:` URL."""
+    """The URL of an image: http(s) or `data:`."""
 
     url: str
     detail: str | None = None
 
 
 class ContentPart(msgspec.Struct, frozen=True):
-    """A piece of a message, by `type`. MindIE gives `image_url` as a plain string."""
+    """A part of a message's content. In MindIE's protocol `image_url` is a plain string."""
 
     type: str
     text: str | None = None
@@ -24,14 +24,14 @@ class ContentPart(msgspec.Struct, frozen=True):
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
-    """`arguments` is JSON as a string, as the model wrote it."""
+    """A function call; `arguments` is the JSON text as the model wrote it."""
 
     name: str
     arguments: str
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of a tool, in a conversation and in an answer."""
+    """A tool call, in a conversation or in an answer."""
 
     id: str
     type: str = "function"
@@ -39,7 +39,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """One turn. `reasoning_content` (or `reasoning`) is what vLLM and others take back."""
+    """One message. `reasoning_content` (or `reasoning`) is an extension of vLLM and others."""
 
     role: str
     content: str | tuple[ContentPart, ...] | None = None
@@ -54,7 +54,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
 
 
 class Function(msgspec.Struct, frozen=True):
-    """`parameters` is a JSON schema; without it the function takes none."""
+    """A function; `parameters` is a JSON schema, and None means that it has no parameters."""
 
     name: str
     description: str | None = None
@@ -63,20 +63,20 @@ class Function(msgspec.Struct, frozen=True):
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """What the model may call. Only type "function" is served."""
+    """A tool that the model may call. Only the type "function" is supported."""
 
     type: str
     function: Function | None = None
 
 
 class FunctionName(msgspec.Struct, frozen=True):
-    """A function by its name."""
+    """The name of a function."""
 
     name: str
 
 
 class NamedTool(msgspec.Struct, frozen=True):
-    """A tool by its name."""
+    """A tool by name."""
 
     type: str
     function: FunctionName | None = None
@@ -98,7 +98,7 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
 
 class JsonSchema(msgspec.Struct, frozen=True):
-    """A schema that an answer must match, by `name`."""
+    """A named JSON schema that the answer must match."""
 
     name: str | None = None
     description: str | None = None
@@ -107,7 +107,7 @@ class JsonSchema(msgspec.Struct, frozen=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
-    """What form an answer must have. `value` is TGI's: a schema beside type "json_object", a pattern beside "regex"."""
+    """The form of the answer. `value` is TGI's: a schema for type "json_object", a pattern for "regex"."""
 
     type: str
     json_schema: JsonSchema | None = None
@@ -115,7 +115,7 @@ class ResponseFormat(msgspec.Struct, frozen=True):
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """`continuous_usage_stats` is vLLM's: usage so far in every chunk. Obfuscation is not done, whatever is said."""
+    """`continuous_usage_stats` (vLLM's): usage so far in every chunk. `include_obfuscation` has no effect."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -123,7 +123,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What chat and completions have in common. The second half are vLLM's, SGLang's and TGI's extensions."""
+    """The common fields of chats and completions. The second half are extensions of vLLM, SGLang and TGI."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -193,7 +193,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of `/v1/embeddings`. The official SDKs ask for base64 unless told otherwise."""
+    """Body of `/v1/embeddings`. The official SDKs set `encoding_format` to base64 by default."""
 
     input: str | tuple[str | int | tuple[int, ...], ...]
     model: str | None = None

@@ -1,7 +1,7 @@
-"""What holds for every protocol, as hypothesis strategies: event streams, their batches, and splits of bytes.
+"""Hypothesis strategies for the laws of all protocols: event streams, their batches, and splits of bytes.
 
-The mirror law: what a server face writes, the client face of the same protocol reads back as the same events, up to
-`canonical` and up to what the protocol can say.
+The mirror law: the client codec of a protocol decodes what the server codec encodes to the same events, up to
+`canonical` and as far as the protocol can express them.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ texts = st.text(
     st.sampled_from("ab Z09.,:{}[]<>/\\\"'\n\r\t\x0b\x0c\x1f\x7f\x85\u2028\u2029\ufeff\ufffdéß漢字🙂👩\u200d"),
     max_size=12,
 )
-"""Text of what breaks naive framing: line ends of all kinds, quotes, control and astral characters."""
+"""Texts that break naive framing: line ends of all kinds, quotes, control and astral characters."""
 
 logprobs = st.floats(min_value=-1e4, max_value=0.0, allow_nan=False)
 
 
 def canonical(events: Events) -> Completion:
-    """What a stream says, however it was cut into deltas and batches; few protocols tell the order of its blocks."""
+    """The answer of a stream, for any deltas and batches, without the order of its blocks, which few protocols have."""
     answer = fold(events)
     choices = tuple(msgspec.structs.replace(choice, order=()) for choice in answer.choices)
     return msgspec.structs.replace(answer, choices=choices, relayed=None)
 
 
 def effective(stopping: Stopping) -> Stopping:
-    """Without the wish to see a stop where there is none, which nobody need say."""
+    """Without `include_stop` if there is no stop sequence, where it has no effect."""
     return msgspec.structs.replace(stopping, include_stop=stopping.shows_stop)
 
 
@@ -73,7 +73,7 @@ def streams(
     draw: st.DrawFn,
     *,
     choices: int = 1,
-    told: bool = True,
+    with_tokens: bool = True,
     ids: bool = True,
     with_logprobs: bool = False,
     tops: int = 0,
@@ -88,14 +88,14 @@ def streams(
 
     Args:
         draw: hypothesis' own.
-        choices: at most so many choices.
-        told: whether deltas carry their tokens.
+        choices: the maximum number of choices.
+        with_tokens: whether deltas carry their tokens.
         ids: whether tokens carry ids.
         with_logprobs: whether tokens carry log-probabilities.
-        tops: likeliest tokens per position.
+        tops: most likely tokens per position.
         tools: whether choices call tools.
-        reasoning: whether choices think aloud.
-        refusals: whether choices refuse, of which no tokens are told.
+        reasoning: whether choices have reasoning.
+        refusals: whether choices refuse, without tokens.
         reasons: finish reasons to draw from.
         model: the served model's name.
         end_token: whether an EOS finish carries the special end token.
@@ -115,11 +115,11 @@ def streams(
             events.append(Delta(choice=index, refusal=draw(texts.filter(bool))))
         else:
             piece = draw(tokens(ids=ids, with_logprobs=with_logprobs, tops=tops))
-            events.append(Delta(choice=index, text=piece.text, tokens=(piece,) if told else ()))
+            events.append(Delta(choice=index, text=piece.text, tokens=(piece,) if with_tokens else ()))
             generated[index] += 1
     for index in draw(st.permutations(open_choices)):
         reason = draw(st.sampled_from(reasons))
-        end = end_token and told and reason is FinishReason.EOS
+        end = end_token and with_tokens and reason is FinishReason.EOS
         generated[index] += end
         events.append(
             Finished(

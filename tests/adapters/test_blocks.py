@@ -48,7 +48,7 @@ def test_one_block_is_open_at_a_time(name: str) -> None:
     assert [step for delta in deltas for step in blocks.feed(delta)] == steps
 
 
-def test_a_call_that_was_left_does_not_go_on() -> None:
+def test_a_tool_call_cannot_continue_after_another_one() -> None:
     blocks = Blocks()
     with pytest.raises(BackendFailed):
         list(blocks.feed(Delta(tool_calls=(FIRST, SECOND, MORE))))

@@ -1,4 +1,4 @@
-"""The decode boundary: what a body may hold, what is told of it, and how a refusal is put."""
+"""The decoding of bodies: accepted bodies, limits, and the messages of refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Outer(msgspec.Struct, frozen=True):
     named: str = msgspec.field(default="", name="in-wire")
 
 
-def test_a_struct_and_what_it_does_not_know() -> None:
+def test_read_returns_the_struct_and_unknown_fields() -> None:
     struct, unknown = read(b'{"name": "x", "new": [1], "inner": [{"kind": "a", "x": 1}], "in-wire": "y"}', Outer)
     assert struct == Outer("x", inner=(Inner("a"),), named="y")
     assert unknown == {"new": [1]}
@@ -37,11 +37,11 @@ def test_null_is_left_to_the_struct() -> None:
     assert read(b'{"name": "x", "flag": null}', Outer) == (Outer("x"), {})
 
 
-def test_of_duplicates_the_last_counts() -> None:
+def test_of_duplicate_keys_the_last_counts() -> None:
     assert read(b'{"name": "x", "name": "y", "new": 1, "new": 2}', Outer) == (Outer("y"), {"new": 2})
 
 
-def test_convert_is_the_second_half() -> None:
+def test_convert_is_the_second_half_of_read() -> None:
     assert convert({"name": "x", "new": 1}, Outer) == (Outer("x"), {"new": 1})
     with pytest.raises(MalformedBody):
         convert([], Outer)
@@ -71,7 +71,7 @@ def test_convert_is_the_second_half() -> None:
         ('{"name": "x", "in-wire": 1}', "Invalid value for 'in-wire': Expected `str`, got `int`.", "in-wire"),
     ],
 )
-def test_refusals(body: str, message: str, param: str) -> None:
+def test_invalid_fields_are_refused(body: str, message: str, param: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         read(body.encode(), Outer)
     assert (error.value.message, error.value.param) == (message, param)
@@ -168,12 +168,12 @@ values = st.recursive(
 
 
 @given(values, st.booleans())
-def test_json_is_read_as_what_it_is(value: Any, ascii: bool) -> None:
+def test_any_json_value_is_decoded_unchanged(value: Any, ascii: bool) -> None:
     assert parse(json.dumps(value, ensure_ascii=ascii).encode()) == value
 
 
 @given(st.binary() | st.text(alphabet='{}[],:"\\u0dDeE+-.19 \nantrflse').map(str.encode))
-def test_any_bytes_are_read_or_refused_as_by_any_json_reader(body: bytes) -> None:
+def test_any_bytes_are_decoded_or_refused_as_by_the_json_module(body: bytes) -> None:
     try:
         value = parse(body)
     except MalformedBody:

@@ -1,4 +1,4 @@
-"""The fold: streams to whole answers, and back."""
+"""The fold: streams to complete answers, and back."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STREAM: Events = (
 )
 
 
-def test_the_whole_answer() -> None:
+def test_a_stream_folds_to_the_complete_answer() -> None:
     assert fold(STREAM) == Completion(
         "m",
         (
@@ -96,7 +96,7 @@ def test_the_last_id_and_name_of_a_tool_call_win() -> None:
     assert choice.tool_calls == (ToolCall("call_b", "h", '{"a":1}'), ToolCall("call_x", "g", "{}"))
 
 
-def test_a_streamed_tool_call_equals_the_whole_one_when_ids_repeat() -> None:
+def test_a_streamed_tool_call_equals_the_non_streamed_one_when_ids_repeat() -> None:
     """A client keeps the last id and name that it has read of a call and joins the arguments."""
     server = OPENAI.server(OPENAI.dialects["openai"])
     request = Generate(id="1", model="m", prompts=(ChatPrompt((Message("user", "Hi"),)),))
@@ -119,7 +119,7 @@ def test_a_streamed_tool_call_equals_the_whole_one_when_ids_repeat() -> None:
 
 
 @pytest.mark.parametrize("length", range(len(STREAM)))
-def test_every_stream_that_is_cut_is_incomplete(length: int) -> None:
+def test_a_stream_that_is_cut_off_is_incomplete(length: int) -> None:
     collected = Fold()
     collected.feed(STREAM[:length])
     assert not collected.done
@@ -128,7 +128,7 @@ def test_every_stream_that_is_cut_is_incomplete(length: int) -> None:
 
 
 @pytest.mark.parametrize("missing", [0, 6, 7, 8])
-def test_every_part_of_the_grammar_is_needed(missing: int) -> None:
+def test_a_stream_without_one_of_its_events_is_incomplete(missing: int) -> None:
     with pytest.raises(Incomplete):
         fold(STREAM[:missing] + STREAM[missing + 1 :])
 
@@ -156,7 +156,7 @@ def test_texts_and_tokens_agree(events: Events) -> None:
         assert choice.text == "".join(token.text for token in choice.tokens if not token.special)
 
 
-def test_timings_are_not_the_streams() -> None:
+def test_timings_are_not_part_of_a_stream() -> None:
     answer = canonical(STREAM)
     assert answer.timings is None
     assert fold(unfold(msgspec.structs.replace(answer, timings=Timings(0.1, 0.2)))) == answer

@@ -1,4 +1,4 @@
-"""Frames before a bad one are not lost, and of the bad one nothing is told."""
+"""Frames before a faulty one are not lost, and the faulty one yields no event."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def frame(*choices: Any) -> bytes:
 
 
 def read(*frames: bytes, relays: bool = False) -> tuple[Events, GatewayError]:
-    """What is told before the error."""
+    """The events before the error."""
     origin = Origin("openai", "openai" if relays else "another", "chat", ASKED)
     prompts = (ChatPrompt((Message("user", "Hi"),)),)
     reader = ADAPTER.client(ADAPTER.dialects["openai"]).decoder(
@@ -33,21 +33,21 @@ def read(*frames: bytes, relays: bool = False) -> tuple[Events, GatewayError]:
 
 
 @pytest.mark.parametrize("bad", [frame(BAD), frame(HELLO, BAD), b"data: {\n\n", b'data: {"error":"no"}\n\n'])
-def test_what_came_before_is_kept(bad: bytes) -> None:
+def test_the_events_before_a_faulty_frame_are_kept(bad: bytes) -> None:
     before, error = read(frame(HELLO), bad)
     assert before == (Started("m"), Delta(text="Hello"))
     assert isinstance(error, BackendFailed)
 
 
-def test_a_bad_frame_is_not_relayed() -> None:
+def test_a_faulty_frame_is_not_relayed() -> None:
     before, _ = read(frame(HELLO), frame(HELLO, BAD), relays=True)
     assert before == (Relayed(frame(HELLO)[6:-2]), Started("m"), Delta(text="Hello"))
 
 
-def test_an_end_before_it_is_an_end() -> None:
+def test_an_end_before_a_faulty_frame_counts() -> None:
     before, _ = read(frame(HELLO), frame(END), frame(HELLO))
     assert before[-1] == Finished(reason=FinishReason.EOS)
 
 
-def test_nothing_before_it() -> None:
+def test_a_faulty_first_frame_has_no_events_before_it() -> None:
     assert read(b"data: {\n\n", frame(HELLO))[0] == ()

@@ -1,4 +1,4 @@
-"""What the errors of a remote mean, whatever stands in them: a proxy before it may answer with anything."""
+"""Errors of remotes with any body: a proxy in between may send anything."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADAPTERS = {adapter.name: adapter for adapter in (ANTHROPIC, DATABRICKS, OPENAI,
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 @pytest.mark.parametrize("adapter", ADAPTERS.values(), ids=ADAPTERS)
-def test_the_status_counts_where_the_words_cannot_be_read(adapter: Adapter, body: bytes) -> None:
+def test_the_status_counts_where_the_body_cannot_be_decoded(adapter: Adapter, body: bytes) -> None:
     for dialect in adapter.dialects.values():
         client = adapter.client(dialect)
         assert isinstance(client.error(Reply(body, 503)), BackendUnavailable)
@@ -38,7 +38,7 @@ def test_the_status_counts_where_the_words_cannot_be_read(adapter: Adapter, body
 @pytest.mark.parametrize("name", ["retry-after", "retry-after-ms"])
 @pytest.mark.parametrize("value", ["9" * 400, "9" * 5000, "-1", "1e3", "soon", "\u0663"])
 @pytest.mark.parametrize("adapter", ADAPTERS.values(), ids=ADAPTERS)
-def test_a_delay_that_makes_no_sense_is_none(adapter: Adapter, name: str, value: str) -> None:
+def test_an_invalid_retry_delay_is_ignored(adapter: Adapter, name: str, value: str) -> None:
     for dialect in adapter.dialects.values():
         failure = adapter.client(dialect).error(Reply(b"", 429, headers=((name, value),)))
         assert failure.retry_after is None

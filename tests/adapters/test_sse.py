@@ -1,4 +1,4 @@
-"""The event reader: right for every split of every byte, and bounded."""
+"""The event reader: any split of the bytes, any line ends, and the limit on an event."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_every_split_of_every_byte(end: bytes) -> None:
         assert read(stream[:at], stream[at:]) == expected
 
 
-def test_an_event_is_read_as_soon_as_its_last_byte_is_there() -> None:
+def test_an_event_is_complete_with_its_last_byte() -> None:
     reader = EventReader()
     assert reader.feed(b"data: a\r") == []
     assert [event.data for event in reader.feed(b"\r")] == [b"a"]
@@ -114,7 +114,7 @@ def test_any_bytes_can_be_read(stream: bytes, draw: st.DataObject) -> None:
         (b"\xef\xbb", b"\xef\xbb"),
     ],
 )
-def test_what_is_left_over(stream: bytes, pending: bytes) -> None:
+def test_the_bytes_of_an_incomplete_event_are_pending(stream: bytes, pending: bytes) -> None:
     reader = EventReader()
     reader.feed(stream)
     assert reader.pending == pending
@@ -137,14 +137,14 @@ def test_large_events_are_refused(pieces: list[bytes]) -> None:
     assert error.value.code == "upstream_malformed"
 
 
-def test_the_limit_is_an_events_and_not_the_streams() -> None:
+def test_the_limit_is_for_one_event_and_not_for_the_stream() -> None:
     assert len(read(*[b"data: " + b"x" * 90 + b"\n\n"] * 100, limit=100)) == 100
     assert len(read(b": ping\n" * 1000 + b"data: x\n\n", limit=100)) == 1
     assert read(b"data: " + b"x" * 94, b"\n\n", limit=100) == data(b"x" * 94)
 
 
 @given(st.text() | texts)
-def test_guarded_json_says_the_same_on_one_line(text: str) -> None:
+def test_guarded_json_has_the_same_value_on_one_line(text: str) -> None:
     guarded = guard(json.dumps(text, ensure_ascii=False).encode())
     assert json.loads(guarded) == text
     assert len(guarded.decode().splitlines()) == 1

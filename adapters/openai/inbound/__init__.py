@@ -1,1 +1,1 @@
-"""OpenAI chat, completions and embeddings: requests from clients, and their answers."""
+"""Chats, completions and embeddings of OpenAI's clients: request bodies decoded, answers encoded."""

@@ -1,10 +1,6 @@
-"""Whole answers: a completion to the JSON of a chat or of `/v1/completions`, vectors to that of `/v1/embeddings`."""
+"""Whole answers as the JSON of `/v1/chat/completions`, `/v1/completions` and `/v1/embeddings`."""
 
 from __future__ import annotations
-
-import base64
-import sys
-from array import array
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -13,6 +9,7 @@ from adapters.base import Reply
 from adapters.fold import visible_text
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.logprobs import chat_logprobs, completion_logprobs
+from adapters.openai.vectors import encode_vector
 from schemas.completion import Choice, Completion
 from schemas.ir import ChatPrompt, Embed, Embeddings, FinishReason, Generate, TextPrompt, Token, ToolCall, Usage
 from schemas.openai import answers as wire
@@ -20,23 +17,23 @@ from schemas.openai import requests
 
 _json = msgspec.json.Encoder().encode
 Prompts = tuple[tuple[Token, ...], ...]
+"""The tokens of each prompt, as in `schemas.ir.Started.prompts`."""
 
 
 def encode_answer(dialect: Dialect, request: Generate, answer: Completion, created: int) -> Reply:
-    """The whole answer to `request`, `created` at a Unix time in seconds."""
+    """The whole answer to `request`; `created` is Unix time in seconds."""
     if answer.relayed is not None:
         return Reply(answer.relayed)
-    whole = (_chat if is_chat(request) else _completion)(dialect, request, answer, created)
-    return Reply(_json(whole))
+    return Reply(_json((_chat if is_chat(request) else _completion)(dialect, request, answer, created)))
 
 
-def encode_vectors(request: Embed, answer: Embeddings, id: str | UnsetType = UNSET) -> Reply:
-    """The answer to a request for vectors."""
+def encode_embeddings(request: Embed, answer: Embeddings, id: str | UnsetType = UNSET) -> Reply:
+    """The answer to a request for embeddings; `id` is a field of Databricks'."""
     if answer.relayed is not None:
         return Reply(answer.relayed)
     packed = request.encoding == "base64"
     data = tuple(
-        wire.Embedding("embedding", index, _base64(vector) if packed else vector)
+        wire.Embedding("embedding", index, encode_vector(vector) if packed else vector)
         for index, vector in enumerate(answer.vectors)
     )
     usage = wire.EmbeddingUsage(answer.usage.prompt_tokens, answer.usage.prompt_tokens)
@@ -44,7 +41,7 @@ def encode_vectors(request: Embed, answer: Embeddings, id: str | UnsetType = UNS
 
 
 def is_chat(request: Generate) -> bool:
-    """Whether a chat was asked: then the prompt is one, and the only one."""
+    """Whether the client asked for a chat, which has exactly one prompt."""
     return isinstance(request.prompts[0], ChatPrompt)
 
 
@@ -63,9 +60,9 @@ def wire_usage(dialect: Dialect, usage: Usage) -> wire.Usage:
 
 
 def echoed(request: Generate, choice: int, prompts: Prompts) -> str:
-    """The prompt's text, if it is to be put before the answer.
+    """The prompt's text, which `echo` puts before the choice; "" without `echo`.
 
-    Token ids have none but what the backend tells of them.
+    The text of a prompt of token ids is that of the tokens that the backend returned.
     """
     if not request.echo:
         return ""
@@ -73,12 +70,12 @@ def echoed(request: Generate, choice: int, prompts: Prompts) -> str:
     prompt = request.prompts[place]
     if isinstance(prompt, TextPrompt):
         return prompt.text
-    told = prompts[place] if place < len(prompts) else ()
-    return "".join(token.text for token in told if not token.special)
+    tokens = prompts[place] if place < len(prompts) else ()
+    return "".join(token.text for token in tokens if not token.special)
 
 
 def prompt_tokens(request: Generate, choice: int, prompts: Prompts) -> tuple[Token, ...]:
-    """The echoed prompt's tokens, where their log-probabilities are asked for."""
+    """The tokens of an echoed prompt, if their log-probabilities are requested."""
     place = choice // request.n
     return prompts[place] if request.echo and request.prompt_logprobs and place < len(prompts) else ()
 
@@ -96,9 +93,9 @@ def _chat(dialect: Dialect, request: Generate, answer: Completion, created: int)
 
 def _chat_choice(dialect: Dialect, request: Generate, choice: Choice) -> wire.ChatChoice:
     logprobs = chat_logprobs(choice.tokens, request.top_logprobs) if request.logprobs else None
-    silent = logprobs is None and bool(choice.tool_calls or choice.refusal or choice.reasoning)
+    null_content = logprobs is None and bool(choice.tool_calls or choice.refusal or choice.reasoning)
     message = wire.AnswerMessage(
-        content=choice.text or (None if silent else ""),
+        content=choice.text or (None if null_content else ""),
         reasoning_content=choice.reasoning or UNSET,
         tool_calls=tuple(map(_tool_call, choice.tool_calls)) or UNSET,
         refusal=choice.refusal or (None if dialect.answers.refusal else UNSET),
@@ -140,15 +137,9 @@ def _completion_choice(
 
 
 def completion_finish(dialect: Dialect, reason: FinishReason) -> str:
-    """Why a completion ended. It has no words for reasoning and calls, which some models write before or instead of
-    text: they are left out, and the end of a call is an end.
+    """The finish reason of a completion.
+
+    Completions cannot express reasoning and tool calls, which some models write before or instead of text: both are
+    omitted, and the end of a tool call counts as a normal end.
     """
     return dialect.wording.finish[FinishReason.EOS if reason is FinishReason.TOOL_CALL else reason]
-
-
-def _base64(vector: tuple[float, ...]) -> str:
-    """Little-endian 32-bit floats."""
-    packed = array("f", vector)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return base64.b64encode(packed.tobytes()).decode()

@@ -1,4 +1,4 @@
-"""Streamed chats. The first chunk of a choice tells the role, the last one the finish reason."""
+"""Streamed chats. The first chunk of a choice has the role, the last one the finish reason."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from msgspec import UNSET
 
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.logprobs import chat_logprobs
-from adapters.openai.inbound.stream import Frame, StreamWriter, encode
+from adapters.openai.inbound.stream import ErrorEncoder, StreamWriter, encode
 from schemas.ir import Delta, Finished, Generate, ToolDelta
 from schemas.openai.answers import ChatLogprobs, ChunkChoice, FunctionDelta, MessageDelta, ToolCallDelta
 
 
 class ChatStreamWriter(StreamWriter):
-    """One streamed chat being written."""
+    """Writer of one streamed chat."""
 
     object = "chat.completion.chunk"
 
-    def __init__(self, dialect: Dialect, request: Generate, created: int, failure: Frame) -> None:
-        super().__init__(dialect, request, created, failure)
+    def __init__(self, dialect: Dialect, request: Generate, created: int, encode_error: ErrorEncoder) -> None:
+        super().__init__(dialect, request, created, encode_error)
         self._role = "assistant" if dialect.answers.role_in_every_delta else UNSET
-        self._opened: set[int] = set()
-        self._silent: set[int] = set()  # choices whose content is null so far
+        self._opened: set[int] = set()  # choices that have a first chunk
+        self._null_content: set[int] = set()  # choices whose content is null so far
 
     def _id(self) -> str:
         prefix = self._dialect.answers.stream_id_prefix
@@ -32,31 +32,32 @@ class ChatStreamWriter(StreamWriter):
         return self._choice(index, MessageDelta(role=self._role, content=""))
 
     def _delta(self, delta: Delta) -> bytes:
-        if type(delta) is Delta and delta.choice in self._texts and self._is_text(delta):
+        if type(delta) is Delta and delta.choice in self._around_text and self._is_text(delta):
             return self._text(delta.choice, delta.text)
-        out = b"".join(self._pieces(delta))
+        out = b"".join(self._chunks(delta))
         if isinstance(delta, Finished):
-            told = self._dialect.answers.last_delta_content and delta.choice not in self._silent
-            last = MessageDelta(content="") if told else MessageDelta()
+            has_content = self._dialect.answers.last_delta_content and delta.choice not in self._null_content
+            last = MessageDelta(content="") if has_content else MessageDelta()
             out += self._finish(self._choice(delta.choice, last, finish=self._dialect.wording.finish[delta.reason]))
         return out
 
     def _is_text(self, delta: Delta) -> bool:
+        """Whether the delta is text and nothing else, for which `_text` is enough."""
         if not delta.text or delta.tool_calls or delta.reasoning or delta.refusal:
             return False
         return not (self._request.logprobs and delta.tokens)
 
-    def _pieces(self, delta: Delta) -> Iterator[bytes]:
-        """One chunk for every kind of thing that the delta says."""
+    def _chunks(self, delta: Delta) -> Iterator[bytes]:
+        """One chunk for each kind of content in the delta, and one for each tool call."""
         index, calls = delta.choice, delta.tool_calls
         logprobs = chat_logprobs(delta.tokens, self._request.top_logprobs) if self._request.logprobs else None
-        speaks = bool(delta.text or logprobs)
-        if speaks:
-            self._silent.discard(index)
-        if self._opens(delta, speaks):
-            first = self._first(delta, speaks)
+        has_text = bool(delta.text or logprobs)
+        if has_text:
+            self._null_content.discard(index)
+        if self._opens(delta, has_text):
+            first = self._first(delta, has_text)
             if first.content is None:
-                self._silent.add(index)
+                self._null_content.add(index)
             yield self._chunk(self._choice(index, first))
             calls = calls[1:] if first.tool_calls else calls
         if delta.reasoning:
@@ -70,28 +71,28 @@ class ChatStreamWriter(StreamWriter):
         for call in calls:
             yield self._chunk(self._choice(index, MessageDelta(role=self._role, tool_calls=(_tool_call(call),))))
 
-    def _opens(self, delta: Delta, speaks: bool) -> bool:
-        """Whether the choice's first chunk is due. Where every delta tells the role, text needs no other."""
+    def _opens(self, delta: Delta, has_text: bool) -> bool:
+        """Whether the choice needs its first chunk now. Where every delta has the role, text needs no first chunk."""
         if delta.choice in self._opened:
             return False
-        if not (speaks or delta.reasoning or delta.tool_calls or delta.refusal or isinstance(delta, Finished)):
+        if not (has_text or delta.reasoning or delta.tool_calls or delta.refusal or isinstance(delta, Finished)):
             return False
         self._opened.add(delta.choice)
-        return not (speaks and self._dialect.answers.role_in_every_delta)
+        return not (has_text and self._dialect.answers.role_in_every_delta)
 
-    def _first(self, delta: Delta, speaks: bool) -> MessageDelta:
-        """As the service begins a message: with no text yet, with a call, or with no refusal yet."""
-        nothing = None if self._dialect.answers.refusal else UNSET
-        if speaks:
-            return MessageDelta(role="assistant", content="", refusal=nothing)
+    def _first(self, delta: Delta, has_text: bool) -> MessageDelta:
+        """The first delta, as OpenAI begins a message: empty text, null text, a tool call, or an empty refusal."""
+        no_refusal = None if self._dialect.answers.refusal else UNSET
+        if has_text:
+            return MessageDelta(role="assistant", content="", refusal=no_refusal)
         if delta.reasoning:
-            return MessageDelta(role="assistant", content=None, refusal=nothing)
+            return MessageDelta(role="assistant", content=None, refusal=no_refusal)
         if delta.tool_calls:
             calls = (_tool_call(delta.tool_calls[0]),)
-            return MessageDelta(role="assistant", content=None, tool_calls=calls, refusal=nothing)
+            return MessageDelta(role="assistant", content=None, tool_calls=calls, refusal=no_refusal)
         if delta.refusal:
             return MessageDelta(role="assistant", content=None, refusal="")
-        return MessageDelta(role="assistant", content="", refusal=nothing)
+        return MessageDelta(role="assistant", content="", refusal=no_refusal)
 
     def _choice(
         self, index: int, delta: MessageDelta, logprobs: ChatLogprobs | None = None, finish: str | None = None

@@ -1,4 +1,4 @@
-"""Streamed completions: chunks of the same form as whole choices."""
+"""Streamed completions. Their chunks have the form of whole answers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from msgspec import UNSET
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.answers import completion_finish, echoed, prompt_tokens
 from adapters.openai.inbound.logprobs import completion_logprobs
-from adapters.openai.inbound.stream import Frame, StreamWriter, encode
+from adapters.openai.inbound.stream import ErrorEncoder, StreamWriter, encode
 from schemas.ir import Delta, Finished, Generate
 from schemas.openai.answers import CompletionChoice, CompletionLogprobs
 
 
 class CompletionStreamWriter(StreamWriter):
-    """One streamed completion being written."""
+    """Writer of one streamed completion."""
 
     object = "text_completion"
 
-    def __init__(self, dialect: Dialect, request: Generate, created: int, failure: Frame) -> None:
-        super().__init__(dialect, request, created, failure)
-        self._offsets: dict[int, int] = {}
+    def __init__(self, dialect: Dialect, request: Generate, created: int, encode_error: ErrorEncoder) -> None:
+        super().__init__(dialect, request, created, encode_error)
+        self._offsets: dict[int, int] = {}  # choice -> characters written so far
 
     def _id(self) -> str:
         return f"{self._dialect.answers.completion_id_prefix}{self._request.id}"
@@ -30,14 +30,15 @@ class CompletionStreamWriter(StreamWriter):
         return self._choice(index, "")
 
     def _delta(self, delta: Delta) -> bytes:
-        out = b"".join(self._pieces(delta))
+        out = b"".join(self._chunks(delta))
         if isinstance(delta, Finished):
             if self._request.answer_suffix:
                 out += self._text(delta.choice, self._request.answer_suffix)
             out += self._finish(self._choice(delta.choice, "", finish=completion_finish(self._dialect, delta.reason)))
         return out
 
-    def _pieces(self, delta: Delta) -> Iterator[bytes]:
+    def _chunks(self, delta: Delta) -> Iterator[bytes]:
+        """The chunks of a delta. Completions cannot express reasoning and tool calls; a refusal is text."""
         index, text = delta.choice, delta.text + delta.refusal
         if self._request.echo and index not in self._offsets:
             yield self._echo(index)
@@ -51,11 +52,11 @@ class CompletionStreamWriter(StreamWriter):
             self._offsets[index] = self._offsets.get(index, 0) + len(text)
 
     def _echo(self, index: int) -> bytes:
-        """The prompt, before all that was generated."""
-        text = echoed(self._request, index, self._prompts.prompts)
-        tokens = prompt_tokens(self._request, index, self._prompts.prompts)
-        told = "".join(token.text for token in tokens if not token.special) if tokens else text
-        self._offsets[index] = len(told)
+        """The chunk of the echoed prompt; nothing if it has neither text nor tokens."""
+        text = echoed(self._request, index, self._started.prompts)
+        tokens = prompt_tokens(self._request, index, self._started.prompts)
+        visible = "".join(token.text for token in tokens if not token.special) if tokens else text
+        self._offsets[index] = len(visible)
         logprobs = completion_logprobs(tokens, self._request.top_logprobs, 0)
         return self._chunk(self._choice(index, text, logprobs)) if text or logprobs else b""
 

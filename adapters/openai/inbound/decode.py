@@ -1,4 +1,4 @@
-"""Request bodies to the internal form. Defaults of a dialect end here: what leaves is what will be done.
+"""Bodies of chats and completions decoded to the IR. The dialect's defaults and limits are applied here.
 
 OpenAI's API always samples, unless the temperature is 0.
 """
@@ -14,15 +14,12 @@ from adapters.openai.inbound.checks import check, check_chat, check_completion, 
 from adapters.openai.inbound.messages import read_messages
 from adapters.openai.inbound.tools import read_response_format, read_tool_choice, read_tools
 from schemas.errors import InvalidRequest, UnsupportedFeature
-from schemas.ir import Generate, Origin, Sampling, Stopping, TextPrompt, TokensPrompt
+from schemas.ir import SMALLEST_TOP_P, Generate, Origin, Sampling, Stopping, TextPrompt, TokensPrompt
 from schemas.openai import requests as wire
 
 T = TypeVar("T")
 
-SMALLEST_NUCLEUS = 1e-9
-"""What `top_p: 0` means: the likeliest token alone. The internal form's interval is open there."""
-
-_REFUSED = {
+_UNSUPPORTED_FIELDS = {
     "functions": "The 'functions' parameter is deprecated and not supported. Use 'tools' instead.",
     "function_call": "The 'function_call' parameter is deprecated and not supported. Use 'tool_choice' instead.",
     "audio": "The 'audio' parameter is not supported: answers are text.",
@@ -30,42 +27,45 @@ _REFUSED = {
     "moderation": "The 'moderation' parameter is not supported.",
     "chat_template": "The 'chat_template' parameter is not supported: a model's own template is used.",
 }
-"""Fields of a chat that would change the answer, and that nothing here can honour."""
+"""Fields of a chat that would change the answer and that no backend supports -> the refusal."""
 
 
 def read(dialect: Dialect, body: bytes, type: type[T]) -> tuple[T, dict[str, Any]]:
-    """A body and its unknown fields.
+    """Decode a body as a `type` struct.
+
+    Returns:
+        The struct, and the fields of the body that the dialect does not know.
 
     Raises:
-        schemas.errors.RequestError: it cannot be read, or has unknown fields where the dialect is strict.
+        schemas.errors.RequestError: the body cannot be read, or has unknown fields where the dialect is strict.
     """
     return read_fields(dialect, parse(body), type)
 
 
 def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, dict[str, Any]]:
-    """The second half of `read`, for a protocol that has to look at the fields first."""
+    """The second half of `read`: the same for a body that is parsed already."""
     known = dialect.requests.chat_fields
-    unknown: dict[str, Any] = {}
+    hidden: dict[str, Any] = {}  # fields that the struct has and the dialect does not know
     if known is not None and isinstance(fields, dict) and issubclass(type, wire.ChatRequest):
-        unknown = {name: value for name, value in fields.items() if name not in known}
+        hidden = {name: value for name, value in fields.items() if name not in known}
         fields = {name: value for name, value in fields.items() if name in known}
-    given, more = convert(fields, type)
-    unknown |= more
+    given, unknown = convert(fields, type)
+    unknown = hidden | unknown
     if unknown and dialect.requests.strict:
         name = min(unknown)
         raise InvalidRequest(dialect.wording.unknown_field.format(name=name), param=name)
     return given, unknown
 
 
-def chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: Call, extra: dict[str, Any]) -> Generate:
-    """A chat.
+def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: Call, extra: dict[str, Any]) -> Generate:
+    """The request of a chat; `extra` are the unknown fields of its body.
 
     Raises:
-        schemas.errors.InvalidRequest: `param` names the field that is wrong.
+        schemas.errors.InvalidRequest: a field is wrong; `param` names it.
     """
     check(dialect, given)
     check_chat(dialect, given)
-    _refuse(given)
+    _refuse_unsupported(given)
     tools = read_tools(dialect, given.tools or ())
     limit = given.max_tokens if given.max_completion_tokens is None else given.max_completion_tokens
     options = given.stream_options or wire.StreamOptions()
@@ -94,13 +94,13 @@ def chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: Call, 
     )
 
 
-def completion(
+def read_completion(
     dialect: Dialect, given: wire.CompletionRequest, origin: Origin, call: Call, extra: dict[str, Any]
 ) -> Generate:
-    """A completion, of one prompt or several.
+    """The request of a completion, of one prompt or several; `extra` are the unknown fields of its body.
 
     Raises:
-        schemas.errors.InvalidRequest: `param` names the field that is wrong.
+        schemas.errors.InvalidRequest: a field is wrong; `param` names it.
     """
     check(dialect, given)
     check_completion(dialect, given)
@@ -136,10 +136,10 @@ def completion(
 def read_prompts(
     given: str | tuple[str | int | tuple[int, ...], ...], param: str
 ) -> tuple[TextPrompt | TokensPrompt, ...]:
-    """A text, texts, token ids, or lists of token ids.
+    """The prompts of a text, several texts, a list of token ids, or several such lists.
 
     Raises:
-        schemas.errors.InvalidRequest: none, a mixture, or a token id that cannot be one.
+        schemas.errors.InvalidRequest: there is none, they are of different kinds, or a number is no token id.
     """
     if isinstance(given, str):
         return (TextPrompt(given),)
@@ -165,8 +165,8 @@ def _model(name: str | None) -> str:
     return name
 
 
-def _refuse(given: wire.ChatRequest) -> None:
-    for field, message in _REFUSED.items():
+def _refuse_unsupported(given: wire.ChatRequest) -> None:
+    for field, message in _UNSUPPORTED_FIELDS.items():
         if getattr(given, field) is not None:
             raise UnsupportedFeature(message, feature=field, param=field)
     if given.modalities is not None and given.modalities != ("text",):
@@ -179,15 +179,15 @@ def _sampling(given: wire.GenerationRequest) -> Sampling:
     return Sampling(
         do_sample=True,
         temperature=given.temperature,
-        top_k=given.top_k if given.top_k is not None and given.top_k > 0 else None,  # vLLM: -1 and 0 are off
-        top_p=SMALLEST_NUCLEUS if given.top_p == 0 else given.top_p,
+        top_k=given.top_k if given.top_k is not None and given.top_k > 0 else None,  # vLLM: -1 and 0 turn it off
+        top_p=SMALLEST_TOP_P if given.top_p == 0 else given.top_p,
         min_p=given.min_p or None,
         typical_p=given.typical_p,
         repetition_penalty=given.repetition_penalty,
         presence_penalty=given.presence_penalty,
         frequency_penalty=given.frequency_penalty,
         logit_bias=tuple([(int(token), bias) for token, bias in (given.logit_bias or {}).items()]),
-        seed=None if given.seed is None else given.seed % 2**64,  # a signed one by its two's complement
+        seed=None if given.seed is None else given.seed % 2**64,  # a negative seed is its two's complement
     )
 
 

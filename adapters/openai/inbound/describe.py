@@ -1,4 +1,4 @@
-"""The model list: what OpenAI's clients ask of a server beside answers."""
+"""The model list."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from schemas.openai.answers import Model, ModelList
 
 
 def list_models(dialect: Dialect, call: Call) -> Reply:
-    """The answer of `/v1/models`."""
+    """The answer of `GET /v1/models`."""
     models = ModelList(data=tuple(_model(dialect, card) for card in call.catalog.cards.values()))
     return Reply(msgspec.json.encode(models))
 
 
 def retrieve_model(dialect: Dialect, call: Call) -> Reply:
-    """The answer of `/v1/models/{id}`.
+    """The answer of `GET /v1/models/{id}`.
 
     Raises:
-        schemas.errors.ModelNotFound: no model of that name.
+        schemas.errors.ModelNotFound: there is no model of that name.
     """
     name = call.path["id"]
     card = call.catalog.cards.get(name)

@@ -1,4 +1,4 @@
-"""Requests for vectors."""
+"""Bodies of `/v1/embeddings` decoded to the IR."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ from typing import Any
 
 from adapters.base import Call
 from adapters.dialect import Bound
-from adapters.openai.inbound.checks import missing, out_of_bounds, refused, too_long
+from adapters.openai.inbound.checks import check_bound, missing, refused, too_long
 from adapters.openai.inbound.decode import read_prompts
 from schemas.ir import Embed, Origin, TextPrompt
 from schemas.openai.requests import EmbeddingRequest
 
 MAX_INPUTS = 2048
-"""Of one request."""
+"""Inputs in one request."""
 
 _DIMENSIONS = Bound("dimensions", 1)
 
 
-def embedding(given: EmbeddingRequest, origin: Origin, call: Call, extra: dict[str, Any]) -> Embed:
-    """A request for vectors.
+def read_embed(given: EmbeddingRequest, origin: Origin, call: Call, extra: dict[str, Any]) -> Embed:
+    """The request for embeddings; `extra` are the unknown fields of its body.
 
     Raises:
-        schemas.errors.InvalidRequest: `param` names the field that is wrong.
+        schemas.errors.InvalidRequest: a field is wrong; `param` names it.
     """
     if not given.model:
         raise missing("model")
-    if given.dimensions is not None and not _DIMENSIONS.holds(given.dimensions):
-        raise out_of_bounds(_DIMENSIONS, given.dimensions)
+    check_bound(_DIMENSIONS, given.dimensions)
     inputs = read_prompts(given.input, "input")
     if len(inputs) > MAX_INPUTS:
         raise too_long("input", MAX_INPUTS, len(inputs))

@@ -1,4 +1,4 @@
-"""Errors as a client of the protocol sees them, whole and in a stream: the data is the same."""
+"""Errors in the protocol's words. Replies and stream events have the same JSON."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ _FIELDS = {
     "suffix": "suffix",
     "lora_adapters": "model",
 }
-"""What the protocol calls a `backends.base.Feature`."""
+"""A `backends.base.Feature` -> the field of the protocol that asks for it."""
 
-_PICTURE = re.compile(r"images(?:\[(\d+)\])?")
-"""What backends call the pictures of a request, or one of them."""
+_IMAGE = re.compile(r"images(?:\[(\d+)\])?")
+"""The `param` with which backends name the images of a request, or one of them by its number."""
 
 
-def failure_reply(dialect: Dialect, error: GatewayError, request: Generate | None = None) -> Reply:
-    """The error as an answer."""
+def error_reply(dialect: Dialect, error: GatewayError, request: Generate | None = None) -> Reply:
+    """The reply to an error; `request` is the request, if it could be decoded."""
     status = dialect.wording.failures[error.kind].status
-    return Reply(failure_body(dialect, error, request), status, headers=failure_headers(dialect, error))
+    return Reply(error_body(dialect, error, request), status, headers=error_headers(dialect, error))
 
 
-def failure_body(dialect: Dialect, error: GatewayError, request: Generate | None = None) -> bytes:
-    """The error's JSON."""
+def error_body(dialect: Dialect, error: GatewayError, request: Generate | None = None) -> bytes:
+    """The JSON of an error."""
     if dialect.wording.error_body == "mindie":
         failure = dialect.wording.failures[error.kind]
         return msgspec.json.encode(MindieErrorResponse(failure.text.format(message=error.message), failure.type))
-    return msgspec.json.encode(ErrorResponse(describe_error(dialect, error, request)))
+    return msgspec.json.encode(ErrorResponse(wire_error(dialect, error, request)))
 
 
-def describe_error(dialect: Dialect, error: GatewayError, request: Generate | None = None) -> Error:
-    """The error in OpenAI's form, all four keys."""
+def wire_error(dialect: Dialect, error: GatewayError, request: Generate | None = None) -> Error:
+    """An error in OpenAI's form, with all four keys."""
     failure = dialect.wording.failures[error.kind]
     message = failure.text.format(message=error.message)
     return Error(message, failure.type, _param(error, request), error.code or failure.code)
 
 
-def failure_headers(dialect: Dialect, error: GatewayError) -> Headers:
-    """When to try again, and whether at all: the official SDKs try every 5xx twice more unless told not to."""
+def error_headers(dialect: Dialect, error: GatewayError) -> Headers:
+    """The headers that say when to retry, and whether at all: the official SDKs retry every 5xx twice by default."""
     headers: Headers = ()
     if error.retry_after is not None:
         headers += (
@@ -72,8 +72,9 @@ def failure_headers(dialect: Dialect, error: GatewayError) -> Headers:
 
 
 def _param(error: GatewayError, request: Generate | None) -> str | None:
-    if (picture := _PICTURE.fullmatch(error.param or "")) is not None:
-        return None if request is None else _picture(request, picture[1])
+    """The field that is at fault, where it is known."""
+    if (image := _IMAGE.fullmatch(error.param or "")) is not None:
+        return None if request is None else _image_param(request, image[1])
     if error.param is not None:
         return error.param
     if isinstance(error, UnsupportedFeature):
@@ -85,8 +86,8 @@ def _param(error: GatewayError, request: Generate | None) -> str | None:
     return "model" if error.kind == "model_not_found" else None
 
 
-def _picture(request: Generate, number: str | None) -> str:
-    """Where a chat has its picture `number`, or any; items of a response are not told apart."""
+def _image_param(request: Generate, number: str | None) -> str:
+    """The field of a chat's image `number`, or of its images. The items of a response are not distinguished."""
     if request.origin is not None and request.origin.operation != "chat":
         return "input"
     if number is None:

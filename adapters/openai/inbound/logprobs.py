@@ -1,4 +1,4 @@
-"""Tokens to the two forms in which the protocol tells log-probabilities."""
+"""Tokens encoded as log-probabilities, in the forms of chats and of completions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ from collections.abc import Sequence
 from schemas.ir import Token, TopToken
 from schemas.openai.answers import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 
-_UNLIKELY = -9999.0
-"""OpenAI: "-9999.0 is used to signify that the token is very unlikely". JSON has no infinity."""
+UNLIKELY = -9999.0
+"""Stands for minus infinity, which JSON does not have. OpenAI's reference: "the value -9999.0 is used to signify that
+the token is very unlikely".
+"""
 
 
 def chat_logprobs(tokens: Sequence[Token], top: int) -> ChatLogprobs | None:
-    """The tokens of a message, of which special ones are no part; None where a backend tells none."""
+    """The log-probabilities of a message's tokens, without special tokens. None if no token has one.
+
+    Args:
+        tokens: the tokens.
+        top: how many alternatives each token gets at most.
+    """
     content = tuple(
         TokenLogprob(
             name(token),
@@ -28,9 +35,14 @@ def chat_logprobs(tokens: Sequence[Token], top: int) -> ChatLogprobs | None:
 
 
 def completion_logprobs(tokens: Sequence[Token], top: int, offset: int) -> CompletionLogprobs | None:
-    """All tokens, special ones too (lm-eval counts on one entry a token); `offset` is the first one's place.
+    """The log-probabilities of all tokens, special ones included: lm-eval expects one entry for each token.
 
-    `top_logprobs` always holds the token itself, and None where a token has no probability: a prompt's first.
+    `top_logprobs` always contains the token itself. It is None for a token without probability (a prompt's first).
+
+    Args:
+        tokens: the tokens.
+        top: how many alternatives each token gets at most.
+        offset: place of the first token in the text, in characters.
     """
     if not tokens:
         return None
@@ -47,7 +59,7 @@ def completion_logprobs(tokens: Sequence[Token], top: int, offset: int) -> Compl
 
 
 def name(token: Token | TopToken) -> str:
-    """The token as a string of its own: half a character has none, a stop string may have cut its visible text."""
+    """The token's own string, which differs from its visible text where a character or a stop string was cut."""
     return token.text if token.bytes is None else token.bytes.decode("utf-8", "replace")
 
 
@@ -66,4 +78,4 @@ def _bytes(token: Token | TopToken) -> tuple[int, ...]:
 
 
 def _finite(logprob: float) -> float:
-    return _UNLIKELY if logprob == -math.inf else logprob
+    return UNLIKELY if logprob == -math.inf else logprob

@@ -1,4 +1,4 @@
-"""Conversations to the internal form."""
+"""Messages of a chat decoded to the IR."""
 
 from __future__ import annotations
 
@@ -12,72 +12,70 @@ _REMOTE = ("http://", "https://")
 
 
 def read_messages(dialect: Dialect, messages: tuple[wire.ChatMessage, ...]) -> ChatPrompt:
-    """The conversation.
+    """The prompt of a conversation.
 
     Raises:
-        schemas.errors.InvalidRequest: a message is not of a form that the protocol has; `param` names its field.
+        schemas.errors.InvalidRequest: a message breaks a rule of the protocol; `param` names its field.
     """
     if not messages:
         raise empty("messages")
     read = tuple(_message(dialect, message, f"messages[{place}]") for place, message in enumerate(messages))
     limit = dialect.limits.max_message_chars
-    if limit is not None:
-        length = sum(map(_length, read))
-        if length > limit:
-            raise refused("messages", f"Messages length must be in (0, {limit}], but got {length}.")
+    if limit is not None and (length := sum(map(_characters, read))) > limit:
+        raise refused("messages", f"Messages length must be in (0, {limit}], but got {length}.")
     return ChatPrompt(read)
 
 
 def image_part(url: str, detail: str | None = None) -> ImagePart:
-    """A picture by reference: a URL, a `data:` URL, MindIE's bare base64 or local path."""
+    """An image by reference: a URL, a `data:` URL, or (MindIE) bare base64 or a local path."""
     if url.startswith(_REMOTE):
         return ImagePart(url, "url", detail)
-    # Base64 of a JPEG begins like an absolute path, of a PNG with its magic's own letters.
+    # Bare base64 begins with the encoded magic number: of a PNG, or of a JPEG, which looks like an absolute path.
     if url.startswith(("data:", "iVBORw0KGgo")) or (url.startswith("/9j/") and "." not in url):
         return ImagePart(url, "data", detail)
     return ImagePart(url, "path", detail)
 
 
-def _message(dialect: Dialect, given: wire.ChatMessage, where: str) -> Message:
+def _message(dialect: Dialect, given: wire.ChatMessage, param: str) -> Message:
     if given.role not in dialect.requests.roles:
-        raise not_one_of(f"{where}.role", given.role, dialect.requests.roles)
+        raise not_one_of(f"{param}.role", given.role, dialect.requests.roles)
     if given.function_call is not None or given.audio is not None:
         field = "audio" if given.function_call is None else "function_call"
-        raise UnsupportedFeature(f"'{field}' in messages is not supported.", feature=field, param=f"{where}.{field}")
+        raise UnsupportedFeature(f"'{field}' in messages is not supported.", feature=field, param=f"{param}.{field}")
     if given.role == "tool" and given.tool_call_id is None:
-        raise missing(f"{where}.tool_call_id")
+        raise missing(f"{param}.tool_call_id")
     return Message(
         role=given.role,
-        content=_content(dialect, given, where),
+        content=_content(dialect, given, param),
         name=given.name,
-        tool_calls=tuple([_tool_call(call, f"{where}.tool_calls") for call in given.tool_calls or ()]),
+        tool_calls=tuple([_tool_call(call, f"{param}.tool_calls") for call in given.tool_calls or ()]),
         tool_call_id=given.tool_call_id,
         reasoning=given.reasoning_content or given.reasoning,
     )
 
 
-def _content(dialect: Dialect, given: wire.ChatMessage, where: str) -> str | tuple[Part, ...] | None:
+def _content(dialect: Dialect, given: wire.ChatMessage, param: str) -> str | tuple[Part, ...] | None:
     content = given.content
     if content is None and given.role == "assistant":
         if given.tool_calls:
             return None
-        content = given.refusal  # what the model said then was its refusal
+        content = given.refusal  # an assistant that refused
     if isinstance(content, str):
         if content or dialect.requests.empty_content:
             return content
-        raise refused(f"{where}.content", f"Invalid '{where}.content': the content must not be empty.")
+        raise refused(f"{param}.content", f"Invalid '{param}.content': the content must not be empty.")
     if content is None:
-        message = f"Invalid type for '{where}.content': expected one of a string or array of objects, but got null."
-        raise refused(f"{where}.content", message)
+        message = f"Invalid type for '{param}.content': expected one of a string or array of objects, but got null."
+        raise refused(f"{param}.content", message)
     if not content:
-        raise empty(f"{where}.content")
-    return tuple(_part(part, f"{where}.content[{place}]") for place, part in enumerate(content))
+        raise empty(f"{param}.content")
+    return tuple(_part(part, f"{param}.content[{place}]") for place, part in enumerate(content))
 
 
-def _part(part: wire.ContentPart, where: str) -> Part:
+def _part(part: wire.ContentPart, param: str) -> Part:
     if part.type == "image_url":
         if part.image_url is None:
-            raise missing(f"{where}.image_url")
+            raise missing(f"{param}.image_url")
         if isinstance(part.image_url, str):
             return image_part(part.image_url)
         return image_part(part.image_url.url, part.image_url.detail)
@@ -85,21 +83,21 @@ def _part(part: wire.ContentPart, where: str) -> Part:
         message = (
             f"Content of type '{part.type}' is not supported. Supported types are: 'text', 'image_url', 'refusal'."
         )
-        raise UnsupportedFeature(message, feature=part.type, param=f"{where}.type")
+        raise UnsupportedFeature(message, feature=part.type, param=f"{param}.type")
     text = part.text if part.type == "text" else part.refusal
     if text is None:
-        raise missing(f"{where}.{part.type}")
+        raise missing(f"{param}.{part.type}")
     return TextPart(text)
 
 
-def _tool_call(call: wire.ToolCall, where: str) -> ToolCall:
+def _tool_call(call: wire.ToolCall, param: str) -> ToolCall:
     if call.type != "function":
-        raise not_one_of(f"{where}.type", call.type, ("function",))
+        raise not_one_of(f"{param}.type", call.type, ("function",))
     return ToolCall(call.id, call.function.name, call.function.arguments)
 
 
-def _length(message: Message) -> int:
-    """In characters of text."""
+def _characters(message: Message) -> int:
+    """The characters of text in a message."""
     if isinstance(message.content, tuple):
         return sum(len(part.text) for part in message.content if isinstance(part, TextPart))
     return len(message.content or "")

@@ -1,7 +1,10 @@
-"""Streamed answers: what chats and completions have in common, which is all but their choices.
+"""Streamed answers: the base of the writers of chats and completions, which differ only in their choices.
 
-A stream ends with `[DONE]` if and only if `Usage` was fed: a failed one has an error for its last event, no finish
-reason and no terminator. Text is the hot path, and its chunks are made of bytes prepared once a choice.
+A stream ends with `[DONE]` if and only if `Usage` was fed. A stream that fails ends with an error event, without a
+finish reason and without `[DONE]`.
+
+Strategy: text deltas are the hot path. The bytes around the text of a chunk are encoded once for each choice; a text
+delta then costs one JSON string and two concatenations.
 """
 
 from __future__ import annotations
@@ -17,41 +20,47 @@ from adapters.sse import guard
 from schemas.errors import GatewayError
 from schemas.ir import Delta, Events, Generate, Relayed, Started, Usage
 
-Frame = Callable[[GatewayError], bytes]
+STREAM_TYPE = "text/event-stream"
+STREAM_HEADERS: Headers = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
+"""Headers of every stream of the protocol; the second one turns off nginx' buffering."""
+
+ErrorEncoder = Callable[[GatewayError], bytes]
+"""Writes the data of the event that ends a stream with an error."""
 
 _json = msgspec.json.Encoder().encode
 _EMPTY_TEXT = b'""'
 
 
-def encode(said: object) -> bytes:
-    """JSON that holds a text, as one line to every client. Guarded piece by piece: whole chunks would cost more."""
-    return guard(_json(said))
+def encode(value: object) -> bytes:
+    """JSON that every client reads as one line. Applied to the parts of a chunk that hold text, to save time."""
+    return guard(_json(value))
 
 
 class StreamWriter:
-    """One stream being written. Subclasses write choices.
+    """Writer of one stream. Subclasses encode its choices.
 
     Args:
-        dialect: the row of the table to speak.
-        request: what is answered.
+        dialect: the dialect to speak.
+        request: the request that is answered.
         created: Unix time in seconds.
-        failure: writes an error's data.
+        encode_error: writes the data of an error event.
     """
 
-    media_type = "text/event-stream"
+    media_type = STREAM_TYPE
+    headers = STREAM_HEADERS
     abort_after_error = False
-    headers: Headers = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
     object = ""
+    """The field `object` of every chunk."""
 
-    def __init__(self, dialect: Dialect, request: Generate, created: int, failure: Frame) -> None:
+    def __init__(self, dialect: Dialect, request: Generate, created: int, encode_error: ErrorEncoder) -> None:
         self._dialect = dialect
         self._request = request
         self._created = created
-        self._failure = failure
-        self._prompts: Started = Started(request.model)
-        self._head = b""
-        self._texts: dict[int, tuple[bytes, bytes]] = {}
-        self._held: bytes | None = None
+        self._encode_error = encode_error
+        self._started = Started(request.model)
+        self._head = b""  # of every chunk, up to its choices
+        self._around_text: dict[int, tuple[bytes, bytes]] = {}  # choice -> the bytes before and after a text
+        self._held: bytes | None = None  # a finished choice whose chunk waits for the usage
         self._generated = 0
         self._relaying = False
         self._usage_chunk = request.stream_usage and not dialect.answers.usage_on_every_chunk
@@ -59,7 +68,7 @@ class StreamWriter:
         self._tail = b'],"usage":null}\n\n' if self._usage_chunk else b"]}\n\n"
 
     def feed(self, events: Events) -> bytes:
-        """The chunks that say these events."""
+        """The chunks for a batch of events."""
         out: list[bytes] = []
         for event in events:
             if isinstance(event, Relayed):
@@ -71,7 +80,8 @@ class StreamWriter:
             elif isinstance(event, Delta):
                 self._count(event)
                 if self._held is not None:
-                    out.append(self._release())
+                    out.append(self._chunk(self._held))
+                    self._held = None
                 out.append(self._delta(event))
             elif isinstance(event, Started):
                 self._start(event)
@@ -80,10 +90,11 @@ class StreamWriter:
         return b"".join(out)
 
     def fail(self, error: GatewayError) -> bytes:
-        """The error as the last event."""
-        return b"data: %b\n\n" % guard(self._failure(error))
+        """The error event that ends the stream."""
+        return b"data: %b\n\n" % guard(self._encode_error(error))
 
     def _id(self) -> str:
+        """The field `id` of every chunk."""
         raise NotImplementedError
 
     def _delta(self, delta: Delta) -> bytes:
@@ -91,11 +102,11 @@ class StreamWriter:
         raise NotImplementedError
 
     def _text_choice(self, index: int) -> bytes:
-        """A choice whose text is `""`, which is where texts go."""
+        """A choice whose text is `""`; the first `""` in its JSON is where texts are inserted."""
         raise NotImplementedError
 
     def _start(self, started: Started) -> None:
-        self._prompts = started
+        self._started = started
         fingerprint = self._dialect.answers.fingerprint
         head = encode(
             {"id": self._id(), "object": self.object, "created": self._created, "model": started.model}
@@ -104,32 +115,29 @@ class StreamWriter:
         self._head = b'data: %b,"choices":[' % head[:-1]
 
     def _text(self, index: int, text: str) -> bytes:
-        """A chunk that adds nothing but text."""
-        around = self._texts.get(index)
+        """A chunk that adds text and nothing else."""
+        around = self._around_text.get(index)
         if around is None:
             before, _, after = self._text_choice(index).partition(_EMPTY_TEXT)
             if not self._every_chunk:
                 after += self._tail
-            around = self._texts[index] = (self._head + before, after)
+            around = self._around_text[index] = (self._head + before, after)
         if self._every_chunk:
-            return around[0] + encode(text) + around[1] + self._counted()
+            return around[0] + encode(text) + around[1] + self._usage_so_far()
         return around[0] + encode(text) + around[1]
 
     def _chunk(self, choice: bytes) -> bytes:
-        return self._head + choice + (self._counted() if self._every_chunk else self._tail)
+        return self._head + choice + (self._usage_so_far() if self._every_chunk else self._tail)
 
     def _finish(self, choice: bytes) -> bytes:
-        """A choice's last chunk; where it tells the usage, the last one of all waits until that is known."""
+        """A choice's last chunk. Where the last chunk of all has the exact usage, it is held until the next event."""
         if self._every_chunk and not self._usage_chunk:
             self._held = choice
             return b""
         return self._chunk(choice)
 
-    def _release(self) -> bytes:
-        held, self._held = self._held, None
-        return b"" if held is None else self._chunk(held)
-
     def _end(self, usage: Usage) -> bytes:
+        """The chunk that has the exact usage, if there is one, and the terminator."""
         out = b""
         if self._held is not None:
             out = self._head + self._held + self._with_usage(usage)
@@ -139,14 +147,15 @@ class StreamWriter:
         return out + b"data: [DONE]\n\n"
 
     def _count(self, delta: Delta) -> None:
-        """Where no tokens are told, a delta that says anything counts as one."""
+        """Count the tokens of a delta. A delta without tokens counts as one, unless it is empty."""
         self._generated += len(delta.tokens) or bool(delta.text or delta.reasoning or delta.tool_calls or delta.refusal)
 
-    def _counted(self) -> bytes:
-        """The usage so far, which is unknown until the prompt is counted."""
-        if self._prompts.prompt_tokens is None:
+    def _usage_so_far(self) -> bytes:
+        """The end of a chunk with the usage so far; null while the length of the prompt is unknown."""
+        if self._started.prompt_tokens is None:
             return b'],"usage":null}\n\n'
-        return self._with_usage(Usage(self._prompts.prompt_tokens, self._generated))
+        return self._with_usage(Usage(self._started.prompt_tokens, self._generated))
 
     def _with_usage(self, usage: Usage) -> bytes:
+        """The end of a chunk with a usage."""
         return b'],"usage":%b}\n\n' % _json(wire_usage(self._dialect, usage))

@@ -1,60 +1,96 @@
-"""Tools, the choice between them, and response formats to the internal form."""
+"""Tools, tool choices and response formats of requests, decoded to the IR. Chats and responses share the rules."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.checks import missing, not_one_of, refused, too_long
+from schemas import responses
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import Grammar, Tool, ToolChoice
 from schemas.openai import requests as wire
 
 
-def read_tools(dialect: Dialect, tools: tuple[wire.Tool, ...]) -> tuple[Tool, ...]:
-    """The functions that may be called.
+def read_tools(dialect: Dialect, tools: Sequence[wire.Tool | responses.Tool]) -> tuple[Tool, ...]:
+    """The functions that the model may call.
 
     Raises:
-        schemas.errors.InvalidRequest: too many, or not of a form that the protocol has.
+        schemas.errors.InvalidRequest: there are too many, or one is incomplete or has too many properties.
+        schemas.errors.UnsupportedFeature: a tool is not a function.
     """
-    if len(tools) > dialect.limits.max_tools:
-        raise too_long("tools", dialect.limits.max_tools, len(tools))
+    limit = dialect.limits.max_tools
+    if len(tools) > limit:
+        raise too_long("tools", limit, len(tools))
     return tuple(_tool(dialect, tool, f"tools[{place}]") for place, tool in enumerate(tools))
 
 
 def read_tool_choice(choice: str | wire.ToolChoice | None, tools: tuple[Tool, ...]) -> ToolChoice | None:
-    """Which of `tools` may or must be called.
+    """Which of `tools` a chat's model may or must call.
 
     Raises:
-        schemas.errors.InvalidRequest: no such choice.
+        schemas.errors.InvalidRequest: there is no such choice, or no such tool.
     """
     if choice is None:
         return None
     if isinstance(choice, str):
-        return _keyword(choice, tools)
+        return choice_of_keyword(choice, tools)
     if choice.type == "allowed_tools":
         if choice.allowed_tools is None:
             raise missing("tool_choice.allowed_tools")
         names = tuple(_name(tool.function, "tool_choice.allowed_tools.tools") for tool in choice.allowed_tools.tools)
-        return ToolChoice("allowed", _offered(names, tools), required=choice.allowed_tools.mode == "required")
+        return choice_of_names("allowed_tools", names, choice.allowed_tools.mode, tools)
     if choice.type != "function":
         raise not_one_of("tool_choice.type", choice.type, ("function", "allowed_tools"))
-    return ToolChoice("named", _offered((_name(choice.function, "tool_choice"),), tools))
+    return choice_of_names("function", (_name(choice.function, "tool_choice"),), None, tools)
+
+
+def choice_of_keyword(keyword: str, tools: tuple[Tool, ...]) -> ToolChoice | None:
+    """The choice "none", "auto" or "required". None, the default, where "auto" has no tools.
+
+    Raises:
+        schemas.errors.InvalidRequest: another word, or "required" without tools.
+    """
+    if keyword == "required":
+        if not tools:
+            raise _without_tools()
+        return ToolChoice("required")
+    if keyword == "none":
+        return ToolChoice("none")
+    if keyword == "auto":
+        return ToolChoice("auto") if tools else None
+    raise not_one_of("tool_choice", keyword, ("none", "auto", "required"))
+
+
+def choice_of_names(type: str, names: tuple[str, ...], mode: str | None, tools: tuple[Tool, ...]) -> ToolChoice:
+    """The choice of one function (`type` "function"), or among several ("allowed_tools", of `mode` auto or required).
+
+    Raises:
+        schemas.errors.InvalidRequest: the request has no such tool.
+    """
+    if not tools:
+        raise _without_tools()
+    for name in names:
+        if all(tool.name != name for tool in tools):
+            raise refused("tool_choice", f"Tool choice '{name}' not found in 'tools' parameter.")
+    return ToolChoice("named", names) if type == "function" else ToolChoice("allowed", names, mode == "required")
 
 
 def read_response_format(given: wire.ResponseFormat | None) -> Grammar | None:
-    """The constraint on the text.
+    """The constraint on the text; None is free text.
 
     Raises:
-        schemas.errors.InvalidRequest: no such format, or it lacks its schema.
+        schemas.errors.InvalidRequest: there is no such format, or its schema or pattern is missing.
     """
     if given is None or given.type == "text":
         return None
     if given.type == "json_schema":
-        return _json_schema(given.json_schema)
+        if given.json_schema is None:
+            raise missing("response_format.json_schema")
+        return json_schema_grammar(given.json_schema, "response_format.json_schema")
     if given.type == "json_object" and given.value is None:
         return Grammar("json_object")
-    if given.type in ("json_object", "json"):  # with a `value`: TGI's
+    if given.type in ("json_object", "json"):  # TGI's: the schema is the `value`
         if not isinstance(given.value, dict):
             raise refused("response_format.value", "'response_format.value' must be a JSON schema.")
         return Grammar("json_schema", given.value)
@@ -65,67 +101,47 @@ def read_response_format(given: wire.ResponseFormat | None) -> Grammar | None:
     raise not_one_of("response_format.type", given.type, ("text", "json_object", "json_schema"))
 
 
-def _tool(dialect: Dialect, tool: wire.Tool, where: str) -> Tool:
+def json_schema_grammar(given: wire.JsonSchema | responses.Format, param: str) -> Grammar:
+    """The constraint by a JSON schema, which must have a name.
+
+    Raises:
+        schemas.errors.InvalidRequest: the name or the schema is missing.
+    """
+    if given.name is None:
+        raise missing(f"{param}.name")
+    if given.schema is None:
+        raise missing(f"{param}.schema")
+    return Grammar("json_schema", given.schema, given.name, given.strict)
+
+
+def _tool(dialect: Dialect, tool: wire.Tool | responses.Tool, param: str) -> Tool:
+    """A function. A chat nests its fields under `function`, a response does not."""
     if tool.type != "function":
         message = f"Tools of type '{tool.type}' are not supported. Supported types are: 'function'."
-        raise UnsupportedFeature(message, feature="tools", param=f"{where}.type")
-    function = tool.function
-    if function is None:
-        raise missing(f"{where}.function")
-    check_properties(dialect, function.parameters, f"{where}.function.parameters")
+        raise UnsupportedFeature(message, feature="tools", param=f"{param}.type")
+    function: wire.Function | responses.Tool
+    if isinstance(tool, wire.Tool):
+        param = f"{param}.function"
+        if tool.function is None:
+            raise missing(param)
+        function = tool.function
+    else:
+        function = tool
+    if function.name is None:
+        raise missing(f"{param}.name")
+    properties = (function.parameters or {}).get("properties")
+    limit = dialect.limits.max_properties
+    if limit is not None and isinstance(properties, dict) and len(properties) > limit:
+        param = f"{param}.parameters"
+        raise refused(param, f"Invalid '{param}': {len(properties)} properties are more than the limit of {limit}.")
     return Tool(function.name, function.description, function.parameters, function.strict)
 
 
-def check_properties(dialect: Dialect, parameters: dict[str, Any] | None, where: str) -> None:
-    """Refuse a tool of too many properties, where a dialect has a limit.
-
-    Raises:
-        schemas.errors.InvalidRequest: `param` is `where`.
-    """
-    properties = (parameters or {}).get("properties")
-    limit = dialect.limits.max_properties
-    if limit is not None and isinstance(properties, dict) and len(properties) > limit:
-        message = f"Invalid '{where}': {len(properties)} properties are more than the limit of {limit}."
-        raise refused(where, message)
-
-
-def _keyword(choice: str, tools: tuple[Tool, ...]) -> ToolChoice | None:
-    if choice == "required":
-        if not tools:
-            raise _without_tools()
-        return ToolChoice("required")
-    if choice == "none":
-        return ToolChoice("none")
-    if choice == "auto":
-        return ToolChoice("auto") if tools else None
-    raise not_one_of("tool_choice", choice, ("none", "auto", "required"))
-
-
-def _offered(names: tuple[str, ...], tools: tuple[Tool, ...]) -> tuple[str, ...]:
-    if not tools:
-        raise _without_tools()
-    for name in names:
-        if all(tool.name != name for tool in tools):
-            raise refused("tool_choice", f"Tool choice '{name}' not found in 'tools' parameter.")
-    return names
-
-
-def _name(function: wire.FunctionName | None, where: str) -> str:
+def _name(function: wire.FunctionName | None, param: str) -> str:
     if function is None:
-        raise missing(f"{where}.function")
+        raise missing(f"{param}.function")
     return function.name
 
 
 def _without_tools() -> InvalidRequest:
     return refused("tool_choice", "'tool_choice' is only allowed when 'tools' are specified.")
-
-
-def _json_schema(given: wire.JsonSchema | None) -> Grammar:
-    where = "response_format.json_schema"
-    if given is None:
-        raise missing(where)
-    if given.name is None:
-        raise missing(f"{where}.name")
-    if given.schema is None:
-        raise missing(f"{where}.schema")
-    return Grammar("json_schema", given.schema, given.name, given.strict)

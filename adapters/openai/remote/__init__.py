@@ -1,1 +1,1 @@
-"""OpenAI servers as remotes: encode requests for them, decode what they answer."""
+"""OpenAI servers as remotes: requests encoded for them, their answers decoded."""

@@ -1,6 +1,6 @@
-"""A remote's answers, whole and streamed, to events. Reads every server of this protocol that we know of.
+"""Answers of remotes, whole and streamed, decoded to events. Reads all known servers of this protocol.
 
-A stream is complete if and only if every choice told its finish reason; `[DONE]` is neither needed nor enough.
+A stream is complete if and only if every choice has a finish reason; `[DONE]` is neither necessary nor sufficient.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from adapters.body import UNREADABLE
 from adapters.frames import FrameReader
 from adapters.openai.dialects import Dialect
 from adapters.openai.remote.echo import without_echo
-from adapters.openai.remote.encode_request import passes_back, raw_fields
+from adapters.openai.remote.encode_request import raw_fields, relays_answer
 from adapters.openai.remote.failures import event_failure, is_error
-from adapters.openai.remote.tokens import Aligner, told_tokens
+from adapters.openai.remote.tokens import Aligner, remote_tokens
 from adapters.remote_failures import malformed
 from schemas.errors import Incomplete
 from schemas.ir import Delta, Event, Events, Finished, FinishReason, Generate, Relayed, Started, Token, ToolDelta, Usage
@@ -32,7 +32,7 @@ from schemas.openai.remote import (
     RemoteUsage,
 )
 
-_NOTHING = RemoteMessage()
+_EMPTY_MESSAGE = RemoteMessage()
 _NO_USAGE = RemoteUsage()
 _NO_PROMPT_DETAILS = RemotePromptDetails()
 _NO_COMPLETION_DETAILS = RemoteCompletionDetails()
@@ -41,25 +41,25 @@ _read = msgspec.json.Decoder(RemoteAnswer).decode
 
 
 class StreamReader(FrameReader):
-    """One stream being read; what follows its end is ignored."""
+    """Reader of one stream. Whatever follows the end of the stream is ignored."""
 
     def __init__(self, dialect: Dialect, request: Generate) -> None:
         super().__init__()
         self._dialect = dialect
         self._request = request
-        self._relays = passes_back(dialect, request)
+        self._relays = relays_answer(dialect, request)
         self._choices: dict[int, ChoiceReader] = {}
         self._usage: RemoteUsage | None = None
         self._started = self._ended = False
 
     def close(self) -> Events:
-        """The connection, or what was sent, ended."""
+        """The events that end the stream, once the connection was closed or `[DONE]` was read."""
         if self._ended:
             return ()
         if sum(choice.finished for choice in self._choices.values()) < expected_choices(self._request):
             raise Incomplete("The backend's stream ended before it was finished.")
         self._ended = True
-        return (read_usage(self._usage, sum(choice.told for choice in self._choices.values())),)
+        return (read_usage(self._usage, sum(choice.generated for choice in self._choices.values())),)
 
     def _frame(self, data: bytes, out: list[Event]) -> None:
         if self._ended:
@@ -73,7 +73,7 @@ class StreamReader(FrameReader):
             self._chunk(chunk, out)
 
     def _relay(self, data: bytes, chunk: RemoteAnswer, out: list[Event]) -> None:
-        """Pass the chunk on, without the usage that we asked for and the client did not."""
+        """Relay the chunk, without a usage that the gateway asked for and the client did not."""
         if not self._request.stream_usage and self._dialect.remote.ask_usage and b'"usage"' in data:
             if not chunk.choices:
                 return
@@ -96,13 +96,18 @@ class StreamReader(FrameReader):
                 if not 0 <= choice.index < expected_choices(self._request):
                     raise malformed("a choice that was not asked for")
                 reader = self._choices[choice.index] = ChoiceReader(self._dialect, self._request, choice.index)
-            out.extend(reader.feed(choice, choice.delta or choice.message or _NOTHING))
+            out.extend(reader.feed(choice, choice.delta or choice.message or _EMPTY_MESSAGE))
 
 
 class ChoiceReader:
-    """One choice being read; `told` is how many tokens it had at the least."""
+    """Reader of one choice.
 
-    __slots__ = ("_aligner", "_calls", "_dialect", "_index", "_request", "finished", "told")
+    Attributes:
+        finished: whether the choice has its finish reason.
+        generated: number of tokens so far, a lower bound: a delta without tokens counts as one.
+    """
+
+    __slots__ = ("_aligner", "_calls", "_dialect", "_index", "_request", "finished", "generated")
 
     def __init__(self, dialect: Dialect, request: Generate, index: int) -> None:
         self._dialect = dialect
@@ -111,32 +116,31 @@ class ChoiceReader:
         self._aligner = Aligner(request.top_logprobs) if request.logprobs else None
         self._calls: set[int] = set()
         self.finished = False
-        self.told = 0
+        self.generated = 0
 
     def feed(self, choice: RemoteChoice, message: RemoteMessage) -> Events:
-        """What the choice gained, if anything."""
-        text, thought = read_content(message)
+        """The event of a chunk or message of the choice; none if it adds nothing."""
+        text, reasoning = read_content(message)
         text += choice.text or ""
-        tokens = () if self._aligner is None else self._aligner.feed(told_tokens(choice.logprobs), text)
+        tokens = () if self._aligner is None else self._aligner.feed(remote_tokens(choice.logprobs), text)
         refusal = message.refusal or ""
-        calls = self._pieces(message.tool_calls) if message.tool_calls else ()
-        silent = not (text or tokens or thought or refusal or calls)
+        calls: tuple[ToolDelta, ...] = ()
+        if message.tool_calls:
+            calls = tuple(self._call(place, call) for place, call in enumerate(message.tool_calls))
+        empty = not (text or tokens or reasoning or refusal or calls)
         if self.finished:
-            if silent:
+            if empty:
                 return ()
             raise malformed("more of a choice that was finished")
-        self.told += len(tokens) or (not silent)
+        self.generated += len(tokens) or (not empty)
         if not choice.finish_reason:
-            return () if silent else (Delta(self._index, text, tokens, thought, refusal, calls),)
+            return () if empty else (Delta(self._index, text, tokens, reasoning, refusal, calls),)
         self.finished = True
         reason, stop = read_finish(self._dialect, choice)
-        return (Finished(self._index, text, tokens, thought, refusal, calls, reason=reason, stop=stop),)
-
-    def _pieces(self, calls: tuple[RemoteToolCall, ...]) -> tuple[ToolDelta, ...]:
-        return tuple(self._call(place, call) for place, call in enumerate(calls))
+        return (Finished(self._index, text, tokens, reasoning, refusal, calls, reason=reason, stop=stop),)
 
     def _call(self, place: int, call: RemoteToolCall) -> ToolDelta:
-        """A piece of a call; some servers repeat id and name with every piece, some give no id at all."""
+        """A part of a tool call. Some servers repeat id and name in every part, others give no id at all."""
         index = place if call.index is None else call.index
         function = call.function or RemoteFunction()
         arguments = function.arguments or ""
@@ -151,7 +155,7 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
     """A whole answer as the complete stream of its events.
 
     Raises:
-        schemas.errors.BackendError: it makes no sense, or was not finished.
+        schemas.errors.BackendError: the answer is an error, malformed or not finished.
     """
     answer = decode_answer(reply.body)
     choices = sorted(answer.choices or (), key=_by_index)
@@ -159,35 +163,35 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
         raise malformed("other choices than asked for")
     prompts: list[tuple[Token, ...]] = []
     out: list[Event] = []
-    told = 0
-    for index, whole in enumerate(choices):
-        if whole.index != index:
+    generated = 0
+    for index, echoed in enumerate(choices):
+        if echoed.index != index:
             raise malformed("other choices than asked for")
-        choice, prompt = without_echo(request, whole, answer.usage)
+        choice, prompt = without_echo(request, echoed, answer.usage)
         if request.prompt_logprobs and index % request.n == 0:
             prompts.append(prompt)
         reader = ChoiceReader(dialect, request, index)
-        out.extend(reader.feed(choice, choice.message or choice.delta or _NOTHING))
+        out.extend(reader.feed(choice, choice.message or choice.delta or _EMPTY_MESSAGE))
         if not reader.finished:
             raise Incomplete("The backend's answer was not finished.")
-        told += reader.told
-    usage = read_usage(answer.usage, told)
+        generated += reader.generated
+    usage = read_usage(answer.usage, generated)
     counted = None if answer.usage is None else usage.prompt_tokens
     started = Started(answer.model or request.model, counted, tuple(prompts))
-    relayed = (Relayed(reply.body),) if passes_back(dialect, request) else ()
+    relayed = (Relayed(reply.body),) if relays_answer(dialect, request) else ()
     return (*relayed, started, *out, usage)
 
 
 def expected_choices(request: Generate) -> int:
-    """How many answers were asked for."""
+    """The number of choices that the request asks for."""
     return len(request.prompts) * request.n
 
 
 def decode_answer(data: bytes) -> RemoteAnswer:
-    """An answer, or an event of one.
+    """Decode a whole answer or an event.
 
     Raises:
-        schemas.errors.GatewayError: it is an error, or cannot be read.
+        schemas.errors.GatewayError: it is an error, or malformed.
     """
     try:
         answer = _read(data)
@@ -199,10 +203,10 @@ def decode_answer(data: bytes) -> RemoteAnswer:
 
 
 def read_finish(dialect: Dialect, choice: RemoteChoice) -> tuple[FinishReason, str | None]:
-    """Why a choice ended, and at which stop string, where vLLM tells it.
+    """The finish reason of a choice, and its stop string, which vLLM gives.
 
     Raises:
-        schemas.errors.BackendFailed: for none of the reasons that an answer ends for.
+        schemas.errors.BackendFailed: the finish reason is unknown.
     """
     reason = dialect.remote.reasons.get(choice.finish_reason or "")
     if reason is None:
@@ -216,21 +220,22 @@ def read_finish(dialect: Dialect, choice: RemoteChoice) -> tuple[FinishReason, s
 
 def read_content(message: RemoteMessage) -> tuple[str, str]:
     """The text and the reasoning of a message."""
-    thought = message.reasoning_content or message.reasoning or ""
+    reasoning = message.reasoning_content or message.reasoning or ""
     if not isinstance(message.content, tuple):
-        return message.content or "", thought
+        return message.content or "", reasoning
     text = "".join(part.text or "" for part in message.content if part.type == "text")
-    return text, thought + "".join(_summary(part) for part in message.content if part.type == "reasoning")
+    return text, reasoning + "".join(_summary(part) for part in message.content if part.type == "reasoning")
 
 
-def read_usage(usage: RemoteUsage | None, told: int) -> Usage:
-    """The counts. A remote that tells none: the prompt's is 0, the answer's what was seen of it, a lower bound."""
+def read_usage(usage: RemoteUsage | None, generated: int) -> Usage:
+    """The token counts. Without them the prompt's count is 0 and the answer's is `generated`, a lower bound."""
     usage = usage or _NO_USAGE
     prompt = usage.prompt_tokens_details or _NO_PROMPT_DETAILS
     completion = usage.completion_tokens_details or _NO_COMPLETION_DETAILS
-    count = told if usage.completion_tokens is None else usage.completion_tokens
+    count = generated if usage.completion_tokens is None else usage.completion_tokens
     return Usage(usage.prompt_tokens, count, prompt.cached_tokens, completion.reasoning_tokens)
 
 
 def _summary(part: RemotePart) -> str:
+    """The reasoning in a part of the content (Databricks)."""
     return "".join(piece.text or "" for piece in part.summary or ())

@@ -1,68 +1,75 @@
-"""Taking the prompt off an answer that was asked to repeat it (`echo`), for its tokens or its log-probabilities."""
+"""Answers with an echoed prompt (`echo`): split into the prompt's tokens and the completion."""
 
 from __future__ import annotations
 
 import msgspec
 
 from adapters.openai.remote.encode_request import asks_echo
-from adapters.openai.remote.tokens import Aligner, told_tokens
+from adapters.openai.remote.tokens import Aligner, remote_tokens
 from adapters.remote_failures import malformed
-from schemas.ir import Generate, TextPrompt, Token, TokensPrompt
+from schemas.ir import Generate, Prompt, TextPrompt, Token, TokensPrompt
 from schemas.openai.remote import RemoteChoice, RemoteLogprobs, RemoteToken, RemoteUsage
 
 
 def without_echo(
     request: Generate, choice: RemoteChoice, usage: RemoteUsage | None
 ) -> tuple[RemoteChoice, tuple[Token, ...]]:
-    """The choice without its prompt, if that was asked for, and the prompt's tokens.
+    """The choice without the echoed prompt, and the prompt's tokens; the choice as it is if no echo was requested.
 
-    Without log-probabilities nobody tells where the text of token ids ends: then it stays, and nothing is told.
+    Without log-probabilities it is unknown where the text of token ids ends: the echo stays, and there are no tokens.
 
     Raises:
-        schemas.errors.BackendFailed: the prompt is not there.
+        schemas.errors.BackendFailed: the prompt is not at the beginning of the choice.
     """
-    told = told_tokens(choice.logprobs)
-    if not told or not asks_echo(request):
+    tokens = remote_tokens(choice.logprobs)
+    if not tokens or not asks_echo(request):
         return choice, ()
     prompt = request.prompts[choice.index // request.n]
     count = _prompt_count(request, prompt, choice, usage)
-    before, after = told[:count], told[count:]
-    if len(before) < count:
+    echo, completion = tokens[:count], tokens[count:]
+    if len(echo) < count:
         raise malformed("an echo shorter than the prompt")
-    whole = choice.text or ""
-    text = _completion_text(whole, prompt, before, after)
+    echoed = choice.text or ""
+    text = _completion_text(echoed, prompt, echo, completion)
     ids = prompt.ids if isinstance(prompt, TokensPrompt) else (None,) * count
-    # Laid against the text that was repeated: the token that begins a text may be told, but is no part of it.
-    laid = Aligner(request.top_logprobs).feed(before, whole.removesuffix(text))
-    if len(laid) != count:
+    # A beginning-of-sequence token may be listed without being part of the echoed text; the aligner makes it special.
+    aligned = Aligner(request.top_logprobs).feed(echo, echoed.removesuffix(text))
+    if len(aligned) != count:
         raise malformed("an echo that does not fit its tokens")
-    tokens = tuple(msgspec.structs.replace(token, id=id) for token, id in zip(laid, ids, strict=True))
-    return msgspec.structs.replace(choice, text=text, logprobs=RemoteLogprobs(content=after)), tokens
+    prompt_tokens = tuple(msgspec.structs.replace(token, id=id) for token, id in zip(aligned, ids, strict=True))
+    return msgspec.structs.replace(choice, text=text, logprobs=RemoteLogprobs(content=completion)), prompt_tokens
 
 
-def _prompt_count(request: Generate, prompt: object, choice: RemoteChoice, usage: RemoteUsage | None) -> int:
+def _prompt_count(request: Generate, prompt: Prompt, choice: RemoteChoice, usage: RemoteUsage | None) -> int:
+    """The number of the prompt's tokens."""
     if isinstance(prompt, TokensPrompt):
         return len(prompt.ids)
     if len(request.prompts) == 1 and usage is not None:
         return usage.prompt_tokens
     offsets = choice.logprobs.text_offset if choice.logprobs is not None else None
     if offsets is None or not isinstance(prompt, TextPrompt):
-        raise malformed("an echo that does not tell where the prompt ends")
+        raise malformed("an echo without the place where the prompt ends")
     return sum(offset < len(prompt.text) for offset in offsets)
 
 
-def _completion_text(text: str, prompt: object, before: tuple[RemoteToken, ...], after: tuple[RemoteToken, ...]) -> str:
-    """What follows the prompt. The names of halves of characters make up no text: then the other side's names may."""
+def _completion_text(
+    text: str, prompt: Prompt, echo: tuple[RemoteToken, ...], completion: tuple[RemoteToken, ...]
+) -> str:
+    """The text after the echoed prompt.
+
+    It is found by the prompt's own text, by the strings of the echo's tokens or by those of the completion's tokens.
+    The latter two fail where a character is split between tokens, because the strings of its parts are no text.
+    """
     if isinstance(prompt, TextPrompt) and text.startswith(prompt.text):
         return text.removeprefix(prompt.text)
-    for repeated in (before, before[1:]):  # the token that begins a text may be told, but is no part of it
-        if text.startswith(_names(repeated)):
-            return text.removeprefix(_names(repeated))
-    for generated in (after, after[:-1]):  # nor is the end token
-        if generated and text.endswith(_names(generated)):
-            return _names(generated)
+    for tokens in (echo, echo[1:]):  # the text may lack the beginning-of-sequence token
+        if text.startswith(_joined(tokens)):
+            return text.removeprefix(_joined(tokens))
+    for tokens in (completion, completion[:-1]):  # the text may lack the end-of-sequence token
+        if tokens and text.endswith(_joined(tokens)):
+            return _joined(tokens)
     raise malformed("an echo that does not fit its tokens")
 
 
-def _names(tokens: tuple[RemoteToken, ...]) -> str:
+def _joined(tokens: tuple[RemoteToken, ...]) -> str:
     return "".join(token.token for token in tokens)

@@ -1,22 +1,19 @@
-"""Vectors from a remote of this protocol: the request, and its answer read.
+"""Embeddings from remotes of this protocol: the request encoded, and the answer decoded.
 
-A client's own request of the same dialect is relayed, and what the remote answers is passed back as it is.
+The body of a client that speaks the remote's own dialect is relayed, and so is the remote's answer.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import sys
-from array import array
 from typing import Any
 
 import msgspec
 
 from adapters.base import Reply
 from adapters.openai.dialects import Dialect
-from adapters.openai.remote.encode_request import is_of
+from adapters.openai.remote.encode_request import same_dialect
 from adapters.openai.remote.failures import event_failure
+from adapters.openai.vectors import decode_vector
 from adapters.outbound import inexpressible
 from adapters.remote_failures import malformed, read_json
 from schemas.ir import Embed, Embeddings, TextPrompt, Usage
@@ -24,12 +21,18 @@ from schemas.openai.remote import RemoteAnswer, RemoteEmbedding, RemoteEmbedding
 
 
 def write_embed(dialect: Dialect, request: Embed, named: dict[str, Any], *, instruction: bool = False) -> bytes:
-    """The request's JSON; `named` is how it names the model, `instruction` says whether it can carry one.
+    """The JSON of a request.
+
+    Args:
+        dialect: the remote's dialect.
+        request: the request.
+        named: the field that names the model, if the body does.
+        instruction: whether the protocol has the field `instruction`.
 
     Raises:
-        schemas.errors.UnsupportedFeature: it cannot.
+        schemas.errors.UnsupportedFeature: the request has an instruction and the protocol has none.
     """
-    if is_of(dialect, request):
+    if same_dialect(dialect, request):
         assert request.origin is not None
         fields: dict[str, Any] = dict(msgspec.json.decode(request.origin.body, type=dict[str, msgspec.Raw]))
         fields.pop("model", None)
@@ -37,44 +40,37 @@ def write_embed(dialect: Dialect, request: Embed, named: dict[str, Any], *, inst
     if request.instruction and not instruction:
         raise inexpressible("instruction")
     inputs = [given.text if isinstance(given, TextPrompt) else given.ids for given in request.inputs]
-    said = {
+    optional = {
         "input": inputs[0] if len(inputs) == 1 else inputs,
         "instruction": request.instruction,
         "dimensions": request.dimensions,
         "user": request.user,
     }
-    return msgspec.json.encode(named | {name: value for name, value in said.items() if value is not None})
+    return msgspec.json.encode(named | {name: value for name, value in optional.items() if value is not None})
 
 
 def read_embeddings(dialect: Dialect, request: Embed, reply: Reply) -> Embeddings:
-    """The answer to a request for vectors.
+    """The answer to a request for embeddings.
 
     Raises:
-        schemas.errors.BackendError: it is an error, or makes no sense.
+        schemas.errors.BackendError: the answer is an error, or malformed.
     """
     answer = read_json(reply.body, RemoteEmbeddings)
     if answer.data is None:
-        raise event_failure(_as_error(reply.body))
+        raise event_failure(read_json(reply.body, RemoteAnswer))
     vectors = {_place(entry, place): _numbers(entry.embedding) for place, entry in enumerate(answer.data)}
     if sorted(vectors) != list(range(len(request.inputs))):
         raise malformed("not one vector for each input")
     usage = Usage(answer.usage.prompt_tokens if answer.usage is not None else 0, 0)
-    relayed = reply.body if is_of(dialect, request) and _as_asked(request, answer.data) else None
+    relayed = reply.body if same_dialect(dialect, request) and _has_requested_form(request, answer.data) else None
     ordered = tuple(vectors[place] for place in range(len(vectors)))
     return Embeddings(answer.model or request.model, ordered, usage, relayed)
 
 
-def _as_asked(request: Embed, data: tuple[RemoteEmbedding, ...]) -> bool:
-    """Whether the client's SDK can read it: Node's takes numbers for base64, and makes empty vectors of them."""
+def _has_requested_form(request: Embed, data: tuple[RemoteEmbedding, ...]) -> bool:
+    """Whether the answer has the requested encoding. Node's SDK takes numbers for base64 and makes empty vectors."""
     packed = request.encoding == "base64"
     return all(isinstance(entry.embedding, str) == packed and entry.index is not None for entry in data)
-
-
-def _as_error(body: bytes) -> RemoteAnswer:
-    try:
-        return msgspec.json.decode(body, type=RemoteAnswer)
-    except msgspec.ValidationError:
-        raise malformed("neither vectors nor an error") from None
 
 
 def _place(entry: RemoteEmbedding, place: int) -> int:
@@ -82,14 +78,10 @@ def _place(entry: RemoteEmbedding, place: int) -> int:
 
 
 def _numbers(vector: tuple[float, ...] | str) -> tuple[float, ...]:
-    """A vector's numbers: told as such, or as base64 of little-endian 32-bit floats."""
+    """The numbers of a vector, which may be in base64."""
     if not isinstance(vector, str):
         return vector
-    numbers = array("f")
     try:
-        numbers.frombytes(base64.b64decode(vector, validate=True))
-    except (binascii.Error, ValueError):
+        return decode_vector(vector)
+    except ValueError:
         raise malformed("a vector that is not base64 of floats") from None
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return tuple(numbers)

@@ -1,8 +1,9 @@
-"""The internal form to a request for a remote of this protocol, or a refusal: nothing asked for is left out silently.
+"""Requests for remotes of this protocol, encoded from the IR. What the remote cannot do is refused, never dropped.
 
-A client's own request of the same dialect is relayed: its bytes, but for the model's name. Two things are added or
-taken out nevertheless, both invisible to the client: the usage is asked for, because every stream of events ends with
-one, and a prompt's text is not asked back, because it is known.
+Strategy: the body of a client that speaks the remote's own dialect is relayed field by field, with the remote's name
+of the model. Two fields change, invisibly to the client: a stream is asked for its usage, because every stream of
+events ends with one, and `echo` is taken out where the gateway knows the prompt's text itself. Every other request is
+written anew from the IR, and refused if the dialect lacks one of its fields.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from adapters.base import Outbound
 from adapters.openai.dialects import HINTS, Dialect
 from adapters.openai.responses.decode import OPERATION
 from adapters.outbound import image_url, inexpressible
@@ -38,39 +38,35 @@ _FEATURES = {
     "response_format": "grammar",
     "echo": "prompt_logprobs",
 }
-"""The feature for which a field is sent, where that has another name."""
-
+"""A field of a request -> the feature that it is sent for, where the two have different names."""
 
 _HINTS = (*HINTS, "user")
+"""Fields that no answer depends on."""
 
 raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-"""An object's fields, each as it was written."""
+"""Decodes an object to its fields, each as the JSON that the client wrote."""
 
 
-def is_chat(request: Generate) -> bool:
-    """Whether the remote is asked for a chat: a text that wants the chat template is one turn of a user."""
+def is_chat_call(request: Generate) -> bool:
+    """Whether the remote is called for a chat. A text that needs the chat template is sent as a user's message."""
     return isinstance(request.prompts[0], ChatPrompt) or not request.raw_prompt
 
 
-def write_request(dialect: Dialect, request: Generate) -> Outbound:
-    """The request as the remote's own clients would write it.
-
-    Raises:
-        schemas.errors.UnsupportedFeature: the dialect cannot say it.
-    """
-    path = "/chat/completions" if is_chat(request) else "/completions"
-    return Outbound(path, write_body(dialect, request, {"model": request.model}))
-
-
 def write_body(dialect: Dialect, request: Generate, named: dict[str, Any]) -> bytes:
-    """The request's JSON; `named` is how it names the model, and what else the remote's kind wants said.
+    """The JSON of a request.
+
+    Args:
+        dialect: the remote's dialect.
+        request: the request.
+        named: the field that names the model, if any, and other fields that this kind of remote needs.
 
     Raises:
-        schemas.errors.UnsupportedFeature: the dialect cannot say it.
+        schemas.errors.UnsupportedFeature: the dialect cannot express the request.
     """
-    if unsayable := [feature for feature, asked in _unsayable(request).items() if asked]:
-        raise inexpressible(unsayable[0])
-    if is_of(dialect, request):
+    unsupported = next((feature for feature, asked in _inexpressible_features(request).items() if asked), None)
+    if unsupported is not None:
+        raise inexpressible(unsupported)
+    if same_dialect(dialect, request):
         assert request.origin is not None
         return _relayed(dialect, request, request.origin.body, named)
     prompt, fields = _prompt(request), _fields(dialect, request)
@@ -80,28 +76,29 @@ def write_body(dialect: Dialect, request: Generate, named: dict[str, Any]) -> by
     return msgspec.json.encode(named | prompt | fields)
 
 
-def is_of(dialect: Dialect, request: Generate | Embed) -> bool:
-    """Whether the client speaks as the remote does, so that what it sent can be passed on."""
+def same_dialect(dialect: Dialect, request: Generate | Embed) -> bool:
+    """Whether the client speaks the remote's dialect, so that its body can be relayed."""
     origin = request.origin
-    same = origin is not None and (origin.protocol, origin.dialect) == (dialect.protocol, dialect.name)
-    return same and origin is not None and bool(origin.body) and origin.operation != OPERATION
+    if origin is None or not origin.body or origin.operation == OPERATION:
+        return False
+    return (origin.protocol, origin.dialect) == (dialect.protocol, dialect.name)
 
 
-def passes_back(dialect: Dialect, request: Generate) -> bool:
-    """Whether what the remote answers can be passed on too: nothing in it is for us to say."""
-    return is_of(dialect, request) and not request.answer_suffix and (not request.echo or asks_echo(request))
+def relays_answer(dialect: Dialect, request: Generate) -> bool:
+    """Whether the remote's answer can be relayed, too: the gateway adds nothing to it."""
+    return same_dialect(dialect, request) and not request.answer_suffix and (not request.echo or asks_echo(request))
 
 
-def _unsayable(request: Generate) -> dict[str, bool]:
-    """What the protocol has no words for."""
-    chat = is_chat(request)
+def _inexpressible_features(request: Generate) -> dict[str, bool]:
+    """The features that the protocol cannot express -> whether the request asks for them."""
+    chat = is_chat_call(request)
     return {
         "several_prompts": chat and len(request.prompts) > 1,
         "token_prompts": chat and isinstance(request.prompts[0], TokensPrompt),
         "tools": not chat
         and bool(request.tools)
         and (request.tool_choice is None or request.tool_choice.mode != "none"),
-        # Of a stream nobody tells where its prompt ends.
+        # In a stream it is unknown where the echoed prompt ends.
         "prompt_logprobs": request.prompt_logprobs and (chat or request.stream),
         "suffix": chat and bool(request.suffix),
         "best_of": (request.best_of or 1) > request.n and (chat or request.stream),
@@ -112,11 +109,12 @@ def _unsayable(request: Generate) -> dict[str, bool]:
 
 
 def _relayed(dialect: Dialect, request: Generate, body: bytes, named: dict[str, Any]) -> bytes:
+    """The client's own body, with the remote's name of the model."""
     fields: dict[str, Any] = raw_fields(body)
     if "model" not in named:
         fields.pop("model", None)
     fields |= named
-    # What our encoder says itself.
+    # The server codec writes these parts of the answer itself.
     if request.echo and not asks_echo(request):
         fields.pop("echo", None)
     if request.answer_suffix:
@@ -130,7 +128,7 @@ def _relayed(dialect: Dialect, request: Generate, body: bytes, named: dict[str, 
 
 
 def asks_echo(request: Generate) -> bool:
-    """Whether only the remote can tell the prompt: its log-probabilities, or the text of token ids."""
+    """Whether the remote must echo the prompt: for its log-probabilities, or for the text of token ids."""
     known = all(isinstance(prompt, TextPrompt) for prompt in request.prompts)
     return request.prompt_logprobs or (request.echo and not known)
 
@@ -139,13 +137,15 @@ def _prompt(request: Generate) -> dict[str, Any]:
     first = request.prompts[0]
     if isinstance(first, ChatPrompt):
         return {"messages": [_message(message) for message in first.messages]}
-    if is_chat(request) and isinstance(first, TextPrompt):
-        return {"messages": [{"role": "user", "content": _with_images(first) if first.images else first.text}]}
-    prompts = [_raw(prompt) for prompt in request.prompts]
+    if is_chat_call(request) and isinstance(first, TextPrompt):
+        text = {"type": "text", "text": first.text}
+        content = [*map(_part, first.images), text] if first.images else first.text
+        return {"messages": [{"role": "user", "content": content}]}
+    prompts = [_raw_prompt(prompt) for prompt in request.prompts]
     return {"prompt": prompts[0] if len(prompts) == 1 else prompts}
 
 
-def _raw(prompt: Prompt) -> str | tuple[int, ...]:
+def _raw_prompt(prompt: Prompt) -> str | tuple[int, ...]:
     if isinstance(prompt, ChatPrompt):
         raise inexpressible("chat")
     if isinstance(prompt, TextPrompt):
@@ -156,11 +156,11 @@ def _raw(prompt: Prompt) -> str | tuple[int, ...]:
 
 
 def _fields(dialect: Dialect, request: Generate) -> dict[str, Any]:
-    """All that is asked for, under the protocol's names."""
+    """All fields but the prompt and the model. A completion's limit is always sent: the default is 16 tokens."""
     fields = {
         **_sampling(dialect, request.sampling),
         **_stopping(dialect, request),
-        **(_chat_fields(request) if is_chat(request) else _completion_fields(request)),
+        **(_chat_fields(request) if is_chat_call(request) else _completion_fields(request)),
         "n": request.n if request.n > 1 else None,
         "response_format": _response_format(request.grammar),
         "truncate_prompt_tokens": request.truncate_prompt_tokens,
@@ -168,18 +168,20 @@ def _fields(dialect: Dialect, request: Generate) -> dict[str, Any]:
         "stream_options": {"include_usage": True} if request.stream and dialect.remote.ask_usage else None,
         **_hints(dialect, request),
     }
-    unlimited = {"max_tokens": None} if not is_chat(request) and "max_tokens" in dialect.remote.remote_fields else {}
-    return unlimited | {name: value for name, value in fields.items() if value is not None}
+    given = {name: value for name, value in fields.items() if value is not None}
+    if is_chat_call(request) or "max_tokens" not in dialect.remote.remote_fields:
+        return given
+    return {"max_tokens": None} | given
 
 
 def _hints(dialect: Dialect, request: Generate) -> dict[str, Any]:
-    """What an answer does not depend on is left out where the remote would refuse it."""
+    """The fields that no answer depends on, without those that the remote would refuse."""
     hints = request.hints | {"user": request.user}
     return {name: hint for name, hint in hints.items() if name in _HINTS and name in dialect.remote.remote_fields}
 
 
 def _sampling(dialect: Dialect, sampling: Sampling) -> dict[str, Any]:
-    """The API samples unless told otherwise, so that greedy is a temperature."""
+    """The sampling fields. The API samples by default, so that greedy decoding is a temperature."""
     seed = None if sampling.seed_drawn and "seed" not in dialect.remote.remote_fields else sampling.seed
     if seed is not None and dialect.remote.signed_seed and seed >= 2**63:
         seed -= 2**64
@@ -200,7 +202,7 @@ def _sampling(dialect: Dialect, sampling: Sampling) -> dict[str, Any]:
 def _stopping(dialect: Dialect, request: Generate) -> dict[str, Any]:
     stopping = request.stopping
     return {
-        dialect.remote.max_tokens_field if is_chat(request) else "max_tokens": stopping.max_new_tokens,
+        dialect.remote.max_tokens_field if is_chat_call(request) else "max_tokens": stopping.max_new_tokens,
         "min_tokens": stopping.min_new_tokens or None,
         "stop": stopping.stop or None,
         "stop_token_ids": stopping.stop_token_ids or None,
@@ -230,7 +232,7 @@ def _completion_fields(request: Generate) -> dict[str, Any]:
 
 def _message(message: Message) -> dict[str, Any]:
     content = message.content
-    said = {
+    fields = {
         "role": message.role,
         "content": [_part(part) for part in content] if isinstance(content, tuple) else content,
         "name": message.name,
@@ -238,11 +240,7 @@ def _message(message: Message) -> dict[str, Any]:
         "tool_call_id": message.tool_call_id,
         "reasoning_content": message.reasoning,
     }
-    return {name: value for name, value in said.items() if value is not None or name == "content"}
-
-
-def _with_images(prompt: TextPrompt) -> list[dict[str, Any]]:
-    return [*map(_part, prompt.images), {"type": "text", "text": prompt.text}]
+    return {name: value for name, value in fields.items() if value is not None or name == "content"}
 
 
 def _part(part: Part) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""What a remote's errors mean. Its own words are passed on only where the client can mend the request.
+"""Errors of remotes decoded. The remote's message reaches the client only where the client can correct the request.
 
-Errors come in OpenAI's form, TGI's (`error` is the sentence), vLLM's and SGLang's (`message` and `code` at the top)
-and Databricks' (`error_code` and `message`).
+Errors have OpenAI's form, TGI's (`error` is the message), vLLM's and SGLang's (`message` and `code` at the top level)
+or Databricks' (`error_code` and `message`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from adapters.remote_failures import REFUSED, failure_of, read_error, retry_afte
 from schemas.errors import ContextLengthExceeded, GatewayError, InvalidRequest
 from schemas.openai.remote import RemoteAnswer
 
-_TOO_LONG = ("context_length_exceeded", "maximum context length", "max_model_len", "longer than the model's context")
+_CONTEXT_LENGTH_SIGNS = (
+    "context_length_exceeded",
+    "maximum context length",
+    "max_model_len",
+    "longer than the model's context",
+)
 _STATUS_OF_CODE = {
     "context_length_exceeded": 400,
     "rate_limit_exceeded": 429,
@@ -30,16 +35,16 @@ _STATUS_OF_CODE = {
     "TEMPORARILY_UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
-"""What an error in a stream would have had for a status, where it only has a word."""
+"""The code of an error without a status, in a stream -> the HTTP status that it stands for."""
 
 
 def is_error(answer: RemoteAnswer) -> bool:
-    """Whether an answer, or an event of one, is an error."""
+    """Whether a whole answer or an event is an error."""
     return bool(answer.error) or answer.error_code is not None or answer.object == "error"
 
 
 def event_failure(answer: RemoteAnswer) -> GatewayError:
-    """What an error in a stream means, or in an answer of status 200."""
+    """The error of an event, or of an answer with status 200."""
     error = answer.error if isinstance(answer.error, dict) else {}
     for code in (answer.code, error.get("code"), error.get("http_status_code"), answer.error_code, answer.error_type):
         status = _STATUS_OF_CODE.get(code) if isinstance(code, str) else code
@@ -49,27 +54,28 @@ def event_failure(answer: RemoteAnswer) -> GatewayError:
 
 
 def remote_failure(reply: Reply) -> GatewayError:
-    """What a reply with an error status means."""
+    """The error of a reply with an error status."""
     return _failure(reply.status, read_error(reply.body, RemoteAnswer), retry_after(reply.headers))
 
 
 def _failure(status: int, answer: RemoteAnswer, retry_after: float | None) -> GatewayError:
-    words = _words(answer)
+    message = _message(answer)
     if status in (400, 422):
         param, code = _text(answer, "param"), _text(answer, "code")
-        if any(sign in words or sign == code for sign in _TOO_LONG):
-            return ContextLengthExceeded(words, param=param)
-        return InvalidRequest(words, param=param, code=code)
-    return failure_of(status, words, retry_after)
+        if any(sign in message or sign == code for sign in _CONTEXT_LENGTH_SIGNS):
+            return ContextLengthExceeded(message, param=param)
+        return InvalidRequest(message, param=param, code=code)
+    return failure_of(status, message, retry_after)
 
 
-def _words(answer: RemoteAnswer) -> str:
-    for words in (_text(answer, "message"), answer.error, answer.message):
-        if isinstance(words, str) and words:
-            return words
+def _message(answer: RemoteAnswer) -> str:
+    for message in (_text(answer, "message"), answer.error, answer.message):
+        if isinstance(message, str) and message:
+            return message
     return REFUSED
 
 
 def _text(answer: RemoteAnswer, key: str) -> str | None:
+    """A field of the object `error`, if it is a string."""
     value: Any = answer.error.get(key) if isinstance(answer.error, dict) else None
     return value if isinstance(value, str) else None

@@ -1,7 +1,8 @@
-"""A remote's log-probabilities to tokens.
+"""A remote's log-probabilities decoded to tokens.
 
-The protocol tells what a token is called, not what it adds to the text: the end token is told or not, half a character
-is a U+FFFD or nothing, and a stop string cuts a token in two. So tokens are laid against the text they came with.
+Strategy: the protocol gives the string of each token, not what the token adds to the text. The end token may be listed
+or not, a part of a character is U+FFFD or nothing, and a stop string cuts a token in two. Tokens are therefore aligned
+with the text that they came with, so that their visible texts concatenate to it.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from itertools import zip_longest
 
 import msgspec
 
+from adapters.openai.inbound.logprobs import UNLIKELY
 from schemas.ir import Token, TopToken
 from schemas.openai.remote import RemoteLogprobs, RemoteToken, RemoteTop
 
-_HALF = "\ufffd"
-_UNLIKELY = -9999.0
+_INCOMPLETE = "\ufffd"
+"""What a server writes for a part of a character."""
 
 
-def told_tokens(logprobs: RemoteLogprobs | None) -> tuple[RemoteToken, ...]:
-    """The tokens of either form of log-probabilities."""
+def remote_tokens(logprobs: RemoteLogprobs | None) -> tuple[RemoteToken, ...]:
+    """The tokens of log-probabilities in the form of chats or of completions."""
     if logprobs is None:
         return ()
     if logprobs.tokens is None:
@@ -30,78 +32,80 @@ def told_tokens(logprobs: RemoteLogprobs | None) -> tuple[RemoteToken, ...]:
 
 
 class Aligner:
-    """Lays the tokens of one choice against its text, chunk by chunk.
+    """Aligns the tokens of one choice with its text, chunk by chunk.
 
     Args:
-        limit: of the likeliest tokens, so many.
+        limit: alternatives of each token that are kept.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def feed(self, told: Sequence[RemoteToken], text: str) -> tuple[Token, ...]:
-        """The tokens, their visible texts concatenating to `text`."""
-        if not told:
+    def feed(self, listed: Sequence[RemoteToken], text: str) -> tuple[Token, ...]:
+        """The tokens of a chunk. Their visible texts concatenate to `text`; a token that is not in it is special."""
+        if not listed:
             return ()
-        if "".join(token.token for token in told) == text:
-            return tuple(self._token(token, token.token) for token in told)
+        if "".join(token.token for token in listed) == text:
+            return tuple(self._token(token, token.token) for token in listed)
         tokens: list[Token] = []
-        half: int | None = None
-        for token in told:
+        incomplete: int | None = None  # place of the last token that ended amid a character
+        for token in listed:
             piece = token.token if token.bytes is None else self._decoder.decode(bytes(token.bytes))
-            at = text.find(piece) if half is not None and piece else 0
-            if half is not None and at > 0:
-                tokens[half] = _grown(tokens[half], text[:at])
+            at = text.find(piece) if incomplete is not None and piece else 0
+            if incomplete is not None and at > 0:  # the text before the piece completes that character
+                tokens[incomplete] = _extended(tokens[incomplete], text[:at])
                 text = text[at:]
             if text.startswith(piece) or (text and piece.startswith(text)):
-                shown = text[: len(piece)]
-                half = len(tokens) if not shown else None
-                tokens.append(self._token(token, shown))
-                text = text[len(shown) :]
-            elif _HALF in piece:
-                half = len(tokens)
+                visible = text[: len(piece)]
+                incomplete = len(tokens) if not visible else None
+                tokens.append(self._token(token, visible))
+                text = text[len(visible) :]
+            elif _INCOMPLETE in piece:
+                incomplete = len(tokens)
                 tokens.append(self._token(token, ""))
             else:
-                tokens.append(Token(None, token.token, token.logprob, special=True, top=_tops(token, self._limit)))
+                top = _alternatives(token, self._limit)
+                tokens.append(Token(None, token.token, token.logprob, special=True, top=top))
         return _with_rest(tokens, text)
 
-    def _token(self, told: RemoteToken, shown: str) -> Token:
-        own = told.token.encode() if told.bytes is None else bytes(told.bytes)
+    def _token(self, listed: RemoteToken, visible: str) -> Token:
+        own = listed.token.encode() if listed.bytes is None else bytes(listed.bytes)
         return Token(
             None,
-            shown,
-            told.logprob,
-            top=_tops(told, self._limit),
-            bytes=own if own != shown.encode() else None,
+            visible,
+            listed.logprob,
+            top=_alternatives(listed, self._limit),
+            bytes=own if own != visible.encode() else None,
         )
 
 
 def _with_rest(tokens: list[Token], text: str) -> tuple[Token, ...]:
-    """Text that no token's name accounts for is the last ordinary one's."""
+    """The tokens, with the `text` that none of them accounts for added to the last one that is not special."""
     if text:
         last = next((place for place in reversed(range(len(tokens))) if not tokens[place].special), None)
         if last is None:
             return (Token(None, text), *tokens)
-        tokens[last] = _grown(tokens[last], text)
+        tokens[last] = _extended(tokens[last], text)
     return tuple(tokens)
 
 
-def _grown(token: Token, text: str) -> Token:
+def _extended(token: Token, text: str) -> Token:
     own = token.text.encode() if token.bytes is None else token.bytes
     return msgspec.structs.replace(token, text=token.text + text, bytes=own)
 
 
-def _tops(told: RemoteToken, limit: int) -> tuple[TopToken, ...]:
-    return tuple(_top(other) for other in (told.top_logprobs or ())[:limit])
+def _alternatives(listed: RemoteToken, limit: int) -> tuple[TopToken, ...]:
+    return tuple(_alternative(other) for other in (listed.top_logprobs or ())[:limit])
 
 
-def _top(told: RemoteTop) -> TopToken:
-    own = None if told.bytes is None else bytes(told.bytes)
-    logprob = _UNLIKELY if told.logprob is None else told.logprob
-    return TopToken(None, told.token, logprob, own if own != told.token.encode() else None)
+def _alternative(listed: RemoteTop) -> TopToken:
+    own = None if listed.bytes is None else bytes(listed.bytes)
+    logprob = UNLIKELY if listed.logprob is None else listed.logprob
+    return TopToken(None, listed.token, logprob, own if own != listed.token.encode() else None)
 
 
 def _ranked(top: dict[str, float | None] | None) -> tuple[RemoteTop, ...]:
+    """The alternatives of a completion's token, the likeliest first."""
     found = ((token, logprob) for token, logprob in (top or {}).items() if logprob is not None)
     return tuple(RemoteTop(token, logprob) for token, logprob in sorted(found, key=lambda item: -item[1]))

@@ -1,1 +1,1 @@
-"""The Responses API: requests, answers and stored responses."""
+"""The Responses API: request bodies decoded, answers encoded, stored responses."""

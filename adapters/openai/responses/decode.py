@@ -1,4 +1,4 @@
-"""Bodies of `/v1/responses` to the internal form, with the conversation that they go on from (`stored`)."""
+"""Bodies of `/v1/responses` decoded to the IR, together with the stored conversation that they continue."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import msgspec
 from adapters.base import Call
 from adapters.dialect import Bound
 from adapters.openai.dialects import Dialect
-from adapters.openai.inbound.checks import empty, missing, not_one_of, out_of_bounds, refused, too_long
-from adapters.openai.inbound.decode import SMALLEST_NUCLEUS
+from adapters.openai.inbound.checks import check_bound, empty, missing, not_one_of
 from adapters.openai.inbound.messages import image_part
-from adapters.openai.inbound.tools import check_properties
-from adapters.openai.responses.stored import REFERENCE, conversation, own_items, referred
+from adapters.openai.inbound.tools import choice_of_keyword, choice_of_names, json_schema_grammar, read_tools
+from adapters.openai.responses.stored import REFERENCE, Items, conversation_items, input_items, referenced_item
 from schemas import responses as wire
 from schemas.errors import UnsupportedFeature
 from schemas.ir import (
+    SMALLEST_TOP_P,
     ChatPrompt,
     Generate,
     Grammar,
@@ -33,10 +33,10 @@ from schemas.ir import (
 )
 
 OPERATION = "responses"
-"""The route's name."""
+"""The name of the route that answers."""
 
 COUNT = "input_tokens"
-"""That of the route that only counts."""
+"""The name of the route that counts tokens."""
 
 _BOUNDS = (
     Bound("temperature", 0, 2),
@@ -46,26 +46,35 @@ _BOUNDS = (
     Bound("top_logprobs", 0, 20),
 )
 _ROLES = ("system", "developer", "user", "assistant")
-_NOT_KEPT = ("conversation", "background", "prompt")
+_UNSUPPORTED_FIELDS = ("conversation", "background", "prompt")
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = ("reasoning.encrypted_content", _LOGPROBS)
 
 
-def response(
+def read_response(
     dialect: Dialect, given: wire.ResponseRequest, origin: Origin, call: Call, extra: dict[str, Any]
 ) -> Generate:
-    """A question.
+    """The request of `POST /v1/responses`.
+
+    Args:
+        dialect: the dialect whose limits hold.
+        given: the body.
+        origin: where the request came from, with the bytes of the body.
+        call: the HTTP request, with the stored responses.
+        extra: the unknown fields of the body.
 
     Raises:
-        schemas.errors.InvalidRequest: `param` names the field that is wrong.
+        schemas.errors.RequestError: a field is wrong (`param` names it), or a stored response is not found.
     """
     _check(given)
-    tools = tuple(_tool(dialect, tool, f"tools[{place}]") for place, tool in enumerate(given.tools or ()))
-    if len(tools) > dialect.limits.max_tools:
-        raise too_long("tools", dialect.limits.max_tools, len(tools))
-    scored = _LOGPROBS in (given.include or ())
-    before = conversation(call, given.previous_response_id)
-    stores = given.store is not False and call.records is not None
+    tools = read_tools(dialect, given.tools or ())
+    before = conversation_items(call, given.previous_response_id)
+    hints = {
+        "reasoning_effort": given.reasoning.effort if given.reasoning is not None else None,
+        "metadata": given.metadata,
+        "service_tier": given.service_tier,
+    }
+    logprobs = _LOGPROBS in (given.include or ())
     return Generate(
         id=call.id,
         model=given.model or "",
@@ -73,185 +82,151 @@ def response(
         sampling=Sampling(
             do_sample=True,
             temperature=given.temperature,
-            top_p=SMALLEST_NUCLEUS if given.top_p == 0 else given.top_p,
+            top_p=SMALLEST_TOP_P if given.top_p == 0 else given.top_p,
         ),
         stopping=Stopping(max_new_tokens=given.max_output_tokens),
         stream=bool(given.stream),
         stream_usage=True,
-        stored_items=_items(before, origin, call) if stores else None,
+        stored_items=_stored_items(given, before, origin, call),
         raw_prompt=False,
-        logprobs=scored,
-        top_logprobs=(given.top_logprobs or 0) if scored else 0,
+        logprobs=logprobs,
+        top_logprobs=(given.top_logprobs or 0) if logprobs else 0,
         tools=tools,
-        tool_choice=_choice(given.tool_choice, tools),
+        tool_choice=_tool_choice(given.tool_choice, tools),
         parallel_tool_calls=given.parallel_tool_calls,
         grammar=_grammar(given.text),
         user=given.safety_identifier or given.user,
-        hints=_hints(given),
+        hints={name: value for name, value in hints.items() if value is not None},
         extra=extra,
         origin=origin,
     )
 
 
-def count(dialect: Dialect, given: wire.ResponseRequest, origin: Origin, call: Call, extra: dict[str, Any]) -> Tokenize:
-    """A question of which only the length is asked.
+def read_count(
+    dialect: Dialect, given: wire.ResponseRequest, origin: Origin, call: Call, extra: dict[str, Any]
+) -> Tokenize:
+    """The request of `POST /v1/responses/input_tokens`, which counts the tokens of the same body.
 
     Raises:
-        schemas.errors.InvalidRequest: as for `response`.
+        schemas.errors.RequestError: as for `read_response`.
     """
-    asked = response(dialect, given, origin, call, extra)
-    none = asked.tool_choice is not None and asked.tool_choice.mode == "none"
-    tools = () if none else asked.tools
-    return Tokenize(id=asked.id, model=asked.model, prompt=asked.prompts[0], tools=tools, origin=origin)
+    request = read_response(dialect, given, origin, call, extra)
+    hidden = request.tool_choice is not None and request.tool_choice.mode == "none"
+    tools = () if hidden else request.tools
+    return Tokenize(id=request.id, model=request.model, prompt=request.prompts[0], tools=tools, origin=origin)
 
 
-def _hints(given: wire.ResponseRequest) -> dict[str, Any]:
-    hints = {
-        "reasoning_effort": given.reasoning.effort if given.reasoning is not None else None,
-        "metadata": given.metadata,
-        "service_tier": given.service_tier,
-    }
-    return {name: value for name, value in hints.items() if value is not None}
+def _stored_items(given: wire.ResponseRequest, before: Items, origin: Origin, call: Call) -> bytes | None:
+    """The JSON of the items `before` and of the input, to store with the answer; None if nothing is to be stored."""
+    if given.store is False or call.records is None:
+        return None
+    return msgspec.json.encode(before + input_items(call, msgspec.json.decode(origin.body)["input"]))
 
 
 def _check(given: wire.ResponseRequest) -> None:
     if not given.model:
         raise missing("model")
     for bound in _BOUNDS:
-        value = getattr(given, bound.name)
-        if value is not None and not bound.holds(value):
-            raise out_of_bounds(bound, value)
-    for field in _NOT_KEPT:
+        check_bound(bound, getattr(given, bound.name))
+    for field in _UNSUPPORTED_FIELDS:
         if getattr(given, field):
             message = f"The '{field}' parameter is not supported."
             raise UnsupportedFeature(message, feature=field, param=field)
     if given.truncation not in (None, "disabled"):
-        message = "The 'truncation' parameter must be 'disabled': a conversation is never cut."
+        message = "The 'truncation' parameter must be 'disabled': a conversation is never truncated."
         raise UnsupportedFeature(message, feature="truncation", param="truncation")
     for name in given.include or ():
         if name not in _INCLUDABLE:
             raise UnsupportedFeature(f"'{name}' cannot be included.", feature="include", param="include")
 
 
-def _items(before: list[dict[str, Any]], origin: Origin, call: Call) -> bytes:
-    """The JSON of all items that the answer will answer."""
-    return msgspec.json.encode(before + own_items(call, msgspec.json.decode(origin.body)["input"]))
-
-
 def _conversation(given: wire.ResponseRequest, before: tuple[wire.Item, ...], call: Call) -> ChatPrompt:
-    """The messages. What an earlier request's instructions were does not hold any more."""
+    """The messages: the instructions of this request alone, the items `before` it, and its input."""
     messages: list[Message] = []
     if given.instructions:
         messages.append(Message("system", given.instructions))
     for item in before:
-        if (message := _item(item, "previous_response_id")) is not None:
-            messages.append(_joined(messages, message))
+        _append(messages, _message(item, "previous_response_id"))
     if isinstance(given.input, str):
         messages.append(Message("user", given.input))
         return ChatPrompt(tuple(messages))
     if not given.input:
         raise empty("input")
     for place, item in enumerate(given.input):
-        meant = msgspec.convert(referred(call, item.id or ""), wire.Item) if item.type == REFERENCE else item
-        if (message := _item(meant, f"input[{place}]")) is not None:
-            messages.append(_joined(messages, message))
+        resolved = msgspec.convert(referenced_item(call, item.id or ""), wire.Item) if item.type == REFERENCE else item
+        _append(messages, _message(resolved, f"input[{place}]"))
     return ChatPrompt(tuple(messages))
 
 
-def _joined(messages: list[Message], message: Message) -> Message:
-    """Calls that the model made at once are items of their own here, and one message in chats."""
+def _append(messages: list[Message], message: Message | None) -> None:
+    """Append a message. Tool calls are items of their own here; in the IR they belong to the assistant's message."""
+    if message is None:
+        return
     if message.tool_calls and messages and messages[-1].role == "assistant":
         last = messages.pop()
-        return Message("assistant", last.content, tool_calls=(*last.tool_calls, *message.tool_calls))
-    return message
+        message = Message("assistant", last.content, tool_calls=(*last.tool_calls, *message.tool_calls))
+    messages.append(message)
 
 
-def _item(item: wire.Item, where: str) -> Message | None:
+def _message(item: wire.Item, param: str) -> Message | None:
+    """The message of an item; None for reasoning, which is not sent to a model again."""
     if item.type == "message":
         if item.role not in _ROLES:
-            raise not_one_of(f"{where}.role", str(item.role), _ROLES)
+            raise not_one_of(f"{param}.role", str(item.role), _ROLES)
         if item.content is None:
-            raise missing(f"{where}.content")
-        return Message(item.role or "", _content(item.content, f"{where}.content"))
+            raise missing(f"{param}.content")
+        return Message(item.role or "", _content(item.content, f"{param}.content"))
     if item.type == "function_call":
         if item.call_id is None or item.name is None:
-            raise missing(f"{where}.{'name' if item.name is None else 'call_id'}")
+            raise missing(f"{param}.{'name' if item.name is None else 'call_id'}")
         return Message("assistant", None, tool_calls=(ToolCall(item.call_id, item.name, item.arguments or "{}"),))
     if item.type == "function_call_output":
         if item.call_id is None:
-            raise missing(f"{where}.call_id")
-        return Message("tool", _content(item.output or "", f"{where}.output"), tool_call_id=item.call_id)
+            raise missing(f"{param}.call_id")
+        return Message("tool", _content(item.output or "", f"{param}.output"), tool_call_id=item.call_id)
     if item.type == "reasoning":
-        return None  # what the model thought is not told to it again
+        return None
     message = f"Items of type '{item.type}' are not supported."
-    raise UnsupportedFeature(message, feature=item.type, param=f"{where}.type")
+    raise UnsupportedFeature(message, feature=item.type, param=f"{param}.type")
 
 
-def _content(content: str | tuple[wire.Part, ...], where: str) -> str | tuple[Part, ...]:
+def _content(content: str | tuple[wire.Part, ...], param: str) -> str | tuple[Part, ...]:
     if isinstance(content, str):
         return content
-    return tuple(_part(part, f"{where}[{place}]") for place, part in enumerate(content))
+    return tuple(_part(part, f"{param}[{place}]") for place, part in enumerate(content))
 
 
-def _part(part: wire.Part, where: str) -> Part:
+def _part(part: wire.Part, param: str) -> Part:
     if part.type == "input_image":
         if part.image_url is None:
-            raise missing(f"{where}.image_url")
+            raise missing(f"{param}.image_url")
         return image_part(part.image_url, part.detail)
     if part.type not in ("input_text", "output_text", "text", "refusal"):
         message = f"Content of type '{part.type}' is not supported."
-        raise UnsupportedFeature(message, feature=part.type, param=f"{where}.type")
+        raise UnsupportedFeature(message, feature=part.type, param=f"{param}.type")
     text = part.refusal if part.type == "refusal" else part.text
     if text is None:
-        raise missing(f"{where}.text")
+        raise missing(f"{param}.text")
     return TextPart(text)
 
 
-def _tool(dialect: Dialect, tool: wire.Tool, where: str) -> Tool:
-    if tool.type != "function":
-        message = f"Tools of type '{tool.type}' are not supported. Supported types are: 'function'."
-        raise UnsupportedFeature(message, feature="tools", param=f"{where}.type")
-    if tool.name is None:
-        raise missing(f"{where}.name")
-    check_properties(dialect, tool.parameters, f"{where}.parameters")
-    return Tool(tool.name, tool.description, tool.parameters, tool.strict)
-
-
-def _choice(given: str | wire.Choice | None, tools: tuple[Tool, ...]) -> ToolChoice | None:
-    if given is None or (given == "auto" and not tools):
+def _tool_choice(given: str | wire.Choice | None, tools: tuple[Tool, ...]) -> ToolChoice | None:
+    if given is None:
         return None
-    if given in ("none", "auto"):
-        return ToolChoice(given)  # type: ignore[arg-type]
-    if not tools:
-        raise refused("tool_choice", "'tool_choice' is only allowed when 'tools' are specified.")
-    if given == "required":
-        return ToolChoice("required")
     if isinstance(given, str):
-        raise not_one_of("tool_choice", given, ("none", "auto", "required"))
+        return choice_of_keyword(given, tools)
     if given.type == "function" and given.name is not None:
-        names: tuple[str, ...] = (given.name,)
-    elif given.type == "allowed_tools":
-        names = tuple(tool.name or "" for tool in given.tools)
-    else:
-        raise not_one_of("tool_choice.type", given.type, ("function", "allowed_tools"))
-    for name in names:
-        if all(tool.name != name for tool in tools):
-            raise refused("tool_choice", f"Tool choice '{name}' not found in 'tools' parameter.")
-    if given.type == "function":
-        return ToolChoice("named", names)
-    return ToolChoice("allowed", names, required=given.mode == "required")
+        return choice_of_names("function", (given.name,), None, tools)
+    if given.type == "allowed_tools":
+        return choice_of_names("allowed_tools", tuple(tool.name or "" for tool in given.tools), given.mode, tools)
+    raise not_one_of("tool_choice.type", given.type, ("function", "allowed_tools"))
 
 
 def _grammar(text: wire.Text | None) -> Grammar | None:
-    format = (text.format if text is not None else None) or wire.Format()
-    if format.type == "text":
+    if text is None or text.format is None or text.format.type == "text":
         return None
-    if format.type == "json_object":
+    if text.format.type == "json_object":
         return Grammar("json_object")
-    if format.type != "json_schema":
-        raise not_one_of("text.format.type", format.type, ("text", "json_schema", "json_object"))
-    if format.schema is None:
-        raise missing("text.format.schema")
-    if format.name is None:
-        raise missing("text.format.name")
-    return Grammar("json_schema", format.schema, format.name, format.strict)
+    if text.format.type != "json_schema":
+        raise not_one_of("text.format.type", text.format.type, ("text", "json_schema", "json_object"))
+    return json_schema_grammar(text.format, "text.format")

@@ -1,6 +1,6 @@
-"""Responses that may be asked for again, and gone on from: what is kept of one, and the routes that tell it.
+"""Stored responses: what is stored of a response, and the routes that retrieve, list and delete it.
 
-A record is whole: it holds the conversation up to its response, so that one that was forgotten takes none with it.
+A record holds its whole conversation, so that a response stays usable after the responses before it were deleted.
 """
 
 from __future__ import annotations
@@ -16,158 +16,172 @@ from schemas import responses as wire
 from schemas.errors import InvalidRequest, RouteNotFound, UnsupportedFeature
 
 REFERENCE = "item_reference"
-"""The type of an item that only names another one."""
+"""The type of an input item that only names another item."""
 
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-_MOST, _USUAL = 100, 20
+Items = list[dict[str, Any]]
+"""Items as JSON objects, each with an id."""
+
+_ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_MAX_LIMIT, _DEFAULT_LIMIT = 100, 20
 
 
-class Stored(msgspec.Struct, frozen=True):
-    """A record: the response's JSON, and the items that it answers."""
+class StoredResponse(msgspec.Struct, frozen=True):
+    """A record: the JSON of the response, and of the items before it in the conversation."""
 
     response: msgspec.Raw
     items: msgspec.Raw
 
 
-class _Answered(msgspec.Struct, frozen=True):
-    output: list[dict[str, Any]] = []
+class _Output(msgspec.Struct, frozen=True):
+    output: Items = []
 
 
-def record(id: str, response: bytes, items: bytes) -> Record:
-    """What is kept of a response."""
-    return Record(id, msgspec.json.encode(Stored(msgspec.Raw(response), msgspec.Raw(items))))
+def make_record(id: str, response: bytes, items: bytes) -> Record:
+    """The record of a response."""
+    return Record(id, msgspec.json.encode(StoredResponse(msgspec.Raw(response), msgspec.Raw(items))))
 
 
-def conversation(call: Call, previous: str | None) -> list[dict[str, Any]]:
-    """The items of a conversation up to and with the response `previous`.
+def conversation_items(call: Call, previous: str | None) -> Items:
+    """The items of a conversation up to and including the response `previous`; none where it is None.
 
     Raises:
-        schemas.errors.InvalidRequest: it is not known here (any more).
+        schemas.errors.InvalidRequest: `previous` is not stored (any more).
     """
     if previous is None:
         return []
-    found = _find(call, previous)
-    if found is None:
+    stored = _load(call, previous)
+    if stored is None:
         raise InvalidRequest(
             f"Previous response with id '{previous}' not found.",
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    output = msgspec.json.decode(found.response, type=_Answered).output
-    items: list[dict[str, Any]] = msgspec.json.decode(found.items)
-    return items + output
+    return _all_items(stored)
 
 
-def referred(call: Call, id: str) -> dict[str, Any]:
-    """The item of a stored response that another request names by its id alone, as the AI SDK does.
+def referenced_item(call: Call, id: str) -> dict[str, Any]:
+    """The item of a stored response that a request names by its id alone, as the AI SDK does.
 
     Raises:
-        schemas.errors.RouteNotFound: it is not known here (any more).
+        schemas.errors.RouteNotFound: the item is not stored (any more).
     """
-    request_id = id.partition("_")[2].rpartition("_")[0]  # every item's id holds that of the request
-    found = _find(call, f"resp_{request_id}")
-    if found is not None:
-        items: list[dict[str, Any]] = msgspec.json.decode(found.items)
-        for item in items + msgspec.json.decode(found.response, type=_Answered).output:
+    request_id = id.partition("_")[2].rpartition("_")[0]  # an item's id contains its request's: msg_<request>_<place>
+    stored = _load(call, f"resp_{request_id}")
+    if stored is not None:
+        for item in _all_items(stored):
             if item["id"] == id:
                 return item
     message = f"Item with id '{id}' not found. Items are not kept where 'store' is false, nor for ever."
     raise RouteNotFound(message, param="input")
 
 
-def own_items(call: Call, given: Any) -> list[dict[str, Any]]:
-    """The items of a request's `input`, as its body has them, each with an id and in its long form."""
+def input_items(call: Call, given: Any) -> Items:
+    """The items of a request's `input` as its body has it: references resolved, ids added, texts in the long form.
+
+    Raises:
+        schemas.errors.RouteNotFound: a referenced item is not stored (any more).
+    """
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     return [
-        referred(call, item.get("id") or "") if item.get("type") == REFERENCE else _long(item, f"{call.id}_in{place}")
+        referenced_item(call, item.get("id") or "")
+        if item.get("type") == REFERENCE
+        else _normalized(item, f"{call.id}_in{place}")
         for place, item in enumerate(items)
     ]
 
 
-def _long(item: dict[str, Any], id: str) -> dict[str, Any]:
+def _normalized(item: dict[str, Any], id: str) -> dict[str, Any]:
+    """The item with type, id and status, and the text of a message as a list of content parts."""
     kind = item.get("type") or "message"
-    said = {"type": kind, "id": f"{_PREFIXES.get(kind, 'item')}_{id}", "status": "completed"}
-    said |= {name: value for name, value in item.items() if value is not None}
-    if kind == "message" and isinstance(said.get("content"), str):
-        text = {"type": "input_text", "text": said["content"]}
-        if said.get("role") == "assistant":
+    fields = {"type": kind, "id": f"{_ID_PREFIXES.get(kind, 'item')}_{id}", "status": "completed"}
+    fields |= {name: value for name, value in item.items() if value is not None}
+    if kind == "message" and isinstance(fields.get("content"), str):
+        text = {"type": "input_text", "text": fields["content"]}
+        if fields.get("role") == "assistant":
             text |= {"type": "output_text", "annotations": []}
-        said["content"] = [text]
-    return said
+        fields["content"] = [text]
+    return fields
 
 
 def retrieve(call: Call) -> Reply:
     """The answer of `GET /v1/responses/{id}`.
 
     Raises:
-        schemas.errors.RequestError: it is not known here, or asked for as a stream.
+        schemas.errors.RequestError: the response is not stored, or is requested as a stream.
     """
     if call.query.get("stream", "false") != "false":
-        message = "The 'stream' parameter is not supported: a response is told again whole."
+        message = "The 'stream' parameter is not supported: a stored response is returned whole."
         raise UnsupportedFeature(message, feature="stream", param="stream")
-    return Reply(bytes(_found(call).response))
+    return Reply(bytes(_stored(call).response))
 
 
 def delete(call: Call) -> Reply:
     """The answer of `DELETE /v1/responses/{id}`.
 
     Raises:
-        schemas.errors.RouteNotFound: it is not known here.
+        schemas.errors.RouteNotFound: the response is not stored.
     """
     id = call.path["id"]
     if call.records is None or not call.records.delete(id):
-        raise _unknown(id)
+        raise _not_found(id)
     return Reply(msgspec.json.encode(wire.Deleted(id)))
 
 
 def cancel(call: Call) -> Reply:
-    """The answer of `POST /v1/responses/{id}/cancel`: none can be.
+    """The answer of `POST /v1/responses/{id}/cancel`: always an error, because no response runs in the background.
 
     Raises:
-        schemas.errors.RequestError: it has ended, or is not known here.
+        schemas.errors.RequestError: the response has ended, or is not stored.
     """
-    _found(call)
+    _stored(call)
     raise InvalidRequest("Cannot cancel a synchronous response.")
 
 
 def list_items(call: Call) -> Reply:
-    """The answer of `GET /v1/responses/{id}/input_items`, the newest first unless told otherwise.
+    """The answer of `GET /v1/responses/{id}/input_items`: the newest item first, unless `order` is "asc".
 
     Raises:
-        schemas.errors.RequestError: it is not known here, or a parameter is wrong.
+        schemas.errors.RequestError: the response is not stored, or a query parameter is wrong.
     """
-    items: list[dict[str, Any]] = msgspec.json.decode(_found(call).items)
+    items: Items = msgspec.json.decode(_stored(call).items)
     order = call.query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise not_one_of("order", order, ("asc", "desc"))
     if order == "desc":
         items.reverse()
-    limit = call.query.get("limit", str(_USUAL))
-    if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= _MOST:
-        raise refused("limit", f"Invalid 'limit': must be from 1 to {_MOST}.")
+    limit = call.query.get("limit", str(_DEFAULT_LIMIT))
+    if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= _MAX_LIMIT:
+        raise refused("limit", f"Invalid 'limit': must be from 1 to {_MAX_LIMIT}.")
     ids = [item["id"] for item in items]
     begin = ids.index(call.query["after"]) + 1 if call.query.get("after") in ids else 0
-    shown = items[begin : begin + int(limit)]
-    page = wire.ItemList(
-        data=tuple(shown),
-        first_id=shown[0]["id"] if shown else None,
-        last_id=shown[-1]["id"] if shown else None,
-        has_more=begin + len(shown) < len(items),
+    page = items[begin : begin + int(limit)]
+    answer = wire.ItemList(
+        data=tuple(page),
+        first_id=page[0]["id"] if page else None,
+        last_id=page[-1]["id"] if page else None,
+        has_more=begin + len(page) < len(items),
     )
-    return Reply(msgspec.json.encode(page))
+    return Reply(msgspec.json.encode(answer))
 
 
-def _find(call: Call, id: str) -> Stored | None:
+def _all_items(stored: StoredResponse) -> Items:
+    """The items of the conversation and of the response itself."""
+    items: Items = msgspec.json.decode(stored.items)
+    return items + msgspec.json.decode(stored.response, type=_Output).output
+
+
+def _load(call: Call, id: str) -> StoredResponse | None:
     data = call.records.get(id) if call.records is not None else None
-    return None if data is None else msgspec.json.decode(data, type=Stored)
+    return None if data is None else msgspec.json.decode(data, type=StoredResponse)
 
 
-def _found(call: Call) -> Stored:
-    found = _find(call, call.path["id"])
-    if found is None:
-        raise _unknown(call.path["id"])
-    return found
+def _stored(call: Call) -> StoredResponse:
+    """The response that the path names."""
+    stored = _load(call, call.path["id"])
+    if stored is None:
+        raise _not_found(call.path["id"])
+    return stored
 
 
-def _unknown(id: str) -> RouteNotFound:
+def _not_found(id: str) -> RouteNotFound:
     return RouteNotFound(f"Response with id '{id}' not found.")

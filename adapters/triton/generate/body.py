@@ -1,8 +1,8 @@
 """Bodies of the generate extension, by Triton's rules and by MindIE's.
 
-Triton's (src/http_server.cc, ConvertGenerateRequest): members are taken in order; one that names a model input becomes
-that tensor, any other becomes a request parameter; those of `parameters` are handled as if they stood outside. A
-tensor given twice is an error, so the body is read as ordered pairs. MindIE's is a plain object.
+Triton's rules (src/http_server.cc, ConvertGenerateRequest): members are handled in order. A member with the name of a
+model input becomes that tensor, any other a request parameter; members of `parameters` are handled like those of the
+body. A tensor given twice is an error, so the body is decoded as ordered pairs. MindIE's body is a plain object.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ _in_pairs = json.JSONDecoder(object_pairs_hook=tuple).decode
 
 
 def read(body: bytes, card: ModelCard, dialect: Dialect) -> Given:
-    """Read a body.
+    """Decode a body.
 
     Raises:
-        schemas.errors.MalformedBody: it is not JSON.
-        schemas.errors.InvalidRequest: it is not a generate request.
+        schemas.errors.MalformedBody: the body is not JSON.
+        schemas.errors.InvalidRequest: the body is no generate request.
     """
     found = parse(body)
     if dialect.requests.rules == "mindie":
         return _read_object(found, dialect)
-    # Decoded twice: what a body may hold at all is decided in one place for all protocols, which tells no duplicates.
+    # Decoded twice: `parse` checks the limits that all protocols share, but loses duplicate keys.
     pairs = _in_pairs(body.decode())
     if not isinstance(pairs, tuple):
         raise InvalidRequest("attempt to get members for non-object")
     id = dict(reversed(pairs)).get("id", "")
     if not isinstance(id, str):
         raise InvalidRequest("Unable to parse 'id': attempt to access JSON non-string as string", param="id")
-    reader = _Reader(card, dialect.limits.max_input_bytes)
+    reader = _MemberReader(card, dialect.limits.max_input_bytes)
     reader.members(pairs)
     return from_tensors(reader.tensors, reader.parameters, card=card, id=id)
 
 
-class _Reader:
-    """Sorts members into tensors and parameters."""
+class _MemberReader:
+    """Collects the tensors and parameters among the members of a body."""
 
     def __init__(self, card: ModelCard, limit: int) -> None:
         self.tensors: dict[str, list[Any]] = {}
@@ -110,10 +110,10 @@ class _Reader:
 
 
 def check_parameter(name: str, value: Any) -> None:
-    """A request parameter is a string, number or boolean; null is none of these, nor are integers beyond 64 bits.
+    """Check that a request parameter is a string, a boolean, or a number of at most 64 bits.
 
     Raises:
-        schemas.errors.InvalidRequest: it is something else.
+        schemas.errors.InvalidRequest: it is null or anything else.
     """
     if not isinstance(value, str | int | float) or (isinstance(value, int) and value.bit_length() > 64):
         raise InvalidRequest(
@@ -135,7 +135,7 @@ _MAX_TEXT = 4 << 20
 
 
 def _read_object(found: Any, dialect: Dialect) -> Given:
-    """MindIE's rules: null means "not given", members it does not know are ignored, the last of duplicates counts."""
+    """Decode MindIE's body: null means absent, unknown members are ignored, the last of duplicate keys counts."""
     if not isinstance(found, dict):
         raise InvalidRequest(dialect.wording.malformed)
     id = found.get("id")
@@ -157,7 +157,7 @@ def _prompt(value: Any) -> tuple[str, tuple[ImagePart, ...]]:
         raise InvalidRequest("Parameter text_input arr is empty", param="text_input")
     if not isinstance(value, str | list):
         raise InvalidRequest("The type of text_input is abnormal.", param="text_input")
-    text, images = (value, ()) if isinstance(value, str) else _parts(value)
+    text, images = (value, ()) if isinstance(value, str) else _text_and_images(value)
     if not 0 < len(text) <= _MAX_TEXT:
         raise InvalidRequest(
             f"text_input must be necessary and data type must be string and length in (0, {_MAX_TEXT}], "
@@ -167,7 +167,7 @@ def _prompt(value: Any) -> tuple[str, tuple[ImagePart, ...]]:
     return text, images
 
 
-def _parts(parts: list[Any]) -> tuple[str, tuple[ImagePart, ...]]:
+def _text_and_images(parts: list[Any]) -> tuple[str, tuple[ImagePart, ...]]:
     """`[{"type": "text", "text": …}, {"type": "image_url", "image_url": …}]`; the URL is a plain string."""
     texts: list[str] = []
     images: list[ImagePart] = []
@@ -185,7 +185,7 @@ def _parts(parts: list[Any]) -> tuple[str, tuple[ImagePart, ...]]:
 def _image(ref: str) -> ImagePart:
     if ref.startswith(("http://", "https://")):
         return ImagePart(ref, "url")
-    # Bare base64 of a JPEG begins with "/9j/", as no path does that anyone would give.
+    # Bare base64 of a JPEG starts with "/9j/", which is an unlikely path.
     if ref.startswith(("/", "file:")) and not ref.startswith("/9j/"):
         return ImagePart(ref, "path")
     return ImagePart(ref, "data")

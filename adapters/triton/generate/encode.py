@@ -1,7 +1,7 @@
-"""Answers of the generate extension: values of output tensors from events, and their JSON, framed or whole.
+"""Answers of the generate extension: events to values of output tensors, and those to JSON, as frames or as one body.
 
-With `n` > 1 every value is an array with one element per choice, as Triton writes tensors of more than one element;
-which choice a frame is about is told by nothing else. A frame of one choice holds "" for the others.
+With `n` > 1 every value is an array with one element per choice, as Triton writes tensors of more than one element. A
+frame with text of one choice has "" for the others; nothing else identifies the choice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NOTHING = Delta()
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """What was said of one choice so far."""
+    """The state of one choice after the frames written so far; `logprob` is the sum over its tokens."""
 
     finish_reason: str
     tokens: int = 0
@@ -40,31 +40,29 @@ class Progress:
 
 
 Piece = Delta | Choice
-"""What a response tells of a choice: a part of it, or all."""
+"""The part of a choice that a response has: a delta, or all of it."""
 
 
 class Values:
-    """Turns pieces of choices into values of the wanted outputs.
+    """Turns pieces of choices into values of the requested outputs.
 
     Args:
-        request: what was asked.
-        dialect: whose words to use.
+        request: the request that is answered.
+        dialect: the protocol's variant.
     """
 
     def __init__(self, request: Generate, dialect: Dialect) -> None:
         self._dialect = dialect
         self._wanted = [output.tensor for output in outputs_of(request)]
-        if dialect.answers.details and request.hints.get("details"):
-            self._wanted.append("details")
         self._choices = [Progress(dialect.wording.unfinished) for _ in range(len(request.prompts) * request.n)]
-        self._prompts = [_text(request, index) if request.echo else "" for index in range(len(self._choices))]
+        self._prompts = [_prompt_text(request, index) if request.echo else "" for index in range(len(self._choices))]
         self._plain = self._wanted == ["text_output"] and len(self._choices) == 1 and not dialect.answers.full_text
         self.prompt_tokens: int | None = None
 
     def piece(self, piece: Delta, usage: Usage | None = None) -> dict[str, Any]:
         """The values after one more piece; `usage` comes with the last."""
         if self._plain:
-            return {"text_output": _said(piece)}
+            return {"text_output": _text_of(piece)}
         choices = [piece if index == piece.choice else _NOTHING for index in range(len(self._choices))]
         return self._all(choices, usage)
 
@@ -81,7 +79,9 @@ class Values:
             if name != "num_input_tokens"
         }
         prompt_tokens = usage.prompt_tokens if usage else self.prompt_tokens
-        if "num_input_tokens" in self._wanted and prompt_tokens is not None:  # some backends tell it at the end
+        if (
+            "num_input_tokens" in self._wanted and prompt_tokens is not None
+        ):  # some backends count the prompt only at the end
             values["num_input_tokens"] = [prompt_tokens]
         return values
 
@@ -103,7 +103,7 @@ class Values:
         return None
 
     def _advance(self, index: int, piece: Piece, usage: Usage | None) -> int:
-        """Take in a piece; the number of tokens it brings."""
+        """Update a choice with a piece; the number of new tokens."""
         choice = self._choices[index]
         counted = len(piece.tokens)
         if isinstance(piece, Finished | Choice):
@@ -112,38 +112,38 @@ class Values:
             total = piece.generated if piece.generated is not None else total
             counted = counted if total is None else max(0, total - choice.tokens)
         choice.tokens += counted
-        for token in piece.tokens:  # one by one: a sum of sums would depend on how a stream was cut
+        for token in piece.tokens:  # one by one: a sum of sums would depend on how the stream was split
             choice.logprob += token.logprob or 0.0
         return counted
 
     def _shown(self, index: int, piece: Piece) -> str:
         if not self._dialect.answers.full_text:
-            return self._prompts[index] + _said(piece)
+            return self._prompts[index] + _text_of(piece)
         choice = self._choices[index]
-        choice.text += _said(piece)
+        choice.text += _text_of(piece)
         return choice.text
 
 
-def _said(piece: Piece) -> str:
-    """A refusal is text: the protocol has no word for refusals."""
+def _text_of(piece: Piece) -> str:
+    """Text and refusal, for which the protocol has no field of its own."""
     return visible_text(piece) if isinstance(piece, Choice) else piece.text + piece.refusal
 
 
-def _text(request: Generate, index: int) -> str:
+def _prompt_text(request: Generate, index: int) -> str:
     prompt = request.prompts[index // request.n]
     return prompt.text if isinstance(prompt, TextPrompt) else ""
 
 
 def _details(choice: Progress, piece: Piece) -> Details:
-    """What we do not know of MindIE's measures is null, as it writes them itself while it does not."""
+    """MindIE's details. Its measurements are null, as in MindIE while they are unknown."""
     ended = isinstance(piece, Finished | Choice)
     return Details(choice.finish_reason if ended else msgspec.UNSET, choice.tokens)
 
 
 def logprobs(tokens: Sequence[Token]) -> str:
-    """vLLM's form: a JSON text, an object per token that starts with the token itself, then the likeliest.
+    """The JSON text of vLLM's `logprobs`: one object per token, with the token itself and then the most likely tokens.
 
-    Members are named by token ids. Where ids are unknown they are negative, which no id is.
+    Its members are named by token ids; unknown ids are negative numbers.
     """
     return _json([_logprob(token) for token in tokens]).decode()
 
@@ -163,25 +163,24 @@ def _logprob(token: Token) -> dict[str, dict[str, Any]]:
 
 
 class Writer:
-    """Writes response objects: what stays the same of them is encoded once.
+    """Writes the response objects of one answer. Members that do not change are encoded once.
 
-    Triton keeps members in a sorted map (upper case first), MindIE in the order of its source.
+    Triton writes members sorted by name (upper case first), MindIE in the order of its source.
     """
 
     def __init__(self, request: Generate, dialect: Dialect) -> None:
         fixed: dict[str, Any] = {"model_name": request.model, "model_version": dialect.answers.model_version}
         if id := request.client_request_id or (request.id if dialect.answers.always_id else ""):
             fixed = {"id": id} | fixed
-        names = {output.name: output.tensor for output in outputs_of(request)}
-        slots = names | ({"details": "details"} if dialect.answers.details else {})
-        members = [*fixed, *slots]
+        outputs = {output.name: output.tensor for output in outputs_of(request)}
+        members = [*fixed, *outputs]
         self._members = [
-            (_json(name) + b":" + (_json(fixed[name]) if name in fixed else b""), slots.get(name, ""))
+            (_json(name) + b":" + (_json(fixed[name]) if name in fixed else b""), outputs.get(name, ""))
             for name in (sorted(members) if dialect.answers.sorted_keys else members)
         ]
 
     def object(self, values: dict[str, Any]) -> bytes:
-        """One response; arrays of one element are written as the element."""
+        """The JSON of one response; an array of one element is written as the element."""
         parts = [
             start + (_json(_unwrapped(values[tensor])) if tensor else b"")
             for start, tensor in self._members
@@ -195,7 +194,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 class FrameEncoder:
-    """Writes one stream of `generate_stream`. There is no terminator: the connection's end is the end."""
+    """The encoder of one stream of `generate_stream`, which has no terminator: it ends with the connection."""
 
     media_type = EVENT_STREAM
 
@@ -211,11 +210,11 @@ class FrameEncoder:
         self.abort_after_error = dialect.answers.abort_on_error
 
     def feed(self, events: Events) -> bytes:
-        """The frames that say these events."""
+        """The frames of these events."""
         return b"".join([self._event(event) for event in events])
 
     def fail(self, error: GatewayError) -> bytes:
-        """The error as a frame, after which the stream ends without a finish reason."""
+        """The error as a frame, which ends the stream without a finish reason."""
         return frame(error_body(error, self._dialect), self._dialect)
 
     def _event(self, event: Event) -> bytes:
@@ -231,7 +230,7 @@ class FrameEncoder:
             self._open -= 1
             if self._open:
                 return self._frame(event)
-            self._last = event  # waits for `Usage`, which follows at once and may be all that counts tokens
+            self._last = event  # written at `Usage`, which may have the only token count
         elif isinstance(event, Delta):
             return self._frame(event) if event.text or event.tokens or event.refusal else b""
         elif isinstance(event, Usage):
@@ -243,7 +242,7 @@ class FrameEncoder:
 
 
 def id_headers(request: Generate, ids: TokenIds) -> Headers:
-    """What marks ids that are not the model's: of the outputs, only the log-probabilities have any."""
+    """The header about the source of token ids, if the answer has any: only its log-probabilities do."""
     return token_id_headers(ids) if any(output.tensor == "logprobs" for output in outputs_of(request)) else ()
 
 

@@ -1,6 +1,6 @@
-"""Request parameters: JSON scalars to typed values within their bounds, and those to the IR and back.
+"""Request parameters: JSON values to typed values within their bounds, and those to the IR and back.
 
-Which parameters there are and how far they go is the dialect's table; what they mean is here.
+The dialect has the names, types and bounds of the parameters, this module their meaning.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Values = dict[str, Any]
 
 
 def read(given: dict[str, Any], dialect: Dialect) -> tuple[Values, dict[str, Any]]:
-    """The parameters the dialect knows, typed, and the rest as they are.
+    """The known parameters as typed values, and the unknown ones as they are.
 
     Raises:
-        schemas.errors.InvalidRequest: a value is of a wrong type, out of its bounds, or cannot be honoured.
+        schemas.errors.InvalidRequest: a value has a wrong type, is out of bounds or is not supported.
     """
     known: Values = {}
     rest: dict[str, Any] = {}
@@ -40,7 +40,7 @@ def read(given: dict[str, Any], dialect: Dialect) -> tuple[Values, dict[str, Any
 
 
 def sampling(values: Values, dialect: Dialect) -> Sampling:
-    """How the next token is chosen."""
+    """The sampling parameters of a request."""
     temperature = values.get("temperature", dialect.defaults.default_temperature)
     do_sample = values.get("do_sample")
     if dialect.defaults.always_samples:
@@ -61,7 +61,7 @@ def sampling(values: Values, dialect: Dialect) -> Sampling:
 
 
 def stopping(values: Values, dialect: Dialect) -> Stopping:
-    """When the generation ends."""
+    """The stopping criteria of a request."""
     tokens = values.get("max_tokens", values.get("max_new_tokens", dialect.defaults.default_max_tokens))
     return Stopping(
         max_new_tokens=tokens,
@@ -74,15 +74,15 @@ def stopping(values: Values, dialect: Dialect) -> Stopping:
 
 
 def grammar(values: Values) -> Grammar | None:
-    """The constraint on the text, if any."""
+    """The grammar of a request, if any."""
     found: Grammar | None = values.get("structured_outputs", values.get("guided_decoding"))
     return found
 
 
 def write(sampling: Sampling, stopping: Stopping, dialect: Dialect) -> dict[str, Any]:
-    """The parameters that say these; those at rest are left out, except the ones a remote would fill in itself."""
+    """The parameters for a remote. Neutral values are omitted, except where the remote has another default."""
     unbounded = stopping.max_new_tokens is None
-    said: dict[str, Any] = {
+    required: dict[str, Any] = {
         dialect.remote.max_tokens_name: dialect.remote.unbounded_max_tokens if unbounded else stopping.max_new_tokens,
         "seed": sampling.seed,
     }
@@ -102,22 +102,24 @@ def write(sampling: Sampling, stopping: Stopping, dialect: Dialect) -> dict[str,
         "logit_bias": {str(token): bias for token, bias in sampling.logit_bias},
         "watermark": sampling.watermark,
     }
-    said = {name: value for name, value in said.items() if value is not None}
-    return said | {name: value for name, value in others.items() if value} | _choice(sampling, dialect)
+    values = {name: value for name, value in required.items() if value is not None}
+    values |= {name: value for name, value in others.items() if value}
+    return values | _temperature(sampling, dialect)
 
 
 def _nucleus(top_p: float | None) -> float | None:
-    """1 is "off" and some servers refuse it; 0, "the smallest nucleus", is out of the interval of all."""
+    """`top_p` for a remote: 1 turns it off and some servers refuse it; 0 is out of the interval of all servers."""
     if top_p is None or top_p >= 1:
         return None
     return max(top_p, 1e-6)
 
 
-def _choice(sampling: Sampling, dialect: Dialect) -> dict[str, Any]:
-    """Greedy or not, and how hot."""
+def _temperature(sampling: Sampling, dialect: Dialect) -> dict[str, Any]:
+    """The parameters for greedy decoding or for sampling with a temperature."""
     if not dialect.defaults.always_samples:
-        heat = {} if sampling.greedy or sampling.temperature is None else {"temperature": sampling.temperature}
-        return {"do_sample": not sampling.greedy} | heat
+        if sampling.greedy or sampling.temperature is None:
+            return {"do_sample": not sampling.greedy}
+        return {"do_sample": True, "temperature": sampling.temperature}
     return {"temperature": 0.0 if sampling.greedy else 1.0 if sampling.temperature is None else sampling.temperature}
 
 
@@ -214,7 +216,7 @@ def _json(value: Any) -> Any:
 
 
 def _number(text: str) -> Any:
-    """A number from its digits, or the text itself, which no number type takes."""
+    """The number in a text, or the text itself, which every number type refuses."""
     try:
         return int(text) if re.fullmatch(r"[+-]?[0-9]{1,20}", text) else float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a request said, whichever body it came in, and its translation to the IR."""
+"""The tensors and parameters of a request, from either kind of body, and their translation to the IR."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from adapters.body import parse
 from adapters.triton import tensors
 from adapters.triton.dialects import Dialect
 from adapters.triton.generate import parameters
-from adapters.triton.tensors import Output
 from schemas.catalog import ModelCard
 from schemas.errors import InvalidRequest, MalformedBody
-from schemas.ir import Generate, ImagePart, Origin, TextPrompt
+from schemas.ir import Generate, ImagePart, Origin, Output, TextPrompt
 
 ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, "
     "use generate stream for model that generates various number of responses"
 )
 _HINTS = ("details", "priority", "timeout", "batch_size", "typical_p", "watermark")
+"""Parameters that have no effect on the answer's text (MindIE's), passed on to remotes of the protocol."""
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
     """A request's tensors and parameters.
 
-    `flags` are the boolean inputs that were given, by their usual names; `outputs` what infer asked for by name, and
-    `binary` whether it wants what it did not name as bytes.
+    `flags` are the boolean inputs of the request, by their usual names; `outputs` are those that an infer request
+    names, and `binary` is whether other outputs are sent as bytes.
     """
 
     texts: tuple[str, ...]
@@ -48,7 +48,7 @@ def from_tensors(
     outputs: tuple[Output, ...] = (),
     binary: bool = False,
 ) -> Given:
-    """Sort out tensors, by the endpoint's own names.
+    """The `Given` of tensors under the endpoint's own names.
 
     Raises:
         schemas.errors.InvalidRequest: a required input is missing, or `sampling_parameters` is not a JSON object.
@@ -68,10 +68,10 @@ def from_tensors(
 
 
 def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect: Dialect, body: bytes) -> Generate:
-    """The request as IR.
+    """The request in the IR.
 
     Raises:
-        schemas.errors.InvalidRequest: a parameter is wrong, or the route cannot answer it.
+        schemas.errors.InvalidRequest: a parameter is invalid, or not supported on this route.
     """
     operation = route.name.removesuffix("_version")
     values, extra = parameters.read(given.parameters, dialect)
@@ -83,6 +83,8 @@ def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect
     if best_of is not None and best_of < n:
         raise InvalidRequest("parameter 'best_of' must not be less than 'n'", param="best_of")
     wanted = given.outputs or _outputs(given, card)
+    if dialect.answers.details and values.get("details") and not operation.startswith("infer"):
+        wanted += (Output("details", "details"),)
     names = {output.tensor for output in wanted}
     return Generate(
         id=call.id,
@@ -102,16 +104,16 @@ def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect
         grammar=parameters.grammar(values),
         lora_adapter=_lora_adapter(values.get("lora_name", values.get("adapter_id"))),
         client_request_id=given.id or None,
-        hints=_hints(values, wanted),
+        outputs=wanted,
+        hints={name: values[name] for name in _HINTS if name in values},
         extra=extra,
         origin=Origin("triton", dialect.name, route.name, body),
     )
 
 
 def outputs_of(request: Generate) -> tuple[Output, ...]:
-    """The outputs that the answer to `request` has."""
-    wanted: tuple[Output, ...] = request.hints.get("outputs", (Output("text_output", "text_output"),))
-    return wanted
+    """The outputs in the answer to `request`."""
+    return request.outputs or (Output("text_output", "text_output"),)
 
 
 def _check_complete(values: dict[str, list[Any]], known: dict[str, tensors.Tensor], model: str) -> None:
@@ -131,7 +133,7 @@ def _listed(names: list[str] | dict[str, Any]) -> str:
 
 
 def _sampling_parameters(elements: list[str] | None) -> dict[str, Any]:
-    """vLLM's backend takes parameters as a JSON text too, which unlike request parameters may hold arrays."""
+    """The parameters in the input `sampling_parameters` of vLLM's backend: a JSON text, which may have arrays."""
     if not elements:
         return {}
     try:
@@ -144,7 +146,7 @@ def _sampling_parameters(elements: list[str] | None) -> dict[str, Any]:
 
 
 def _outputs(given: Given, card: ModelCard) -> tuple[Output, ...]:
-    """Without a list of outputs: the text, and what the `return_…` inputs ask for."""
+    """The outputs of a request that lists none: the text, and those of its `return_…` inputs."""
     return tuple(
         Output(tensor.name, name, given.binary)
         for name, tensor in tensors.outputs(card).items()
@@ -161,10 +163,5 @@ def _echo(exclude: bool | None, stream: bool, dialect: Dialect) -> bool:
 
 
 def _lora_adapter(name: str | None) -> str | None:
-    """MindIE's default is the text "None"."""
+    """The LoRA adapter's name; in MindIE "None" means none."""
     return None if name == "None" else name
-
-
-def _hints(values: dict[str, Any], wanted: tuple[Output, ...]) -> dict[str, Any]:
-    """What the answer needs to know, and what has no effect here (MindIE's `typical_p` and `watermark` among it)."""
-    return {"outputs": wanted} | {name: values[name] for name in _HINTS if name in values}

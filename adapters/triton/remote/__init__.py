@@ -1,1 +1,1 @@
-"""Triton servers as remotes: decode what they answer."""
+"""Triton servers as remotes: the decoding of their answers."""

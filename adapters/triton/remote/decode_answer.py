@@ -1,4 +1,4 @@
-"""A remote's responses as events: frames of a stream, or the one response of `generate`."""
+"""Responses of remotes to events: the frames of a stream, or the one response of `generate`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _logprobs = msgspec.json.Decoder(list[dict[str, RemoteLogprob]] | None)
 
 @dataclass(slots=True, eq=False)
 class _Choice:
-    """What a remote told of one choice so far; `generated` None = it does not count tokens."""
+    """The state of one choice after the responses so far; `generated` is None if the remote does not count tokens."""
 
     generated: int | None = None
     text: str = ""
@@ -32,11 +32,11 @@ class _Choice:
 
 
 class AnswerReader(FrameReader):
-    """Reads one answer. It is complete once every choice has a finish reason.
+    """The decoder of one answer, which is complete once every choice has a finish reason.
 
     Args:
-        request: what was asked.
-        dialect: what the remote speaks.
+        request: the request that is answered.
+        dialect: that of the remote.
     """
 
     def __init__(self, request: Generate, dialect: Dialect) -> None:
@@ -52,10 +52,10 @@ class AnswerReader(FrameReader):
         self._prompt_tokens: int | None = None
 
     def response(self, data: bytes) -> Events:
-        """The events that one response object says.
+        """The events of one response object.
 
         Raises:
-            schemas.errors.BackendError: it is an error, or makes no sense.
+            schemas.errors.BackendError: the response is an error or violates the protocol.
         """
         try:
             response = _responses.decode(data)
@@ -71,10 +71,10 @@ class AnswerReader(FrameReader):
         return (*passed_on, *self._start(response.model_name), *self._pieces(response), *self._end())
 
     def close(self) -> Events:
-        """The end of the connection.
+        """Handle the end of the connection: the remaining events.
 
         Raises:
-            schemas.errors.Incomplete: before the end of the answer.
+            schemas.errors.Incomplete: the answer is not complete.
         """
         if self._complete:
             return ()
@@ -88,7 +88,7 @@ class AnswerReader(FrameReader):
         return (*self._start(None), *finishes, *self._end())
 
     def _frame(self, data: bytes, out: list[Event]) -> None:
-        if data:  # else it is a sign of life
+        if data:  # an empty frame is a keep-alive
             out.extend(self.response(data))
 
     def _start(self, model: str | None) -> Events:
@@ -108,8 +108,8 @@ class AnswerReader(FrameReader):
         if texts is None:
             raise malformed("a response has no text_output")
         details = response.details
-        words: Any = details.finish_reason or None if details else response.finish_reason
-        reasons = self._per_choice(words) or [""] * len(texts)
+        reason: Any = details.finish_reason or None if details else response.finish_reason
+        reasons = self._per_choice(reason) or [""] * len(texts)
         counts = self._per_choice(response.num_output_tokens)
         scores = self._per_choice(response.logprobs)
         events: list[Event] = []
@@ -148,7 +148,7 @@ class AnswerReader(FrameReader):
             return None
         if reason not in ("", self._dialect.wording.unfinished):
             end = self._dialect.remote.ends.get(reason)
-            if end is None:  # "abort", MindIE's "stop_sequence": it was cut off
+            if end is None:  # such as "abort", or MindIE's "stop_sequence": the answer was cut off
                 raise failed()
             return self._finish(index, choice, end, delta)
         return delta if delta.text or delta.tokens else None
@@ -159,12 +159,12 @@ class AnswerReader(FrameReader):
 
 
 def read_tokens(text: str, shown: str, tops: int) -> tuple[Token, ...]:
-    """The tokens of vLLM's `logprobs` output; those that are not part of the `shown` text are special ones.
+    """The tokens of vLLM's `logprobs` output. A token that is not part of the `shown` text is special.
 
-    A position's object starts with the token itself; the `tops` likeliest follow, less the token if it is one of them.
+    A position's object has the token itself and then the `tops` most likely tokens, without the token itself.
 
     Raises:
-        schemas.errors.BackendError: it makes no sense.
+        schemas.errors.BackendError: the output violates the protocol.
     """
     try:
         positions = _logprobs.decode(text) or []
@@ -192,5 +192,5 @@ def _top(position: dict[str, RemoteLogprob], tops: int) -> tuple[TopToken, ...]:
 
 
 def _id(name: str) -> int | None:
-    """Token ids name the members; negative ones stand for unknown."""
+    """The token id that names a member; None for a negative number, which stands for an unknown id."""
     return int(name) if name.isdecimal() and len(name) < 20 else None

@@ -1,4 +1,4 @@
-"""What a remote's errors mean. Its own words are passed on only where the client can mend the request."""
+"""Errors of remotes. The remote's message is passed on only where the client can correct the request."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from schemas.triton import RemoteResponse
 
 
 def remote_failure(reply: Reply) -> GatewayError:
-    """What a reply with an error status means."""
-    return failure_of(reply.status, _words(reply.body), retry_after(reply.headers))
+    """The error of a reply with an error status."""
+    return failure_of(reply.status, _message(reply.body), retry_after(reply.headers))
 
 
-def _words(body: bytes) -> str:
-    """The remote's own sentence, be it a JSON object or (as Triton writes the first error of a stream) an event."""
+def _message(body: bytes) -> str:
+    """The remote's message, from a JSON object or, as Triton writes the first error of a stream, an event."""
     error = read_error(body.strip().removeprefix(b"data:"), RemoteResponse).error
     return error if isinstance(error, str) and error else REFUSED

@@ -1,7 +1,7 @@
-"""What a remote of the client's own dialect said, passed on: fields that nobody here knows included.
+"""Forwarding of answers from a remote of the client's own dialect, with fields that this server does not know.
 
-A remote is always asked how an answer ended and what it counted, so what the client did not ask for is taken out. An
-answer that must repeat the prompt, or that names its outputs in words of the endpoint's own, is written anew instead.
+A remote is always asked for finish reason and token counts, so those that the client did not request are removed. An
+answer that must repeat the prompt, or has the endpoint's own names of outputs, is not forwarded but encoded anew.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from adapters.triton.dialects import Dialect
 from adapters.triton.generate.request import outputs_of
 from schemas.ir import Generate, Relayed
 
-_ASKED = frozenset(("finish_reason", "num_input_tokens", "num_output_tokens", "logprobs"))
+_REQUESTED = frozenset(("finish_reason", "num_input_tokens", "num_output_tokens", "logprobs"))
 
 
 def passes_back(dialect: Dialect, request: Generate) -> bool:
-    """Whether what the remote answers can be passed on."""
+    """Whether the remote's answer to `request` can be forwarded."""
     origin = request.origin
     if origin is None or (origin.protocol, origin.dialect) != ("triton", dialect.name) or request.echo:
         return False
@@ -26,19 +26,17 @@ def passes_back(dialect: Dialect, request: Generate) -> bool:
 
 
 def relayed(dialect: Dialect, request: Generate, data: bytes) -> Relayed:
-    """A response as the client wants it."""
+    """A response as the client requested it."""
     fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    unasked = fields.keys() & _unasked(dialect, request)
-    for name in unasked:
+    unwanted = fields.keys() & _unwanted(dialect, request)
+    for name in unwanted:
         del fields[name]
-    return Relayed(msgspec.json.encode(fields) if unasked else data)
+    return Relayed(msgspec.json.encode(fields) if unwanted else data)
 
 
-def _unasked(dialect: Dialect, request: Generate) -> set[str]:
-    asked = {"details"} if dialect.answers.details else _ASKED
+def _unwanted(dialect: Dialect, request: Generate) -> set[str]:
+    requested = {"details"} if dialect.answers.details else _REQUESTED
     wanted = {output.tensor for output in outputs_of(request)}
-    if request.hints.get("details"):
-        wanted.add("details")
     if request.client_request_id or dialect.answers.always_id:
-        return set(asked - wanted)
-    return {*asked, "id"} - wanted
+        return set(requested - wanted)
+    return {*requested, "id"} - wanted

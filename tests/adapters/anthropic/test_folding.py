@@ -1,4 +1,4 @@
-"""A stream is the whole answer: the blocks that a client puts together are those of the whole message."""
+"""A stream accumulates to the blocks of the whole message."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.adapters.laws import batches, streams
 Json = dict[str, Any]
 
 
-def put_together(stream: bytes) -> Json:
-    """As the SDKs do: blocks begin, grow by deltas and stop, one after another; the last events tell why it ended."""
+def accumulate(stream: bytes) -> Json:
+    """The message as the SDKs accumulate it: blocks start, grow by deltas and stop, one after another."""
     message: Json = {}
     arguments = ""
     for frame in stream.decode().split("\n\n")[:-1]:
@@ -47,7 +47,7 @@ def put_together(stream: bytes) -> Json:
 
 
 def with_arguments(events: Events) -> Events:
-    """The same stream, whose calls have arguments that are JSON, or none."""
+    """The same stream with tool calls whose arguments are a JSON object or empty."""
 
     def told(event: Event) -> Event:
         if not isinstance(event, Delta):
@@ -73,10 +73,10 @@ def test_streams(data: st.DataObject, events: Events, refusal: bool) -> None:
     request = ask(stream=True, tools=[WEATHER])
     writer = SERVER.encoder(request)
     stream = b"".join(writer.feed(batch) for batch in data.draw(batches(events)))
-    assert put_together(stream) == json.loads(SERVER.encode(request, fold(events)).body)
+    assert accumulate(stream) == json.loads(SERVER.encode(request, fold(events)).body)
 
 
-def test_text_and_a_refusal_at_once_are_both_told() -> None:
+def test_text_and_a_refusal_in_one_delta_are_both_written() -> None:
     events: Events = (
         Started("m", 1),
         Delta(text="Well. ", refusal="No."),
@@ -87,11 +87,11 @@ def test_text_and_a_refusal_at_once_are_both_told() -> None:
     message = json.loads(SERVER.encode(ask(), fold(events)).body)
     assert message["stop_reason"] == "refusal"
     assert [block.get("text", block.get("input")) for block in message["content"]] == ["Well. No.", {}]
-    assert put_together(SERVER.encoder(ask(stream=True)).feed(events)) == message
+    assert accumulate(SERVER.encoder(ask(stream=True)).feed(events)) == message
 
 
 @pytest.mark.parametrize("told", ['{"city": "Par', "{", '{"city": "Paris"'])
-def test_a_call_that_was_cut_has_no_input(told: str) -> None:
+def test_a_truncated_tool_call_has_no_input(told: str) -> None:
     def answer(reason: FinishReason) -> Json:
         call = Delta(tool_calls=(ToolDelta(0, "t0", "f", told),))
         events: Events = (Started("m", 1), call, Finished(reason=reason), Usage(1, 4))

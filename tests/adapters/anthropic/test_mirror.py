@@ -1,6 +1,8 @@
-"""The mirror law: what either face writes, the other reads back as the same."""
+"""The mirror law: what one codec encodes, the other decodes to the same."""
 
 from __future__ import annotations
+
+import json
 
 import msgspec
 import pytest
@@ -46,7 +48,7 @@ REASONS = (FinishReason.EOS, FinishReason.LENGTH, FinishReason.TOOL_CALL)
 
 
 def mirrored(request: Generate) -> Generate:
-    """The request as the server face of a remote would see it."""
+    """The request as the server codec of a remote decodes it."""
     sent = CLIENT.encode(request)
     assert sent.path == MESSAGES.path
     asked = SERVER.decode(MESSAGES, sent.body, Call("r1", Catalog({})))
@@ -59,8 +61,8 @@ def asked(**fields: object) -> Generate:
     return Generate(**fields)  # type: ignore[arg-type]
 
 
-def untold(answer: Completion) -> Completion:
-    """Without what the protocol has no room for: tokens, and a choice's own count, which is the usage's."""
+def decodable(answer: Completion) -> Completion:
+    """The answer as a client can decode it: no tokens, and the usage's count of generated tokens."""
     choices = tuple(
         msgspec.structs.replace(choice, tokens=(), generated=answer.usage.completion_tokens)
         for choice in answer.choices
@@ -76,18 +78,18 @@ def test_streams(data: st.DataObject, events: Events) -> None:
     read: Events = ()
     for piece in data.draw(splits(written)):
         read += reader.feed(piece)
-    assert canonical(read + reader.close()) == untold(canonical(events))
+    assert canonical(read + reader.close()) == decodable(canonical(events))
 
 
 @given(events=streams(reasons=REASONS, model="m", reasoning=True))
 def test_whole_answers(events: Events) -> None:
     request = asked()
     reply = SERVER.encode(request, fold(events))
-    assert canonical(CLIENT.decode(request, reply)) == untold(canonical(events))
+    assert canonical(CLIENT.decode(request, reply)) == decodable(canonical(events))
 
 
 @given(events=streams(reasons=REASONS, model="m"), data=st.data())
-def test_a_stream_that_is_cut_is_never_complete(events: Events, data: st.DataObject) -> None:
+def test_a_truncated_stream_is_never_complete(events: Events, data: st.DataObject) -> None:
     request = asked(stream=True)
     written = SERVER.encoder(request).feed(events)
     told = written.index(b"event: message_delta")
@@ -97,14 +99,14 @@ def test_a_stream_that_is_cut_is_never_complete(events: Events, data: st.DataObj
         reader.close()
 
 
-said = texts.filter(bool)
+nonempty = texts.filter(bool)
 blocks = st.lists(
-    st.builds(TextPart, said) | st.just(ImagePart("data:image/png;base64,QUJD", "data")), min_size=1, max_size=3
+    st.builds(TextPart, nonempty) | st.just(ImagePart("data:image/png;base64,QUJD", "data")), min_size=1, max_size=3
 ).map(tuple)
-replies = st.lists(st.builds(TextPart, said), min_size=1).map(tuple)
+replies = st.lists(st.builds(TextPart, nonempty), min_size=1).map(tuple)
 calls = st.just((ToolCall("t1", "f", '{"a":1}'), ToolCall("t2", "f", "{}")))
 conversations = st.tuples(
-    st.lists(st.builds(Message, st.just("system"), said), max_size=1),
+    st.lists(st.builds(Message, st.just("system"), nonempty), max_size=1),
     st.lists(
         st.tuples(
             st.builds(Message, st.just("user"), blocks),
@@ -131,7 +133,7 @@ conversations = st.tuples(
     stream=st.booleans(),
     choice=st.none() | st.sampled_from([ToolChoice("auto"), ToolChoice("required"), ToolChoice("named", ("f",))]),
     parallel=st.none() | st.booleans(),
-    user=st.none() | said,
+    user=st.none() | nonempty,
 )
 def test_requests(
     prompt: ChatPrompt,
@@ -162,7 +164,7 @@ def test_requests(
 
 
 @pytest.mark.parametrize("arguments", ["{", "[]", '{"a":' * 5000], ids=["cut", "an array", "no end of members"])
-def test_a_call_whose_arguments_are_no_object_is_refused(arguments: str) -> None:
+def test_a_tool_call_whose_arguments_are_no_object_is_refused(arguments: str) -> None:
     called = Message("assistant", tool_calls=(ToolCall("t", "f", arguments),))
     with pytest.raises(InvalidRequest):
         CLIENT.encode(asked(prompts=(ChatPrompt((Message("user", "x"), called)),)))
@@ -181,12 +183,22 @@ def test_a_call_whose_arguments_are_no_object_is_refused(arguments: str) -> None
         {"tools": (Tool("f"),), "tool_choice": ToolChoice("allowed", ("f",))},
     ],
 )
-def test_what_cannot_be_said_is_refused(fields: dict[str, object]) -> None:
+def test_requests_that_the_protocol_cannot_express_are_refused(fields: dict[str, object]) -> None:
     with pytest.raises(UnsupportedFeature):
         CLIENT.encode(asked(**fields))
 
 
-def test_a_seed_that_nobody_asked_for_is_left_out() -> None:
+def test_bare_base64_is_sent_with_the_media_type_of_its_format() -> None:
+    images = (ImagePart("/9j/4AAQ", "data"), ImagePart("iVBORw0KGgo=", "data"))
+    request = asked(prompts=(ChatPrompt((Message("user", images),)),))
+    turns = json.loads(CLIENT.encode(request).body)["messages"]
+    assert [block["source"] for block in turns[0]["content"]] == [
+        {"type": "base64", "media_type": "image/jpeg", "data": "/9j/4AAQ"},
+        {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="},
+    ]
+
+
+def test_a_drawn_seed_is_not_sent() -> None:
     assert b"seed" not in CLIENT.encode(asked(sampling=Sampling(seed=3, seed_drawn=True))).body
 
 
@@ -202,14 +214,14 @@ def test_a_seed_that_nobody_asked_for_is_left_out() -> None:
         b'data: {"type":"message_delta","delta":{"stop_reason":"odd"}}\n\n',
     ],
 )
-def test_what_makes_no_sense_is_a_failure(data: bytes) -> None:
+def test_malformed_answers_are_failures(data: bytes) -> None:
     reader = CLIENT.decoder(asked(stream=True))
     with pytest.raises((BackendFailed, Incomplete)) as raised:
         _ = (reader.feed(data), reader.close())
     assert "secret" not in raised.value.message
 
 
-def test_an_answer_begins_once() -> None:
+def test_a_second_message_start_is_a_failure() -> None:
     reader = CLIENT.decoder(asked(stream=True))
     start = b'data: {"type":"message_start","message":{}}\n\n'
     assert len(reader.feed(start + start)) == 1
@@ -228,8 +240,8 @@ def test_an_answer_begins_once() -> None:
     ],
 )
 def test_statuses(status: int, kind: type[GatewayError]) -> None:
-    body = b'{"type":"error","error":{"type":"x","message":"said"}}'
+    body = b'{"type":"error","error":{"type":"x","message":"nonempty"}}'
     error = CLIENT.error(Reply(body, status, headers=(("Retry-After", "7"),)))
     assert isinstance(error, kind)
-    assert ("said" in error.message) == (status in (400, 404))
+    assert ("nonempty" in error.message) == (status in (400, 404))
     assert error.retry_after == (7 if status in (429, 529) else None)

@@ -1,4 +1,4 @@
-"""Bytes of the Messages API: what is read, what is written, in the words of Anthropic's reference."""
+"""The Messages API: requests decoded and answers encoded, byte by byte, as in Anthropic's reference."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def ask(**fields: Any) -> Generate:
     return request
 
 
-def test_the_smallest_question() -> None:
+def test_the_smallest_request() -> None:
     request = ask()
     assert request.prompts == (ChatPrompt((Message("user", "Hi"),)),)
     assert request.sampling == Sampling(do_sample=True)
@@ -179,7 +179,7 @@ def test_refusals_name_their_field(fields: dict[str, Any], param: str) -> None:
     assert raised.value.param == param
 
 
-def test_counting() -> None:
+def test_the_tokens_of_an_input_are_counted() -> None:
     request = decode({"model": "m", "messages": [{"role": "user", "content": "Hi"}]}, "count_tokens")
     spans = tuple(TokenSpan(place, "x", place, place + 1) for place in range(7))
     assert SERVER.encode_tokens(request, Tokens(spans, "x" * 7)).body == b'{"input_tokens":7}'
@@ -241,13 +241,13 @@ def test_a_whole_answer() -> None:
         (Finished(reason=FinishReason.EOS, refusal="No."), "refusal", None),
     ],
 )
-def test_ends(finished: Finished, reason: str, stop: str | None) -> None:
+def test_finish_reasons(finished: Finished, reason: str, stop: str | None) -> None:
     answer = json.loads(SERVER.encode(ask(), fold((Started("m", 1), finished, Usage(1, 1)))).body)
     assert (answer["stop_reason"], answer["stop_sequence"]) == (reason, stop)
 
 
 @pytest.mark.parametrize("arguments", ['{"a', "[]", '{"a":' * 5000], ids=["cut", "an array", "no end of members"])
-def test_arguments_that_are_no_object(arguments: str) -> None:
+def test_a_tool_call_whose_arguments_are_no_object_is_a_failure(arguments: str) -> None:
     events = (
         Started("m", 1),
         Delta(tool_calls=(ToolDelta(0, "t", "f", arguments),)),
@@ -258,7 +258,7 @@ def test_arguments_that_are_no_object(arguments: str) -> None:
         SERVER.encode(ask(), fold(events))
 
 
-def test_every_kind_of_error_has_words() -> None:
+def test_every_kind_of_error_has_an_answer() -> None:
     assert set(ADAPTER.dialects["anthropic"].wording.failures) == set(KINDS)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of this folder share; the event streams are `tests.adapters.openai.scenes`'."""
+"""Codecs and requests for the tests of this folder. The event streams are in `tests.adapters.openai.scenes`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "databricks"
 ROUTES = {route.name: route for route in DatabricksServer.routes}
 
 
-def dialect(**knobs: Any) -> Dialect:
+def dialect(**options: Any) -> Dialect:
     """The dialect with some fields set, as a configuration names them."""
-    assert set(knobs) <= set(option_names(DATABRICKS))
-    return with_options(DATABRICKS, knobs)
+    assert set(options) <= set(option_names(DATABRICKS))
+    return with_options(DATABRICKS, options)
 
 
-def server(**knobs: Any) -> DatabricksServer:
-    return DatabricksServer(dialect(**knobs), now)
+def server(**options: Any) -> DatabricksServer:
+    return DatabricksServer(dialect(**options), now)
 
 
-def client(**knobs: Any) -> DatabricksClient:
-    return DatabricksClient(dialect(**knobs))
+def client(**options: Any) -> DatabricksClient:
+    return DatabricksClient(dialect(**options))
 
 
 def call(**path: str) -> Call:
@@ -37,20 +37,20 @@ def call(**path: str) -> Call:
 
 
 def query(
-    fields: dict[str, Any], *, operation: str = "invocations", knobs: dict[str, Any] | None = None, **path: str
+    fields: dict[str, Any], *, operation: str = "invocations", options: dict[str, Any] | None = None, **path: str
 ) -> Generate | Embed:
-    """What the server face reads of a query."""
+    """A query as the server codec decodes it."""
     path = path or ({"name": "chat"} if operation == "invocations" else {})
-    return server(**(knobs or {})).decode(ROUTES[operation], json.dumps(fields).encode(), call(**path))
+    return server(**(options or {})).decode(ROUTES[operation], json.dumps(fields).encode(), call(**path))
 
 
-def chat(*, knobs: dict[str, Any] | None = None, **fields: Any) -> Generate:
-    request = query({"messages": HELLO} | fields, knobs=knobs)
+def chat(*, options: dict[str, Any] | None = None, **fields: Any) -> Generate:
+    request = query({"messages": HELLO} | fields, options=options)
     assert isinstance(request, Generate)
     return request
 
 
-def completion(*, knobs: dict[str, Any] | None = None, **fields: Any) -> Generate:
-    request = query({"prompt": "Once"} | fields, knobs=knobs)
+def completion(*, options: dict[str, Any] | None = None, **fields: Any) -> Generate:
+    request = query({"prompt": "Once"} | fields, options=options)
     assert isinstance(request, Generate)
     return request

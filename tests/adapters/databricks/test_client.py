@@ -1,4 +1,4 @@
-"""How an endpoint of a workspace is called; what it answers is read as OpenAI's answers are."""
+"""Calls of a workspace's endpoints. Their answers are decoded like OpenAI's."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_path_names_the_endpoint() -> None:
     assert json.loads(outbound.body) == {"messages": [{"role": "user", "content": "Hello"}]}
 
 
-def test_a_raw_prompt_says_so() -> None:
+def test_a_raw_prompt_sets_use_raw_prompt() -> None:
     request = asked(TextPrompt("Once"), stopping=Stopping(max_new_tokens=5, stop=("a",)), stream=True)
     assert body(request) == {
         "use_raw_prompt": True,
@@ -64,7 +64,7 @@ def test_a_raw_prompt_says_so() -> None:
     }
 
 
-def test_a_stream_is_not_asked_for_what_every_chunk_tells() -> None:
+def test_a_stream_is_not_asked_for_the_usage_of_every_chunk() -> None:
     """Strict endpoints answer `stream_options` with 400."""
     assert body(asked(stream=True)) == {"messages": [{"role": "user", "content": "Hello"}], "stream": True}
 
@@ -80,17 +80,17 @@ def test_a_stream_is_not_asked_for_what_every_chunk_tells() -> None:
         ({"lora_adapter": "a"}, "lora_adapters"),
     ],
 )
-def test_what_the_page_cannot_say(fields: dict[str, Any], feature: str) -> None:
+def test_requests_that_the_page_cannot_express_are_refused(fields: dict[str, Any], feature: str) -> None:
     with pytest.raises(UnsupportedFeature) as caught:
         client().encode(asked(**fields))
     assert caught.value.feature == feature
 
 
-def test_a_seed_that_nobody_asked_for_is_left_out() -> None:
+def test_a_drawn_seed_is_not_sent() -> None:
     assert "seed" not in body(asked(sampling=Sampling(do_sample=True, seed=1, seed_drawn=True)))
 
 
-def test_a_relay_changes_nothing_but_the_model() -> None:
+def test_a_relayed_body_changes_in_its_model_only() -> None:
     fields = b'"messages":[{"role": "user", "content": "Hello"}],"unheard_of":{"a": 1.50}'
     request = server().decode(ROUTES["chat"], b'{"model":"chat",%b}' % fields, call())
     assert isinstance(request, Generate)
@@ -102,7 +102,7 @@ def test_a_relayed_suffix_is_appended_once() -> None:
 
 
 @pytest.mark.parametrize("file", ["chat.json", "chat.sse", "completion.json", "completion.sse"])
-def test_its_own_answers(file: str) -> None:
+def test_answers_of_our_own_server_are_decoded(file: str) -> None:
     data = (GOLDEN / file).read_bytes()
     request = asked(TALK if file.startswith("chat") else TextPrompt("Once"), stream=file.endswith("sse"))
     events = events_of(client(), request, data) if request.stream else client().decode(request, reply(data))
@@ -111,8 +111,8 @@ def test_its_own_answers(file: str) -> None:
     assert (answer.model, answer.usage) == ("llama-3", Usage(7, 3))
 
 
-def test_a_recorded_shape() -> None:
-    said = {
+def test_a_recorded_answer_is_decoded() -> None:
+    sent = {
         "id": "chatcmpl_1",
         "object": "chat.completions",
         "model": "m",
@@ -122,7 +122,7 @@ def test_a_recorded_shape() -> None:
         ]}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
     }  # fmt: skip
-    assert client().decode(asked(), reply(said)) == (
+    assert client().decode(asked(), reply(sent)) == (
         Started("m", 3),
         Finished(text="Hi", reasoning="Hm.", reason=FinishReason.EOS),
         Usage(3, 2),
@@ -144,14 +144,14 @@ def test_a_recorded_shape() -> None:
         (403, "PERMISSION_DENIED", BackendFailed),
     ],
 )
-def test_errors_mean_the_same_in_a_stream(status: int, code: str, kind: type[GatewayError]) -> None:
-    said = {"error_code": code, "message": "It is so."}
-    assert type(client().error(reply(said, status))) is kind
+def test_errors_are_the_same_in_a_stream(status: int, code: str, kind: type[GatewayError]) -> None:
+    sent = {"error_code": code, "message": "It is so."}
+    assert type(client().error(reply(sent, status))) is kind
     with pytest.raises(GatewayError) as caught:
-        client().decoder(asked(stream=True)).feed(b"data: %b\n\n" % json.dumps(said).encode())
+        client().decoder(asked(stream=True)).feed(b"data: %b\n\n" % json.dumps(sent).encode())
     assert type(caught.value) is kind
 
 
-def test_a_context_that_is_too_long() -> None:
-    said = {"error_code": "BAD_REQUEST", "message": "This model's maximum context length is 8 tokens."}
-    assert isinstance(client().error(reply(said, 400)), ContextLengthExceeded)
+def test_a_prompt_that_exceeds_the_context() -> None:
+    sent = {"error_code": "BAD_REQUEST", "message": "This model's maximum context length is 8 tokens."}
+    assert isinstance(client().error(reply(sent, 400)), ContextLengthExceeded)

@@ -1,4 +1,4 @@
-"""The page's parameters, table by table: each is honoured, or refused in words."""
+"""The page's parameters, table by table: each has its effect, or is refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TOOL = {"type": "function", "function": {"name": "f", "description": "d", "param
 SCHEMA = {"type": "object", "properties": {}}
 
 
-def test_a_bare_chat() -> None:
+def test_the_defaults_of_a_chat() -> None:
     request = chat()
     assert (request.model, request.prompts) == ("chat", (ChatPrompt((Message("user", "Hello"),)),))
     assert request.sampling == Sampling(do_sample=True)
@@ -42,7 +42,7 @@ def test_a_bare_chat() -> None:
     assert (request.logprobs, request.top_logprobs, request.grammar) == (False, 0, None)
 
 
-def test_a_bare_completion_is_what_a_user_says() -> None:
+def test_a_completion_is_a_users_message_by_default() -> None:
     request = completion()
     assert request.prompts == (TextPrompt("Once"),)
     assert not request.raw_prompt
@@ -50,11 +50,11 @@ def test_a_bare_completion_is_what_a_user_says() -> None:
     assert (request.n, request.stream, request.echo, request.suffix, request.hints) == (1, False, False, None, {})
 
 
-def test_streaming_is_never_the_default_unless_configured() -> None:
-    """The page says `true`; every client that leaves the field out breaks on it."""
+def test_streaming_is_the_default_only_if_configured() -> None:
+    """The page documents `true`, with which every client that omits the field fails."""
     assert not chat().stream
     assert chat(stream=True).stream
-    assert chat(knobs={"stream_default": True}).stream
+    assert chat(options={"stream_default": True}).stream
 
 
 @pytest.mark.parametrize(
@@ -195,11 +195,11 @@ def test_refusals_of_chats(fields: dict[str, Any], param: str, message: str) -> 
     assert (caught.value.param, caught.value.message) == (param, message)
 
 
-def test_fifteen_properties_are_fine() -> None:
+def test_fifteen_properties_are_accepted() -> None:
     assert len(chat(tools=[tool_of(15)]).tools) == 1
 
 
-def test_tools_other_than_functions() -> None:
+def test_tools_other_than_functions_are_refused() -> None:
     with pytest.raises(UnsupportedFeature) as caught:
         chat(tools=[{"type": "custom"}])
     assert caught.value.param == "tools[0].type"
@@ -217,7 +217,18 @@ def test_completion_options() -> None:
     assert completion(suffix="").answer_suffix == ""
 
 
-def test_a_templates_words_are_not_told() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_hints_do_not_control_the_answer(stream: bool) -> None:
+    hints = {"append": "!", "continuous_usage_stats": True, "stored": b"[]", "error_behavior": "truncate"}
+    request = completion(stream=stream)
+    hinted = replace(request, hints=hints)
+    if stream:
+        assert server().encoder(hinted).feed(ZOE) == server().encoder(request).feed(ZOE)
+    assert server().encode(hinted, fold(ZOE)) == server().encode(request, fold(ZOE))
+    assert (hinted.overflow, hinted.answer_suffix, hinted.stored_items) == ("refuse", "", None)
+
+
+def test_the_tokens_of_a_rendered_template_are_not_returned() -> None:
     assert completion(echo=True, logprobs=1, use_raw_prompt=True).prompt_logprobs
     assert not completion(echo=True, logprobs=1).prompt_logprobs
 
@@ -246,7 +257,7 @@ def test_truncation_of_a_model_whose_context_is_unknown() -> None:
     assert (request.overflow, request.hints) == ("truncate", {})
 
 
-def test_there_are_two_behaviours_on_error() -> None:
+def test_an_unknown_error_behavior_is_refused() -> None:
     with pytest.raises(InvalidRequest) as caught:
         completion(error_behavior="ignore")
     assert caught.value.param == "error_behavior"
@@ -255,7 +266,7 @@ def test_there_are_two_behaviours_on_error() -> None:
 # --- one URL, three tasks ---------------------------------------------------------------------------------------------
 
 
-def test_the_body_says_which_task() -> None:
+def test_the_body_decides_the_task() -> None:
     assert isinstance(chat().prompts[0], ChatPrompt)
     assert completion(prompt=[1, 2]).prompts == (TokensPrompt((1, 2)),)
     embedding = query({"input": ["a", "b"]})
@@ -264,13 +275,13 @@ def test_the_body_says_which_task() -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"inputs": "a"}, {"messages": None}])
-def test_a_body_of_no_task(body: dict[str, Any]) -> None:
+def test_a_body_of_no_task_is_refused(body: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="The body must have one of 'messages'"):
         query(body)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff"])
-def test_a_body_that_is_no_json(body: bytes) -> None:
+def test_a_body_that_is_no_json_is_refused(body: bytes) -> None:
     with pytest.raises(MalformedBody):
         server().decode(ROUTES["invocations"], body, call(name="chat"))
 
@@ -285,13 +296,13 @@ def test_the_path_names_the_endpoint() -> None:
     ("operation", "body"),
     [("chat", {"messages": HELLO}), ("completions", {"prompt": "a"}), ("embeddings", {"input": "a"})],
 )
-def test_openais_paths_name_it_in_the_body(operation: str, body: dict[str, Any]) -> None:
+def test_openais_paths_have_the_endpoint_in_the_body(operation: str, body: dict[str, Any]) -> None:
     assert query(body | {"model": "chat"}, operation=operation).model == "chat"
     with pytest.raises(InvalidRequest, match="Missing required parameter: 'model'"):
         query(body, operation=operation)
 
 
-def test_the_sdks_context() -> None:
+def test_the_context_that_the_sdk_adds_becomes_hints() -> None:
     context = {"client_request_id": "c1", "usage_context": {"team": "a"}, "extra_params": {"x": "1"}}
     for request in (chat(**context), completion(**context)):
         assert request.client_request_id == "c1"
@@ -302,11 +313,11 @@ def test_the_sdks_context() -> None:
 def test_unknown_fields() -> None:
     assert chat(max_retries=0).extra == {"max_retries": 0}
     with pytest.raises(InvalidRequest) as caught:
-        chat(knobs={"strict": True}, max_retries=0)
+        chat(options={"strict": True}, max_retries=0)
     assert caught.value.message == 'json: unknown field "max_retries"'
 
 
-# --- turns ------------------------------------------------------------------------------------------------------------
+# --- order of roles ---------------------------------------------------------------------------------------------------
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 ASKS = {"role": "assistant", "tool_calls": [CALL]}
@@ -329,7 +340,7 @@ ASSISTANT = {"role": "assistant", "content": "Hi"}
         [USER, ASKS, RESULT, ASKS, RESULT],
     ],
 )
-def test_conversations(messages: list[dict[str, Any]]) -> None:
+def test_conversations_whose_roles_alternate_are_accepted(messages: list[dict[str, Any]]) -> None:
     [prompt] = chat(messages=messages).prompts
     assert isinstance(prompt, ChatPrompt)
     assert [message.role for message in prompt.messages] == [message["role"] for message in messages]
@@ -355,21 +366,21 @@ def test_conversations(messages: list[dict[str, Any]]) -> None:
         ([{"role": "developer", "content": "a"}], "messages[0].role", "Supported values are: 'system', 'user'"),
     ],
 )
-def test_what_is_no_conversation(messages: list[dict[str, Any]], param: str, words: str) -> None:
+def test_roles_out_of_order_are_refused(messages: list[dict[str, Any]], param: str, words: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         chat(messages=messages)
     assert caught.value.param == param
     assert words in caught.value.message
 
 
-def test_turns_may_be_left_alone() -> None:
-    assert chat(knobs={"alternating_roles": False}, messages=[USER, USER]).prompts
+def test_the_order_of_roles_is_an_option() -> None:
+    assert chat(options={"alternating_roles": False}, messages=[USER, USER]).prompts
 
 
 # --- responses --------------------------------------------------------------------------------------------------
 
 
-def test_a_response_is_openais() -> None:
+def test_a_response_has_openais_form() -> None:
     request = query({"model": "chat", "input": "Hi", "max_output_tokens": 5}, operation="responses")
     assert isinstance(request, Generate)
     assert (request.model, request.prompts, request.stopping.max_new_tokens) == (
@@ -377,14 +388,14 @@ def test_a_response_is_openais() -> None:
         (ChatPrompt((Message("user", "Hi"),)),),
         5,
     )
-    said = json.loads(server().encode(request, fold(ZOE)).body)
-    assert (said["object"], said["status"]) == ("response", "completed")
+    response = json.loads(server().encode(request, fold(ZOE)).body)
+    assert (response["object"], response["status"]) == ("response", "completed")
     stream = server().encoder(request)
     assert stream.feed(ZOE).startswith(b"event: response.created\n")
     assert b'"type":"response.failed"' in server().encoder(request).fail(BackendFailed("x"))
 
 
-def test_newer_clients_ask_elsewhere_and_get_the_same() -> None:
+def test_the_paths_of_newer_clients_give_the_same_answers() -> None:
     fields = {"model": "chat", "messages": HELLO, "max_tokens": 5}
     ways = [query(fields, operation=operation) for operation in ("gateway_chat", "chat")]
     assert replace(ways[0], origin=None) == replace(ways[1], origin=None)
@@ -395,7 +406,7 @@ def test_newer_clients_ask_elsewhere_and_get_the_same() -> None:
     assert paths == {"/ai-gateway/mlflow/v1/chat/completions", "/ai-gateway/mlflow/v1/embeddings"}
 
 
-def test_its_tools_have_databricks_limits() -> None:
+def test_the_tools_of_a_response_have_databricks_limits() -> None:
     tool = {"type": "function", "name": "f", "parameters": {"properties": {f"p{n}": {} for n in range(16)}}}
     for tools, param in (([tool], "tools[0].parameters"), ([tool | {"parameters": {}}] * 33, "tools")):
         with pytest.raises(InvalidRequest) as raised:

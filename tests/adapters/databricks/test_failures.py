@@ -1,4 +1,4 @@
-"""Errors: every kind's status, code and bytes, whole and in a stream."""
+"""Errors of every kind: status, code and bytes, whole and in a stream."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROWS: list[tuple[GatewayError, int, str]] = [
 ]
 
 
-def test_every_kind_has_words() -> None:
+def test_every_kind_of_error_has_an_answer() -> None:
     assert set(DATABRICKS.wording.failures) == set(KINDS) == {error.kind for error, *_ in ROWS}
 
 
@@ -48,8 +48,8 @@ def test_errors(error: GatewayError, status: int, code: str) -> None:
 
 
 @pytest.mark.parametrize(("error", "_", "code"), ROWS, ids=lambda value: getattr(value, "kind", None))
-def test_errors_in_a_stream_are_said_in_both_forms(error: GatewayError, _: int, code: str) -> None:
-    """OpenAI's SDK takes the platform's form alone for the end; mlflow hands the object on."""
+def test_errors_in_a_stream_have_both_forms(error: GatewayError, _: int, code: str) -> None:
+    """OpenAI's SDK takes the platform's form alone for the end of the stream; mlflow passes the object on."""
     frame = server().encoder(chat(stream=True)).fail(error)
     assert frame.startswith(b'data: {"error":{"message":"m","type":"')
     assert frame.endswith(b'},"error_code":"%b","message":"m"}\n\n' % code.encode())

@@ -1,4 +1,4 @@
-"""A stream is the whole answer here too: Databricks' chunks fold as OpenAI's do, and are of the same types."""
+"""A stream accumulates to the whole answer: Databricks' chunks are like OpenAI's, and have the same types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Literal bytes, file by file: recorded traffic's shapes, and what the SDK reads of endpoints."""
+"""Literal bytes, file by file: the shapes of recorded traffic, and the endpoints that the SDK reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from adapters.fold import fold
 from schemas.errors import BackendFailed, ModelNotFound
 from schemas.ir import Embed, Embeddings, Events, Generate, Usage
 from tests.adapters.databricks.scenes import GOLDEN, ROUTES, call, chat, completion, query, server
-from tests.adapters.openai.scenes import CALLS, ECHOED, SCORED, THOUGHT, TWO, USAGE, ZOE
+from tests.adapters.openai.scenes import CALLS, ECHOED, REASONING, SCORED, TWO, USAGE, ZOE
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("get_weather", "get_time")]
 STREAM = {"stream": True}
@@ -21,7 +21,7 @@ Ask = Callable[..., Generate]
 SCENES: dict[str, tuple[Ask, dict[str, Any], Events]] = {
     "chat.json": (chat, {}, ZOE),
     "chat.sse": (chat, STREAM, ZOE),
-    "chat-uncounted.sse": (chat, STREAM, THOUGHT),
+    "chat-uncounted.sse": (chat, STREAM, REASONING),
     "chat-logprobs.json": (chat, {"logprobs": True, "top_logprobs": 2}, SCORED),
     "chat-logprobs.sse": (chat, STREAM | {"logprobs": True, "top_logprobs": 1}, SCORED),
     "chat-n.json": (chat, {"n": 2}, TWO),
@@ -50,18 +50,18 @@ def test_answers(file: str) -> None:
     assert render(file) == (GOLDEN / file).read_bytes()
 
 
-def test_usage_chunks_of_their_own_are_not_written() -> None:
+def test_a_stream_has_no_usage_chunk_of_its_own() -> None:
     assert server().encoder(chat(**USAGE)).feed(ZOE) == (GOLDEN / "chat.sse").read_bytes()
 
 
-def test_usage_may_be_switched_to_openais() -> None:
+def test_the_usage_chunk_of_openai_is_an_option() -> None:
     data = server(usage_on_every_chunk=False).encoder(chat(**USAGE)).feed(ZOE)
     assert data.count(b'"usage":null') == 5
     assert b'"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}}' in data
 
 
 @pytest.mark.parametrize("ask", [chat, completion])
-def test_failed_streams_say_it_in_both_forms(ask: Ask) -> None:
+def test_failed_streams_end_with_both_forms_of_the_error(ask: Ask) -> None:
     encoder = server().encoder(ask(stream=True))
     data = encoder.feed(ZOE[:2]) + encoder.fail(BackendFailed("The backend failed.", code="upstream_malformed"))
     assert data == (GOLDEN / f"{ask.__name__}-failed.sse").read_bytes()

@@ -1,4 +1,4 @@
-"""The mirror law: what either face writes, the other reads back as the same, up to what `heard` spells out."""
+"""The mirror law: what one codec encodes, the other decodes to the same, up to what `decodable` removes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REASONS = (FinishReason.EOS, FinishReason.LENGTH, FinishReason.CONTENT_FILTER)
 
 
 def mirrored(request: Generate) -> Generate:
-    """The request as the server face of a workspace would see it."""
+    """The request as the server codec of a workspace decodes it."""
     sent = client().encode(request)
     name = unquote(sent.path.removeprefix("/serving-endpoints/").removesuffix("/invocations"))
     assert "model" not in json.loads(sent.body)
@@ -55,8 +55,8 @@ def asked(prompt: Any = None, **fields: Any) -> Generate:
     )
 
 
-def heard(answer: Completion, *, tokens: bool = False) -> Completion:
-    """Without ids, nor tokens that nobody asked for."""
+def decodable(answer: Completion, *, tokens: bool = False) -> Completion:
+    """The answer as a client can decode it: without token ids, and without tokens that were not requested."""
     choices = tuple(
         msgspec.structs.replace(choice, tokens=choice.tokens if tokens else (), generated=None)
         for choice in answer.choices
@@ -80,7 +80,7 @@ def test_streamed_chats(data: st.DataObject) -> None:
     events = data.draw(streams(choices=3, reasoning=True, tools=True, reasons=(*REASONS, FinishReason.TOOL_CALL)))
     answer = canonical(events)
     request = asked(stream=True, n=len(answer.choices))
-    assert read(request, written(request, events, data), data) == heard(answer)
+    assert read(request, written(request, events, data), data) == decodable(answer)
 
 
 @given(data=st.data())
@@ -88,7 +88,7 @@ def test_streamed_completions(data: st.DataObject) -> None:
     events = data.draw(streams(choices=3, reasons=REASONS))
     answer = canonical(events)
     request = asked(TextPrompt("Once"), stream=True, n=len(answer.choices))
-    assert read(request, written(request, events, data), data) == heard(answer)
+    assert read(request, written(request, events, data), data) == decodable(answer)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -100,7 +100,7 @@ def test_log_probabilities(stream: bool, data: st.DataObject) -> None:
         answer = read(request, written(request, events, data), data)
     else:
         answer = canonical(client().decode(request, server().encode(request, fold(events))))
-    assert answer == heard(canonical(events), tokens=True)
+    assert answer == decodable(canonical(events), tokens=True)
 
 
 @pytest.mark.parametrize("prompt", [None, TextPrompt("Once")])
@@ -109,11 +109,11 @@ def test_whole_answers(prompt: Any, data: st.DataObject) -> None:
     chat = prompt is None
     answer = canonical(data.draw(streams(choices=3, reasons=REASONS, reasoning=chat, tools=chat)))
     request = asked(prompt, n=len(answer.choices))
-    assert canonical(client().decode(request, server().encode(request, answer))) == heard(answer)
+    assert canonical(client().decode(request, server().encode(request, answer))) == decodable(answer)
 
 
 @given(data=st.data())
-def test_a_stream_that_is_cut_is_never_complete(data: st.DataObject) -> None:
+def test_a_truncated_stream_is_never_complete(data: st.DataObject) -> None:
     events = data.draw(streams())
     request = asked(stream=True)
     stream = written(request, events, data)
@@ -125,8 +125,8 @@ def test_a_stream_that_is_cut_is_never_complete(data: st.DataObject) -> None:
 
 
 @given(events=streams(reasoning=True, tools=True, with_logprobs=True), message=texts)
-def test_no_text_ends_a_line(events: Events, message: str) -> None:
-    """mlflow's and httpx's line readers split at every line end that Unicode has."""
+def test_no_text_contains_a_line_end_of_unicode(events: Events, message: str) -> None:
+    """mlflow's and httpx's line readers split at every line end of Unicode."""
     encoder = server().encoder(asked(stream=True, logprobs=True))
     stream = encoder.feed(events) + encoder.fail(BackendFailed(message))
     for line in stream.decode().splitlines():
@@ -146,7 +146,7 @@ results = st.builds(
 
 @st.composite
 def conversations(draw: st.DrawFn) -> tuple[ChatPrompt]:
-    """In the order that the platform insists on."""
+    """Conversations with the order of roles that the platform requires."""
     system = draw(st.just(()) | st.builds(lambda content: (Message("system", content),), texts))
     rest = draw(st.lists(replies, max_size=2))
     return (

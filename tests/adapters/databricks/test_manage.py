@@ -1,4 +1,4 @@
-"""What is read of a change, and what is told of an endpoint that is being changed."""
+"""Changes of endpoints decoded, and the description of an endpoint that is being changed."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ READ: list[tuple[dict[str, Any], tuple[ServedEntity, ...]]] = [
 
 
 @pytest.mark.parametrize(("body", "arms"), READ)
-def test_an_update_is_read(body: dict[str, Any], arms: tuple[ServedEntity, ...]) -> None:
+def test_an_update_is_decoded(body: dict[str, Any], arms: tuple[ServedEntity, ...]) -> None:
     assert change("update", body) == Change(action="update", endpoint="chat", served_entities=arms)
 
 
-def test_a_new_endpoint_and_a_deletion_are_read() -> None:
+def test_a_new_endpoint_and_a_deletion_are_decoded() -> None:
     body = {"name": "new", "config": READ[0][0], "tags": [], "route_optimized": True}
     assert change("create", body) == Change(action="create", endpoint="new", served_entities=ARMS)
     assert change("delete", {}) == Change(action="delete", endpoint="chat")
@@ -78,24 +78,24 @@ def test_a_new_endpoint_and_a_deletion_are_read() -> None:
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(body: dict[str, Any], word: str) -> None:
+def test_malformed_changes_are_refused(body: dict[str, Any], word: str) -> None:
     with pytest.raises(InvalidRequest, match=word):
         change("update", body)
 
 
-def test_shares_alone_need_an_endpoint() -> None:
+def test_shares_alone_need_an_existing_endpoint() -> None:
     with pytest.raises(ModelNotFound):
         server().decode(ROUTES["update"], b"{}", Call("r1", Catalog({}), {"name": "chat"}))
 
 
-def test_an_endpoint_that_is_being_updated() -> None:
+def test_the_description_of_an_endpoint_during_an_update() -> None:
     pending = (ServedEntity("a", "s/echo", 50), ServedEntity("c", "u/new", 50, state="loading"))
     card = msgspec.structs.replace(CARD, version=3, changed=1_700_000_000, pending=pending)
-    told = server().describe(ROUTES["endpoint"], Call("r1", Catalog({"chat": card}), {"name": "chat"}), b"")
-    assert told.body == (GOLDEN / "endpoint-updating.json").read_bytes()
+    described = server().describe(ROUTES["endpoint"], Call("r1", Catalog({"chat": card}), {"name": "chat"}), b"")
+    assert described.body == (GOLDEN / "endpoint-updating.json").read_bytes()
 
 
-def test_an_endpoint_whose_update_failed() -> None:
+def test_the_description_of_an_endpoint_whose_update_failed() -> None:
     card = msgspec.structs.replace(CARD, update_failed=True)
-    told = server().describe(ROUTES["endpoint"], Call("r1", Catalog({"chat": card}), {"name": "chat"}), b"")
-    assert json.loads(told.body)["state"] == {"ready": "READY", "config_update": "UPDATE_FAILED"}
+    described = server().describe(ROUTES["endpoint"], Call("r1", Catalog({"chat": card}), {"name": "chat"}), b"")
+    assert json.loads(described.body)["state"] == {"ready": "READY", "config_update": "UPDATE_FAILED"}

@@ -1,6 +1,6 @@
-"""What a client makes of a stream: its chunks put together by the protocol's own rules, as the SDKs do.
+"""Accumulates the chunks of a stream to a whole answer by the protocol's rules, as the SDKs do.
 
-Texts and arguments concatenate, log-probabilities follow one another, tool calls are told apart by `index`.
+Texts and arguments concatenate, log-probabilities follow one another, tool calls are distinguished by `index`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ Json = dict[str, Any]
 
 
 def chunks(stream: bytes) -> list[Json]:
-    """The chunks of a stream, which has its terminator."""
+    """The chunks of a complete stream."""
     *lines, last = [line for line in stream.decode().split("\n\n") if line]
     assert last == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
 def folded(stream: bytes, *, role_in_every_delta: bool = False) -> Json:
-    """The whole answer that the chunks of a stream are."""
+    """The whole answer that the chunks of a stream make up."""
     head: Json = {}
     usage: Json | None = None
     choices: dict[int, Json] = {}
@@ -48,7 +48,7 @@ def _message(message: Json, delta: Json, *, again: bool) -> None:
         elif name in delta:
             message.setdefault(name, None)
     if "role" in delta:
-        assert again or "role" not in message, "the role is told once"
+        assert again or "role" not in message, "the role is written once"
         message["role"] = delta["role"]
     for piece in delta.get("tool_calls", ()):
         calls = message.setdefault("tool_calls", [])
@@ -60,11 +60,11 @@ def _message(message: Json, delta: Json, *, again: bool) -> None:
             calls[piece["index"]]["function"][name] += text
 
 
-def _logprobs(told: Json | None, more: Json | None) -> Json | None:
-    if told is None or more is None:
-        return told if more is None else more
-    return {name: _joined(told[name], more[name]) for name in more}
+def _logprobs(before: Json | None, more: Json | None) -> Json | None:
+    if before is None or more is None:
+        return before if more is None else more
+    return {name: _concatenated(before[name], more[name]) for name in more}
 
 
-def _joined(told: list[Any] | None, more: list[Any] | None) -> list[Any] | None:
-    return told if more is None else [*(told or ()), *more]
+def _concatenated(before: list[Any] | None, more: list[Any] | None) -> list[Any] | None:
+    return before if more is None else [*(before or ()), *more]

@@ -1,4 +1,4 @@
-"""What the tests of the client face share: requests, and what remotes answer."""
+"""Requests and answers of remotes, for the tests of the client codec."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.adapters.openai.scenes import client, events_of, reply
 
 
 def asked(text: str = "Once", **fields: Any) -> Generate:
-    """As a client of TGI asks: raw, and greedy unless told otherwise."""
+    """A request as TGI's clients make it: a raw prompt, greedy by default."""
     return Generate(id="r1", model="up", prompts=(TextPrompt(text),), **fields)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of this folder and of `databricks` share: a catalog, requests, and a few event streams."""
+"""A catalog, requests and event streams, for the tests of this folder and of `databricks`."""
 
 from __future__ import annotations
 
@@ -49,42 +49,42 @@ def now() -> float:
     return NOW
 
 
-def dialect(name: str, **knobs: Any) -> Dialect:
+def dialect(name: str, **options: Any) -> Dialect:
     """The dialect `name` with some fields set, as a configuration names them."""
-    assert set(knobs) <= set(option_names(DIALECTS[name]))
-    return with_options(DIALECTS[name], knobs)
+    assert set(options) <= set(option_names(DIALECTS[name]))
+    return with_options(DIALECTS[name], options)
 
 
-def server(name: str = "openai", **knobs: Any) -> OpenAIServer:
-    return OpenAIServer(dialect(name, **knobs), now)
+def server(name: str = "openai", **options: Any) -> OpenAIServer:
+    return OpenAIServer(dialect(name, **options), now)
 
 
-def client(name: str = "openai", **knobs: Any) -> OpenAIClient:
-    return OpenAIClient(dialect(name, **knobs))
+def client(name: str = "openai", **options: Any) -> OpenAIClient:
+    return OpenAIClient(dialect(name, **options))
 
 
 def call(request_id: str = "r1", **path: str) -> Call:
     return Call(request_id, CATALOG, path)
 
 
-def chat(name: str = "openai", *, knobs: dict[str, Any] | None = None, **fields: Any) -> Generate:
-    """What the server face reads of a chat."""
+def chat(name: str = "openai", *, options: dict[str, Any] | None = None, **fields: Any) -> Generate:
+    """A chat as the server codec decodes it."""
     body = json.dumps({"model": "chat", "messages": HELLO} | fields).encode()
-    request = server(name, **(knobs or {})).decode(ROUTES["chat"], body, call())
+    request = server(name, **(options or {})).decode(ROUTES["chat"], body, call())
     assert isinstance(request, Generate)
     return request
 
 
-def completion(name: str = "openai", *, knobs: dict[str, Any] | None = None, **fields: Any) -> Generate:
-    """What the server face reads of a completion."""
+def completion(name: str = "openai", *, options: dict[str, Any] | None = None, **fields: Any) -> Generate:
+    """A completion as the server codec decodes it."""
     body = json.dumps({"model": "chat", "prompt": "Once"} | fields).encode()
-    request = server(name, **(knobs or {})).decode(ROUTES["completions"], body, call())
+    request = server(name, **(options or {})).decode(ROUTES["completions"], body, call())
     assert isinstance(request, Generate)
     return request
 
 
 def embed(**fields: Any) -> Embed:
-    """What the server face reads of a request for vectors."""
+    """A request for embeddings as the server codec decodes it."""
     body = json.dumps({"model": "org/other", "input": "a"} | fields).encode()
     request = server().decode(ROUTES["embeddings"], body, call())
     assert isinstance(request, Embed)
@@ -96,13 +96,13 @@ def reply(body: Any, status: int = 200, *headers: tuple[str, str]) -> Reply:
 
 
 def events_of(client: Any, request: Generate, data: bytes) -> Events:
-    """What a client face reads from a complete stream."""
+    """The events that a client codec decodes from a complete stream."""
     reader = client.decoder(request)
     return (*reader.feed(data), *reader.close())
 
 
 def said(*texts: str, prompt: int = 7, **end: Any) -> Events:
-    """A stream of one delta and one token a text."""
+    """A stream with one delta of one token for each text."""
     end = {"reason": FinishReason.EOS} | end
     deltas = (Delta(text=text, tokens=(Token(place, text),)) for place, text in enumerate(texts))
     return (Started("llama-3", prompt), *deltas, Finished(**end), Usage(prompt, len(texts)))
@@ -119,7 +119,7 @@ SCORED: Events = (
     Finished(reason=FinishReason.EOS, tokens=(Token(0, "</s>", -0.0625, special=True),)),
     Usage(3, 4),
 )
-"""Half a character, the likeliest tokens, and an end token."""
+"""A split character, alternatives of tokens, and an end token."""
 
 PROMPT_TOKENS = ((Token(0, "<s>", special=True), Token(5, "On", -1.0), Token(6, "ce", -2.0, top=TOPS)),)
 ECHOED: Events = (Started("llama-3", 3, PROMPT_TOKENS), *SCORED[1:])
@@ -141,9 +141,9 @@ TWO: Events = (
     Finished(choice=0, text="A", reason=FinishReason.LENGTH),
     Usage(4, 4),
 )
-"""Two choices, interleaved; no tokens told."""
+"""Two interleaved choices without tokens."""
 
-THOUGHT: Events = (
+REASONING: Events = (
     Started("llama-3"),
     Delta(reasoning="Hm. "),
     Delta(reasoning="Well.", text="No"),

@@ -1,4 +1,4 @@
-"""A stream is the whole answer: what a client puts together from its bytes are the bytes it gets of it whole."""
+"""A stream accumulates to the bytes of the whole answer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_chats_with_log_probabilities(data: st.DataObject, top: int, events: Eve
 
 
 @given(data=st.data(), events=streams(choices=3, with_logprobs=True, tools=True, reasons=REASONS))
-def test_calls_beside_log_probabilities(data: st.DataObject, events: Events) -> None:
+def test_chats_with_tool_calls_and_log_probabilities(data: st.DataObject, events: Events) -> None:
     assert_same(chat(**STREAMED, logprobs=True, tools=TOOLS, n=3), events, data)
 
 
@@ -50,7 +50,7 @@ def test_completions(name: str, n: int, data: st.DataObject, echo: bool) -> None
 
 @given(data=st.data(), events=streams(tools=True, reasoning=True, refusals=True, reasons=REASONS))
 def test_mindie_chats(data: st.DataObject, events: Events) -> None:
-    """MindIE tells no usage in a stream, whose id is the bare request's, and the role in every delta."""
+    """MindIE's streams have no usage, the bare id of the request, and the role in every delta."""
     writer = server("mindie-openai").encoder(chat("mindie-openai", stream=True))
     stream = b"".join(writer.feed(batch) for batch in data.draw(batches(events)))
     whole = json.loads(server("mindie-openai").encode(chat("mindie-openai"), fold(events)).body)

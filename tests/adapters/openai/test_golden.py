@@ -16,10 +16,10 @@ from tests.adapters.openai.scenes import (
     CALLS,
     ECHOED,
     GOLDEN,
+    REASONING,
     REFUSED,
     ROUTES,
     SCORED,
-    THOUGHT,
     TWO,
     USAGE,
     ZOE,
@@ -46,8 +46,8 @@ SCENES: dict[str, tuple[str, Ask, dict[str, Any], Events]] = {
     "openai/chat-n.sse": ("openai", chat, STREAM | {"n": 2}, TWO),
     "openai/chat-tools.json": ("openai", chat, {"tools": TOOLS}, CALLS),
     "openai/chat-tools.sse": ("openai", chat, STREAM | {"tools": TOOLS}, CALLS),
-    "openai/chat-reasoning.json": ("openai", chat, {}, THOUGHT),
-    "openai/chat-reasoning.sse": ("openai", chat, CONTINUOUS, THOUGHT),
+    "openai/chat-reasoning.json": ("openai", chat, {}, REASONING),
+    "openai/chat-reasoning.sse": ("openai", chat, CONTINUOUS, REASONING),
     "openai/chat-refusal.json": ("openai", chat, {}, REFUSED),
     "openai/chat-refusal.sse": ("openai", chat, STREAM, REFUSED),
     "openai/completion.json": ("openai", completion, {}, ZOE),
@@ -97,7 +97,7 @@ def test_failed_streams_have_no_terminator(name: str, ask: Ask) -> None:
     assert json.loads(data.split(b"data: ")[-1])["error"]
 
 
-def test_failure_where_the_usage_would_be() -> None:
+def test_a_failure_in_place_of_the_usage_chunk() -> None:
     encoder = server(usage_on_every_chunk=True).encoder(chat(stream=True))
     data = encoder.feed(ZOE[:-1]) + encoder.fail(Incomplete("It stopped."))
     assert b'"finish_reason":"stop"' not in data
@@ -126,7 +126,7 @@ def document(number: int) -> str:
     return (GOLDEN / f"mindie-openai/document-{number}.txt").read_text()
 
 
-def test_the_pages_whole_sample() -> None:
+def test_the_whole_answer_of_mindies_page() -> None:
     answer = fold(
         (
             Started("gpt-3.5-turbo-0613", 9),
@@ -134,19 +134,19 @@ def test_the_pages_whole_sample() -> None:
             Usage(9, 12),
         )
     )
-    face = server("mindie-openai")
-    request = face.decode(ROUTES["chat"], document(1).encode(), call("123"))
+    codec = server("mindie-openai")
+    request = codec.decode(ROUTES["chat"], document(1).encode(), call("123"))
     assert isinstance(request, Generate)
     compact = json.dumps(json.loads(document(2)), separators=(",", ":"))
-    assert face.encode(request, answer).body.decode().replace("1700000000", "1677652288") == compact
+    assert codec.encode(request, answer).body.decode().replace("1700000000", "1677652288") == compact
 
 
-def test_the_pages_streamed_sample() -> None:
+def test_the_stream_of_mindies_page() -> None:
     pieces = re.findall(r'"content":"([^"]*)"', document(3))
     assert "".join(pieces) == "am a Frenchman living in the UK. I am a keen photographer and I have been"
     deltas = [Delta(text=piece, tokens=(Token(1, piece),)) for piece in pieces]
     events = (Started("baichuan", 5), *deltas, Finished(reason=FinishReason.LENGTH), Usage(5, 18))
-    face = server("mindie-openai")
-    request = face.decode(ROUTES["chat"], document(4).encode(), call("1"))
+    codec = server("mindie-openai")
+    request = codec.decode(ROUTES["chat"], document(4).encode(), call("1"))
     assert isinstance(request, Generate)
-    assert face.encoder(request).feed(events).decode().replace("1700000000", "1707275960") == document(3)
+    assert codec.encoder(request).feed(events).decode().replace("1700000000", "1707275960") == document(3)

@@ -1,4 +1,4 @@
-"""The mirror law: what either face writes, the other reads back as the same, up to what `heard` spells out."""
+"""The mirror law: what one codec encodes, the other decodes to the same, up to what `decodable` removes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from schemas.ir import (
     Usage,
 )
 from tests.adapters.laws import batches, canonical, effective, splits, streams, texts
-from tests.adapters.openai.scenes import CALLS, DIALECTS, ROUTES, THOUGHT, call, client, server
+from tests.adapters.openai.scenes import CALLS, DIALECTS, REASONING, ROUTES, call, client, server
 
 NAMES = tuple(DIALECTS)
 OPERATIONS = {"/chat/completions": "chat", "/completions": "completions"}
@@ -41,7 +41,7 @@ REASONS = (FinishReason.EOS, FinishReason.LENGTH, FinishReason.STOP_STRING, Fini
 
 
 def mirrored(name: str, request: Generate) -> Generate:
-    """The request as the server face of a remote would see it."""
+    """The request as the server codec of a remote decodes it."""
     sent = client(name).encode(request)
     seen = server(name).decode(ROUTES[OPERATIONS[sent.path]], sent.body, call(request.id))
     assert isinstance(seen, Generate)
@@ -58,8 +58,8 @@ def asked(name: str, prompt: Any = None, **fields: Any) -> Generate:
     )
 
 
-def heard(name: str, answer: Completion, *, tokens: bool = False) -> Completion:
-    """What a client of this dialect can know of an answer: how it ended in the dialect's own words, and no ids."""
+def decodable(name: str, answer: Completion, *, tokens: bool = False) -> Completion:
+    """The answer as a client of this dialect can decode it: the dialect's finish reasons, and no token ids."""
     table = DIALECTS[name]
     choices = tuple(
         msgspec.structs.replace(
@@ -74,7 +74,7 @@ def heard(name: str, answer: Completion, *, tokens: bool = False) -> Completion:
 
 
 def uncounted(events: Events) -> Usage:
-    """Where a stream tells no usage, its pieces are counted."""
+    """The usage of a stream without one: its deltas are counted."""
     return Usage(0, sum(isinstance(event, Delta) and bool(event.text) for event in events))
 
 
@@ -94,14 +94,14 @@ def test_streamed_chats(data: st.DataObject) -> None:
     events = data.draw(streams(choices=3, reasoning=True, tools=True, reasons=(*REASONS, FinishReason.TOOL_CALL)))
     answer = canonical(events)
     request = asked("openai", stream=True, n=len(answer.choices))
-    assert read("openai", request, written("openai", request, events, data), data) == heard("openai", answer)
+    assert read("openai", request, written("openai", request, events, data), data) == decodable("openai", answer)
 
 
 @given(data=st.data())
 def test_streamed_chats_of_mindie(data: st.DataObject) -> None:
     events = data.draw(streams(end_token=True))
     request = asked("mindie-openai", stream=True)
-    expected = heard("mindie-openai", canonical(events))
+    expected = decodable("mindie-openai", canonical(events))
     answer = read("mindie-openai", request, written("mindie-openai", request, events, data), data)
     assert answer == msgspec.structs.replace(expected, usage=uncounted(events))
 
@@ -111,17 +111,17 @@ def test_streamed_completions(data: st.DataObject) -> None:
     events = data.draw(streams(choices=3, reasons=REASONS))
     answer = canonical(events)
     request = asked("openai", TextPrompt("Once"), stream=True, n=len(answer.choices))
-    assert read("openai", request, written("openai", request, events, data), data) == heard("openai", answer)
+    assert read("openai", request, written("openai", request, events, data), data) == decodable("openai", answer)
 
 
 @pytest.mark.parametrize("prompt", [None, TextPrompt("Once")])
 @given(data=st.data())
 def test_streams_with_log_probabilities(prompt: Any, data: st.DataObject) -> None:
-    tops = 2 if prompt is None else 0  # a completion's likeliest tokens are a table, without order or doubles
+    tops = 2 if prompt is None else 0  # a completion's alternatives are an object, without order or duplicates
     events = data.draw(streams(ids=False, with_logprobs=True, tops=tops, end_token=prompt is not None))
     request = asked("openai", prompt, stream=True, logprobs=True, top_logprobs=tops)
     answer = read("openai", request, written("openai", request, events, data), data)
-    assert answer == heard("openai", canonical(events), tokens=True)
+    assert answer == decodable("openai", canonical(events), tokens=True)
 
 
 @given(events=streams(choices=3, reasoning=True, tools=True, reasons=(*REASONS, FinishReason.TOOL_CALL)))
@@ -132,7 +132,7 @@ def test_whole_chats(name: str, events: Events) -> None:
         answer = msgspec.structs.replace(answer, choices=answer.choices[:1])
     request = asked(name, n=len(answer.choices))
     reply = server(name).encode(request, answer)
-    assert canonical(client(name).decode(request, reply)) == heard(name, answer)
+    assert canonical(client(name).decode(request, reply)) == decodable(name, answer)
 
 
 @given(events=streams(choices=3, reasons=REASONS))
@@ -140,7 +140,7 @@ def test_whole_completions(events: Events) -> None:
     answer = canonical(events)
     request = asked("openai", TextPrompt("Once"), n=len(answer.choices))
     reply = server().encode(request, answer)
-    assert canonical(client().decode(request, reply)) == heard("openai", answer)
+    assert canonical(client().decode(request, reply)) == decodable("openai", answer)
 
 
 @pytest.mark.parametrize("prompt", [None, TextPrompt("Once")])
@@ -150,12 +150,12 @@ def test_whole_answers_with_log_probabilities(prompt: Any, data: st.DataObject) 
     answer = canonical(data.draw(streams(ids=False, with_logprobs=True, tops=tops)))
     request = asked("openai", prompt, logprobs=True, top_logprobs=tops)
     reply = server().encode(request, answer)
-    assert canonical(client().decode(request, reply)) == heard("openai", answer, tokens=True)
+    assert canonical(client().decode(request, reply)) == decodable("openai", answer, tokens=True)
 
 
 @pytest.mark.parametrize("prompt", [None, TextPrompt("Once")])
 @given(data=st.data())
-def test_a_stream_that_is_cut_is_never_complete(prompt: Any, data: st.DataObject) -> None:
+def test_a_truncated_stream_is_never_complete(prompt: Any, data: st.DataObject) -> None:
     events = data.draw(streams())
     request = asked("openai", prompt, stream=True)
     stream = written("openai", request, events, data)
@@ -168,8 +168,8 @@ def test_a_stream_that_is_cut_is_never_complete(prompt: Any, data: st.DataObject
 
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data(), message=texts)
-def test_no_text_ends_a_line(name: str, data: st.DataObject, message: str) -> None:
-    """httpx's `iter_lines` and others split at every line end that Unicode has."""
+def test_no_text_contains_a_line_end_of_unicode(name: str, data: st.DataObject, message: str) -> None:
+    """httpx's `iter_lines` and others split at every line end of Unicode."""
     events = data.draw(streams(reasoning=True, tools=True, with_logprobs=True))
     request = asked(name, stream=True, logprobs=name == "openai")
     encoder = server(name).encoder(request)
@@ -217,7 +217,7 @@ messages = st.lists(
     | st.builds(Message, st.just("tool"), texts, tool_call_id=st.just("c1")),
     min_size=1,
     max_size=4,
-).map(lambda said: (ChatPrompt(tuple(said)),))
+).map(lambda turns: (ChatPrompt(tuple(turns)),))
 schema = {"type": "object", "properties": {"a": {}}}
 TOOLS = (Tool("f", "d", schema, True), Tool("g"))
 choices = (
@@ -230,7 +230,7 @@ grammars = st.sampled_from([None, Grammar("json_object"), Grammar("json_schema",
 
 
 def same(seen: Generate, request: Generate) -> bool:
-    """Up to what the client face asks for itself, and where the request came from."""
+    """Whether both are the same, up to the usage that the client codec asks for and the origin."""
     return msgspec.structs.replace(seen, origin=None, stream_usage=False) == request
 
 
@@ -285,15 +285,15 @@ ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3).map(lambda ids
     st.booleans(),
 )
 def test_completion_requests(request: Generate, top: int, echo: bool) -> None:
-    told = {"logprobs": top >= 0, "top_logprobs": max(0, top)}
+    fields = {"logprobs": top >= 0, "top_logprobs": max(0, top)}
     echoed = {"echo": echo and top >= 0, "prompt_logprobs": echo and top >= 0}
-    request = msgspec.structs.replace(request, **told, **echoed)
+    request = msgspec.structs.replace(request, **fields, **echoed)
     assert same(mirrored("openai", request), request)
 
 
 mindie_messages = st.lists(
     st.builds(Message, st.sampled_from(["system", "user", "assistant"]), texts.filter(bool)), min_size=1, max_size=4
-).map(lambda said: (ChatPrompt(tuple(said)),))
+).map(lambda turns: (ChatPrompt(tuple(turns)),))
 
 
 @given(
@@ -320,9 +320,9 @@ def test_mindie_requests(request: Generate) -> None:
     assert same(mirrored("mindie-openai", request), request)
 
 
-@pytest.mark.parametrize("events", [THOUGHT, CALLS], ids=["reasoning", "calls"])
-def test_a_completion_leaves_out_what_it_has_no_words_for(events: Events) -> None:
-    """A model that thinks or calls behind `use_raw_prompt: false`: its text is told, and such an end is `stop`."""
+@pytest.mark.parametrize("events", [REASONING, CALLS], ids=["reasoning", "calls"])
+def test_a_completion_omits_reasoning_and_tool_calls(events: Events) -> None:
+    """With `use_raw_prompt: false` a model may reason and call tools: the text remains, the finish reason is `stop`."""
     body = b'{"model":"m","prompt":"Hi"}'
     request = server().decode(ROUTES["completions"], body, call())
     assert isinstance(request, Generate)
@@ -330,8 +330,10 @@ def test_a_completion_leaves_out_what_it_has_no_words_for(events: Events) -> Non
     writer = server().encoder(request)
     data = b"".join(writer.feed((event,)) for event in events).decode()
     chunks = [json.loads(line[6:]) for line in data.splitlines() if line.startswith("data: {")]
-    told = [choice for chunk in chunks for choice in chunk["choices"]]
-    assert "".join(choice["text"] for choice in told) == whole["text"] == ("No." if events is THOUGHT else "")
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(choice["text"] for choice in choices) == whole["text"] == ("No." if events is REASONING else "")
     assert (
-        [choice["finish_reason"] for choice in told if choice["finish_reason"]] == [whole["finish_reason"]] == ["stop"]
+        [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+        == [whole["finish_reason"]]
+        == ["stop"]
     )

@@ -1,4 +1,4 @@
-"""MindIE's page "推理接口", table by table: each parameter is honoured, or refused in the page's words."""
+"""MindIE's page "推理接口", table by table: each parameter has its effect, or is refused in the page's words."""
 
 from __future__ import annotations
 
@@ -37,13 +37,16 @@ def test_sampling(fields: dict[str, Any], sampling: Sampling) -> None:
     assert chat("mindie-openai", **fields).sampling == sampling
 
 
-def test_the_rest_of_the_table() -> None:
+def test_parameters_that_are_not_about_sampling() -> None:
     turns = [{"role": role, "content": role} for role in ("system", "user", "assistant")]
     tool = {"role": "tool", "content": "4", "tool_call_id": "c"}
     request = chat("mindie-openai", model="gpt-3.5", messages=[*turns, tool], max_tokens=20, stream=True)
     assert request.model == "gpt-3.5"
-    said = (*(Message(role, role) for role in ("system", "user", "assistant")), Message("tool", "4", tool_call_id="c"))
-    assert request.prompts == (ChatPrompt(said),)
+    messages = (
+        *(Message(role, role) for role in ("system", "user", "assistant")),
+        Message("tool", "4", tool_call_id="c"),
+    )
+    assert request.prompts == (ChatPrompt(messages),)
     assert request.stopping == Stopping(max_new_tokens=20)
     assert request.stream
     assert not chat("mindie-openai").stream
@@ -107,16 +110,16 @@ def test_edges(field: str, value: Any) -> None:
     chat("mindie-openai", **{field: value})
 
 
-def test_what_the_page_does_not_know_is_an_unknown_field() -> None:
+def test_fields_that_the_page_does_not_list_are_unknown() -> None:
     request = chat("mindie-openai", stop=["a"], stream=True, stream_options={"include_usage": True})
     assert request.stopping.stop == ()
     assert not request.stream_usage
     assert request.extra == {"stop": ["a"], "stream_options": {"include_usage": True}}
 
 
-def test_the_servers_limit() -> None:
+def test_the_servers_limit_caps_max_tokens() -> None:
     limits = {"max_iter_times": 100}
-    assert chat("mindie-openai", knobs=limits).stopping.max_new_tokens == 100
-    assert chat("mindie-openai", knobs=limits, max_tokens=500).stopping.max_new_tokens == 100
-    assert chat("mindie-openai", knobs=limits, max_tokens=5).stopping.max_new_tokens == 5
+    assert chat("mindie-openai", options=limits).stopping.max_new_tokens == 100
+    assert chat("mindie-openai", options=limits, max_tokens=500).stopping.max_new_tokens == 100
+    assert chat("mindie-openai", options=limits, max_tokens=5).stopping.max_new_tokens == 5
     assert chat("mindie-openai").stopping.max_new_tokens is None

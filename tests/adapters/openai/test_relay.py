@@ -1,4 +1,4 @@
-"""What a remote of the client's own protocol says arrives as it was said, with what nobody here knows."""
+"""Answers of a remote of the client's own dialect are relayed, with fields that the gateway does not know."""
 
 from __future__ import annotations
 
@@ -48,31 +48,31 @@ def test_a_whole_answer() -> None:
     assert SERVER.encode(request, fold(CLIENT.decode(request, Reply(WHOLE)))).body == WHOLE
 
 
-def test_a_stream_whose_usage_was_asked_for() -> None:
+def test_a_relayed_stream_keeps_a_usage_that_the_client_asked_for() -> None:
     request = ask(stream=True, stream_options={"include_usage": True})
-    said = [chunk.replace(b"\xe2\x80\xa8", b"\\u2028") for chunk in (*CHUNKS, USAGE)]
-    assert through(request, *CHUNKS, USAGE) == b"".join(b"data: %b\n\n" % one for one in (*said, b"[DONE]"))
+    written = [chunk.replace(b"\xe2\x80\xa8", b"\\u2028") for chunk in (*CHUNKS, USAGE)]
+    assert through(request, *CHUNKS, USAGE) == b"".join(b"data: %b\n\n" % one for one in (*written, b"[DONE]"))
 
 
-def test_a_stream_whose_usage_only_we_asked_for() -> None:
-    said = through(ask(stream=True), *CHUNKS, USAGE)
-    assert b'"usage"' not in said
-    assert b'"new":{"a":1}' in said
-    assert b'"mood":"good"' in said
-    assert said.count(b"data: ") == len(CHUNKS) + 1
-    assert said.endswith(b"data: [DONE]\n\n")
+def test_a_relayed_stream_loses_a_usage_that_only_the_gateway_asked_for() -> None:
+    written = through(ask(stream=True), *CHUNKS, USAGE)
+    assert b'"usage"' not in written
+    assert b'"new":{"a":1}' in written
+    assert b'"mood":"good"' in written
+    assert written.count(b"data: ") == len(CHUNKS) + 1
+    assert written.endswith(b"data: [DONE]\n\n")
 
 
-def test_an_event_of_several_lines() -> None:
+def test_an_event_of_several_lines_is_relayed() -> None:
     lines = json.dumps(json.loads(CHUNKS[3]), indent=1).encode()
     reader, request = CLIENT.decoder(ask(stream=True)), ask(stream=True)
     data = b"".join(b"data: %b\n" % line for line in lines.split(b"\n")) + b"\n"
-    said = SERVER.encoder(request).feed(reader.feed(data) + reader.close())
-    assert [json.loads(line[6:]) for line in said.splitlines() if line.startswith(b"data: {")] == [json.loads(lines)]
+    written = SERVER.encoder(request).feed(reader.feed(data) + reader.close())
+    assert [json.loads(line[6:]) for line in written.splitlines() if line.startswith(b"data: {")] == [json.loads(lines)]
 
 
 @pytest.mark.parametrize("dialect", ["mindie-openai"])
-def test_another_dialect_is_read_and_written_anew(dialect: str) -> None:
+def test_the_answer_of_another_dialect_is_not_relayed(dialect: str) -> None:
     client = ADAPTER.client(ADAPTER.dialects[dialect])
     request = ask()
     answer = SERVER.encode(request, fold(client.decode(request, Reply(WHOLE)))).body
@@ -80,11 +80,11 @@ def test_another_dialect_is_read_and_written_anew(dialect: str) -> None:
     assert json.loads(answer)["choices"][0]["message"]["content"] == "Hi"
 
 
-def test_nothing_is_passed_on_where_something_is_ours_to_say() -> None:
+def test_an_answer_to_which_the_gateway_adds_is_not_relayed() -> None:
     body = json.dumps({"model": "m", "prompt": "Hi", "echo": True}).encode()
     request = SERVER.decode(ROUTES["completions"], body, call())
     assert isinstance(request, Generate)
-    said = b'{"id":"x","model":"far","choices":[{"index":0,"text":" there","finish_reason":"stop"}],"new":1}'
-    answer = SERVER.encode(request, fold(CLIENT.decode(request, Reply(said)))).body
+    written = b'{"id":"x","model":"far","choices":[{"index":0,"text":" there","finish_reason":"stop"}],"new":1}'
+    answer = SERVER.encode(request, fold(CLIENT.decode(request, Reply(written)))).body
     assert json.loads(answer)["choices"][0]["text"] == "Hi there"
     assert b"new" not in answer

@@ -1,4 +1,4 @@
-"""What is written is of the official SDK's types: what a client with `_strict_response_validation=True` insists on.
+"""Answers have the official SDK's types, as a client with `_strict_response_validation=True` requires.
 
 There is no type for a completion's chunk (the whole one's has no null finish reason), for vectors in base64, nor for
 the null that an echoed prompt's first token has for its log-probability: the service itself fails there.
@@ -31,40 +31,41 @@ ENDS = (FinishReason.EOS, FinishReason.LENGTH, FinishReason.STOP_STRING, FinishR
 STREAM_EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
-def whole(request: Generate, said: Events) -> Any:
-    return json.loads(server().encode(request, fold(said)).body)
+def whole(request: Generate, stream: Events) -> Any:
+    return json.loads(server().encode(request, fold(stream)).body)
 
 
 @given(
-    said=streams(choices=3, tools=True, reasoning=True, with_logprobs=True, tops=2, reasons=REASONS), told=st.booleans()
+    stream=streams(choices=3, tools=True, reasoning=True, with_logprobs=True, tops=2, reasons=REASONS),
+    logprobs=st.booleans(),
 )
-def test_chats(said: Events, told: bool) -> None:
-    scored = {"logprobs": True, "top_logprobs": 2} if told else {}
-    ChatCompletion.model_validate(whole(chat(tools=TOOLS, n=3, **scored), said))
+def test_chats(stream: Events, logprobs: bool) -> None:
+    scored = {"logprobs": True, "top_logprobs": 2} if logprobs else {}
+    ChatCompletion.model_validate(whole(chat(tools=TOOLS, n=3, **scored), stream))
     request = chat(tools=TOOLS, n=3, stream=True, stream_options={"include_usage": True}, **scored)
-    for chunk in chunks(server().encoder(request).feed(said)):
+    for chunk in chunks(server().encoder(request).feed(stream)):
         ChatCompletionChunk.model_validate(chunk)
 
 
-@given(said=streams(choices=3, with_logprobs=True, tops=2, reasons=ENDS, end_token=True), told=st.booleans())
-def test_completions(said: Events, told: bool) -> None:
-    Completion.model_validate(whole(completion(n=3, **({"logprobs": 2} if told else {})), said))
+@given(stream=streams(choices=3, with_logprobs=True, tops=2, reasons=ENDS, end_token=True), logprobs=st.booleans())
+def test_completions(stream: Events, logprobs: bool) -> None:
+    Completion.model_validate(whole(completion(n=3, **({"logprobs": 2} if logprobs else {})), stream))
 
 
 answers = streams(tools=True, reasoning=True, with_logprobs=True, tops=2, reasons=REASONS)
 
 
-@given(said=answers, refusal=st.booleans())
-def test_responses(said: Events, refusal: bool) -> None:
+@given(stream=answers, refusal=st.booleans())
+def test_responses(stream: Events, refusal: bool) -> None:
     if refusal:
-        said = (said[0], Delta(refusal="No."), *said[1:])
+        stream = (stream[0], Delta(refusal="No."), *stream[1:])
     choice = {"type": "function", "name": "get_weather"}
     format = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
     fields = {"tools": [WEATHER], "tool_choice": choice, "text": {"format": format}, "metadata": {"a": "b"}}
     fields |= {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     for request in (ask(), ask(**fields, instructions="Be brief.", reasoning={"effort": "low"}, user="u")):
-        Response.model_validate(whole(request, said))
-    for event in events(server().encoder(ask(stream=True, **fields)).feed(said)):
+        Response.model_validate(whole(request, stream))
+    for event in events(server().encoder(ask(stream=True, **fields)).feed(stream)):
         STREAM_EVENTS.validate_python(event)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: a catalog, requests by route, and a few event streams."""
+"""Shared by the tests of this folder: a catalog, requests by route, and event streams."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUTES = {route.name: route for route in TgiServer.routes}
 
 CARD = ModelCard(name="chat", context_length=2048, dtype="float32", device="cpu")
 CATALOG = Catalog({"chat": CARD, "other": ModelCard(name="other")}, "chat", "1.2.3", 128)
-PICTURES = Catalog({"chat": msgspec.structs.replace(CARD, images=True)}, "chat")
+IMAGES = Catalog({"chat": msgspec.structs.replace(CARD, images=True)}, "chat")
 
 
 def dialect(name: str, **knobs: Any) -> Dialect:
@@ -51,7 +51,7 @@ def ask(
     knobs: dict[str, Any] | None = None,
     **fields: Any,
 ) -> Generate:
-    """What the server face reads."""
+    """The request that the server codec decodes."""
     body = {"inputs": inputs} | ({} if parameters is None else {"parameters": parameters}) | fields
     request = server(name, **(knobs or {})).decode(ROUTES[operation], json.dumps(body).encode(), call(catalog))
     assert not isinstance(request, Tokenize)
@@ -63,7 +63,7 @@ def golden(name: str, file: str) -> bytes:
 
 
 def events_of(client: TgiClient, request: Generate, data: bytes) -> Events:
-    """What the client face reads from a complete stream."""
+    """The events that the client codec decodes from a complete stream."""
     reader = client.decoder(request)
     return (*reader.feed(data), *reader.close())
 
@@ -72,8 +72,8 @@ def reply(body: Any, status: int = 200, *headers: tuple[str, str]) -> Reply:
     return Reply(body if isinstance(body, bytes) else json.dumps(body).encode(), status, headers=headers)
 
 
-def said(*tokens: Token, **end: Any) -> Events:
-    """A stream of one delta a token, the last one the finish; the prompt has 7 tokens, told at the end."""
+def stream_of(*tokens: Token, **end: Any) -> Events:
+    """A stream with one delta per token, the last one finished; the prompt has 7 tokens, reported in `Usage` only."""
     *deltas, last = tokens
     finished = Finished(text=_visible(last), tokens=(last,), generated=len(tokens), **end)
     usage = Usage(7, len(tokens))
@@ -86,7 +86,7 @@ def _visible(token: Token) -> str:
 
 SAMPLED = {"do_sample": True, "seed": 42}
 
-ZOE = said(
+ZOE = stream_of(
     Token(11, "Zo", -0.25),
     Token(12, "ë", -1.5),
     Token(13, " says\n", -0.5),
@@ -96,7 +96,7 @@ ZOE = said(
     seed=42,
 )
 
-UNTOLD: Events = (
+WITHOUT_TOKENS: Events = (
     Started("model"),
     Delta(text="Zoë says"),
     Delta(reasoning="Hm."),
@@ -104,4 +104,4 @@ UNTOLD: Events = (
     Finished(reason=FinishReason.LENGTH),
     Usage(7, 9),
 )
-"""As a remote that tells no tokens says it."""
+"""A stream of a remote that reports no tokens."""

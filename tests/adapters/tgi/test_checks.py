@@ -1,4 +1,4 @@
-"""Every parameter: the edges of what is accepted, and what is refused, with its words."""
+"""Every parameter: accepted values at the bounds, refused values and their messages."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ WRONG_TYPES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_table_is_complete(name: str) -> None:
+def test_every_parameter_of_a_dialect_has_a_case(name: str) -> None:
     assert set(ACCEPTED[name]) == set(DIALECTS[name].requests.parameters)
 
 
@@ -152,7 +152,7 @@ def test_the_table_is_complete(name: str) -> None:
         for value in [*values, None]
     ],
 )
-def test_accepted(name: str, parameter: str, value: Any) -> None:
+def test_a_value_within_bounds_is_accepted(name: str, parameter: str, value: Any) -> None:
     assert ask(name, {parameter: value}).prompts
 
 
@@ -164,7 +164,7 @@ def test_accepted(name: str, parameter: str, value: Any) -> None:
         for row in rows
     ],
 )
-def test_refused(name: str, parameter: str, value: Any, message: str) -> None:
+def test_a_value_out_of_bounds_is_refused(name: str, parameter: str, value: Any, message: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         ask(name, {parameter: value})
     assert raised.value.message == message
@@ -173,7 +173,7 @@ def test_refused(name: str, parameter: str, value: Any, message: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("parameter", "value"), WRONG_TYPES)
-def test_wrong_type(name: str, parameter: str, value: Any) -> None:
+def test_a_value_of_a_wrong_type_is_refused(name: str, parameter: str, value: Any) -> None:
     with pytest.raises(InvalidRequest) as raised:
         ask(name, {parameter: value})
     assert raised.value.param == f"parameters.{parameter}"
@@ -187,12 +187,12 @@ def test_best_of_needs_sampling_and_no_seed(name: str, sampling: dict[str, Any])
         ask(name, {"best_of": 2, "seed": 0} | sampling)
 
 
-def test_bare_parameters_of_tgi_3_sample() -> None:
+def test_best_of_without_sampling_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="you must use sampling"):
         ask("tgi", {"best_of": 2})
 
 
-def test_best_of_switched_off() -> None:
+def test_best_of_is_refused_where_the_limit_is_1() -> None:
     with pytest.raises(InvalidRequest, match="`best_of` != 1 is not allowed for this endpoint"):
         ask("tgi", {"best_of": 2, "do_sample": True}, knobs={"max_best_of": 1})
 
@@ -217,14 +217,16 @@ STREAMED = {"operation": "generate_stream"}, {"operation": "compat", "stream": T
         ),
     ],
 )
-def test_not_in_streams(name: str, parameter: dict[str, Any], message: str, how: dict[str, Any]) -> None:
+def test_parameters_that_streams_refuse(
+    name: str, parameter: dict[str, Any], message: str, how: dict[str, Any]
+) -> None:
     assert ask(name, parameter).prompts
     with pytest.raises(InvalidRequest) as raised:
         ask(name, parameter, **how)
     assert raised.value.message == message
 
 
-def test_truncate_where_the_context_is_unknown() -> None:
+def test_truncate_has_no_upper_limit_if_the_context_length_is_unknown() -> None:
     catalog = Catalog({"chat": ModelCard(name="chat")}, "chat")
     assert ask("tgi", {"truncate": 10**6}, catalog=catalog).truncate_prompt_tokens == 10**6
     with pytest.raises(InvalidRequest) as raised:
@@ -233,7 +235,7 @@ def test_truncate_where_the_context_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("knob", [{"max_stop_sequences": 1}, {"max_top_n_tokens": 1}])
-def test_limits_are_knobs(knob: dict[str, int]) -> None:
+def test_limits_are_configurable(knob: dict[str, int]) -> None:
     with pytest.raises(InvalidRequest):
         ask("tgi", {"stop": ["a", "b"], "top_n_tokens": 2}, knobs=knob)
 

@@ -1,4 +1,4 @@
-"""What the internal form of a request is: every parameter, every default, what becomes of unknown fields."""
+"""Requests in the IR: every parameter, every default, and unknown fields."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ PAGE = {
 }
 
 
-def test_the_pages_example() -> None:
+def test_the_example_of_mindies_page() -> None:
     request = ask("mindie", PAGE, operation="generate_stream", inputs="My name is Olivier and I")
     seed = request.sampling.seed
     assert request.sampling == Sampling(
@@ -107,7 +107,7 @@ def test_the_pages_example() -> None:
     assert (request.logprobs, request.extra) == (False, {})
 
 
-def test_the_pages_multimodal_example() -> None:
+def test_the_multimodal_example_of_mindies_page() -> None:
     inputs = [
         {"type": "text", "text": "My name is Olivier and I"},
         {"type": "image_url", "image_url": "/xxxx/test.png"},
@@ -142,7 +142,7 @@ def test_the_pages_multimodal_example() -> None:
         ("mindie", {"do_sample": True}, True, None, False),
     ],
 )
-def test_whether_it_samples(
+def test_which_parameters_enable_sampling(
     name: str, parameters: dict[str, Any] | None, do_sample: bool | None, temperature: float | None, greedy: bool
 ) -> None:
     sampling = ask(name, parameters).sampling
@@ -155,13 +155,13 @@ def test_mindie_takes_typical_p_and_watermark_without_effect() -> None:
 
 
 @pytest.mark.parametrize(("name", "limit"), [("tgi", None), ("tgi-0.9", 20), ("mindie", 20)])
-def test_default_length(name: str, limit: int | None) -> None:
+def test_default_max_new_tokens(name: str, limit: int | None) -> None:
     assert ask(name).stopping.max_new_tokens == limit
     assert ask(name, {"max_new_tokens": None}).stopping.max_new_tokens == limit
     assert ask(name, {"max_new_tokens": 7}).stopping.max_new_tokens == 7
 
 
-def test_max_iter_times_caps() -> None:
+def test_max_iter_times_caps_max_new_tokens() -> None:
     def limit(name: str, asked: int | None) -> int | None:
         return ask(name, {"max_new_tokens": asked}, knobs={"max_iter_times": 50}).stopping.max_new_tokens
 
@@ -180,7 +180,7 @@ def test_full_text_on_the_compat_route(name: str, default: bool) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_streams(name: str) -> None:
+def test_which_requests_stream(name: str) -> None:
     assert ask(name, operation="generate_stream").stream
     assert ask(name, operation="compat", stream=True).stream
     for quiet in (ask(name), ask(name, operation="compat"), ask(name, operation="compat", stream=None)):
@@ -188,7 +188,7 @@ def test_what_streams(name: str) -> None:
     assert not ask(name, operation="compat", stream=False).stream
 
 
-def test_stream_of_another_type() -> None:
+def test_stream_of_a_wrong_type_is_refused() -> None:
     with pytest.raises(InvalidRequest) as raised:
         ask("tgi", operation="compat", stream="yes")
     assert raised.value.param == "stream"
@@ -197,11 +197,11 @@ def test_stream_of_another_type() -> None:
 @pytest.mark.parametrize(
     ("stop", "stops"), [(None, ()), ([], ()), ("a", ("a",)), (["a", "b"], ("a", "b")), ("end.", ("end.",))]
 )
-def test_stops_of_mindie(stop: Any, stops: tuple[str, ...]) -> None:
+def test_stop_of_mindie_is_a_string_or_a_list(stop: Any, stops: tuple[str, ...]) -> None:
     assert ask("mindie", {"stop": stop}).stopping == Stopping(max_new_tokens=20, stop=stops, include_stop=False)
 
 
-def test_stops_of_tgi_stay_in_the_text() -> None:
+def test_stop_sequences_of_tgi_stay_in_the_text() -> None:
     assert ask("tgi", {"stop": ["a"]}).stopping == Stopping(stop=("a",), include_stop=True)
 
 
@@ -215,7 +215,9 @@ def test_stops_of_tgi_stay_in_the_text() -> None:
         ({"top_n_tokens": 2}, True, 2, False),
     ],
 )
-def test_what_details_ask_for(parameters: dict[str, Any], logprobs: bool, top: int, details: bool) -> None:
+def test_details_request_logprobs_and_usage(
+    parameters: dict[str, Any], logprobs: bool, top: int, details: bool
+) -> None:
     request = ask("tgi", parameters)
     assert (request.logprobs, request.top_logprobs, request.stream_usage) == (logprobs, top, details)
 
@@ -225,7 +227,7 @@ def test_details_without_logprobs_by_configuration() -> None:
     assert (request.logprobs, request.stream_usage) == (False, True)
 
 
-def test_best_of_wants_all_answers_and_their_logprobs() -> None:
+def test_best_of_requests_all_answers_and_their_logprobs() -> None:
     request = ask("tgi", {"best_of": 2, "do_sample": True})
     assert (request.n, request.best_of, request.logprobs) == (2, 2, True)
     request = ask("tgi", {"best_of": 1})
@@ -233,10 +235,10 @@ def test_best_of_wants_all_answers_and_their_logprobs() -> None:
 
 
 class TestSeeds:
-    def test_tgi_leaves_it_to_the_backend(self) -> None:
+    def test_tgi_leaves_the_seed_to_the_backend(self) -> None:
         assert ask("tgi", {"do_sample": True}).sampling.seed is None
 
-    def test_mindie_draws_one(self) -> None:
+    def test_mindie_draws_a_seed(self) -> None:
         def seed(id: str) -> int | None:
             request = server("mindie").decode(ROUTES["generate"], b'{"inputs":"a"}', call(id=id))
             assert isinstance(request, Generate)
@@ -247,7 +249,7 @@ class TestSeeds:
         assert all(seed is not None and 0 < seed < 2**63 for seed in seeds)
         assert seed("request-1") == seeds[1]
 
-    def test_mindie_keeps_the_clients(self) -> None:
+    def test_mindie_keeps_the_clients_seed(self) -> None:
         assert ask("mindie", {"seed": 2**64 - 1}).sampling.seed == 2**64 - 1
 
 
@@ -303,24 +305,24 @@ def test_grammar_of_an_unknown_type() -> None:
 
 
 class TestUnknownFields:
-    def test_are_kept(self) -> None:
+    def test_unknown_fields_are_kept(self) -> None:
         request = ask("tgi", {"max_retries": 0, "details": True}, model="x", options={"wait": True})
         assert request.extra == {"model": "x", "options": {"wait": True}, "parameters": {"max_retries": 0}}
         assert request.stream_usage
 
-    def test_stream_is_one_where_the_path_decides(self) -> None:
+    def test_stream_is_unknown_where_the_path_decides(self) -> None:
         request = ask("tgi", operation="generate", stream=True)
         assert (request.stream, request.extra) == (False, {"stream": True})
 
     @pytest.mark.parametrize("name", ["tgi-0.9", "mindie"])
-    def test_later_parameters_are_ones(self, name: str) -> None:
+    def test_parameters_of_later_versions_are_unknown(self, name: str) -> None:
         later = {"frequency_penalty": 9.0, "top_n_tokens": 99, "grammar": "?"}
         request = ask(name, later)
         assert request.extra == {"parameters": later}
         assert request.sampling.frequency_penalty is None
 
-    def test_do_not_stand_for_parameters(self) -> None:
-        """Parameters that are there, be they all unknown, are not "parameters absent"."""
+    def test_unknown_parameters_count_as_parameters(self) -> None:
+        """A request with only unknown parameters is not one without `parameters`."""
         assert ask("tgi", {"x": 1}).sampling.do_sample is False
 
 
@@ -340,7 +342,7 @@ def test_parameters_of_a_wrong_type(parameters: Any) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("operation", ["compat", "generate", "generate_stream", "tokenize"])
-def test_not_a_request(name: str, operation: str) -> None:
+def test_a_body_that_is_no_request_is_refused(name: str, operation: str) -> None:
     for body in (b"", b"{", b"[]", b'"x"', b"\xff", b'{"inputs":' + b"[" * 70 + b"]" * 70 + b"}"):
         with pytest.raises(MalformedBody):
             server(name).decode(ROUTES[operation], body, call())
@@ -350,7 +352,7 @@ def test_not_a_request(name: str, operation: str) -> None:
 
 
 @pytest.mark.parametrize("operation", ["generate", "tokenize"])
-def test_nothing_served(operation: str) -> None:
+def test_a_request_is_refused_where_nothing_is_served(operation: str) -> None:
     with pytest.raises(ModelNotFound):
         server("tgi").decode(ROUTES[operation], b'{"inputs":"a"}', call(Catalog({})))
     with pytest.raises(ModelNotFound):

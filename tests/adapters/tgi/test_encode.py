@@ -1,4 +1,4 @@
-"""Whole answers beside the golden files: headers, counts, which answer is the best."""
+"""Non-streamed answers beside the golden files: headers, counts, the best of several."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from adapters.fold import fold
 from adapters.tgi.encode import encode_tokens
 from schemas.completion import Choice, Completion, Timings
 from schemas.ir import FinishReason, Token, Tokens, TokenSpan, Usage
-from tests.adapters.tgi.scenes import UNTOLD, ZOE, ask, server
+from tests.adapters.tgi.scenes import WITHOUT_TOKENS, ZOE, ask, server
 
 TIMED = msgspec.structs.replace(fold(ZOE), timings=Timings(first_event=0.25, total=1.5))
 
@@ -42,22 +42,22 @@ def test_headers_of_mindie() -> None:
     assert server("mindie").encode(ask("mindie"), TIMED).headers == ()
 
 
-def test_untimed_answers_tell_no_time() -> None:
+def test_answers_without_timings_have_no_timing_headers() -> None:
     names = [name for name, _ in server("tgi", compute_type="cpu").encode(ask("tgi"), fold(ZOE)).headers]
     assert names == ["x-compute-type", "x-compute-characters", "x-prompt-tokens", "x-generated-tokens"]
 
 
 @pytest.mark.parametrize(
-    ("told", "usage", "generated"), [(4, 9, 4), (0, 9, 0), (None, 9, 9)], ids=["told", "none", "by usage"]
+    ("count", "usage", "generated"), [(4, 9, 4), (0, 9, 0), (None, 9, 9)], ids=["counted", "none", "by usage"]
 )
-def test_generated_tokens(told: int | None, usage: int, generated: int) -> None:
-    answer = Completion("m", (Choice(0, FinishReason.EOS, "a", generated=told),), Usage(1, usage))
+def test_generated_tokens(count: int | None, usage: int, generated: int) -> None:
+    answer = Completion("m", (Choice(0, FinishReason.EOS, "a", generated=count),), Usage(1, usage))
     body = json.loads(server("tgi").encode(ask("tgi", {"details": True}), answer).body)
     assert body["details"]["generated_tokens"] == generated
 
 
-def test_an_answer_of_no_tokens() -> None:
-    body = json.loads(server("tgi").encode(ask("tgi", {"details": True}), fold(UNTOLD)).body)
+def test_an_answer_without_tokens() -> None:
+    body = json.loads(server("tgi").encode(ask("tgi", {"details": True}), fold(WITHOUT_TOKENS)).body)
     assert body["generated_text"] == "Zoë says no"
     assert (body["details"]["tokens"], body["details"]["prefill"]) == ([], [])
     assert "top_tokens" not in body["details"]
@@ -70,8 +70,8 @@ def test_decoder_input_details_of_mindie_are_ids() -> None:
     assert json.loads(body)["details"]["prefill"] == [{"id": 1} | null, {"id": 7} | null]
 
 
-def test_the_prompts_tokens_only_if_asked_for() -> None:
-    """A backend tells them for an echo, too."""
+def test_the_prompts_tokens_only_if_requested() -> None:
+    """A backend also returns them for an echo."""
     answer = msgspec.structs.replace(fold(ZOE), prompts=((Token(1, "<s>"),),))
     body = server("tgi").encode(ask("tgi", {"details": True, "return_full_text": True}), answer).body
     assert json.loads(body)["details"]["prefill"] == []
@@ -88,16 +88,18 @@ def test_the_prompts_tokens_only_if_asked_for() -> None:
         (([], []), "a"),
     ],
 )
-def test_best_of(logprobs: tuple[list[float | None], list[float | None]], best: str) -> None:
+def test_the_best_answer_has_the_highest_mean_logprob(
+    logprobs: tuple[list[float | None], list[float | None]], best: str
+) -> None:
     choices = tuple(
         Choice(
             index,
             FinishReason.LENGTH,
             "ab"[index],
-            tuple(Token(1, "ab"[index], logprob) for logprob in told),
-            generated=len(told),
+            tuple(Token(1, "ab"[index], logprob) for logprob in own),
+            generated=len(own),
         )
-        for index, told in enumerate(logprobs)
+        for index, own in enumerate(logprobs)
     )
     request = ask("tgi", {"best_of": 2, "do_sample": True, "details": True})
     body: Any = json.loads(server("tgi").encode(request, Completion("m", choices, Usage(1, 4))).body)
@@ -105,7 +107,7 @@ def test_best_of(logprobs: tuple[list[float | None], list[float | None]], best: 
     assert [other["generated_text"] for other in body["details"]["best_of_sequences"]] == ["ab".replace(best, "")]
 
 
-def test_tokenize_counts_bytes_in_any_text() -> None:
+def test_tokenize_counts_bytes() -> None:
     text = "aé漢🙂b"
     spans = tuple(TokenSpan(at, character, at, at + 1) for at, character in enumerate(text))
     got = json.loads(encode_tokens(Tokens(spans, text)).body)

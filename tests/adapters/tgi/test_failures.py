@@ -1,4 +1,4 @@
-"""Every kind of error in every dialect, as literal bytes: `errors.txt` holds kind, status, body."""
+"""Every kind of error in every dialect as literal bytes: `errors.txt` has kind, status and body."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def test_every_kind(name: str) -> None:
         ("lora_adapters", "adapter_id"),
     ],
 )
-def test_a_missing_feature_is_named_as_the_client_named_it(feature: str, field: str) -> None:
+def test_an_unsupported_feature_is_named_by_its_field(feature: str, field: str) -> None:
     body = server("tgi").error(errors.UnsupportedFeature("Why.", feature=feature)).body
     assert f"`{field}` is not supported by this model".encode() in body
 
 
-def test_a_feature_without_a_field_keeps_its_words() -> None:
+def test_an_unsupported_feature_without_a_field_keeps_its_message() -> None:
     assert b"Input validation error: Why." in server("tgi").error(errors.UnsupportedFeature("Why.", feature="x")).body
 
 
@@ -64,20 +64,20 @@ def test_headers() -> None:
 
 
 class TestErrorsAsFrames:
-    """TGI's own way with streams, which is off unless configured: status 200 and one event."""
+    """Errors of streamed requests with status 200 as one event: TGI's own form, off unless configured."""
 
     FRAME = b'data: {"error":"Model is overloaded","error_type":"overloaded"}\n\n'
 
-    def test_off(self) -> None:
+    def test_an_error_of_a_stream_has_a_status_by_default(self) -> None:
         request = ask("tgi", operation="generate_stream")
         assert server("tgi").error(errors.Overloaded("Why."), request).status == 429
 
-    def test_on(self) -> None:
+    def test_an_error_of_a_stream_is_a_frame_if_configured(self) -> None:
         request = ask("tgi", operation="generate_stream")
         reply = server("tgi", stream_errors_as_frames=True).error(errors.Overloaded("Why."), request)
         assert (reply.status, reply.media_type, reply.body) == (200, "text/event-stream", self.FRAME)
 
-    def test_whole_answers_have_a_status(self) -> None:
+    def test_an_error_of_a_non_streamed_request_has_a_status(self) -> None:
         assert server("tgi", stream_errors_as_frames=True).error(errors.Overloaded("Why."), ask("tgi")).status == 429
 
     @pytest.mark.parametrize(
@@ -87,24 +87,24 @@ class TestErrorsAsFrames:
             ("compat", b'{"inputs":"a","parameters":{"temperature":0},"stream":true}'),
         ],
     )
-    def test_an_invalid_request_too(self, operation: str, body: bytes) -> None:
-        face = server("tgi", stream_errors_as_frames=True)
+    def test_an_invalid_streamed_request_is_answered_with_a_frame(self, operation: str, body: bytes) -> None:
+        codec = server("tgi", stream_errors_as_frames=True)
         with pytest.raises(errors.InvalidRequest) as raised:
-            face.decode(ROUTES[operation], body, call())
-        reply = face.error(raised.value)
+            codec.decode(ROUTES[operation], body, call())
+        reply = codec.error(raised.value)
         assert reply.status == 200
         assert reply.body.startswith(b'data: {"error":"Input validation error: `temperature` must be')
 
     @pytest.mark.parametrize("operation", ["generate", "compat"])
-    def test_but_not_of_a_whole_answer(self, operation: str) -> None:
-        face = server("tgi", stream_errors_as_frames=True)
+    def test_an_invalid_non_streamed_request_has_a_status(self, operation: str) -> None:
+        codec = server("tgi", stream_errors_as_frames=True)
         with pytest.raises(errors.InvalidRequest) as raised:
-            face.decode(ROUTES[operation], b'{"inputs":"a","parameters":{"temperature":0}}', call())
-        assert face.error(raised.value).status == 422
+            codec.decode(ROUTES[operation], b'{"inputs":"a","parameters":{"temperature":0}}', call())
+        assert codec.error(raised.value).status == 422
 
     def test_a_body_that_is_no_request_has_a_status(self) -> None:
-        """As upstream, where the framework refuses it before there is a stream."""
-        face = server("tgi", stream_errors_as_frames=True)
+        """As in TGI, whose web framework refuses it before there is a stream."""
+        codec = server("tgi", stream_errors_as_frames=True)
         with pytest.raises(errors.MalformedBody) as raised:
-            face.decode(ROUTES["generate_stream"], b"{", call())
-        assert face.error(raised.value).status == 422
+            codec.decode(ROUTES["generate_stream"], b"{", call())
+        assert codec.error(raised.value).status == 422

@@ -1,4 +1,4 @@
-"""A stream is the whole answer: what its frames say together is what `/generate` answers."""
+"""Streamed equals non-streamed: the frames of a stream add up to the answer of `/generate`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAID = {"end_token": True, "tools": True, "reasoning": True, "reasons": tuple(Fi
 
 
 def folded(stream: bytes, *, tops: bool, ids_only: bool) -> Any:
-    """The frames' tokens, and what the last of them says of all."""
+    """The answer that the frames add up to: their tokens and the last one's text and details."""
     frames = [json.loads(line.partition(":")[2]) for line in stream.decode().split("\n\n") if line]
     *before, last = frames
     assert all(frame["generated_text"] is None and frame["details"] is None for frame in before)
@@ -36,16 +36,18 @@ def folded(stream: bytes, *, tops: bool, ids_only: bool) -> Any:
 
 
 def texts_of(stream: bytes) -> list[str]:
-    """What each frame's token says."""
+    """The visible text of each frame's token."""
     tokens = [json.loads(line.partition(":")[2])["token"] for line in stream.decode().split("\n\n") if line]
     return ["" if token["special"] else token["text"] for token in tokens]
 
 
 @pytest.mark.parametrize(("name", "top"), [("tgi", None), ("tgi", 2), ("tgi-0.9", None), ("mindie", None)])
 @given(data=st.data(), full=st.booleans())
-def test_streams(name: str, top: int | None, data: st.DataObject, full: bool) -> None:
-    said = streams(with_logprobs=name != "mindie", tops=top or 0, **SAID)
-    events: Events = with_a_last_token(data.draw(said))
+def test_a_stream_adds_up_to_the_non_streamed_answer(
+    name: str, top: int | None, data: st.DataObject, full: bool
+) -> None:
+    strategy = streams(with_logprobs=name != "mindie", tops=top or 0, **SAID)
+    events: Events = with_a_last_token(data.draw(strategy))
     asked = ASKED | {"return_full_text": full} | ({"top_n_tokens": top} if top else {})
     writer = server(name).encoder(ask(name, asked, operation="generate_stream"))
     stream = b"".join(writer.feed(batch) for batch in data.draw(batches(events)))
@@ -55,12 +57,12 @@ def test_streams(name: str, top: int | None, data: st.DataObject, full: bool) ->
 
 
 @given(data=st.data(), events=streams(**SAID).map(with_a_last_token))
-def test_cumulative_streams(data: st.DataObject, events: Events) -> None:
-    """MindIE's "fullTextEnabled": each frame tells all that was said, the last one the whole text."""
-    told = server("mindie", full_text=True)
-    writer = told.encoder(ask("mindie", ASKED, operation="generate_stream"))
+def test_a_cumulative_stream_adds_up_to_the_non_streamed_answer(data: st.DataObject, events: Events) -> None:
+    """MindIE's "fullTextEnabled": each frame has the text so far, the last one the whole text."""
+    codec = server("mindie", full_text=True)
+    writer = codec.encoder(ask("mindie", ASKED, operation="generate_stream"))
     stream = b"".join(writer.feed(batch) for batch in data.draw(batches(events)))
-    whole = json.loads(told.encode(ask("mindie", ASKED), fold(events)).body)
+    whole = json.loads(codec.encode(ask("mindie", ASKED), fold(events)).body)
     assert folded(stream, tops=False, ids_only=True) == whole
     texts = texts_of(stream)
     assert all(after.startswith(before) for before, after in pairwise(texts))
@@ -68,11 +70,11 @@ def test_cumulative_streams(data: st.DataObject, events: Events) -> None:
 
 
 @pytest.mark.parametrize("name", ["tgi", "tgi-0.9", "mindie"])
-@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("with_tokens", [False, True])
 @given(data=st.data())
-def test_refusals_are_text(name: str, told: bool, data: st.DataObject) -> None:
-    """Nobody tells their tokens, and these protocols have no other words for them."""
-    events: Events = data.draw(streams(told=told, refusals=True))
+def test_refusals_are_text(name: str, with_tokens: bool, data: st.DataObject) -> None:
+    """Refusals have no tokens, and these protocols have no field for them."""
+    events: Events = data.draw(streams(with_tokens=with_tokens, refusals=True))
     writer = server(name).encoder(ask(name, ASKED, operation="generate_stream"))
     stream = b"".join(writer.feed(batch) for batch in data.draw(batches(events)))
     whole = json.loads(server(name).encode(ask(name, ASKED), fold(events)).body)

@@ -1,4 +1,4 @@
-"""Literal bytes, file by file. The `document-*.sse` are MindIE's page's, `snapshot.json` holds TGI's own test data."""
+"""Literal bytes, file by file. `document-*.sse` are from MindIE's page, `snapshot.json` is TGI's own test data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from adapters.fold import fold
 from schemas.completion import Choice, Completion
 from schemas.errors import BackendFailed, Incomplete
 from schemas.ir import Delta, Finished, FinishReason, Started, Token, Tokenize, Tokens, TokenSpan, TopToken, Usage
-from tests.adapters.tgi.scenes import NAMES, ROUTES, SAMPLED, UNTOLD, ZOE, ask, call, golden, said, server
+from tests.adapters.tgi.scenes import NAMES, ROUTES, SAMPLED, WITHOUT_TOKENS, ZOE, ask, call, golden, server, stream_of
 
 DETAILS = SAMPLED | {"details": True}
 
@@ -30,10 +30,10 @@ class TestEveryDialect:
         request = ask(name, DETAILS | {"return_full_text": False}, operation="compat", stream=True)
         assert server(name).encoder(request).feed(ZOE) == golden(name, "stream-details.sse")
 
-    def test_whole_with_details(self, name: str) -> None:
+    def test_non_streamed_with_details(self, name: str) -> None:
         assert server(name).encode(ask(name, DETAILS), fold(ZOE)).body == golden(name, "whole-details.json")
 
-    def test_whole_without_details(self, name: str) -> None:
+    def test_non_streamed_without_details(self, name: str) -> None:
         assert server(name).encode(ask(name, SAMPLED), fold(ZOE)).body == golden(name, "whole.json")
 
     def test_compat_is_a_list_of_one(self, name: str) -> None:
@@ -49,9 +49,9 @@ class TestEveryDialect:
         encoder = server(name).encoder(ask(name, DETAILS, operation="generate_stream"))
         assert encoder.feed(ZOE[:2]) + encoder.fail(Incomplete("Why.")) == golden(name, "incomplete.sse")
 
-    def test_tokens_untold(self, name: str) -> None:
+    def test_a_stream_without_tokens(self, name: str) -> None:
         encoder = server(name).encoder(ask(name, {"details": True, "seed": 3}, operation="generate_stream"))
-        assert encoder.feed(UNTOLD) == golden(name, "untold.sse")
+        assert encoder.feed(WITHOUT_TOKENS) == golden(name, "untold.sse")
 
     def test_info(self, name: str) -> None:
         assert server(name).describe(ROUTES["info"], call(), b"").body == golden(name, "info.json")
@@ -77,7 +77,7 @@ def test_snapshot_of_tgis_own_test() -> None:
         "details": True,
         "seed": 0,
     }
-    events = said(
+    events = stream_of(
         Token(5229, " failed", -2.5839844),
         Token(29901, ":", -0.44970703),
         Token(4829, " Error", -1.8339844),
@@ -109,28 +109,28 @@ def test_best_of_and_top_tokens() -> None:
 def test_top_tokens_streamed() -> None:
     tops = (TopToken(22, "b", -0.5), TopToken(21, "a", -1.0))
     request = ask("tgi", {"top_n_tokens": 2}, operation="generate_stream")
-    data = server("tgi").encoder(request).feed(said(Token(21, "a", -1.0, top=tops), reason=FinishReason.LENGTH))
+    data = server("tgi").encoder(request).feed(stream_of(Token(21, "a", -1.0, top=tops), reason=FinishReason.LENGTH))
     assert data == golden("tgi", "top-tokens.sse")
 
 
-def test_the_pages_first_sample() -> None:
+def test_the_first_sample_of_mindies_page() -> None:
     first, last = golden("mindie", "document-1.sse").split("……\n\n".encode())
     text = json.loads(last.split(b"\n\n")[-2].removeprefix(b"data: "))["generated_text"]
     begin = [Token(13, "\n"), Token(26626, "Jan"), Token(300, "et"), Token(3732, " makes"), Token(395, " $")]
     end = [Token(395, " $"), Token(29896, "1"), Token(29896, "1"), Token(29947, "8"), Token(29889, ".")]
     elided = text.removeprefix("\nJanet makes $").removesuffix(" $118.")
-    told = [Delta(text=token.text, tokens=(token,)) for token in [*begin, Token(1, elided), *end]]
+    deltas = [Delta(text=token.text, tokens=(token,)) for token in [*begin, Token(1, elided), *end]]
     finished = Finished(
         tokens=(Token(2, "</s>", special=True),), reason=FinishReason.EOS, generated=116, seed=8756727004129248931
     )
     request = ask("mindie", {"details": True, "do_sample": True}, operation="generate_stream")
-    data = server("mindie").encoder(request).feed((Started("m", 74), *told, finished, Usage(74, 116)))
+    data = server("mindie").encoder(request).feed((Started("m", 74), *deltas, finished, Usage(74, 116)))
     assert data.startswith(first)
     assert data.endswith(last)
     assert data.count(b"\n\n") == 5 + 1 + 6
 
 
-def test_the_pages_second_sample() -> None:
+def test_the_second_sample_of_mindies_page() -> None:
     pieces = ["\n", "Hello", "!", " How", " can", " I", " assist", " you", " today", "?"]
     ids = [198, 9707, 0, 2585, 646, 358, 7789, 498, 3351, 30]
     tokens = [Token(id, text) for id, text in zip(ids, pieces, strict=True)]

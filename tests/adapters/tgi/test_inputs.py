@@ -1,4 +1,4 @@
-"""What `inputs` may be, and what kind of reference a picture's string is."""
+"""The forms of `inputs`, and the kinds of image references."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from adapters.tgi.inputs import image_part
 from schemas.errors import InvalidRequest
 from schemas.ir import ChatPrompt, ImagePart, Message, TextPart, TextPrompt
-from tests.adapters.tgi.scenes import NAMES, PICTURES, ask
+from tests.adapters.tgi.scenes import IMAGES, NAMES, ask
 
 JPEG = base64.b64encode(b"\xff\xd8\xff\xe0" + bytes(17)).decode()
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(16)).decode()
@@ -33,7 +33,7 @@ PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(16)).decode()
         (base64.b64encode(b"GIF89a").decode(), "path"),
     ],
 )
-def test_what_a_picture_is(ref: str, kind: str) -> None:
+def test_kinds_of_image_references(ref: str, kind: str) -> None:
     assert JPEG.startswith("/9j/")  # an absolute path, by the looks of it
     part = image_part(ref)
     assert (part.kind, part.ref) == (kind, ref)
@@ -46,7 +46,7 @@ def test_text(name: str) -> None:
     assert request.raw_prompt
 
 
-def test_list_is_one_user_turn() -> None:
+def test_a_list_is_one_user_message() -> None:
     inputs = [
         {"type": "text", "text": "My name is Olivier and I"},
         {"type": "image_url", "image_url": "/xxxx/test.png"},
@@ -58,7 +58,7 @@ def test_list_is_one_user_turn() -> None:
     assert not request.raw_prompt
 
 
-def test_list_of_texts_is_a_turn_too() -> None:
+def test_a_list_of_texts_is_a_user_message() -> None:
     request = ask("mindie", inputs=[{"type": "text", "text": "a"}])
     assert request.prompts == (ChatPrompt((Message("user", (TextPart("a"),)),)),)
 
@@ -85,14 +85,14 @@ TWO = [{"type": "image_url", "image_url": "/a.png"}] * 2
         ("mindie", "x" * (4 << 20) + "x", "inputs", "Inputs length must be in (0, 4194304], but got 4194305"),
     ],
 )
-def test_refused(name: str, inputs: Any, param: str, message: str) -> None:
+def test_invalid_inputs_are_refused(name: str, inputs: Any, param: str, message: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         ask(name, inputs=inputs)
     assert (raised.value.param, raised.value.message) == (param, message)
 
 
 @pytest.mark.parametrize("inputs", [5, None, [5], [{"type": "audio_url"}], {"type": "text"}])
-def test_of_a_wrong_type(inputs: Any) -> None:
+def test_inputs_of_a_wrong_type_are_refused(inputs: Any) -> None:
     with pytest.raises(InvalidRequest) as raised:
         ask("mindie", inputs=inputs)
     assert (raised.value.param or "").startswith("inputs")
@@ -106,23 +106,23 @@ def test_more_images_by_configuration() -> None:
     assert ask("mindie", inputs=TWO, knobs={"max_images": None})
 
 
-class TestMarkdownPictures:
+class TestMarkdownImages:
     URL = "https://a.example/b.png"
 
-    def test_of_a_model_that_takes_them(self) -> None:
-        request = ask("tgi", inputs=f"See ![]({self.URL}) and ![](data:image/png;base64,iV)!", catalog=PICTURES)
+    def test_are_images_for_a_model_with_images(self) -> None:
+        request = ask("tgi", inputs=f"See ![]({self.URL}) and ![](data:image/png;base64,iV)!", catalog=IMAGES)
         images = (ImagePart(self.URL, "url"), ImagePart("data:image/png;base64,iV", "data"))
         assert request.prompts == (TextPrompt("See  and !", images, (4, 9)),)
 
-    def test_are_text_to_any_other(self) -> None:
+    def test_are_text_for_a_model_without_images(self) -> None:
         assert ask("tgi", inputs=f"![]({self.URL})").prompts == (TextPrompt(f"![]({self.URL})"),)
 
-    def test_are_text_to_mindie(self) -> None:
-        request = ask("mindie", inputs=f"![]({self.URL})", catalog=PICTURES)
+    def test_are_text_in_mindies_dialect(self) -> None:
+        request = ask("mindie", inputs=f"![]({self.URL})", catalog=IMAGES)
         assert request.prompts == (TextPrompt(f"![]({self.URL})"),)
 
     @pytest.mark.parametrize("ref", ["/etc/passwd", "file:///a", "ftp://a", "", JPEG])
-    def test_only_of_urls(self, ref: str) -> None:
+    def test_only_urls_are_accepted(self, ref: str) -> None:
         with pytest.raises(InvalidRequest, match="invalid image content") as raised:
-            ask("tgi", inputs=f"![]({ref})", catalog=PICTURES)
+            ask("tgi", inputs=f"![]({ref})", catalog=IMAGES)
         assert ref == "" or ref not in raised.value.message

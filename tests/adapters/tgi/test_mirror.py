@@ -1,6 +1,4 @@
-"""The mirror law: what the server face writes, the client face reads back; what the client face writes, the server face
-reads back. Up to what a dialect can say, which `heard` spells out.
-"""
+"""The mirror law: each codec decodes what the other one of the dialect encodes, and gets the same request or answer."""
 
 from __future__ import annotations
 
@@ -17,13 +15,13 @@ from schemas.completion import Choice, Completion
 from schemas.errors import BackendFailed
 from schemas.ir import Events, Finished, FinishReason, Generate, Token
 from tests.adapters.laws import batches, canonical, splits, streams, texts
-from tests.adapters.tgi.scenes import NAMES, PICTURES, ROUTES, ask, call, client, reply, server
+from tests.adapters.tgi.scenes import IMAGES, NAMES, ROUTES, ask, call, client, reply, server
 
 QUESTION = {"details": True, "do_sample": True}
 
 
 def heard(request: Generate, answer: Completion, *, streamed: bool) -> Completion:
-    """What a client of this dialect can know of an answer."""
+    """The answer as far as the dialect can express it."""
     assert request.origin is not None
     name = request.origin.dialect
     choices = answer.choices
@@ -42,12 +40,12 @@ def _heard_choice(request: Generate, choice: Choice, streamed: bool) -> Choice:
 
 
 def _heard_token(token: Token) -> Token:
-    """MindIE tells neither scores nor what is special, and no text of what is."""
+    """MindIE sends neither log-probabilities nor `special`, and special tokens without text."""
     return Token(token.id, "" if token.special else token.text)
 
 
 def _unmarked(answer: Completion) -> Completion:
-    """Without the guess that a textless last token of MindIE's is the end token."""
+    """The answer with no token special: the decoder guesses that MindIE's last token without text is the end token."""
     choices = (
         msgspec.structs.replace(choice, tokens=tuple(msgspec.structs.replace(t, special=False) for t in choice.tokens))
         for choice in answer.choices
@@ -56,7 +54,7 @@ def _unmarked(answer: Completion) -> Completion:
 
 
 def with_a_last_token(events: Events) -> Events:
-    """A stream's last frame has a token, be it an empty one."""
+    """The events as read back: the last frame always has a token, which may be empty."""
     *before, finished, usage = events
     assert isinstance(finished, Finished)
     tokens = finished.tokens or (Token(0, "", special=True),)
@@ -81,7 +79,7 @@ def test_streams(name: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @given(events=streams(with_logprobs=True, tops=2), message=texts)
 def test_no_text_ends_a_line(name: str, events: Events, message: str) -> None:
-    """httpx's `iter_lines` and others split at every line end that Unicode has."""
+    """httpx's `iter_lines` and others split at every line separator of Unicode."""
     encoder = server(name).encoder(ask(name, QUESTION, operation="generate_stream"))
     stream = encoder.feed(events) + encoder.fail(BackendFailed(message))
     for line in stream.decode().splitlines():
@@ -174,7 +172,7 @@ parts = st.lists(
 
 
 def asked(request: Generate) -> Generate:
-    """A request without what the client face decides for itself: it asks for details and never for the prompt. A seed
+    """A request without what the client codec sets itself: details always, the prompt never. A seed
     that was drawn is asked for there.
     """
     scored = request.n > 1 or request.top_logprobs > 0
@@ -187,7 +185,7 @@ def asked(request: Generate) -> Generate:
 def again(name: str, request: Generate, catalog: Any = None) -> Generate:
     outbound = client(name).encode(request)
     route = next(route for route in ROUTES.values() if route.path == outbound.path)
-    read = server(name).decode(route, outbound.body, call(catalog or PICTURES, "another-id"))
+    read = server(name).decode(route, outbound.body, call(catalog or IMAGES, "another-id"))
     assert isinstance(read, Generate)
     return read
 
@@ -209,7 +207,7 @@ def test_requests(name: str, data: st.DataObject) -> None:
         parameters,
         operation=data.draw(st.sampled_from(operations)),
         inputs=what,
-        catalog=PICTURES,
+        catalog=IMAGES,
         knobs={"max_images": None},
         **fields,
     )
@@ -219,6 +217,6 @@ def test_requests(name: str, data: st.DataObject) -> None:
         assert asked(again(name, request)) == asked(request)
 
 
-def test_pictures() -> None:
-    request = ask("tgi", inputs="![](https://a/b)See![](data:image/png;base64,x)Who?", catalog=PICTURES)
+def test_images() -> None:
+    request = ask("tgi", inputs="![](https://a/b)See![](data:image/png;base64,x)Who?", catalog=IMAGES)
     assert asked(again("tgi", request)) == asked(request)

@@ -1,4 +1,4 @@
-"""Requests to remotes: literal bodies, and what is refused because the dialect has no words for it."""
+"""Requests to remotes: literal bodies, and requests that the dialect cannot express."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def sent(name: str, request: Generate) -> Any:
 
 
 def parameters(name: str, **fields: Any) -> dict[str, Any]:
-    said: dict[str, Any] = sent(name, having(**fields))["parameters"]
-    return said
+    parameters_sent: dict[str, Any] = sent(name, having(**fields))["parameters"]
+    return parameters_sent
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,14 @@ def parameters(name: str, **fields: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_the_least(name: str, body: bytes) -> None:
+def test_a_minimal_request(name: str, body: bytes) -> None:
     outbound = client(name).encode(PLAIN)
     assert (outbound.method, outbound.path, outbound.body) == ("POST", "/generate", body)
     assert outbound.headers == (("content-type", "application/json"),)
     assert client(name).encode(having(stream=True)).path == "/generate_stream"
 
 
-def test_all_of_it() -> None:
+def test_a_request_with_every_parameter() -> None:
     request = having(
         sampling=Sampling(
             temperature=0.5,
@@ -112,32 +112,32 @@ def test_all_of_it() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0, top_k=5), Sampling(temperature=0.7, top_p=0.0)])
-def test_greedy_in_values_tgi_refuses(name: str, sampling: Sampling) -> None:
-    said = parameters(name, sampling=sampling)
-    assert said["do_sample"] is False
-    assert not {"temperature", "top_k", "top_p"} & said.keys()
+def test_greedy_by_values_that_tgi_refuses(name: str, sampling: Sampling) -> None:
+    parameters_sent = parameters(name, sampling=sampling)
+    assert parameters_sent["do_sample"] is False
+    assert not {"temperature", "top_k", "top_p"} & parameters_sent.keys()
 
 
-def test_greedy_although_a_warper_is_there() -> None:
-    """TGI samples if one is; MindIE believes `do_sample`."""
+def test_greedy_in_spite_of_a_warper() -> None:
+    """TGI samples if a warper is set; MindIE obeys `do_sample`."""
     sampling = Sampling(do_sample=False, temperature=0.5)
     assert parameters("tgi", sampling=sampling).get("temperature") is None
     assert parameters("mindie", sampling=sampling)["temperature"] == 0.5
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_neutral_values_are_left_out(name: str) -> None:
+def test_neutral_values_are_omitted(name: str) -> None:
     sampling = Sampling(temperature=1.0, top_p=1.0, typical_p=1.0, presence_penalty=0.0, frequency_penalty=0.0)
-    said = parameters(name, sampling=sampling)
-    assert said["temperature"] == 1.0
-    assert not {"top_p", "typical_p", "presence_penalty"} & said.keys()
-    assert said.get("frequency_penalty") == (0.0 if name == "tgi" else None)
+    parameters_sent = parameters(name, sampling=sampling)
+    assert parameters_sent["temperature"] == 1.0
+    assert not {"top_p", "typical_p", "presence_penalty"} & parameters_sent.keys()
+    assert parameters_sent.get("frequency_penalty") == (0.0 if name == "tgi" else None)
     if name != "mindie":
-        assert said["do_sample"] is True
+        assert parameters_sent["do_sample"] is True
 
 
 @pytest.mark.parametrize(
-    ("grammar", "said"),
+    ("grammar", "value"),
     [
         (Grammar("json_schema", {"properties": {}}), {"type": "json", "value": {"properties": {}}}),
         (
@@ -146,11 +146,11 @@ def test_neutral_values_are_left_out(name: str) -> None:
         ),
     ],
 )
-def test_grammar(grammar: Grammar, said: Any) -> None:
-    assert parameters("tgi", grammar=grammar)["grammar"] == said
+def test_grammar(grammar: Grammar, value: Any) -> None:
+    assert parameters("tgi", grammar=grammar)["grammar"] == value
 
 
-def test_unknown_fields_go_along() -> None:
+def test_unknown_fields_are_forwarded() -> None:
     extra = {"model": "x", "parameters": {"max_retries": 0, "details": 5}}
     body = sent("tgi", having(extra=extra))
     assert body["model"] == "x"
@@ -223,7 +223,7 @@ TOOL = Tool("f")
         ("tgi-0.9", "lora_adapters", {"lora_adapter": "x"}),
     ],
 )
-def test_what_cannot_be_said_is_refused(name: str, feature: str, fields: dict[str, Any]) -> None:
+def test_a_request_that_the_dialect_cannot_express_is_refused(name: str, feature: str, fields: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedFeature) as raised:
         client(name).encode(having(**fields))
     assert raised.value.feature == feature
@@ -238,9 +238,9 @@ def test_what_cannot_be_said_is_refused(name: str, feature: str, fields: dict[st
         ("mindie", {"lora_adapter": "x"}),
     ],
 )
-def test_what_can(name: str, fields: dict[str, Any]) -> None:
+def test_a_request_that_the_dialect_can_express_is_accepted(name: str, fields: dict[str, Any]) -> None:
     assert client(name).encode(having(**fields))
 
 
-def test_clients_of_tgi_do_without_logprobs() -> None:
+def test_logprobs_are_optional_for_clients_of_tgi() -> None:
     assert client("mindie").encode(ask("tgi", {"details": True}))

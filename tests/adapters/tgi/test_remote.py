@@ -1,4 +1,4 @@
-"""Remotes' answers: the golden files read back, every way to be cut off or to make no sense."""
+"""Answers of remotes: the golden files decoded, answers cut off at any byte, violations of the protocol."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class TestGolden:
         assert isinstance(finished, Finished)
         assert (finished.tokens[0].special, finished.text) == (special, text)
 
-    def test_the_pages_second_sample(self) -> None:
+    def test_the_second_sample_of_mindies_page(self) -> None:
         events = read(golden("mindie", "document-2.sse"), remote=client("mindie", full_text=True))
         [choice] = fold(events).choices
         assert choice.text == "\nHello! How can I assist you today?"
@@ -84,13 +84,13 @@ class TestGolden:
         assert [token.text for token in choice.tokens[1:4]] == ["Hello", "!", " How"]
 
     @pytest.mark.parametrize("name", NAMES)
-    def test_whole(self, name: str) -> None:
+    def test_a_non_streamed_answer(self, name: str) -> None:
         answer = reply(golden(name, "whole-details.json"), 200, ("X-Prompt-Tokens", "7"))
         [choice] = fold(client(name).decode(REQUEST, answer)).choices
         assert (choice.text, choice.generated, choice.seed) == (TEXT, 5, 42)
         assert choice.tokens == (() if name == "mindie" else fold(ZOE).choices[0].tokens)
 
-    def test_whole_counts_the_prompt(self) -> None:
+    def test_a_non_streamed_answer_counts_the_prompt(self) -> None:
         body = golden("tgi", "whole-details.json")
         assert client("tgi").decode(REQUEST, reply(body, 200, ("x-prompt-tokens", "7")))[-1] == Usage(7, 5)
         assert client("tgi").decode(REQUEST, reply(body))[-1] == Usage(0, 5)
@@ -110,7 +110,7 @@ class TestGolden:
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 64])
-def test_in_small_pieces(size: int) -> None:
+def test_a_stream_in_small_pieces(size: int) -> None:
     reader = client("tgi").decoder(REQUEST)
     pieces = [STREAM[at : at + size] for at in range(0, len(STREAM), size)]
     assert tuple(event for piece in pieces for event in reader.feed(piece)) == ZOE
@@ -129,17 +129,17 @@ def test_started_comes_with_the_first_token() -> None:
     assert reader.feed(frame("b")) == (Delta(text="b", tokens=(Token(5, "b", -1.0),)),)
 
 
-def test_what_follows_the_end_is_ignored() -> None:
+def test_frames_after_the_last_one_are_ignored() -> None:
     assert read(STREAM + b"data: [DONE]\n\n" + STREAM) == ZOE
 
 
-def test_a_list_of_ids_as_mindie_of_2026_sends_it() -> None:
+def test_a_token_may_have_a_list_of_ids() -> None:
     events = read(frame("ab", token={"id": [1, 2]}) + last("", "ab"))
     assert events[1] == Delta(text="ab", tokens=(Token(1, "ab", -1.0), Token(2, "")))
 
 
 @pytest.mark.parametrize("cut", range(0, len(STREAM) - 1, 29))
-def test_cut_off_anywhere(cut: int) -> None:
+def test_a_stream_cut_off_anywhere_is_incomplete(cut: int) -> None:
     reader = client("tgi").decoder(REQUEST)
     events = reader.feed(STREAM[:cut])
     assert not any(isinstance(event, Finished | Usage) for event in events)
@@ -167,26 +167,26 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("data", MALFORMED, ids=range(len(MALFORMED)))
-def test_frames_that_make_no_sense(data: bytes) -> None:
+def test_frames_that_violate_the_protocol(data: bytes) -> None:
     with pytest.raises(errors.BackendFailed) as raised:
         read(frame("a") + data)
     assert raised.value.code == "upstream_malformed"
 
 
 def test_mindies_stop_sequence_is_a_failure() -> None:
-    """The page: cancelled, failed or invalid."""
+    """MindIE's page: cancelled, failed or invalid."""
     data = last("a", "a", "stop_sequence")
     assert read(data)[-2:-1] != ()
     with pytest.raises(errors.BackendFailed):
         read(data, remote=client("mindie"))
 
 
-def test_cumulative_text_that_does_not_continue() -> None:
+def test_a_cumulative_text_must_continue_the_one_before() -> None:
     with pytest.raises(errors.BackendFailed):
         read(frame("ab") + frame("ac"), remote=client("mindie", full_text=True))
 
 
-def test_html() -> None:
+def test_an_html_page_is_no_answer() -> None:
     with pytest.raises(errors.Incomplete):
         read(b"<html><body>502 Bad Gateway</body></html>\n\n")
 
@@ -203,7 +203,7 @@ def test_html() -> None:
     ],
 )
 def test_errors_as_frames(type: str, error: type[errors.GatewayError]) -> None:
-    """TGI answers even an invalid request with 200 and an event."""
+    """TGI answers even an invalid request with status 200 and an event."""
     data = b"data: " + json.dumps({"error": "secret", "error_type": type}).encode() + b"\n\n"
     for before in (b"", frame("a")):
         with pytest.raises(errors.GatewayError) as raised:
@@ -213,7 +213,7 @@ def test_errors_as_frames(type: str, error: type[errors.GatewayError]) -> None:
 
 
 class TestStopSequences:
-    """TGI leaves a matched one in the text; whether it stays is the request's choice."""
+    """TGI leaves a matched stop sequence in the text; it stays if the request says so."""
 
     DATA = frame("a") + frame(" EN") + last("D", "a END", "stop_sequence")
     WHOLE: ClassVar = {
@@ -230,7 +230,7 @@ class TestStopSequences:
         return asking(stopping=Stopping(stop=("END",), include_stop=include))
 
     @pytest.mark.parametrize(("include", "text"), [(True, "a END"), (False, "a ")])
-    def test_streamed_and_whole(self, include: bool, text: str) -> None:
+    def test_streamed_and_non_streamed(self, include: bool, text: str) -> None:
         streamed = fold(read(self.DATA, self.asking(include))).choices[0]
         whole = fold(client("tgi").decode(self.asking(include), reply(self.WHOLE))).choices[0]
         assert streamed.text == whole.text == text
@@ -238,16 +238,16 @@ class TestStopSequences:
         assert [token.text for token in whole.tokens] == [token.text for token in streamed.tokens]
         assert (streamed.reason, whole.stop) == (FinishReason.STOP_STRING, "END")
 
-    def test_nothing_of_it_is_shown_early(self) -> None:
+    def test_no_part_of_a_stop_sequence_is_sent_early(self) -> None:
         reader = client("tgi").decoder(self.asking(include=False))
         events = [*reader.feed(frame("a")), *reader.feed(frame(" EN"))]
         assert "".join(event.text for event in events if isinstance(event, Delta)) == "a"
 
-    def test_what_was_held_for_nothing_comes_at_the_end(self) -> None:
+    def test_text_held_back_without_a_match_is_sent_at_the_end(self) -> None:
         [choice] = fold(read(frame("a EN") + last("", "a EN"), self.asking(include=False))).choices
         assert (choice.text, choice.stop) == ("a EN", None)
 
-    def test_mindie_leaves_it_out_itself(self) -> None:
+    def test_mindie_removes_it_itself(self) -> None:
         [choice] = fold(
             read(frame("a EN") + last("", "a EN", "eos_token"), self.asking(include=False), client("mindie"))
         ).choices
@@ -270,14 +270,14 @@ WRONG_ANSWERS: list[Any] = [
 
 
 @pytest.mark.parametrize("body", WRONG_ANSWERS, ids=range(len(WRONG_ANSWERS)))
-def test_answers_that_make_no_sense(body: Any) -> None:
+def test_answers_that_violate_the_protocol(body: Any) -> None:
     with pytest.raises(errors.BackendFailed) as raised:
         client("tgi").decode(REQUEST, reply(body))
     assert raised.value.code == "upstream_malformed"
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_another_number_of_answers_than_asked_for(n: int) -> None:
+def test_another_number_of_answers_than_requested(n: int) -> None:
     with pytest.raises(errors.BackendFailed):
         client("tgi").decode(asking(n=n), reply(golden("tgi", "best-of.json")))
 
@@ -287,8 +287,8 @@ def test_an_error_of_status_200() -> None:
         client("tgi").decode(REQUEST, reply({"error": "no", "error_type": "validation"}))
 
 
-def test_tokens_that_do_not_make_the_text_are_none() -> None:
-    """SentencePiece tells "▁a" as " a" and the text without the space: the text is what counts."""
+def test_tokens_that_do_not_join_to_the_text_are_dropped() -> None:
+    """With SentencePiece the token "▁a" is " a", but the text has no space: the text counts."""
     details = {"finish_reason": "length", "generated_tokens": 1, "tokens": [{"id": 1, "text": " a"}]}
     [choice] = fold(client("tgi").decode(REQUEST, reply({"generated_text": "a", "details": details}))).choices
     assert (choice.text, choice.tokens) == ("a", ())

@@ -1,4 +1,4 @@
-"""What remotes' errors mean, and whose words a client may see."""
+"""Errors of remotes, and which of their messages a client sees."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_status(status: int, type: str, error: type[errors.GatewayError]) -> Non
     assert (SECRET in got.message) == (status in (400, 404, 413, 422))
 
 
-def test_our_prefix_is_not_doubled() -> None:
+def test_the_prefix_of_validation_errors_is_removed() -> None:
     got = meant({"error": "Input validation error: `top_p` must be > 0.0", "error_type": "validation"}, 422)
     assert got.message == "`top_p` must be > 0.0"
 
@@ -58,7 +58,7 @@ def test_our_prefix_is_not_doubled() -> None:
         "Inputs token length must be in (0, 10], but got 11",
     ],
 )
-def test_too_long_a_prompt(message: str) -> None:
+def test_a_prompt_that_is_too_long(message: str) -> None:
     assert isinstance(meant({"error": message, "error_type": "validation"}, 422), errors.ContextLengthExceeded)
 
 
@@ -69,6 +69,6 @@ def test_retry_after(value: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"\xff", b"[" * 2000, b"5", b'{"error":5}'])
-def test_bodies_that_are_none(body: bytes) -> None:
+def test_bodies_without_an_error_object(body: bytes) -> None:
     assert isinstance(meant(body, 500), errors.BackendFailed)
     assert isinstance(meant(body, 422), errors.InvalidRequest)

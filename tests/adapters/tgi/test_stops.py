@@ -1,4 +1,4 @@
-"""Cutting stop sequences: what is held back, what is cut, for any split into tokens."""
+"""Removal of stop sequences: the text held back and the text removed, for any split into tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def tokens(*texts: str) -> list[Token]:
     return [Token(at, text) for at, text in enumerate(texts)]
 
 
-def test_only_what_may_be_a_beginning_is_held() -> None:
+def test_only_a_possible_beginning_of_a_stop_sequence_is_held_back() -> None:
     cutter = StopCutter(("END", "\n\n"))
     fed = [visible(cutter.feed(token)) for token in tokens("a", "b E", "N", "x", "\n", "y")]
     assert fed == ["a", "", "", "b ENx", "", "\ny"]
@@ -33,7 +33,9 @@ def test_only_what_may_be_a_beginning_is_held() -> None:
         (("END",), ("END",), "", "END"),
     ],
 )
-def test_the_end(stops: tuple[str, ...], texts: tuple[str, ...], kept: str, stop: str | None) -> None:
+def test_a_stop_sequence_is_removed_from_the_end(
+    stops: tuple[str, ...], texts: tuple[str, ...], kept: str, stop: str | None
+) -> None:
     cutter = StopCutter(stops)
     out = [free for token in tokens(*texts) for free in cutter.feed(token)]
     rest, matched = cutter.end(stopped=True)
@@ -41,7 +43,7 @@ def test_the_end(stops: tuple[str, ...], texts: tuple[str, ...], kept: str, stop
     assert [token.id for token in [*out, *rest]] == list(range(len(texts)))
 
 
-def test_what_only_looks_like_one_stays() -> None:
+def test_text_like_a_stop_sequence_stays_if_generation_did_not_stop_at_it() -> None:
     cutter = StopCutter(("END",))
     held = cutter.feed(Token(1, "END"))
     rest, stop = cutter.end(stopped=False)
@@ -59,7 +61,7 @@ def test_special_tokens_are_no_text() -> None:
     stop=st.text("ab", min_size=1, max_size=4),
     cuts=st.sets(st.integers(0, 24)),
 )
-def test_any_split(text: str, stop: str, cuts: set[int]) -> None:
+def test_a_stop_sequence_is_removed_for_any_split_into_tokens(text: str, stop: str, cuts: set[int]) -> None:
     whole = text + stop
     edges = sorted({0, len(whole)} | {at for at in cuts if at < len(whole)})
     cutter = StopCutter((stop,))

@@ -1,4 +1,4 @@
-"""Frames from events of any backend; the usual ones are golden files."""
+"""Frames of unusual events; the usual ones are golden files."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_failure_instead_of_usage_is_no_end() -> None:
     assert error == {"error": "Request failed during generation: Late.", "error_type": "generation"}
 
 
-def test_started_alone_says_nothing() -> None:
+def test_started_alone_is_no_frame() -> None:
     assert server("tgi").encoder(detailed()).feed((Started("m", 3),)) == b""
 
 
@@ -109,7 +109,7 @@ def test_an_answer_without_any_text() -> None:
     assert (frame["generated_text"], frame["details"]["generated_tokens"]) == ("", 0)
 
 
-def test_what_has_no_words_is_no_frame() -> None:
+def test_reasoning_and_tool_calls_are_no_frames() -> None:
     events = (Started("m"), Delta(reasoning="Hm."), Delta(tool_calls=(ToolDelta(0, "a", "f"),)), *ZOE[1:])
     assert len(write(detailed(), events)) == 5
 
@@ -142,12 +142,12 @@ def test_finish_reasons(reason: FinishReason, tgi: str, mindie: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_finish_reason_has_a_word(name: str) -> None:
+def test_every_finish_reason_has_a_name(name: str) -> None:
     assert set(server(name)._dialect.wording.finish) == set(FinishReason)
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters", "told", "seed"),
+    ("name", "parameters", "reported", "seed"),
     [
         ("tgi", {"do_sample": True}, 5, 5),
         ("tgi", {"do_sample": True, "seed": 7}, None, 7),
@@ -160,8 +160,10 @@ def test_every_finish_reason_has_a_word(name: str) -> None:
         ("mindie", {"do_sample": False}, 5, 5),
     ],
 )
-def test_which_seed_is_told(name: str, parameters: dict[str, Any], told: int | None, seed: int | None) -> None:
-    events = (Started("m"), Finished(reason=FinishReason.EOS, generated=0, seed=told), Usage(1, 0))
+def test_which_seed_is_in_the_details(
+    name: str, parameters: dict[str, Any], reported: int | None, seed: int | None
+) -> None:
+    events = (Started("m"), Finished(reason=FinishReason.EOS, generated=0, seed=reported), Usage(1, 0))
     assert write(detailed(name, **parameters), events, name)[-1]["details"]["seed"] == seed
 
 
@@ -177,7 +179,7 @@ def test_full_text_of_a_list() -> None:
     assert write(request, ZOE, "mindie")[-1]["generated_text"].startswith("acZoë")
 
 
-def test_top_tokens_only_if_asked_for() -> None:
+def test_top_tokens_only_if_requested() -> None:
     token = Token(1, "a", -1.0, top=(TopToken(None, "a", -1.0),))
     events = (Started("m"), Finished(text="a", tokens=(token,), reason=FinishReason.EOS), Usage(1, 1))
     assert "top_tokens" not in write(detailed(), events)[0]
@@ -186,9 +188,9 @@ def test_top_tokens_only_if_asked_for() -> None:
 
 @given(data=st.data())
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("told", [True, False])
-def test_frames_join_to_the_text_however_they_are_batched(name: str, told: bool, data: st.DataObject) -> None:
-    events = data.draw(streams(told=told, end_token=True))
+@pytest.mark.parametrize("with_tokens", [True, False])
+def test_frames_join_to_the_text_for_any_batches(name: str, with_tokens: bool, data: st.DataObject) -> None:
+    events = data.draw(streams(with_tokens=with_tokens, end_token=True))
     request = detailed(name)
     whole = server(name).encoder(request).feed(events)
     encoder = server(name).encoder(request)

@@ -1,4 +1,4 @@
-"""What the Triton tests share: both faces of every dialect, one endpoint, one answer."""
+"""Shared by the tests of this folder: both codecs of every dialect, one endpoint, one answer."""
 
 from __future__ import annotations
 

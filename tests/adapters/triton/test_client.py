@@ -1,4 +1,4 @@
-"""How a remote is asked, and what its answers mean: good, cut short, failed and senseless ones."""
+"""Requests to remotes, and their answers: complete, cut off, failed, and in violation of the protocol."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_paths() -> None:
     assert CLIENTS["triton"].encode(asked(stream=False)).path == "/v2/models/llama%2F8b/generate"
 
 
-def test_the_finish_reason_is_always_asked_for() -> None:
+def test_the_finish_reason_is_always_requested() -> None:
     assert sent(asked()) == {
         "id": "r1",
         "text_input": "hi",
@@ -135,13 +135,13 @@ def test_parameters(fields: dict[str, Any], name: str, value: Any) -> None:
         ("mindie-triton", asked(grammar=Grammar("regex", "a")), "grammar"),
     ],
 )
-def test_what_cannot_be_said(dialect: str, request_: Generate, feature: str) -> None:
+def test_a_request_that_the_dialect_cannot_express_is_refused(dialect: str, request_: Generate, feature: str) -> None:
     with pytest.raises(UnsupportedFeature) as error:
         CLIENTS[dialect].encode(request_)
     assert error.value.feature == feature
 
 
-def test_pictures() -> None:
+def test_images() -> None:
     images = (ImagePart("data:image/png;base64,aGk=", "data"), ImagePart("eW8=", "data"))
     assert sent(asked(TextPrompt("hi", images)))["image"] == ["aGk=", "eW8="]
     assert sent(asked(TextPrompt("hi", images[1:])), "mindie-triton")["text_input"] == [
@@ -150,8 +150,8 @@ def test_pictures() -> None:
     ]
 
 
-def test_unknown_parameters_pass_from_triton_to_triton() -> None:
-    extra, hints = {"new": 1}, {"priority": 2, "outputs": ()}
+def test_unknown_parameters_are_forwarded_from_triton_to_triton() -> None:
+    extra, hints = {"new": 1}, {"priority": 2}
     triton = asked(extra=extra, hints=hints, origin=Origin("triton", "triton", "generate"))
     assert parameters(triton)["new"] == 1
     assert "priority" not in parameters(triton)
@@ -159,7 +159,7 @@ def test_unknown_parameters_pass_from_triton_to_triton() -> None:
     assert "new" not in parameters(asked(extra=extra, origin=Origin("openai", "openai", "chat")))
 
 
-def test_ids_that_mindie_would_refuse_stay_here() -> None:
+def test_ids_that_mindie_would_refuse_are_not_sent() -> None:
     assert sent(asked(client_request_id="a b"))["id"] == "a b"
     assert "id" not in sent(asked(client_request_id="a b"), "mindie-triton")
 
@@ -179,12 +179,12 @@ def test_a_stream() -> None:
     )
 
 
-def test_signs_of_life_say_nothing() -> None:
+def test_keep_alives_are_no_events() -> None:
     reader = CLIENTS["triton"].decoder(asked())
     assert reader.feed(b"\n\n: ping\n\ndata:\n\nevent: ping\n\n") == ()
 
 
-def test_a_whole_answer() -> None:
+def test_a_non_streamed_answer() -> None:
     events = CLIENTS["triton"].decode(asked(stream=False), Reply(json.dumps(LAST).encode()))
     assert events == (Started("m", 3), Finished(0, "b", reason=FinishReason.LENGTH, generated=1), Usage(3, 1))
 
@@ -215,7 +215,7 @@ def test_tokens() -> None:
 
 
 @pytest.mark.parametrize("id", [5, None])
-def test_tokens_go_there_and_back(id: int | None) -> None:
+def test_tokens_are_decoded_as_they_were_encoded(id: int | None) -> None:
     other = None if id is None else 6
     tops = (TopToken(other, "c", -0.25), TopToken(id, "a", -0.5))
     for token in (
@@ -255,7 +255,7 @@ def test_a_stream_without_a_finish_reason_is_incomplete(frames: tuple[dict[str, 
         read(*frames)
 
 
-def test_remotes_that_tell_no_finish_reason() -> None:
+def test_remotes_without_a_finish_reason() -> None:
     client = ADAPTER.client(with_options(ADAPTER.dialects["triton"], {"finish_reason_output": False}))
     assert "return_finish_reason" not in json.loads(client.encode(asked()).body)
     with pytest.raises(UnsupportedFeature):
@@ -290,7 +290,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("frame", MALFORMED)
-def test_senseless_answers(frame: str) -> None:
+def test_answers_that_violate_the_protocol(frame: str) -> None:
     with pytest.raises(BackendFailed) as error:
         read(frame)
     assert error.value.code == "upstream_malformed"
@@ -304,7 +304,7 @@ def test_nothing_comes_after_the_end(after: dict[str, Any]) -> None:
         read(LAST, after)
 
 
-def test_a_choice_does_not_go_on_after_its_end() -> None:
+def test_a_choice_cannot_continue_after_its_end() -> None:
     ended = {"text_output": ["a", ""], "finish_reason": ["stop", "None"]}
     with pytest.raises(BackendFailed):
         read(ended, ended, request=asked(n=2))

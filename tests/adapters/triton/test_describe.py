@@ -1,4 +1,4 @@
-"""Routes that run nothing; their bodies are golden files."""
+"""Routes that run no model; their bodies are golden files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_readiness() -> None:
 
 
 @pytest.mark.parametrize("operation", ["load", "unload"])
-def test_load_and_unload_do_nothing(operation: str) -> None:
+def test_load_and_unload_have_no_effect(operation: str) -> None:
     reply = describe(operation, b'{"parameters": {"unload_dependents": true}}')
     assert (reply.status, reply.body) == (200, b"")
     with pytest.raises(ModelNotFound):

@@ -1,4 +1,4 @@
-"""Every kind of error, in either dialect's words."""
+"""Every kind of error in both dialects."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("kind", "triton", "mindie", "type", "message"), ROWS, ids=[row[0] for row in ROWS])
-def test_words(kind: str, triton: int, mindie: int, type: str, message: str) -> None:
+def test_status_and_message_of_every_kind(kind: str, triton: int, mindie: int, type: str, message: str) -> None:
     reply = SERVERS["triton"].error(SAMPLES[kind])
     assert (reply.status, reply.media_type) == (triton, "application/json")
     assert reply.body == f'{{"error":"{message}"}}'.encode()
@@ -92,6 +92,6 @@ def test_headers() -> None:
     ("feature", "parameter"),
     [("images", "image"), ("lora_adapters", "lora_name"), ("grammar", "structured_outputs"), ("new", "new")],
 )
-def test_features_go_by_their_parameters(feature: str, parameter: str) -> None:
+def test_an_unsupported_feature_is_named_by_its_parameter(feature: str, parameter: str) -> None:
     reply = SERVERS["triton"].error(errors.UnsupportedFeature("No.", feature=feature))
     assert reply.body == f'{{"error":"parameter \'{parameter}\' is not supported: No."}}'.encode()

@@ -1,4 +1,4 @@
-"""A stream is the whole answer: texts, counts and log-probabilities add up to what `generate` answers."""
+"""Streamed equals non-streamed: texts, counts and log-probabilities add up to the answer of `generate`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CUMULATIVE = TritonServer(with_options(ADAPTER.dialects["mindie-triton"], {"full
 
 
 def asked(*, stream: bool, **fields: Any) -> Generate:
-    """`generate` has one choice only; `generate_stream` answers whole where `stream` is false."""
+    """A request of `generate_stream`, which may have several choices, with one response where `stream` is false."""
     fields = (
         {"text_input": "Once", "id": "7", "stream": stream} | {f"return_{name}": True for name in RETURNED} | fields
     )
@@ -40,37 +40,39 @@ def frames(stream: bytes) -> list[dict[str, Any]]:
 
 
 def values(frame: dict[str, Any]) -> dict[str, Any]:
-    """A frame's members, of which there is one for every choice, as lists."""
-    told = {name: value if isinstance(value, list) else [value] for name, value in frame.items()}
-    return told | {"logprobs": [json.loads(text) for text in told["logprobs"]]}
+    """A frame's members as lists with one element per choice."""
+    members = {name: value if isinstance(value, list) else [value] for name, value in frame.items()}
+    return members | {"logprobs": [json.loads(text) for text in members["logprobs"]]}
 
 
 def folded(stream: bytes) -> dict[str, Any]:
-    """What all frames say together: some members are pieces, the others are as the last frame has them."""
-    told = [values(frame) for frame in frames(stream)]
-    answer = dict(told[-1])
+    """The answer that the frames add up to: some members are pieces, the others are those of the last frame."""
+    parts = [values(frame) for frame in frames(stream)]
+    answer = dict(parts[-1])
     for name in PIECES:
-        pieces = zip(*(frame[name] for frame in told), strict=True)
+        pieces = zip(*(frame[name] for frame in parts), strict=True)
         answer[name] = [functools.reduce(operator.add, of_one) for of_one in pieces]
     return answer
 
 
 @given(data=st.data(), tops=st.integers(0, 2))
-def test_streams(data: st.DataObject, tops: int) -> None:
-    told = data.draw(streams(choices=3, with_logprobs=True, tops=tops, end_token=True, **SAID))
-    n = len(fold(told).choices)
+def test_a_stream_adds_up_to_the_non_streamed_answer(data: st.DataObject, tops: int) -> None:
+    events = data.draw(streams(choices=3, with_logprobs=True, tops=tops, end_token=True, **SAID))
+    n = len(fold(events).choices)
     writer = SERVERS["triton"].encoder(asked(stream=True, n=n, logprobs=tops))
-    stream = b"".join(writer.feed(batch) for batch in data.draw(batches(told)))
-    (whole,) = frames(SERVERS["triton"].encode(asked(stream=False, n=n, logprobs=tops), fold(told)).body)
+    stream = b"".join(writer.feed(batch) for batch in data.draw(batches(events)))
+    (whole,) = frames(SERVERS["triton"].encode(asked(stream=False, n=n, logprobs=tops), fold(events)).body)
     assert folded(stream) == values(whole)
-    assert values(whole)["text_output"] == [visible_text(choice) for choice in fold(told).choices]
+    assert values(whole)["text_output"] == [visible_text(choice) for choice in fold(events).choices]
 
 
 @pytest.mark.parametrize("details", [False, True])
 @pytest.mark.parametrize("cumulative", [False, True])
 @given(data=st.data(), events=streams(end_token=True, **SAID))
-def test_mindie_streams(details: bool, cumulative: bool, data: st.DataObject, events: Events) -> None:
-    """Texts concatenate, unless each frame tells all of it ("fullTextEnabled"); the last details tell of the whole."""
+def test_a_stream_of_mindie_adds_up_to_the_non_streamed_answer(
+    details: bool, cumulative: bool, data: st.DataObject, events: Events
+) -> None:
+    """Texts concatenate, unless each frame has the text so far ("fullTextEnabled"); the last details are complete."""
     server = CUMULATIVE if cumulative else SERVERS["mindie-triton"]
     body = json.dumps({"id": "7", "text_input": "Once", "parameters": {"details": details}})
     writer = server.encoder(decode(body, "generate_stream", dialect="mindie-triton"))

@@ -1,4 +1,4 @@
-"""Bytes on the wire, one file each: `tests/golden/triton/<dialect>/<case>`; what all dialects share is a level higher.
+"""Bytes on the wire, one file each: `tests/golden/triton/<dialect>/<case>`; files of all dialects are one level higher.
 
 A difference is either a fault or a decision; whoever takes the decision edits the file.
 """
@@ -39,9 +39,9 @@ TOLD = [
 ]
 
 
-def body(dialect: str, *told: str, **members: Any) -> str:
-    """A generate body that asks for all that a dialect tells, if `told`."""
-    extra = {"parameters": {"details": bool(told)}} if dialect == "mindie-triton" else dict.fromkeys(told, True)
+def body(dialect: str, *flags: str, **members: Any) -> str:
+    """A generate body with the given `return_…` flags, or in MindIE's dialect with details if there are any."""
+    extra = {"parameters": {"details": bool(flags)}} if dialect == "mindie-triton" else dict.fromkeys(flags, True)
     return json.dumps({"text_input": "client input"} | members | extra)
 
 

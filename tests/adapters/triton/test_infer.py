@@ -1,4 +1,4 @@
-"""Infer: tensors as JSON and as bytes, both ways."""
+"""Infer: tensors as JSON and as bytes, in requests and answers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from adapters.fold import fold
-from adapters.triton.tensors import Output
 from schemas.errors import InvalidRequest, MalformedBody
 from schemas.ir import (
     Finished,
     FinishReason,
     Generate,
     ImagePart,
+    Output,
     Sampling,
     Started,
     TextPrompt,
@@ -53,7 +53,7 @@ def test_json() -> None:
     assert request.sampling == Sampling(do_sample=False, temperature=0.0)
     assert request.stopping.max_new_tokens == 3
     assert request.client_request_id == "42"
-    assert request.hints["outputs"] == (Output("text_output", "text_output"),)
+    assert request.outputs == (Output("text_output", "text_output"),)
     assert not request.stream
 
 
@@ -61,7 +61,7 @@ def test_json() -> None:
     ("shape", "data"),
     [([2], ["a", "b"]), ([2, 1], ["a", "b"]), ([2, 1], [["a"], ["b"]]), ([1, 2], [["a", "b"]])],
 )
-def test_a_batch_is_several_prompts(shape: list[int], data: list[Any]) -> None:
+def test_a_batch_of_texts_is_several_prompts(shape: list[int], data: list[Any]) -> None:
     request = infer({"inputs": [text_tensor(shape=shape, data=data)]})
     assert request.prompts == (TextPrompt("a"), TextPrompt("b"))
 
@@ -80,7 +80,7 @@ def test_binary() -> None:
     request = decode(data, "infer", **headers)
     images = (ImagePart("aGk=", "data"),)
     assert request.prompts == (TextPrompt("hé", images), TextPrompt("\n", images))
-    assert request.hints["outputs"] == (
+    assert request.outputs == (
         Output("text_output", "text_output", True),
         Output("finish_reason", "finish_reason", True),
     )
@@ -97,11 +97,11 @@ def test_outputs_by_name() -> None:
         "parameters": {"binary_data_output": True},
     }
     request = infer(body, model="mock_llm")
-    assert request.hints["outputs"] == (Output("logprobs", "logprobs"), Output("text_output", "TEXT", True))
+    assert request.outputs == (Output("logprobs", "logprobs"), Output("text_output", "TEXT", True))
     assert request.logprobs
 
 
-def test_scheduling_parameters_are_not_the_models() -> None:
+def test_scheduling_parameters_are_ignored() -> None:
     parameters = {"sequence_id": 1, "sequence_start": True, "sequence_end": False, "priority": 1, "new": 0.5}
     request = infer({"inputs": [text_tensor("hi")], "parameters": parameters})
     assert request.extra == {"priority": 1, "new": 0.5}
@@ -152,7 +152,7 @@ def test_all_outputs_as_bytes() -> None:
     assert data == struct.pack("<IIf", 2, 3, -0.75) + packed("stop", "Hi!")
 
 
-def test_the_prompt_comes_back_if_asked() -> None:
+def test_the_answer_has_the_prompt_if_requested() -> None:
     request = infer({"inputs": [text_tensor("a"), flag("exclude_input_in_output", False)]})
     output = json.loads(SERVERS["triton"].encode(request, fold(ANSWER)).body)["outputs"][0]
     assert output["data"] == ['aHello "w\nörld']

@@ -1,4 +1,4 @@
-"""The mirror law: what either face writes, the other reads back as the same."""
+"""The mirror law: each codec decodes what the other one encodes, and gets the same request or answer."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ SAYABLE = (FinishReason.EOS, FinishReason.LENGTH)
 
 
 def mirrored(request: Generate, dialect: str) -> Generate:
-    """The request as the server face of a remote would see it."""
+    """The request as the server codec of a remote decodes it."""
     sent = CLIENTS[dialect].encode(request)
     model, operation = sent.path.removeprefix("/v2/models/").split("/")
     return SERVERS[dialect].decode(ROUTES[operation], sent.body, call(model))
 
 
 def asked(dialect: str, **fields: Any) -> Generate:
-    """A request as the remote sees it, with every output that its client asks for."""
+    """A request as the remote decodes it, with every output that the client codec requests."""
     return mirrored(Generate(**({"id": "r1", "model": "mymodel", "prompts": (TextPrompt("x"),)} | fields)), dialect)
 
 
-def told(answer: Completion, dialect: str) -> Completion:
-    """What an answer keeps on its way: MindIE tells no prompt tokens, both tell tokens only with log-probabilities."""
+def expressible(answer: Completion, dialect: str) -> Completion:
+    """The answer as far as the dialect can express it: MindIE does not count prompt tokens."""
     prompt_tokens = 0 if dialect == "mindie-triton" else answer.usage.prompt_tokens
     return msgspec.structs.replace(answer, usage=msgspec.structs.replace(answer.usage, prompt_tokens=prompt_tokens))
 
 
-def untold(answer: Completion) -> Completion:
+def without_tokens(answer: Completion) -> Completion:
     choices = tuple(msgspec.structs.replace(choice, tokens=()) for choice in answer.choices)
     return msgspec.structs.replace(answer, choices=choices)
 
@@ -51,20 +51,20 @@ def test_streams(dialect: str, data: st.DataObject, events: Events) -> None:
     read: Events = ()
     for piece in data.draw(splits(written)):
         read += reader.feed(piece)
-    assert canonical(read + reader.close()) == untold(told(canonical(events), dialect))
+    assert canonical(read + reader.close()) == without_tokens(expressible(canonical(events), dialect))
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@given(events=streams(reasons=SAYABLE, model="mymodel", told=False))
-def test_whole_answers(dialect: str, events: Events) -> None:
+@given(events=streams(reasons=SAYABLE, model="mymodel", with_tokens=False))
+def test_non_streamed_answers(dialect: str, events: Events) -> None:
     request = asked(dialect)
     reply = SERVERS[dialect].encode(request, fold(events))
-    assert canonical(CLIENTS[dialect].decode(request, reply)) == told(canonical(events), dialect)
+    assert canonical(CLIENTS[dialect].decode(request, reply)) == expressible(canonical(events), dialect)
 
 
 @given(data=st.data(), events=streams(reasons=SAYABLE, model="mymodel", choices=3))
 def test_several_choices(data: st.DataObject, events: Events) -> None:
-    answer = untold(canonical(events))
+    answer = without_tokens(canonical(events))
     request = asked("triton", stream=True, n=len(answer.choices))
     encoder, reader = SERVERS["triton"].encoder(request), CLIENTS["triton"].decoder(request)
     read = reader.feed(b"".join(encoder.feed(batch) for batch in data.draw(batches(events))))
@@ -72,7 +72,7 @@ def test_several_choices(data: st.DataObject, events: Events) -> None:
 
 
 @given(events=streams(reasons=SAYABLE, model="mymodel", with_logprobs=True), stream=st.booleans())
-def test_tokens_are_told_with_log_probabilities(events: Events, stream: bool) -> None:
+def test_tokens_are_sent_with_log_probabilities(events: Events, stream: bool) -> None:
     request = asked("triton", stream=stream, logprobs=True)
     if stream:
         reader = CLIENTS["triton"].decoder(request)
@@ -135,8 +135,8 @@ images = st.lists(st.sampled_from(["aGk=", "/9j/4AAQ"]), max_size=2).map(
 
 
 def same(seen: Generate, request: Generate) -> bool:
-    """Up to what the remote's client face adds: the outputs it wants, and where the request came from."""
-    return msgspec.structs.replace(seen, hints={}, origin=None, stream_usage=False) == request
+    """Equality but for what the client codec adds: the requested outputs and the origin of the request."""
+    return msgspec.structs.replace(seen, outputs=(), hints={}, origin=None, stream_usage=False) == request
 
 
 @given(

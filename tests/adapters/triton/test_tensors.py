@@ -24,7 +24,7 @@ def test_unpack_is_the_inverse_of_pack(data: st.DataObject, datatype: str) -> No
 
 
 @given(st.binary(), st.sampled_from(sorted(ELEMENTS)))
-def test_any_bytes_are_read_or_refused(data: bytes, datatype: str) -> None:
+def test_any_bytes_are_unpacked_or_refused(data: bytes, datatype: str) -> None:
     try:
         values = unpack(datatype, data)
     except ValueError:
@@ -38,7 +38,7 @@ def test_the_binary_form_of_strings() -> None:
 
 
 @pytest.mark.parametrize("names", [TensorNames(), TensorNames({"PROMPT": "text_input"}, {"TEXT": "text_output"})])
-def test_renamed_endpoints_keep_the_rest(names: TensorNames) -> None:
+def test_tensors_that_are_not_renamed_keep_their_names(names: TensorNames) -> None:
     card = ModelCard(name="m", tensors=names)
     assert list(inputs(card).values()) == list(INPUTS)
     assert list(outputs(card).values()) == list(OUTPUTS)

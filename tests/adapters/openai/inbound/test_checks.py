@@ -1,4 +1,4 @@
-"""What is refused, with the exact words, and the edges of what is not."""
+"""Refusals with their exact words, and the values at the ends of the intervals."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_bounds(ask: Any, field: str, value: Any, words: str, bound: Any, shown:
     ],
 )
 @pytest.mark.parametrize("ask", [chat, completion])
-def test_edges_are_fine(ask: Any, field: str, value: Any) -> None:
+def test_the_ends_of_intervals_are_accepted(ask: Any, field: str, value: Any) -> None:
     ask(**{field: value})
 
 
@@ -287,7 +287,7 @@ def test_refusals_of_messages(messages: list[Any], param: str, message: str) -> 
     assert (error.param, error.message) == (param, message)
 
 
-def test_sound_and_legacy_calls_are_unsupported() -> None:
+def test_audio_and_legacy_function_calls_are_unsupported() -> None:
     sound = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_audio", "input_audio": {}}]}]
     error = refusal(chat, messages=sound)
     assert isinstance(error, UnsupportedFeature)
@@ -344,7 +344,7 @@ def test_refusals_of_embeddings(fields: dict[str, Any], param: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"a"', b"\xff", b'{"model":"\\ud800"}', b"[" * 100_000])
-def test_bodies_that_are_no_json_object(body: bytes) -> None:
+def test_bodies_that_are_no_json_object_are_refused(body: bytes) -> None:
     with pytest.raises(MalformedBody):
         server().decode(ROUTES["chat"], body, call())
 
@@ -357,15 +357,15 @@ def test_a_missing_field_is_named() -> None:
 
 def test_unknown_fields_are_kept_or_refused() -> None:
     assert chat(max_retries=0, top_a=1).extra == {"max_retries": 0, "top_a": 1}
-    error = refusal(chat, knobs={"strict": True}, max_retries=0)
+    error = refusal(chat, options={"strict": True}, max_retries=0)
     assert (error.message, error.param) == ("Unrecognized request argument supplied: max_retries", "max_retries")
 
 
 def test_stream_options_where_they_need_no_stream() -> None:
-    assert chat(knobs={"stream_options_need_stream": False}, stream_options={"include_usage": True}).stream_usage
+    assert chat(options={"stream_options_need_stream": False}, stream_options={"include_usage": True}).stream_usage
 
 
-def test_the_wire_of_a_decoded_body_is_kept() -> None:
+def test_the_body_is_kept_in_the_origin() -> None:
     body = json.dumps({"model": "chat", "messages": HELLO}).encode()
     request = server().decode(ROUTES["chat"], body, call())
     assert isinstance(request, Generate)

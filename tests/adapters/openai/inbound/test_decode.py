@@ -1,4 +1,4 @@
-"""Field by field, what a request means."""
+"""Requests decoded to the IR, field by field."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from adapters.openai.inbound.decode import SMALLEST_NUCLEUS
 from schemas.ir import (
+    SMALLEST_TOP_P,
     ChatPrompt,
     Grammar,
     ImagePart,
@@ -24,7 +24,7 @@ from schemas.ir import (
 from tests.adapters.openai.scenes import HELLO, chat, completion, embed
 
 
-def test_a_bare_chat_samples_as_far_as_the_context_reaches() -> None:
+def test_a_chat_samples_without_a_limit_by_default() -> None:
     request = chat()
     assert (request.id, request.model) == ("r1", "chat")
     assert request.prompts == (ChatPrompt((Message("user", "Hello"),)),)
@@ -36,7 +36,7 @@ def test_a_bare_chat_samples_as_far_as_the_context_reaches() -> None:
     assert not request.echo
 
 
-def test_a_bare_completion_is_raw_and_of_16_tokens() -> None:
+def test_a_completion_is_raw_and_limited_to_16_tokens_by_default() -> None:
     request = completion()
     assert request.prompts == (TextPrompt("Once"),)
     assert request.raw_prompt
@@ -50,7 +50,7 @@ def test_a_bare_completion_is_raw_and_of_16_tokens() -> None:
         ({"temperature": 0}, Sampling(do_sample=True, temperature=0.0)),
         ({"temperature": 1.5}, Sampling(do_sample=True, temperature=1.5)),
         ({"top_p": 0.5}, Sampling(do_sample=True, top_p=0.5)),
-        ({"top_p": 0}, Sampling(do_sample=True, top_p=SMALLEST_NUCLEUS)),
+        ({"top_p": 0}, Sampling(do_sample=True, top_p=SMALLEST_TOP_P)),
         ({"top_k": 5}, Sampling(do_sample=True, top_k=5)),
         ({"top_k": -1}, Sampling(do_sample=True)),
         ({"top_k": 0}, Sampling(do_sample=True)),
@@ -89,7 +89,7 @@ def test_stopping(ask: Any, fields: dict[str, Any], stopping: Stopping) -> None:
     assert ask(**fields).stopping == stopping
 
 
-def test_the_newer_limit_wins() -> None:
+def test_max_completion_tokens_wins_over_max_tokens() -> None:
     assert chat(max_tokens=5, max_completion_tokens=9).stopping.max_new_tokens == 9
 
 
@@ -127,8 +127,8 @@ def test_stream_options() -> None:
     assert request.stream
     assert request.stream_usage
     assert not chat(stream=True, stream_options={}).stream_usage
-    assert chat(knobs={"stream_default": True}).stream
-    assert not chat(knobs={"stream_default": True}, stream=False).stream
+    assert chat(options={"stream_default": True}).stream
+    assert not chat(options={"stream_default": True}, stream=False).stream
 
 
 def messages(*given: dict[str, Any]) -> tuple[Message, ...]:
@@ -168,7 +168,7 @@ def test_a_conversation_with_tools() -> None:
         ("/9j/a.jpg", "path"),
     ],
 )
-def test_pictures(url: str, kind: Any) -> None:
+def test_images(url: str, kind: Any) -> None:
     [message] = messages(
         {
             "role": "user",
@@ -248,7 +248,7 @@ def test_response_format(ask: Any, given: Any, grammar: Grammar | None) -> None:
     assert ask(response_format=given).grammar == grammar
 
 
-def test_hints_are_carried() -> None:
+def test_fields_without_effect_on_the_answer_become_hints() -> None:
     hints = {
         "reasoning_effort": "high",
         "verbosity": "low",
@@ -281,6 +281,6 @@ def test_embeddings() -> None:
     assert embed().encoding == "float"
 
 
-def test_the_official_sdks_body() -> None:
+def test_the_body_of_the_official_sdk() -> None:
     request = chat(messages=HELLO, stream=False, extra_headers=None)
     assert not request.stream

@@ -1,4 +1,4 @@
-"""Errors: every kind in either dialect, the headers the official SDKs heed, and the names of features."""
+"""Errors of every kind in both dialects, the headers that the official SDKs read, and the names of features."""
 
 from __future__ import annotations
 
@@ -72,29 +72,29 @@ ROWS: list[Row] = [
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_every_kind_has_words(name: str) -> None:
+def test_every_kind_of_error_has_an_answer(name: str) -> None:
     assert set(DIALECTS[name].wording.failures) == set(KINDS) == {error.kind for error, *_ in ROWS}
 
 
-@pytest.mark.parametrize(("error", "said", "_"), ROWS)
-def test_openai(error: GatewayError, said: tuple[int, str, str | None, str | None], _: Any) -> None:
+@pytest.mark.parametrize(("error", "expected", "_"), ROWS)
+def test_openai(error: GatewayError, expected: tuple[int, str, str | None, str | None], _: Any) -> None:
     reply = server().error(error)
-    status, type, param, code = said
+    status, type, param, code = expected
     assert reply.status == status
     assert reply.media_type == "application/json"
     body = {"error": {"message": error.message, "type": type, "param": param, "code": code}}
     assert reply.body == json.dumps(body, separators=(",", ":")).encode()
 
 
-@pytest.mark.parametrize(("error", "_", "said"), ROWS)
-def test_mindie(error: GatewayError, _: Any, said: tuple[int, str]) -> None:
+@pytest.mark.parametrize(("error", "_", "expected"), ROWS)
+def test_mindie(error: GatewayError, _: Any, expected: tuple[int, str]) -> None:
     reply = server("mindie-openai").error(error)
     message = {
         "malformed_body": "Failed to parse request context to json. m",
         "timeout": "Engine callback timeout.",
     }.get(error.kind, error.message)
-    assert reply.status == said[0]
-    assert reply.body == json.dumps({"error": message, "error_type": said[1]}, separators=(",", ":")).encode()
+    assert reply.status == expected[0]
+    assert reply.body == json.dumps({"error": message, "error_type": expected[1]}, separators=(",", ":")).encode()
 
 
 @pytest.mark.parametrize(
@@ -132,16 +132,16 @@ def test_headers(error: GatewayError, headers: dict[str, str]) -> None:
         (ContextLengthExceeded("m"), completion, "prompt"),
     ],
 )
-def test_the_field_at_fault(error: GatewayError, ask: Any, param: str | None) -> None:
+def test_the_field_at_fault_is_named(error: GatewayError, ask: Any, param: str | None) -> None:
     assert json.loads(server().error(error, ask()).body)["error"]["param"] == param
 
 
-PICTURE = {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}
+IMAGE = {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}
 SEEN = [
     {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": [PICTURE, {"type": "text", "text": "What?"}, PICTURE]},
+    {"role": "user", "content": [IMAGE, {"type": "text", "text": "What?"}, IMAGE]},
     {"role": "assistant", "content": "A square."},
-    {"role": "user", "content": [{"type": "text", "text": "And here?"}, PICTURE]},
+    {"role": "user", "content": [{"type": "text", "text": "And here?"}, IMAGE]},
 ]
 
 
@@ -153,17 +153,17 @@ SEEN = [
         (2, "messages[3].content[1].image_url"),
     ],
 )
-def test_the_picture_at_fault(number: int, param: str) -> None:
+def test_the_image_at_fault_is_named(number: int, param: str) -> None:
     reply = server().error(InvalidRequest("m", param=f"images[{number}]"), chat(messages=SEEN))
     assert json.loads(reply.body)["error"]["param"] == param
 
 
-def test_the_pictures_at_fault() -> None:
+def test_several_images_at_fault() -> None:
     reply = server().error(InvalidRequest("m", param="images"), chat(messages=SEEN))
     assert json.loads(reply.body)["error"]["param"] == "messages"
 
 
-def test_the_picture_at_fault_where_nothing_tells_which() -> None:
+def test_an_image_at_fault_without_a_known_place() -> None:
     item = {"role": "user", "content": [{"type": "input_image", "image_url": "https://a.example/b.png"}]}
     body = json.dumps({"model": "m", "input": [item]}).encode()
     asked = server().decode(ROUTES["responses"], body, call())
@@ -183,7 +183,7 @@ def test_an_unknown_model() -> None:
 
 @pytest.mark.parametrize("name", DIALECTS)
 @pytest.mark.parametrize("error", [error for error, *_ in ROWS], ids=lambda error: error.kind)
-def test_every_kind_fits_a_stream(name: str, error: GatewayError) -> None:
+def test_every_kind_of_error_can_be_written_into_a_stream(name: str, error: GatewayError) -> None:
     frame = server(name).encoder(chat(name, stream=True)).fail(error)
     assert frame.startswith(b"data: {")
     assert frame.endswith(b"}\n\n")

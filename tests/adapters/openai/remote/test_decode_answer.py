@@ -1,4 +1,4 @@
-"""What the client face makes of all the servers that call themselves compatible."""
+"""Answers of all kinds of compatible servers, decoded by the client codec."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_whole_chat() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected"),
     [
         ({"finish_reason": "eos_token"}, {"reason": FinishReason.EOS}),
         ({"finish_reason": "EOS_TOKEN"}, {"reason": FinishReason.EOS}),
@@ -49,12 +49,12 @@ def test_a_whole_chat() -> None:
         ({"stop_reason": None}, {"reason": FinishReason.EOS}),
     ],
 )
-def test_ends(fields: dict[str, Any], said: dict[str, Any]) -> None:
-    assert client().decode(talk(), answer(choice(**fields)))[1] == Finished(text="Hi", **said)
+def test_finish_reasons(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert client().decode(talk(), answer(choice(**fields)))[1] == Finished(text="Hi", **expected)
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "expected"),
     [
         ({"content": None, "refusal": "No."}, {"refusal": "No."}),
         ({"content": "a", "reasoning_content": "b"}, {"text": "a", "reasoning": "b"}),
@@ -80,12 +80,12 @@ def test_ends(fields: dict[str, Any], said: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_messages(message: dict[str, Any], said: dict[str, Any]) -> None:
+def test_messages(message: dict[str, Any], expected: dict[str, Any]) -> None:
     events = client().decode(talk(), answer(choice(message=message)))
-    assert events[1] == Finished(**said, reason=FinishReason.EOS)
+    assert events[1] == Finished(**expected, reason=FinishReason.EOS)
 
 
-def test_usage_with_details_and_without_any() -> None:
+def test_usage_with_and_without_details() -> None:
     usage = {
         "prompt_tokens": 3,
         "completion_tokens": 2,
@@ -116,18 +116,18 @@ def test_usage_with_details_and_without_any() -> None:
         answer(usage={"prompt_tokens": -1}),
     ],
 )
-def test_answers_that_make_no_sense(bad: Reply) -> None:
+def test_malformed_answers_are_failures(bad: Reply) -> None:
     with pytest.raises(BackendFailed) as caught:
         client().decode(talk(), bad)
     assert caught.value.code == "upstream_malformed"
 
 
-def test_an_answer_that_was_not_finished() -> None:
+def test_an_unfinished_answer_is_incomplete() -> None:
     with pytest.raises(Incomplete):
         client().decode(talk(), answer(choice(finish_reason=None)))
 
 
-def test_mindies_word_for_a_failure() -> None:
+def test_the_finish_reason_with_which_mindie_reports_a_failure() -> None:
     with pytest.raises(BackendFailed):
         client("mindie-openai").decode(talk(), answer(choice(finish_reason="stop_sequence")))
 
@@ -145,7 +145,7 @@ def test_a_stream(done: bool) -> None:
     )
 
 
-def test_usage_on_every_chunk_is_the_last_that_is_told() -> None:
+def test_the_last_of_several_usages_counts() -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 1}
     events = read(
         chunk(content="a", usage=usage), chunk(content="b", usage=usage | {"completion_tokens": 2}), chunk("stop")
@@ -154,7 +154,7 @@ def test_usage_on_every_chunk_is_the_last_that_is_told() -> None:
     assert events[-1] == Usage(3, 2)
 
 
-def test_a_stream_that_tells_no_usage() -> None:
+def test_a_stream_without_usage_is_counted_by_its_deltas() -> None:
     assert read(chunk(content="a"), chunk(content="b"), chunk("stop"))[-1] == Usage(0, 2)
 
 
@@ -165,7 +165,7 @@ def test_mindies_recorded_stream() -> None:
     assert events[-2:] == (Finished(reason=FinishReason.LENGTH), Usage(0, 19))
 
 
-def test_text_generations_final_chunk_with_text_and_empty_reasons() -> None:
+def test_tgis_last_chunk_with_text_and_empty_finish_reasons() -> None:
     last = chunk("stop", content="b")
     assert read(chunk("", content="a"), last) == (
         Started("m"),
@@ -175,7 +175,7 @@ def test_text_generations_final_chunk_with_text_and_empty_reasons() -> None:
     )
 
 
-def test_pieces_of_tool_calls() -> None:
+def test_parts_of_tool_calls() -> None:
     def piece(index: int | None, id: str | None = None, **function: Any) -> dict[str, Any]:
         return chunk(tool_calls=[{"index": index, "id": id, "function": function}])
 
@@ -195,7 +195,7 @@ def test_pieces_of_tool_calls() -> None:
     )
 
 
-def test_half_a_character_over_two_chunks() -> None:
+def test_a_character_split_over_two_chunks() -> None:
     def half(text: str, data: bytes) -> dict[str, Any]:
         found = chunk(content=text)
         found["choices"][0]["logprobs"] = {"content": [scored("\ufffd", data)]}
@@ -225,12 +225,12 @@ def test_what_follows_the_end_is_ignored() -> None:
         frames(chunk("stop"))[:-40],
     ],
 )
-def test_streams_that_end_too_early(data: bytes) -> None:
+def test_streams_that_end_too_early_are_incomplete(data: bytes) -> None:
     with pytest.raises(Incomplete):
         events_of(client(), STREAM, data)
 
 
-def test_one_of_two_choices_is_not_enough() -> None:
+def test_a_stream_with_one_of_two_choices_is_incomplete() -> None:
     with pytest.raises(Incomplete):
         read(chunk("stop"), request=talk(stream=True, n=2))
 
@@ -250,7 +250,7 @@ def test_one_of_two_choices_is_not_enough() -> None:
         b"data: " + b"a" * (1 << 20) + b"\n\n",
     ],
 )
-def test_streams_that_make_no_sense(data: bytes) -> None:
+def test_malformed_streams_are_failures(data: bytes) -> None:
     with pytest.raises(BackendFailed) as caught:
         events_of(client(), STREAM, data)
     assert caught.value.code == "upstream_malformed"

@@ -1,4 +1,4 @@
-"""Vectors from remotes: what they are sent, and how their answers are read, by OpenAI's and Databricks' faces."""
+"""Embeddings from remotes: requests and answers of OpenAI's and Databricks' client codecs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def asked(*inputs: TextPrompt | TokensPrompt, **fields: Any) -> Embed:
 
 
 @pytest.mark.parametrize(
-    ("request_", "said"),
+    ("request_", "body"),
     [
         (asked(TextPrompt("a")), {"input": "a"}),
         (asked(), {"input": ["a", "b"]}),
@@ -35,14 +35,14 @@ def asked(*inputs: TextPrompt | TokensPrompt, **fields: Any) -> Embed:
     ],
 )
 @pytest.mark.parametrize("kind", CLIENTS)
-def test_what_is_sent(kind: str, request_: Embed, said: dict[str, Any]) -> None:
+def test_the_request_that_is_sent(kind: str, request_: Embed, body: dict[str, Any]) -> None:
     outbound = CLIENTS[kind].encode_embed(request_)
     named = {"model": "far"} if kind == "openai" else {}
-    assert json.loads(outbound.body) == said | named
+    assert json.loads(outbound.body) == body | named
     assert outbound.path == ("/embeddings" if kind == "openai" else "/serving-endpoints/far/invocations")
 
 
-def test_an_instruction_is_databricks_word() -> None:
+def test_only_databricks_can_express_an_instruction() -> None:
     request = asked(TextPrompt("a"), instruction="query: ")
     assert json.loads(CLIENTS["databricks"].encode_embed(request).body)["instruction"] == "query: "
     with pytest.raises(UnsupportedFeature, match="instruction"):
@@ -50,7 +50,7 @@ def test_an_instruction_is_databricks_word() -> None:
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-def test_what_a_client_of_the_same_dialect_sent_is_relayed(kind: str) -> None:
+def test_the_body_of_a_client_of_the_same_dialect_is_relayed(kind: str) -> None:
     body = b'{"model":"near","input":"a","encoding_format":"base64","x_new":{"b":1.50}}'
     request = asked(TextPrompt("a"), origin=Origin(kind, kind, "embeddings", body), encoding="base64")
     sent = CLIENTS[kind].encode_embed(request).body
@@ -62,23 +62,23 @@ def test_what_a_client_of_the_same_dialect_sent_is_relayed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("entry", ['"index":0,"embedding":[1.0]', '"embedding":"AACAPw=="'])
-def test_what_a_clients_sdk_could_not_read_is_not_passed_back(entry: str) -> None:
-    """Numbers where it asked for base64, no index: written anew."""
+def test_an_answer_that_the_clients_sdk_cannot_read_is_not_relayed(entry: str) -> None:
+    """Numbers where base64 was requested, or no index: the answer is encoded anew."""
     origin = Origin("openai", "openai", "embeddings", b'{"input":"a","encoding_format":"base64"}')
     request = asked(TextPrompt("a"), origin=origin, encoding="base64")
     read = CLIENTS["openai"].decode_embeddings(request, Reply(b'{"data":[{%b}]}' % entry.encode()))
     assert (read.vectors, read.relayed) == (((1.0,),), None)
-    said = json.loads(openai.server().encode_embeddings(request, read).body)
-    assert said["data"] == [{"object": "embedding", "index": 0, "embedding": "AACAPw=="}]
+    body = json.loads(openai.server().encode_embeddings(request, read).body)
+    assert body["data"] == [{"object": "embedding", "index": 0, "embedding": "AACAPw=="}]
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-def test_what_is_read(kind: str) -> None:
+def test_the_vectors_that_are_decoded(kind: str) -> None:
     read = CLIENTS[kind].decode_embeddings(asked(), Reply(TWO))
     assert read == Embeddings("bge", ((1.0, 2.0), (0.5, -1.0)), Usage(7, 0))
 
 
-def test_what_servers_leave_out() -> None:
+def test_fields_that_servers_omit() -> None:
     packed = base64.b64encode(struct.pack("<2f", 0.25, 3.0)).decode()
     body = json.dumps({"data": [{"embedding": packed}]}).encode()
     read = CLIENTS["openai"].decode_embeddings(asked(TextPrompt("a")), Reply(body))
@@ -100,6 +100,6 @@ def test_what_servers_leave_out() -> None:
         (b'{"error":{"message":"maximum context length is 5","code":400}}', ContextLengthExceeded),
     ],
 )
-def test_what_makes_no_sense(body: bytes, kind: type[GatewayError]) -> None:
+def test_malformed_answers_are_failures(body: bytes, kind: type[GatewayError]) -> None:
     with pytest.raises(kind):
         CLIENTS["openai"].decode_embeddings(asked(), Reply(body))

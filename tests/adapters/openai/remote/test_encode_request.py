@@ -1,4 +1,4 @@
-"""What the client face sends, and what it refuses to."""
+"""Requests that the client codec sends, and those that it refuses."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tests.adapters.openai.remote_scenes import asked, talk
 from tests.adapters.openai.scenes import chat, client, completion
 
 
-def body(request: Generate, face: OpenAIClient | None = None) -> dict[str, Any]:
-    return json.loads((face or client()).encode(request).body)
+def body(request: Generate, codec: OpenAIClient | None = None) -> dict[str, Any]:
+    return json.loads((codec or client()).encode(request).body)
 
 
 def test_a_raw_prompt() -> None:
@@ -47,11 +47,11 @@ def test_a_raw_prompt() -> None:
     }
 
 
-def test_an_unlimited_raw_prompt_says_so() -> None:
+def test_a_completion_without_limit_sends_a_null_limit() -> None:
     assert body(asked()) == {"model": "up", "max_tokens": None, "prompt": "Once", "temperature": 0.0}
 
 
-def test_a_text_that_wants_the_template_is_a_turn() -> None:
+def test_a_text_that_needs_the_template_is_sent_as_a_message() -> None:
     outbound = client().encode(asked(raw_prompt=False, sampling=Sampling(do_sample=True)))
     assert outbound.path == "/chat/completions"
     assert json.loads(outbound.body) == {"model": "up", "messages": [{"role": "user", "content": "Once"}]}
@@ -67,7 +67,7 @@ def test_streams_are_asked_for_their_usage() -> None:
     assert "stream_options" not in body(talk(stream=True), client(ask_usage=False))
 
 
-def test_everything_a_chat_can_say() -> None:
+def test_every_field_of_a_chat() -> None:
     request = talk(
         Message("system", "Be brief."),
         Message("user", (TextPart("What?"), ImagePart("/9j/AA", "data", "low"), ImagePart("http://a/b", "url"))),
@@ -177,7 +177,7 @@ def test_everything_a_chat_can_say() -> None:
         (Generate(id="r", model="m", prompts=(TextPrompt("a"), TextPrompt("b")), raw_prompt=False), "several_prompts"),
     ],
 )
-def test_what_the_protocol_cannot_say(request_: Generate, feature: str) -> None:
+def test_requests_that_the_protocol_cannot_express_are_refused(request_: Generate, feature: str) -> None:
     with pytest.raises(UnsupportedFeature) as caught:
         client().encode(request_)
     assert caught.value.feature == feature
@@ -193,13 +193,13 @@ def test_what_the_protocol_cannot_say(request_: Generate, feature: str) -> None:
         (talk(sampling=Sampling(do_sample=True, top_k=3)), "top_k"),
     ],
 )
-def test_what_mindies_page_cannot_say(request_: Generate, feature: str) -> None:
+def test_requests_that_mindie_cannot_express_are_refused(request_: Generate, feature: str) -> None:
     with pytest.raises(UnsupportedFeature) as caught:
         client("mindie-openai").encode(request_)
     assert caught.value.feature == feature
 
 
-def test_mindies_page_in_its_words() -> None:
+def test_every_field_of_mindies_page() -> None:
     request = talk(sampling=Sampling(), stopping=Stopping(20), user="u", stream=True)
     assert body(request, client("mindie-openai")) == {
         "model": "up",
@@ -218,7 +218,7 @@ def relayed(sent: bytes, operation: str = "chat", **fields: Any) -> bytes:
     return client().encode(Generate(id="r", model="up", prompts=(ChatPrompt(()),), origin=origin, **fields)).body
 
 
-def test_a_relay_changes_nothing_but_the_model() -> None:
+def test_a_relayed_body_changes_in_its_model_only() -> None:
     sent = b'{"messages":[],"big":12345678901234567890123,"model":"chat","x":{"y":1.50e3,"z":"\\u00eb"},"seed":null}'
     assert relayed(sent) == sent.replace(b'"model":"chat"', b'"model":"up"')
 
@@ -230,11 +230,11 @@ def test_a_relayed_stream_is_asked_for_its_usage() -> None:
     assert relayed(asking, stream=True, stream_usage=True) == asking
 
 
-def test_a_relay_streams_as_the_dialects_default_says() -> None:
+def test_a_relayed_body_streams_by_the_dialects_default() -> None:
     assert b'"stream":true' in relayed(b'{"model":"chat"}', stream=True)
 
 
-def test_a_relay_does_not_ask_a_known_prompt_back() -> None:
+def test_a_relayed_body_does_not_ask_for_the_echo_of_a_known_prompt() -> None:
     def sent(request: Generate) -> dict[str, Any]:
         return json.loads(client().encode(request).body)
 

@@ -1,4 +1,4 @@
-"""What a remote's errors mean."""
+"""Errors of remotes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_errors(answer: Reply, kind: type[GatewayError], message: str) -> None:
     assert isinstance(error, BackendError) == (kind in (BackendFailed, BackendUnavailable, BackendTimeout))
 
 
-def test_errors_keep_the_field_at_fault() -> None:
+def test_errors_keep_the_name_of_the_field_at_fault() -> None:
     error = client().error(reply(OPENAI_ERROR, 400))
     assert (error.param, error.code) == ("n", "c")
 
@@ -94,6 +94,6 @@ def test_errors_keep_the_field_at_fault() -> None:
         ((), None),
     ],
 )
-def test_when_to_try_again(headers: Any, seconds: float | None) -> None:
+def test_the_delay_before_a_retry(headers: Any, seconds: float | None) -> None:
     assert client().error(reply(b"", 429, *headers)).retry_after == seconds
     assert client().error(reply(b"", 503, *headers)).retry_after == seconds

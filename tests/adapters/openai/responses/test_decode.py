@@ -1,4 +1,4 @@
-"""The Responses API: what is read, what is written, whole and as typed events."""
+"""The Responses API: requests, and answers whole and as typed events."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from schemas.ir import (
 from tests.adapters.openai.scenes import ROUTES, call, server
 
 WEATHER = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}, "strict": True}
-SAID: Events = (
+EVENTS: Events = (
     Started("m", 9),
     Delta(reasoning="Hm."),
     Delta(text="Hel"),
@@ -59,7 +59,7 @@ def ask(**fields: Any) -> Generate:
 
 
 def events(data: bytes) -> list[dict[str, Any]]:
-    """The events, whose names are their types and whose numbers have no gap."""
+    """The events of a stream; asserts that their names are their types and that no sequence number is missing."""
     told = []
     for block in data.decode().split("\n\n")[:-1]:
         name, line = block.split("\n")
@@ -70,7 +70,7 @@ def events(data: bytes) -> list[dict[str, Any]]:
     return told
 
 
-def test_the_smallest_question() -> None:
+def test_the_smallest_request() -> None:
     request = ask()
     assert request.prompts == (ChatPrompt((Message("user", "Hi"),)),)
     assert request.sampling == Sampling(do_sample=True)
@@ -160,6 +160,7 @@ def test_items() -> None:
         ({"truncation": "auto"}, "truncation"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
@@ -173,7 +174,7 @@ def test_refusals_name_their_field(fields: dict[str, Any], param: str) -> None:
 
 def test_a_whole_answer() -> None:
     request = ask(tools=[WEATHER], instructions="Be brief.", metadata={"a": "b"})
-    said = json.loads(server().encode(request, fold(SAID)).body)
+    said = json.loads(server().encode(request, fold(EVENTS)).body)
     assert said["id"] == f"resp_{request.id}"
     assert (said["status"], said["error"], said["incomplete_details"]) == ("completed", None, None)
     assert [item["type"] for item in said["output"]] == ["reasoning", "message", "function_call", "function_call"]
@@ -191,10 +192,10 @@ def test_a_whole_answer() -> None:
     assert (said["tools"], said["instructions"], said["metadata"]) == ([WEATHER], "Be brief.", {"a": "b"})
 
 
-def test_a_stream_folds_to_the_whole() -> None:
+def test_a_stream_ends_with_the_whole_response() -> None:
     request = ask(stream=True)
     writer = server().encoder(request)
-    told = events(b"".join(writer.feed((event,)) for event in SAID))
+    told = events(b"".join(writer.feed((event,)) for event in EVENTS))
     assert [event["type"].removeprefix("response.") for event in told] == [
         "created",
         "in_progress",
@@ -222,7 +223,7 @@ def test_a_stream_folds_to_the_whole() -> None:
         "output_item.done",
         "completed",
     ]
-    assert told[-1]["response"] == json.loads(server().encode(request, fold(SAID)).body)
+    assert told[-1]["response"] == json.loads(server().encode(request, fold(EVENTS)).body)
     done = [event["item"] for event in told if event["type"] == "response.output_item.done"]
     assert told[-1]["response"]["output"] == done
     places = [("rs", 0), ("msg", 1), ("msg", 1), ("fc", 2), ("fc", 2), ("fc", 3)]
@@ -235,7 +236,7 @@ def test_a_stream_folds_to_the_whole() -> None:
 @pytest.mark.parametrize(
     ("reason", "why"), [(FinishReason.LENGTH, "max_output_tokens"), (FinishReason.CONTENT_FILTER, "content_filter")]
 )
-def test_what_is_cut_is_incomplete(reason: FinishReason, why: str) -> None:
+def test_a_truncated_response_is_incomplete(reason: FinishReason, why: str) -> None:
     cut = (Started("m", 1), Delta(text="Hel"), Finished(reason=reason), Usage(1, 1))
     request = ask(stream=True)
     last = events(server().encoder(request).feed(cut))[-1]
@@ -245,7 +246,7 @@ def test_what_is_cut_is_incomplete(reason: FinishReason, why: str) -> None:
     assert last["response"] == json.loads(server().encode(request, fold(cut)).body)
 
 
-def test_a_failed_stream_says_so() -> None:
+def test_a_failed_stream_ends_with_response_failed() -> None:
     writer = server().encoder(ask(stream=True))
     data = writer.feed((Started("m", 1), Delta(text="Hel"))) + writer.fail(BackendFailed("Because."))
     last = events(data)[-1]
@@ -280,7 +281,7 @@ def test_log_probabilities_whole_and_streamed() -> None:
     assert told[-1]["response"] == json.loads(server().encode(request, fold(SCORES)).body)
 
 
-def test_without_include_there_are_none() -> None:
+def test_no_log_probabilities_without_include() -> None:
     request = ask(top_logprobs=2)
     assert (request.logprobs, request.top_logprobs) == (False, 0)
     assert json.loads(server().encode(request, fold(SCORES)).body)["top_logprobs"] == 2
@@ -289,7 +290,7 @@ def test_without_include_there_are_none() -> None:
 
 
 class Shelf:
-    """Records of one client."""
+    """The records of one client, in memory."""
 
     def __init__(self) -> None:
         self.kept: dict[str, bytes] = {}
@@ -302,16 +303,16 @@ class Shelf:
 
 
 def answered(shelf: Shelf, id: str, *, stream: bool = False, **fields: Any) -> tuple[Generate, dict[str, Any]]:
-    """A question that was answered with `SAID`, and is kept; the response."""
+    """A request that was answered with `EVENTS` and stored; and its response."""
     body = json.dumps({"model": "m", "stream": stream} | fields).encode()
     request = server().decode(ROUTES["responses"], body, replace(call(), id=id, records=shelf))
     assert isinstance(request, Generate)
     if stream:
         writer = server().encoder(request)
-        said = events(writer.feed(SAID))[-1]["response"]
+        said = events(writer.feed(EVENTS))[-1]["response"]
         record = writer.record
     else:
-        reply = server().encode(request, fold(SAID))
+        reply = server().encode(request, fold(EVENTS))
         said, record = json.loads(reply.body), reply.record
     if record is not None:
         shelf.kept[record.id] = record.data
@@ -324,7 +325,7 @@ def describe(shelf: Shelf, name: str, id: str, **query: str) -> Any:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_conversation_goes_on(stream: bool) -> None:
+def test_a_stored_conversation_is_continued(stream: bool) -> None:
     shelf = Shelf()
     _, first = answered(shelf, "1", stream=stream, input="Hi", instructions="Be brief.")
     assert (first["id"], first["store"], first["previous_response_id"]) == ("resp_1", True, None)
@@ -339,7 +340,7 @@ def test_a_conversation_goes_on(stream: bool) -> None:
         Message("tool", "5", tool_call_id="call_2"),
     )
     assert request.prompts == (ChatPrompt(so_far),)
-    shelf.delete("resp_1")  # the second knows it all
+    shelf.delete("resp_1")  # the record of the second response has the whole conversation
     third, _ = answered(shelf, "3", input="And?", previous_response_id="resp_2")
     (prompt,) = third.prompts
     assert isinstance(prompt, ChatPrompt)
@@ -348,7 +349,7 @@ def test_a_conversation_goes_on(stream: bool) -> None:
     assert describe(shelf, "response", "resp_2") == second
 
 
-def test_what_it_answers_is_listed() -> None:
+def test_the_input_items_of_a_stored_response_are_listed() -> None:
     shelf = Shelf()
     answered(shelf, "1", input="Hi")
     answered(shelf, "2", input=[{"role": "user", "content": "And?"}], previous_response_id="resp_1")
@@ -381,16 +382,16 @@ def test_what_it_answers_is_listed() -> None:
             describe(shelf, "input_items", "resp_2", **query)
 
 
-def test_what_is_not_to_be_kept_is_not() -> None:
+def test_a_response_with_store_false_is_not_stored() -> None:
     shelf = Shelf()
     _, said = answered(shelf, "1", input="Hi", store=False)
     assert (said["store"], shelf.kept) == (False, {})
-    request = ask(store=True)  # where nothing is ever kept
-    reply = server().encode(request, fold(SAID))
+    request = ask(store=True)  # a gateway that stores nothing
+    reply = server().encode(request, fold(EVENTS))
     assert (json.loads(reply.body)["store"], reply.record) == (False, None)
 
 
-def test_what_is_not_there() -> None:
+def test_responses_that_are_not_stored_are_not_found() -> None:
     shelf = Shelf()
     for name in ("response", "forget", "input_items", "cancel"):
         for records in (shelf, None):
@@ -407,7 +408,7 @@ def test_what_is_not_there() -> None:
         describe(shelf, "cancel", "resp_2")
 
 
-def test_items_are_referred_to_by_id() -> None:
+def test_an_item_reference_is_resolved() -> None:
     shelf = Shelf()
     _, first = answered(shelf, "1", input="Hi")
     message, call_item = first["output"][1:3]
@@ -422,7 +423,7 @@ def test_items_are_referred_to_by_id() -> None:
 
 
 @pytest.mark.parametrize("id", ["msg_9_0", "msg_1_9", "odd", ""])
-def test_items_that_are_not_known(id: str) -> None:
+def test_an_unknown_item_reference_is_not_found(id: str) -> None:
     shelf = Shelf()
     answered(shelf, "1", input="Hi")
     with pytest.raises(RouteNotFound, match=f"Item with id '{id}' not found") as raised:
@@ -431,7 +432,7 @@ def test_items_that_are_not_known(id: str) -> None:
 
 
 @pytest.mark.parametrize(("choice", "told"), [(None, 1), ("required", 1), ("none", 0)])
-def test_counting(choice: str | None, told: int) -> None:
+def test_the_tokens_of_an_input_are_counted(choice: str | None, told: int) -> None:
     body = {"model": "m", "input": "Hi", "instructions": "Be brief.", "tools": [WEATHER], "tool_choice": choice}
     request = server().decode(ROUTES["input_tokens"], json.dumps(body).encode(), call())
     assert isinstance(request, Tokenize)

@@ -1,4 +1,4 @@
-"""A stream of typed events is the whole response: put together by a client, and as its own last event tells it."""
+"""A stream of typed events accumulates to the whole response, which is also in its last event."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.adapters.openai.scenes import server
 Json = dict[str, Any]
 
 
-def put_together(told: list[Json]) -> Json:
-    """As the SDKs do: items are added, their parts grow by deltas, and what is done is what had grown."""
+def accumulate(received: list[Json]) -> Json:
+    """The response as the SDKs accumulate it: items are added, parts grow by deltas, and "done" events repeat them."""
     answer: Json = {}
     output: list[Json] = []
-    for event in told:
+    for event in received:
         kind = event["type"].removeprefix("response.")
         if "response" in event:
             answer = event["response"]
@@ -55,24 +55,24 @@ answers = streams(tools=True, reasoning=True, with_logprobs=True, tops=2, end_to
 
 
 @pytest.mark.parametrize("scored", [{}, {"include": ["message.output_text.logprobs"], "top_logprobs": 1}])
-@given(data=st.data(), said=answers, refused=st.booleans())
-def test_streams(scored: Json, data: st.DataObject, said: Events, refused: bool) -> None:
+@given(data=st.data(), stream=answers, refused=st.booleans())
+def test_streams(scored: Json, data: st.DataObject, stream: Events, refused: bool) -> None:
     if refused:
-        place = data.draw(st.integers(1, len(said) - 2))
-        said = (*said[:place], Delta(refusal="No. "), *said[place:])
+        place = data.draw(st.integers(1, len(stream) - 2))
+        stream = (*stream[:place], Delta(refusal="No. "), *stream[place:])
     request = ask(stream=True, tools=[WEATHER], **scored)
     writer = server().encoder(request)
-    told = events(b"".join(writer.feed(batch) for batch in data.draw(batches(said))))
-    whole = json.loads(server().encode(request, fold(said)).body)
-    assert told[-1]["response"] == whole
-    grown = put_together(told)
+    received = events(b"".join(writer.feed(batch) for batch in data.draw(batches(stream))))
+    whole = json.loads(server().encode(request, fold(stream)).body)
+    assert received[-1]["response"] == whole
+    grown = accumulate(received)
     if whole["status"] == "incomplete" and grown["output"]:
-        grown["output"][-1]["status"] = "incomplete"  # which only the end tells
+        grown["output"][-1]["status"] = "incomplete"  # only the last event reports it
     assert grown == whole
 
 
-def test_what_comes_after_a_call_comes_after_all_of_them() -> None:
-    said: Events = (
+def test_text_between_tool_calls_comes_after_all_of_them() -> None:
+    stream: Events = (
         Started("m", 1),
         Delta(tool_calls=(ToolDelta(0, "c0", "f", "{"),)),
         Delta(text="One "),
@@ -81,14 +81,14 @@ def test_what_comes_after_a_call_comes_after_all_of_them() -> None:
         Usage(1, 9),
     )
     request = ask(stream=True, tools=[WEATHER])
-    last = events(server().encoder(request).feed(said))[-1]["response"]
+    last = events(server().encoder(request).feed(stream))[-1]["response"]
     assert [item["type"] for item in last["output"]] == ["function_call", "function_call", "message"]
     assert last["output"][0]["arguments"] == "{}"
     assert last["output"][2]["content"][0]["text"] == "One more."
-    assert last == json.loads(server().encode(request, fold(said)).body)
+    assert last == json.loads(server().encode(request, fold(stream)).body)
 
 
-def test_entangled_calls_are_a_failure() -> None:
+def test_interleaved_tool_calls_are_a_failure() -> None:
     writer = server().encoder(ask(stream=True, tools=[WEATHER]))
     writer.feed((Started("m", 1), Delta(tool_calls=(ToolDelta(0, "c0", "f"), ToolDelta(1, "c1", "f")))))
     with pytest.raises(BackendFailed, match="entangled"):

@@ -1,4 +1,4 @@
-"""Bodies of generate: what they mean, and the exact words for what they may not be."""
+"""Bodies of the generate extension: their meaning, and the messages of refusals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from schemas.ir import Generate, ImagePart, Origin, Sampling, Stopping, TextProm
 from tests.adapters.triton.cases import ROUTES, SERVERS, call, decode
 
 
-def test_the_documents_example() -> None:
+def test_the_example_of_tritons_documentation() -> None:
     body = '{"id": "42", "text_input": "client input", "parameters": {"stream": false, "temperature": 0}}'
     request = decode(body)
     assert request == Generate(
@@ -26,12 +26,12 @@ def test_the_documents_example() -> None:
         sampling=Sampling(do_sample=False, temperature=0.0),
         stopping=Stopping(max_new_tokens=16),
         client_request_id="42",
-        hints=request.hints,
+        outputs=request.outputs,
         origin=Origin("triton", "triton", "generate", body.encode()),
     )
 
 
-def test_what_litellm_sends() -> None:
+def test_a_request_of_litellm() -> None:
     request = decode(
         '{"text_input": "hi", "parameters": {"max_tokens": 2000, "temperature": 0.7}, "stream": true}',
         "generate_stream",
@@ -98,7 +98,7 @@ def test_images() -> None:
     assert decode('{"text_input": "what?", "image": "aGk="}').prompts[0].images == (ImagePart("aGk=", "data"),)
 
 
-def test_the_prompt_comes_back_if_asked() -> None:
+def test_the_answer_has_the_prompt_if_requested() -> None:
     assert decode('{"text_input": "x", "exclude_input_in_output": false}').echo
     assert not decode('{"text_input": "x", "exclude_input_in_output": true}').echo
 
@@ -120,12 +120,12 @@ def test_an_endpoint_may_echo_by_default() -> None:
         ("return_num_output_tokens", "num_output_tokens"),
     ],
 )
-def test_outputs_that_are_asked_for(flag: str, tensor: str) -> None:
+def test_requested_outputs(flag: str, tensor: str) -> None:
     request = decode(json.dumps({"text_input": "x", flag: True}))
-    assert [output.tensor for output in request.hints["outputs"]] == ["text_output", tensor]
+    assert [output.tensor for output in request.outputs] == ["text_output", tensor]
     assert request.logprobs == ("logprob" in tensor)
     assert request.stream_usage == ("num" in tensor)
-    assert len(decode(json.dumps({"text_input": "x", flag: False})).hints["outputs"]) == 1
+    assert len(decode(json.dumps({"text_input": "x", flag: False})).outputs) == 1
 
 
 def test_sampling_parameters_are_json_and_may_hold_arrays() -> None:
@@ -195,7 +195,7 @@ BOOLEAN = "Unable to parse 'data': attempt to access JSON non-boolean as boolean
         ),
     ],
 )
-def test_refusals_by_own_names(body: str, message: str, operation: str) -> None:
+def test_refusals_use_the_endpoints_own_names(body: str, message: str, operation: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         decode(body, operation, model="mock_llm")
     assert error.value.message == message
@@ -265,12 +265,12 @@ def test_refusals(body: str, message: str) -> None:
     assert error.value.message == message
 
 
-def test_a_stream_cannot_hold_the_prompt() -> None:
+def test_a_stream_cannot_have_the_prompt() -> None:
     with pytest.raises(InvalidRequest, match="`exclude_input_in_output` = False is not allowed"):
         decode('{"text_input": "x", "exclude_input_in_output": false}', "generate_stream")
 
 
-def test_inputs_are_limited_in_sum() -> None:
+def test_the_size_of_all_inputs_together_is_limited() -> None:
     server = ADAPTER.server(with_options(ADAPTER.dialects["triton"], {"max_input_bytes": 20}))
     server.decode(ROUTES["generate"], b'{"text_input": "0123456789abcdef"}', call())
     with pytest.raises(InvalidRequest) as error:
@@ -316,7 +316,7 @@ def test_malformed_bodies(body: bytes, dialect: str) -> None:
     )
 )
 @pytest.mark.parametrize("dialect", SERVERS)
-def test_any_object_is_read_or_refused(dialect: str, body: dict) -> None:
+def test_any_object_is_decoded_or_refused(dialect: str, body: dict) -> None:
     data = json.dumps(body, ensure_ascii=False).encode(errors="replace")
     with suppress(InvalidRequest, MalformedBody):
         assert decode(data, "generate_stream", dialect=dialect).prompts
@@ -382,7 +382,7 @@ def test_mindie() -> None:
     assert request.lora_adapter is None
     ineffective = {"batch_size": 100, "priority": 5, "timeout": 10, "typical_p": 0.5, "watermark": False}
     assert {name: request.hints[name] for name in ineffective} == ineffective
-    assert request.hints["details"]
+    assert request.outputs[-1].tensor == "details"
 
 
 def test_mindie_defaults() -> None:

@@ -1,4 +1,4 @@
-"""Answers: streams and whole, whatever a backend tells or does not tell."""
+"""Answers, streamed or not, of backends that report all, some or no tokens."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_last_response_waits_for_usage() -> None:
     assert "örld".encode() in encoder.feed(ANSWER[4:])
 
 
-def test_counts_that_come_with_usage_only() -> None:
+def test_counts_of_usage_alone() -> None:
     events = (Started("m"), Delta(text="a"), Delta(text="b"), Finished(reason=FinishReason.LENGTH), Usage(5, 7))
     first, second, last = frames(asked(**COUNTS), events)
     assert "num_input_tokens" not in first
@@ -52,7 +52,7 @@ def test_counts_that_come_with_usage_only() -> None:
     assert last["num_input_tokens"] == 5
 
 
-def test_tokens_that_show_no_text_are_counted() -> None:
+def test_tokens_without_text_are_counted() -> None:
     events = (
         Started("m", 1),
         Delta(tokens=(Token(1, ""), Token(2, ""))),
@@ -65,7 +65,7 @@ def test_tokens_that_show_no_text_are_counted() -> None:
     assert [frame["num_output_tokens"] for frame in found] == [2, 1, 1]
 
 
-def test_what_the_protocol_has_no_words_for_is_no_response() -> None:
+def test_reasoning_and_tool_calls_are_no_responses() -> None:
     events = (Started("m", 1), Delta(reasoning="hm"), Delta(), Finished(text="a", reason=FinishReason.EOS), Usage(1, 1))
     assert len(frames(asked(), events)) == 1
 
@@ -138,13 +138,13 @@ def test_mindie_answers_always_have_an_id() -> None:
     assert json.loads(SERVERS["mindie-triton"].encode(request, fold(ANSWER)).body)["id"] == "req-1"
 
 
-def test_own_names_come_sorted_upper_case_first() -> None:
+def test_own_names_are_sorted_upper_case_first() -> None:
     request = decode('{"PROMPT": "x", "id": "1", "return_finish_reason": true}', model="mock_llm")
     body = SERVERS["triton"].encode(request, fold(ANSWER)).body
     assert list(json.loads(body)) == ["TEXT", "finish_reason", "id", "model_name", "model_version"]
 
 
-def test_a_stream_that_was_to_be_one_response() -> None:
+def test_a_stream_of_one_response() -> None:
     request = asked(stream=False)
     assert not request.stream
     reply = SERVERS["triton"].encode(request, fold(ANSWER))
@@ -153,14 +153,14 @@ def test_a_stream_that_was_to_be_one_response() -> None:
     assert frame["text_output"] == 'Hello "w\nörld'
 
 
-def test_line_ends_of_other_readers_are_escaped() -> None:
+def test_unicode_line_separators_are_escaped() -> None:
     events = (Started("m", 1), Finished(text="a\u2028é\x85", reason=FinishReason.EOS, generated=1), Usage(1, 1))
     data = SERVERS["triton"].encoder(asked()).feed(events)
     assert '"text_output":"a\\u2028é\\u0085"'.encode() in data
     assert parsed(data)[0]["text_output"] == "a\u2028é\x85"
 
 
-def test_streamed_equals_whole() -> None:
+def test_streamed_equals_non_streamed() -> None:
     request = decode('{"text_input": "x"}', "generate")
     whole = json.loads(SERVERS["triton"].encode(request, fold(ANSWER)).body)["text_output"]
     assert "".join(frame["text_output"] for frame in frames(asked(), ANSWER)) == whole

@@ -1,4 +1,4 @@
-"""Every parameter of either dialect: what it becomes, and how far it goes."""
+"""Every parameter of both dialects: its value in the IR, and its bounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.adapters.triton.cases import decode
 
 
 def asked(name: str, value: Any, dialect: str = "triton", operation: str = "generate_stream") -> Generate:
-    """vLLM's arrays and objects only fit into `sampling_parameters`."""
+    """The request with a parameter; arrays and objects of vLLM must be in `sampling_parameters`."""
     if isinstance(value, list | dict) and dialect == "triton":
         return decode(json.dumps({"text_input": "x", "sampling_parameters": json.dumps({name: value})}), operation)
     return decode(json.dumps({"text_input": "x", "parameters": {name: value}}), operation, dialect=dialect)
@@ -109,7 +109,7 @@ def test_grammars(name: str, value: dict, expected: Grammar) -> None:
 @pytest.mark.parametrize(
     "value", ["{", "3", '{"grammar": "root ::= x"}', '{"json": "{"}', '{"json": {}, "regex": "x"}', '{"choice": []}']
 )
-def test_grammars_we_do_not_know_are_refused(value: str) -> None:
+def test_unknown_grammars_are_refused(value: str) -> None:
     with pytest.raises(InvalidRequest, match="structured_outputs"):
         asked("structured_outputs", value)
 
@@ -169,7 +169,7 @@ MINDIE = [
     ("dialect", "name", "value", "message"),
     [("triton", *case) for case in WRONG_TYPES + OUT_OF_RANGE] + [("mindie-triton", *case) for case in MINDIE],
 )
-def test_refusals(dialect: str, name: str, value: Any, message: str) -> None:
+def test_invalid_values_are_refused(dialect: str, name: str, value: Any, message: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         asked(name, value, dialect)
     assert error.value.message == message
@@ -186,11 +186,11 @@ def test_refusals(dialect: str, name: str, value: Any, message: str) -> None:
         if bound is not None and not is_open and rule.type in ("int", "float")
     ],
 )
-def test_closed_bounds_are_inside(dialect: str, name: str, value: float) -> None:
+def test_closed_bounds_belong_to_the_interval(dialect: str, name: str, value: float) -> None:
     asked(name, value, dialect)
 
 
-def test_the_best_of_fewer_than_asked_for() -> None:
+def test_best_of_must_not_be_less_than_n() -> None:
     body = {"text_input": "x", "parameters": {"n": 3, "best_of": 2}}
     with pytest.raises(InvalidRequest, match="'best_of' must not be less than 'n'"):
         decode(json.dumps(body), "generate_stream")

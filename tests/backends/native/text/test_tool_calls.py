@@ -13,10 +13,10 @@ import pytest_asyncio
 from adapters.fold import fold
 from backends.native.backend import NativeBackend
 from backends.native.text.tool_parser import CLOSE, OPEN
+from schemas.completion import Choice
 from schemas.errors import InvalidRequest
 from schemas.ir import (
     ChatPrompt,
-    Choice,
     FinishReason,
     Generate,
     Grammar,
