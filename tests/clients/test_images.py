@@ -1,4 +1,4 @@
-"""Fresh pictures of coloured shapes, asked about with everybody's own client library."""
+"""Questions about images of coloured shapes, asked with the client library of each protocol."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.clients
 
 QUESTION = "What is in the picture?"
 RAW = "<|user|>{}What is in the picture?<|end|><|assistant|>"
-PICTURES = 20
+IMAGES = 20
 
 
 def fresh(seed: int) -> tuple[tuple[str, str], str]:
@@ -129,18 +129,18 @@ WAYS: dict[str, Callable[[Server, str, bool], str]] = {
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_shape_and_colour(server: Server, way: Callable[[Server, str, bool], str], stream: bool) -> None:
     right = 0
-    for seed in range(PICTURES):
+    for seed in range(IMAGES):
         words, uri = fresh(seed)
         said = way(server, uri, stream)
         right += all(word in said for word in words)
-    print(f"{way.__name__}, {'streamed' if stream else 'whole'}: {right} of {PICTURES} right")
-    assert right >= 0.9 * PICTURES
+    print(f"{way.__name__}, {'streamed' if stream else 'whole'}: {right} of {IMAGES} right")
+    assert right >= 0.9 * IMAGES
 
 
 SQUARES = {"red": (220, 30, 30), "blue": (35, 70, 220), "green": (30, 160, 50)}
 
 
-def test_no_cache_answers_about_another_picture(server: Server) -> None:
+def test_no_cache_answers_about_another_image(server: Server) -> None:
     """The same question about squares in turn, each asked in every way, so that all that is cached could be used.
 
     (Triton's whole answers begin with the prompt.)

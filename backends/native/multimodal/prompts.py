@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from backends.images import ImageFile, ImageLoader, ImageOptions, Picture, about
+from backends.images import DecodedImage, ImageFile, ImageLoader, ImageOptions, image_errors
 from backends.native.machine import return_large_blocks
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from backends.native.multimodal.processing import BaseMultiModalProcessor
@@ -109,7 +109,7 @@ class ImagePrompts:
                 raise InvalidRequest(f"An image of this size takes {feature.length} tokens; {most}.")
 
     async def _numbered(self, number: int, file: ImageFile) -> ImageItem:
-        with about(number):
+        with image_errors(number):
             return await self._item(file)
 
     async def _item(self, file: ImageFile) -> ImageItem:
@@ -120,7 +120,7 @@ class ImagePrompts:
             self._cache.put(file.digest, item)
         return item
 
-    async def _processed(self, picture: Picture) -> ImageItem:
+    async def _processed(self, picture: DecodedImage) -> ImageItem:
         try:
             return await asyncio.to_thread(self._processor.process, picture)
         except (ValueError, ArithmeticError) as error:  # of sides that would be rounded to nothing, say

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.images import Picture
+from backends.images import DecodedImage
 from backends.native.multimodal.inputs import Arrays, ImageItem, ImageSize, MultiModalFieldConfig
 from backends.native.multimodal.interfaces import SupportsMultiModal
 from backends.native.multimodal.processing import (
@@ -110,7 +110,7 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor[GenericProcessingInfo])
         self._lock = Lock()  # a tokenizer is not for threads
         self._target: tuple[int, ...] = ()
 
-    def process(self, picture: Picture) -> ImageItem:
+    def process(self, picture: DecodedImage) -> ImageItem:
         """See the base."""
         size = ImageSize(picture.width, picture.height)
         pixels = np.frombuffer(picture.rgb, np.uint8).reshape(size.height, size.width, 3)
