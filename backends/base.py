@@ -150,7 +150,7 @@ def needs(request: Generate) -> frozenset[Feature]:
     """The features that a backend must have to answer `request` completely."""
     kinds = {type(prompt) for prompt in request.prompts}
     sampling = request.sampling
-    conditions = (
+    wanted = (
         (Feature.CHAT, ChatPrompt in kinds),
         (Feature.TOKEN_PROMPTS, TokensPrompt in kinds),
         (Feature.IMAGES, any(map(_has_images, request.prompts))),
@@ -166,7 +166,7 @@ def needs(request: Generate) -> frozenset[Feature]:
         (Feature.WATERMARK, sampling.watermark),
         (Feature.ADAPTERS, request.adapter_id is not None),
     )
-    return frozenset([feature for feature, required in conditions if required])
+    return frozenset([feature for feature, asked in wanted if asked])
 
 
 def check(request: Generate, capabilities: Capabilities, model: str) -> None:

@@ -35,15 +35,15 @@ def text(deltas: list[Delta]) -> str:
     st.lists(st.text("thedog .🙂", min_size=1, max_size=4), max_size=3).map(tuple),
     st.booleans(),
 )
-def test_the_text_ends_at_the_first_stop_string(said: str, stop: tuple[str, ...], include: bool) -> None:
-    deltas = build(TOY.encode(said), Stopping(stop=stop, include_stop=include))
-    ends = [(said.find(s) + len(s), said.find(s), s) for s in stop if s in said]
+def test_the_text_ends_at_the_first_stop_string(source: str, stop: tuple[str, ...], include: bool) -> None:
+    deltas = build(TOY.encode(source), Stopping(stop=stop, include_stop=include))
+    ends = [(source.find(s) + len(s), source.find(s), s) for s in stop if s in source]
     if ends:
         end, start, matched = min(ends)
-        assert text(deltas) == said[: end if include else start]
+        assert text(deltas) == source[: end if include else start]
         assert (deltas[-1].reason, deltas[-1].stop) == (FinishReason.STOP_STRING, matched)
     else:
-        assert text(deltas) == said
+        assert text(deltas) == source
         assert (deltas[-1].reason, deltas[-1].stop) == (FinishReason.LENGTH, None)
     tokens = [token for delta in deltas for token in delta.tokens]
     assert len(tokens) == deltas[-1].generated

@@ -28,8 +28,8 @@ def text(tokens: list[Token]) -> str:
 
 
 @given(st.text())
-def test_encoded_text_is_decoded_unchanged(said: str) -> None:
-    assert text(detokenize(list(said.encode()))) == said
+def test_encoded_text_is_decoded_unchanged(source: str) -> None:
+    assert text(detokenize(list(source.encode()))) == source
 
 
 @given(st.lists(st.integers(0, SPECIAL), max_size=40))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from backends.base import Feature, check
 from backends.scripted import ScriptedBackend
-from backends.scripted.script import ERRORS, SCRIPTS, InjectedFault, script_for
+from backends.scripted.script import ERRORS, SCRIPTS
 from schemas.errors import (
     KINDS,
     BackendFailed,
@@ -293,21 +293,6 @@ async def test_scripts_and_features_are_configurable() -> None:
 def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         ScriptedBackend("s", options)
-
-
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [
-        ("hang-after-12", InjectedFault("hang", 12)),
-        ("internal-error", InjectedFault("internal-error")),
-        ("timeout-before", InjectedFault("timeout")),
-        ("nobody-knows", None),
-        ("error-after-x", None),
-        ("", None),
-    ],
-)
-def test_names_select_faults(name: str, fault: InjectedFault | None) -> None:
-    assert script_for(name).fault == fault
 
 
 async def test_embeddings_are_unit_vectors_equal_for_equal_inputs() -> None:
