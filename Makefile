@@ -48,7 +48,7 @@ bench: $(VENV)/.installed  ## what the gateway itself costs, in CPU time per req
 	$(VENV)/bin/python -m benchmarks.routing
 	$(VENV)/bin/python -m benchmarks.grammar
 	$(VENV)/bin/python -m benchmarks.hostile
-	$(VENV)/bin/python -m benchmarks.pictures
+	$(VENV)/bin/python -m benchmarks.images
 
 bench-engine: $(VENV)/.installed  ## the native engine beside transformers' own, at random weights of a 0.5B shape (over an hour)
 	$(VENV)/bin/python -m benchmarks.engine

@@ -1,1 +1,1 @@
-"""What answers: each backend turns a `Generate` into a stream of events. No web types here."""
+"""Backends: each turns a `Generate` into a stream of events. No web types here."""

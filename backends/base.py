@@ -1,4 +1,4 @@
-"""The seam every backend is written against, and the features by which a request is checked before any work."""
+"""The interface of backends, and the features that a request is checked against before it reaches one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from schemas.ir import (
 
 
 class Feature(StrEnum):
-    """What a request may need and not every backend can do."""
+    """A part of a request that not every backend supports."""
 
     CHAT = "chat"
     TOKEN_PROMPTS = "token_prompts"
@@ -45,9 +45,10 @@ class Feature(StrEnum):
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What a backend can do and how far.
+    """What a backend supports, and its limits.
 
-    `tokenizer` is a name for its vocabulary: backends with the same one mean the same by a token id. None: not known.
+    `tokenizer` names the vocabulary: token ids mean the same on all backends with an equal name. None: not known.
+    `max_choices` bounds prompts times choices of one request; `context_length` is in tokens of prompt and answer.
     `lora_adapters` are the LoRA adapters that it has, if known: the values of `lora_adapter` that it takes, and the
     only values of `model` that a served entity of it may have.
     """
@@ -66,9 +67,10 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """`ready`: it can answer now. `loading`: it cannot yet, and nothing is wrong. `failed`: something is.
+    """The state of a backend.
 
-    A ready backend's `detail`, if any, says why others are to be preferred to it.
+    `ready`: it can answer. `loading`: it cannot answer yet, and no error is known. `failed`: it cannot answer because
+    of an error. `detail` is the error; of a ready backend, the reason why others are preferred.
     """
 
     status: Literal["ready", "loading", "failed"]
@@ -76,10 +78,10 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class EngineState(msgspec.Struct, frozen=True):
-    """What an engine of our own last said of itself.
+    """The last state report of a native engine.
 
-    `kv_usage` is the share of the KV cache that sequences hold. The counts are since the engine started; prefixes are
-    counted in tokens.
+    `running` and `waiting` are sequences now. `kv_usage` is the share of the KV cache's blocks in use, from 0 to 1. The
+    others count since the start of the engine: preemptions, and tokens looked up and found in the prefix cache.
     """
 
     running: int
@@ -92,29 +94,30 @@ class EngineState(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class RunsEngine(Protocol):
-    """A backend with an engine that tells of itself."""
+    """A backend with a native engine, whose state it knows."""
 
     @property
     def engine_state(self) -> EngineState | None:
-        """Its last word; None while there is no engine."""
+        """The last report; None while no engine runs."""
         ...
 
 
 class Backend(Protocol):
-    """A source of answers.
+    """A source of answers: scripted, a remote server, or a native engine.
 
-    `generate` yields batches of events, each all that was ready at once; the first event is `Started`, the last
-    `Usage`. Closing the generator cancels the work, whatever its state: its `finally` frees what it holds.
+    `generate` yields batches of events, each with all that was ready. The events of a whole answer follow the grammar
+    `Started Delta* Finished{one per choice} Usage`; an answer without its `Usage` ends in an exception. Closing the
+    generator cancels the work at any point: its `finally` frees sequences and sockets.
     """
 
     name: str
     capabilities: Capabilities
 
     async def start(self) -> None:
-        """Get ready to answer; returns once the backend may be asked.
+        """Prepare to answer; returns once the backend accepts requests.
 
         Raises:
-            schemas.errors.BackendUnavailable: it will not come up.
+            schemas.errors.BackendUnavailable: the backend cannot start.
         """
         ...
 
@@ -122,29 +125,29 @@ class Backend(Protocol):
         """Answer a request.
 
         Raises:
-            schemas.errors.GatewayError: at any point; before `Started` nothing was answered.
+            schemas.errors.GatewayError: at any point. Before `Started`, the request may go to another backend.
         """
         ...
 
     async def embed(self, request: Embed) -> Embeddings:
-        """One vector per input."""
+        """Compute one vector per input, in order."""
         ...
 
     async def tokenize(self, request: Tokenize) -> Tokens:
-        """The prompt's tokens as the model would see them."""
+        """Tokenize a prompt as the model would, with its chat template and special tokens."""
         ...
 
     async def healthy(self) -> Health:
-        """The state now; never blocks on work."""
+        """The current state. Does not wait for running requests."""
         ...
 
     async def aclose(self) -> None:
-        """Stop, and free everything. Idempotent."""
+        """Stop and free all resources. Idempotent."""
         ...
 
 
 def needs(request: Generate) -> frozenset[Feature]:
-    """The features without which `request` cannot be answered as asked."""
+    """The features that a backend must have to answer `request` completely."""
     kinds = {type(prompt) for prompt in request.prompts}
     sampling = request.sampling
     wanted = (
@@ -167,11 +170,11 @@ def needs(request: Generate) -> frozenset[Feature]:
 
 
 def check(request: Generate, capabilities: Capabilities, model: str) -> None:
-    """Refuse a request that a backend of these capabilities cannot answer as asked.
+    """Refuse a request that a backend of these capabilities cannot answer completely.
 
     Raises:
         schemas.errors.InvalidRequest: it asks for too many choices, or for a LoRA adapter that is not there.
-        schemas.errors.UnsupportedFeature: names the first feature that is missing.
+        schemas.errors.UnsupportedFeature: a feature is missing; the first one in the order of `Feature` is named.
     """
     if not capabilities.generates:
         raise UnsupportedFeature(f"The model '{model}' makes embeddings, and no text.", feature="generate")
@@ -199,8 +202,8 @@ def _has_images(prompt: Prompt) -> bool:
         return bool(prompt.images)
     if isinstance(prompt, TokensPrompt):
         return False
-    return any(map(_shows_image, prompt.messages))
+    return any(map(_has_image_part, prompt.messages))
 
 
-def _shows_image(message: Message) -> bool:
+def _has_image_part(message: Message) -> bool:
     return isinstance(message.content, tuple) and any(isinstance(part, ImagePart) for part in message.content)

@@ -1,4 +1,4 @@
-"""`best_of`: of more candidates than were asked for, the likeliest. Nothing can be told before all have ended."""
+"""`best_of`: selects the candidates with the highest mean log-probability, once all of them have ended."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from schemas.ir import Delta
 
 
 def winners(deltas: Sequence[Delta], *, n: int, best_of: int) -> list[Delta]:
-    """The deltas of the `n` best of each prompt's `best_of` candidates, as choices, a prompt's best first.
+    """The deltas of the `n` best of each prompt's `best_of` candidates, renumbered as choices, the best first.
 
     Args:
-        deltas: of all candidates; candidate `p * best_of + i` is the i-th for prompt p. Tokens tell their
-            log-probabilities, whose mean decides.
-        n: how many are wanted.
-        best_of: how many there are.
+        deltas: of all candidates; candidate `p * best_of + i` is the i-th of prompt p. Tokens without a log-probability
+            do not count.
+        n: choices per prompt.
+        best_of: candidates per prompt.
     """
     candidates: defaultdict[int, list[Delta]] = defaultdict(list)
     for delta in deltas:
@@ -32,5 +32,5 @@ def winners(deltas: Sequence[Delta], *, n: int, best_of: int) -> list[Delta]:
 
 
 def _mean_logprob(deltas: Sequence[Delta]) -> float:
-    told = [token.logprob for delta in deltas for token in delta.tokens if token.logprob is not None]
-    return sum(told) / len(told) if told else 0.0
+    logprobs = [token.logprob for delta in deltas for token in delta.tokens if token.logprob is not None]
+    return sum(logprobs) / len(logprobs) if logprobs else 0.0

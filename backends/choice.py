@@ -1,7 +1,7 @@
-"""One choice being written: token ids in, deltas out. Every backend that has tokens builds its events with it.
+"""Builds the deltas of one choice from its tokens: detokenizes and applies stop strings.
 
-Tokens leave together with their text, so a token waits while a character is incomplete, and as long as a part of its
-text may belong to a stop string.
+Used by all backends that see tokens. A delta's text is always that of its tokens, so a token is held back while its
+last character is incomplete, and as long as some of its text may be the beginning of a stop string.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from schemas.ir import Delta, Finished, FinishReason, Stopping, Token, TopToken
 
 
 class ChoiceBuilder:
-    """Turns the tokens of one choice into its deltas.
+    """Turns the tokens of one choice into deltas.
 
-    `generated` counts the tokens so far; `stopped` says that a stop string ended the text, after which no token may be
-    added.
+    `generated` counts the tokens so far. Once a stop string has matched (`stopped`), no token may be added.
 
     Args:
-        index: the choice's index.
-        stopping: when it ends. Stop strings are heeded after `min_new_tokens`, as end tokens are.
-        detokenizer: a fresh one.
-        seed: the effective seed, to be told at the end.
+        index: of the choice.
+        stopping: when the choice ends. Stop strings match only after `min_new_tokens` tokens, like end tokens.
+        detokenizer: a new one; it keeps state.
+        seed: the effective seed, for `Finished`.
     """
 
     __slots__ = (
@@ -51,46 +50,46 @@ class ChoiceBuilder:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string ended the text."""
+        """Whether a stop string has matched."""
         return self._match is not None
 
     def add(self, id: int, logprob: float | None = None, top: tuple[TopToken, ...] = ()) -> None:
-        """Take the next token."""
+        """Add the next token, by its id."""
         self.generated += 1
         for token in self._detokenizer.feed(id, logprob, top):
-            self._take(token)
+            self._append(token)
 
     def add_token(self, token: Token) -> None:
-        """Take the next token, whose text is known."""
+        """Add the next token, whose text is known."""
         self.generated += 1
-        self._take(token)
+        self._append(token)
 
     def delta(self) -> Delta | None:
-        """What is certain by now and was not told yet; None if that is nothing."""
+        """The tokens since the last delta that no stop string can cut; None if there are none."""
         if self._match is not None:
-            return None  # `finish` tells the rest, cut
-        certain = self._certain()
-        if not certain:
+            return None  # the rest comes with `finish`, cut at the stop string
+        count = self._releasable()
+        if not count:
             return None
-        tokens = tuple(self._tokens[:certain])
-        del self._tokens[:certain]
+        tokens = tuple(self._tokens[:count])
+        del self._tokens[:count]
         return Delta(self._index, _text(tokens), tokens)
 
     def finish(self, reason: FinishReason) -> Finished:
-        """The last delta, with all that was held back; a stop string that matched is the reason before any other.
+        """The last delta, with all tokens held back. If a stop string matched, that is the reason instead of `reason`.
 
-        The token added last is the end token for EOS and STOP_TOKEN. Like the stop string, the latter is text only if
-        `include_stop` says so.
+        For EOS and STOP_TOKEN, the token added last is the end token. A stop token and a stop string are part of the
+        text only with `include_stop`.
         """
         for token in self._detokenizer.close():
-            self._take(token)
+            self._append(token)
         if self._match is not None:
             reason = FinishReason.STOP_STRING
             self._cut(self._match.after if self._include_stop else self._match.before)
         elif reason is FinishReason.STOP_TOKEN and not self._include_stop:
             self._cut(len(_visible(self._tokens[-1])))
         elif reason is FinishReason.EOS:
-            self._tokens[-1] = replace(self._tokens[-1], special=True)  # whatever its vocabulary says
+            self._tokens[-1] = replace(self._tokens[-1], special=True)  # even if the vocabulary lists it as text
         tokens = tuple(self._tokens)
         return Finished(
             choice=self._index,
@@ -102,14 +101,14 @@ class ChoiceBuilder:
             seed=self._seed,
         )
 
-    def _take(self, token: Token) -> None:
+    def _append(self, token: Token) -> None:
         assert self._match is None, "the text has ended"
         self._tokens.append(token)
         if self._matcher is not None and self.generated > self._min_new_tokens and not token.special:
             self._match = self._matcher.feed(token.text)
 
-    def _certain(self) -> int:
-        """How many tokens no stop string can reach into any more."""
+    def _releasable(self) -> int:
+        """How many tokens, from the front, no stop string can cut any more."""
         held = 0 if self._matcher is None or self._include_stop else self._matcher.held
         count = len(self._tokens)
         while held > 0:
@@ -118,7 +117,7 @@ class ChoiceBuilder:
         return count
 
     def _cut(self, excess: int) -> None:
-        """Take `excess` characters from the end of the text. Its tokens stay, with what is left of their text."""
+        """Remove `excess` characters from the end of the text. The tokens stay, with the rest of their text."""
         for place in range(len(self._tokens) - 1, -1, -1):
             token = self._tokens[place]
             text = _visible(token)

@@ -1,7 +1,7 @@
-"""Token ids to tokens with text, one at a time, never cutting a character in two.
+"""Incremental detokenization: token ids to tokens with text, without splitting a character.
 
-Knows neither stop strings (`stops`) nor where a vocabulary comes from. A token whose bytes end inside a character has
-the text "" and waits until the character is complete: the token that completes it carries it.
+A token whose bytes end inside a UTF-8 character has the text "" and is held back until the character is complete; the
+token that completes it carries its text. Stop strings are in `backends.stops`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from schemas.ir import Token, TopToken
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """An entry of a vocabulary. `text` is a special token's name, otherwise what the bytes say on their own; `whole` if
-    they say it without the help of other tokens.
+    """An entry of a vocabulary.
+
+    `text` is the name of a special token, else the decoded bytes. `whole`: the bytes are complete UTF-8, so that the
+    text does not depend on other tokens.
     """
 
     id: int
@@ -27,38 +29,38 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 def piece(id: int, raw: bytes, *, special: bool = False) -> Piece:
-    """The entry for a token of these bytes."""
+    """Make the entry of a token with these bytes."""
     text = raw.decode("utf-8", "replace")
     return Piece(id, raw, text, special, whole=special or text.encode() == raw)
 
 
 class Vocabulary(Protocol):
-    """What every token says."""
+    """The tokens of a model, by id."""
 
     def piece(self, id: int) -> Piece:
-        """The entry of a token; of an unknown id, an empty one."""
+        """The entry of a token; an empty one for an unknown id."""
         ...
 
 
 class TextDecoder(Protocol):
-    """Turns ids that are not special into text as far as it is certain."""
+    """Decodes the tokens that are not special to text, as far as their characters are complete."""
 
     @property
     def pending(self) -> bool:
-        """Whether something was pushed that is not told yet."""
+        """Whether bytes were pushed whose text was not returned yet."""
         ...
 
     def push(self, piece: Piece) -> str:
-        """The text that became certain."""
+        """Add a token; the text that is complete with it."""
         ...
 
     def flush(self) -> str:
-        """The text of what is pending, as good as it goes."""
+        """The text of the pending bytes, with replacement characters for broken ones."""
         ...
 
 
 class Utf8Decoder:
-    """For vocabularies whose text is the concatenation of their tokens' bytes."""
+    """The decoder for vocabularies where a text is the concatenation of its tokens' bytes."""
 
     __slots__ = ("_utf8", "pending")
 
@@ -67,7 +69,7 @@ class Utf8Decoder:
         self.pending = False
 
     def push(self, piece: Piece) -> str:
-        """The text that became certain."""
+        """Add a token; the text that is complete with it."""
         if piece.whole and not self.pending:
             return piece.text
         text = self._utf8.decode(piece.bytes)
@@ -75,17 +77,17 @@ class Utf8Decoder:
         return text
 
     def flush(self) -> str:
-        """A replacement character for the one that was not completed."""
+        """A replacement character (U+FFFD) for the character that was not completed."""
         self.pending = False
         return self._utf8.decode(b"", final=True)
 
 
 class Detokenizer:
-    """Turns the ids of one sequence into tokens.
+    """Turns the token ids of one sequence into tokens with text.
 
     Args:
-        vocabulary: what every id says.
-        decoder: how ids become text; `Utf8Decoder` unless the vocabulary needs another.
+        vocabulary: of the model.
+        decoder: a new `Utf8Decoder` by default; vocabularies whose text is not the concatenation of bytes need another.
     """
 
     __slots__ = ("_decoder", "_held", "_vocabulary")
@@ -96,7 +98,7 @@ class Detokenizer:
         self._held: list[Token] = []
 
     def feed(self, id: int, logprob: float | None = None, top: tuple[TopToken, ...] = ()) -> list[Token]:
-        """The tokens that are certain with this one."""
+        """Add an id; the tokens whose text is complete with it, in order."""
         piece = self._vocabulary.piece(id)
         if piece.special:
             token = Token(id, piece.text, logprob, special=True, top=top)
@@ -107,7 +109,7 @@ class Detokenizer:
         return [] if self._decoder.pending else self._release()
 
     def close(self) -> list[Token]:
-        """The tokens still held; the last of them that is not special carries what is left of a broken character."""
+        """The tokens still held back. The last one that is not special carries the rest of a broken character."""
         if self._decoder.pending:
             rest = self._decoder.flush()
             place = max(place for place, token in enumerate(self._held) if not token.special)

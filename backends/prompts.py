@@ -1,4 +1,4 @@
-"""What every backend that counts tokens does with prompts: which are chats, and which fit the model's context."""
+"""Prompts for backends that see tokens: which texts are chats, and whether prompt and answer fit the context."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from schemas.ir import ChatPrompt, Generate, Message, Overflow, Part, Prompt, Te
 
 
 def as_asked(request: Generate) -> tuple[Prompt, ...]:
-    """The prompts; text that is not to be taken raw as what a user said."""
+    """The request's prompts. Unless `raw_prompt` is set, a text becomes a chat with one user message."""
     if request.raw_prompt:
         return request.prompts
-    return tuple(_said(prompt) if isinstance(prompt, TextPrompt) else prompt for prompt in request.prompts)
+    return tuple(_as_chat(prompt) if isinstance(prompt, TextPrompt) else prompt for prompt in request.prompts)
 
 
 def fit(prompt_tokens: int, max_new_tokens: int | None, context_length: int, *, overflow: Overflow = "refuse") -> int:
@@ -39,6 +39,6 @@ def fit(prompt_tokens: int, max_new_tokens: int | None, context_length: int, *, 
     return context_length - prompt_tokens if max_new_tokens is None else max_new_tokens
 
 
-def _said(prompt: TextPrompt) -> ChatPrompt:
+def _as_chat(prompt: TextPrompt) -> ChatPrompt:
     parts: tuple[Part, ...] = (*prompt.images, TextPart(prompt.text))
     return ChatPrompt((Message("user", parts if prompt.images else prompt.text),))

@@ -1,7 +1,7 @@
-"""Stop strings, found across token boundaries. No tokens here: text in, what is certain of it out.
+"""Finds stop strings in a growing text, across the boundaries of its pieces.
 
-The result must not depend on how the text was cut into pieces, so the match that is complete first wins; of those that
-are complete at the same character, the longest.
+The result does not depend on how the text is cut into pieces: the match that is complete first wins, and the longest of
+those that are complete at the same character.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 
 class Match(NamedTuple):
-    """A stop string was completed. The last `before` characters of the text so far begin with it, the last `after`
-    follow it.
+    """A match: the stop string begins `before` characters before the end of the text so far and ends `after` characters
+    before it.
     """
 
     stop: str
@@ -21,13 +21,13 @@ class Match(NamedTuple):
 
 
 class StopMatcher:
-    """Watches one growing text.
+    """Matches stop strings against one growing text.
 
-    `held` counts the characters at the text's end that may still become a stop string; what stands before them never
-    will.
+    `held` is the length of the longest end of the text that is the beginning of a stop string. All text before it can
+    be sent to the client.
 
     Args:
-        stops: the stop strings; empty ones match nothing.
+        stops: the stop strings; empty ones are ignored.
     """
 
     __slots__ = ("_longest", "_stops", "_tail", "held")
@@ -39,23 +39,25 @@ class StopMatcher:
         self.held = 0
 
     def feed(self, text: str) -> Match | None:
-        """Append to the text; the first match, after which nothing may be fed."""
+        """Append to the text and return the first match. After a match nothing may be appended."""
         text = self._tail + text
         found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if found:
             end, start, stop = min(found)
             return Match(stop, len(text) - start, len(text) - end)
+        # Only the end that may still grow into a match is kept, so the cost of a piece does not grow with the text.
         self._tail = text[self._first_candidate(text) :]
         self.held = len(self._tail)
         return None
 
     def _first_candidate(self, text: str) -> int:
-        """Where the longest end of `text` starts that a stop string begins with."""
+        """The start of the longest end of `text` that is the beginning of a stop string; `len(text)` without one."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
-            if self._begins_a_stop(text[start:]):
+            if self._is_prefix(text[start:]):
                 return start
         return len(text)
 
-    def _begins_a_stop(self, text: str) -> bool:
+    def _is_prefix(self, text: str) -> bool:
+        """Whether a stop string begins with `text`: then the first one not below it in sorted order does."""
         place = bisect_left(self._stops, text)
         return place < len(self._stops) and self._stops[place].startswith(text)

@@ -1,10 +1,10 @@
-"""What other gateways cost, measured as ours is (`benchmarks.remote`), in front of the same upstream.
+"""CPU cost of other gateways, measured like ours (`benchmarks.remote`) in front of the same upstream.
 
     python -m benchmarks.peers --bin path/to/venv/bin [--requests 2000] [--rounds 3] [--connections 16]
 
-`litellm[proxy]`, `vllm-router` and `sglang-router` are looked for in that folder, `nginx` among the system's commands;
-what is not there is passed over. All run at once, have their turn in each round, and medians are told. Ours parses and
-rewrites answers, checks keys, writes a log line and counts; the Rust routers and nginx pass bytes on.
+`litellm[proxy]`, `vllm-router` and `sglang-router` are looked up in that folder, `nginx` among the system's commands;
+missing ones are skipped. All run at the same time and are measured in turn in each round; medians are printed. Ours
+decodes and encodes answers, checks keys, writes a log line and counts; the Rust routers and nginx forward bytes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ http {{
 MODELS = ("whole", "single", "bursts")
 OURS = "interlingua"
 Costs = dict[str, list[float]]
-"""By gateway: ms a whole answer, µs a chunk that comes alone, µs one of ten that come together."""
+"""By gateway: ms per whole answer, µs per single chunk, µs per chunk in bursts of ten."""
 
 
 def main() -> None:
@@ -61,16 +61,16 @@ def main() -> None:
         far = stack.enter_context(upstream())
         running = {OURS: stack.enter_context(server(CONFIG.format(port=far)))}
         for name in given.only or ("nginx", "vllm-router", "sglang-router", "litellm"):
-            command = _found(name, given.bin)
+            command = _command(name, given.bin)
             if command is not None:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 running[name] = stack.enter_context(peer(command, far, folder))
-        rounds = [measured(running, given.requests, given.connections) for _ in range(given.rounds)]
+        rounds = [measure_round(running, given.requests, given.connections) for _ in range(given.rounds)]
     report(rounds)
 
 
-def measured(running: dict[str, tuple[int, int]], requests: int, connections: int) -> Costs:
-    """One round: each gateway in turn."""
+def measure_round(running: dict[str, tuple[int, int]], requests: int, connections: int) -> Costs:
+    """Measure each gateway once."""
     costs: Costs = {}
     for name, (pid, port) in running.items():
         asyncio.run(drive(port, "whole", 200, connections, stream=False))  # warm up
@@ -83,7 +83,7 @@ def measured(running: dict[str, tuple[int, int]], requests: int, connections: in
 
 
 def report(rounds: list[Costs]) -> None:
-    """Medians, and how many times ours each is."""
+    """Print medians, and the ratio of each to ours."""
     medians = {name: [median(costs[name][of] for costs in rounds) for of in range(3)] for name in rounds[0]}
     for name, costs in medians.items():
         whole, single, burst = (
@@ -92,7 +92,7 @@ def report(rounds: list[Costs]) -> None:
         print(f"{name:14} ms a whole answer {whole}   µs a chunk, one at a time {single}, ten at a time {burst}")
 
 
-def _found(name: str, bin: Path) -> Path | None:
+def _command(name: str, bin: Path) -> Path | None:
     if (bin / name).exists():
         return bin / name
     found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin") if name == "nginx" else None
@@ -101,7 +101,7 @@ def _found(name: str, bin: Path) -> Path | None:
 
 @contextmanager
 def peer(command: Path, far: int, folder: Path) -> Iterator[tuple[int, int]]:
-    """Another gateway in front of the upstream on port `far`; yields its process id and port."""
+    """Run another gateway in front of the upstream on port `far`; yields its process id and port."""
     port, url = free_port(), f"http://127.0.0.1:{far}"
     router = ["--worker-urls", url, "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
     config = folder / "litellm.json"
@@ -145,7 +145,7 @@ def _wait(port: int) -> None:
             time.sleep(0.25)
         else:
             return
-    raise RuntimeError("it did not get ready")
+    raise RuntimeError("the gateway did not become ready within 60 s")
 
 
 if __name__ == "__main__":

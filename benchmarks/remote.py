@@ -1,9 +1,9 @@
-"""What the gateway costs in front of a server: CPU seconds of its processes over requests and chunks.
+"""CPU cost of the gateway in front of a remote server, per request and per chunk.
 
     python -m benchmarks.remote [--requests 3000] [--connections 16]
 
-As `benchmarks.gateway`, but with an upstream in a process of its own (`benchmarks.upstream`), which is not counted. The
-answers are parsed and written anew; keys, log lines and metrics are on.
+Like `benchmarks.gateway`, but with an upstream in a process of its own (`benchmarks.upstream`), whose CPU time is not
+counted. Answers are decoded and encoded again; keys, log lines and metrics are on.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ def main() -> None:
             here, there = (asyncio.run(first_bytes(at, model, given.requests // requests)) for at in (port, far))
             print(f"first token, one connection, {what:14} {here - there:.2f} ms added to {there:.2f} ms (medians)")
         rates: dict[int, list[float]] = {32: [], 512: []}
-        for _ in range(ROUNDS):  # by turns
-            for connections, told in rates.items():
-                told.append(asyncio.run(steady(port, "whole", given.requests, connections)))
-        for connections, told in rates.items():
-            print(f"{connections:3} connections {statistics.median(told):12.0f} answers/s (median of {ROUNDS})")
+        for _ in range(ROUNDS):  # interleaved, so that drift of the machine affects both alike
+            for connections, measured in rates.items():
+                measured.append(asyncio.run(steady(port, "whole", given.requests, connections)))
+        for connections, measured in rates.items():
+            print(f"{connections:3} connections {statistics.median(measured):12.0f} answers/s (median of {ROUNDS})")
 
 
 async def first_bytes(port: int, model: str, requests: int) -> float:
-    """The median time in ms until a stream's first event, one request after another."""
+    """The median time in ms to the first event of a stream, one request after another."""
     request = written(model, "openai", stream=True)
     times: list[float] = []
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
@@ -69,7 +69,7 @@ async def first_bytes(port: int, model: str, requests: int) -> float:
 
 @contextmanager
 def upstream() -> Iterator[int]:
-    """The canned upstream; yields its port."""
+    """Run the canned upstream; yields its port."""
     port = free_port()
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.upstream", str(port)])
     try:

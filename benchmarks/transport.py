@@ -2,7 +2,7 @@
 
     python -m benchmarks.transport [--requests 5000] [--connections 64]
 
-`httpx-aiohttp` and `pyreqwest` are measured if they are installed; the gateway needs neither.
+`httpx-aiohttp` and `pyreqwest` are measured if installed; the gateway needs neither.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 async def measure(client: AbstractAsyncContextManager[Call], requests: int, connections: int) -> float:
-    """CPU seconds of this process per request, so many at once."""
+    """CPU seconds of this process per request, at that many concurrent requests."""
     async with client as call:
         await _many(call, connections * 4, connections)
         before = time.process_time()

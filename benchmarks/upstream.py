@@ -1,8 +1,8 @@
-"""An upstream that costs next to nothing: canned answers of the OpenAI protocol, by the model's name.
+"""An upstream with next to no cost: canned answers of the OpenAI protocol, selected by the model's name.
 
     python -m benchmarks.upstream PORT
 
-`whole` answers at once, `single` streams 200 chunks one at a time, `bursts` the same ten at a time.
+`whole` answers at once, `single` streams 200 chunks one at a time, `bursts` streams them ten at a time.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def _framed(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-class Answering(asyncio.Protocol):
+class CannedAnswers(asyncio.Protocol):
     """One connection, one request at a time."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are not a subclass
         self._rest = b""
 
     def data_received(self, data: bytes) -> None:
@@ -75,7 +75,7 @@ class Answering(asyncio.Protocol):
 
 async def main(port: int) -> None:
     """Serve until killed."""
-    server = await asyncio.get_running_loop().create_server(Answering, "127.0.0.1", port, backlog=1024)
+    server = await asyncio.get_running_loop().create_server(CannedAnswers, "127.0.0.1", port, backlog=1024)
     await server.serve_forever()
 
 

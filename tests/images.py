@@ -1,4 +1,4 @@
-"""A picture asked about in every form of every protocol: bodies as clients write them."""
+"""A question about an image in every form of every protocol: bodies as clients write them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLOURS = {"red": (220, 30, 30), "blue": (35, 70, 220)}
 
 
 def square(colour: str) -> str:
-    """Base64 of a PNG."""
+    """Base64 of a PNG: a square of that color on white."""
     image, out = Image.new("RGB", (200, 200), "white"), BytesIO()
     image.paste(COLOURS[colour], (50, 50, 150, 150))
     image.save(out, "PNG")
@@ -42,10 +42,10 @@ def parts(url: Callable[[str], Any]) -> Callable[[str], dict[str, Any]]:
     return body
 
 
-def messages(url: Callable[[str], Any], **said: Any) -> Callable[[str], dict[str, Any]]:
+def messages(url: Callable[[str], Any], **more: Any) -> Callable[[str], dict[str, Any]]:
     def body(data: str) -> dict[str, Any]:
         content = [{"type": "image_url", "image_url": url(data)}, {"type": "text", "text": QUESTION}]
-        return {"messages": [{"role": "user", "content": content}], "max_tokens": 20, "temperature": 0, **said}
+        return {"messages": [{"role": "user", "content": content}], "max_tokens": 20, "temperature": 0, **more}
 
     return body
 
@@ -57,9 +57,9 @@ def blocks(data: str) -> dict[str, Any]:
 
 
 def tensors(data: str) -> dict[str, Any]:
-    told = {"return_finish_reason": True, "return_num_input_tokens": True, "return_num_output_tokens": True}
+    outputs = {"return_finish_reason": True, "return_num_input_tokens": True, "return_num_output_tokens": True}
     parameters = {"max_tokens": 20, "temperature": 0}
-    return {"text_input": RAW.format("<image>"), "image": [data], "parameters": parameters, **told}
+    return {"text_input": RAW.format("<image>"), "image": [data], "parameters": parameters, **outputs}
 
 
 def list_input(data: str) -> dict[str, Any]:
@@ -97,10 +97,10 @@ def way(form: str, data: str) -> Way:
     (found,) = [way for way in WAYS if (way.dialect, way.chat) == (dialect, chat)]
 
     def asked(_: Ask, stream: bool) -> dict[str, Any]:
-        said = body(data)
+        sent = body(data)
         return (
-            said
-            | ({"stream": stream} if "messages" in said else {})
+            sent
+            | ({"stream": stream} if "messages" in sent else {})
             | (USAGE if stream and dialect == "openai" else {})
         )
 
@@ -115,7 +115,7 @@ PREFIXES = {"mindie": "/mindie", "mindie-openai": "/mindie", "mindie-triton": "/
 
 
 async def post(client: httpx.AsyncClient, form: str, data: str, *, stream: bool, model: str) -> httpx.Response:
-    """Ask a gateway about the picture of which `data` is the base64."""
+    """Ask a gateway about an image; `data` is its base64."""
     asking = way(form, data)
     path = (asking.stream_path or asking.path) if stream else asking.path
     named = {"model": model} if asking.protocol in ("openai", "anthropic") else {}

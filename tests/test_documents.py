@@ -46,7 +46,7 @@ def test_every_key_is_listed_with_its_default(heading: str) -> None:
     assert [name for name, value in listed.items() if not value and isinstance(wanted[name], int | float | str)] == []
 
 
-def test_the_limits_of_pictures_are_listed_with_their_defaults() -> None:
+def test_the_limits_of_images_are_listed_with_their_defaults() -> None:
     block = re.search(r"```toml\n\[backends.local.images\]\n(.*?)```", PAGES["docs/images.md"], re.DOTALL)
     assert block is not None
     listed = tomllib.loads(block[1])

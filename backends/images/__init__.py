@@ -1,6 +1,9 @@
-"""Pictures from clients: fetched where that is allowed, checked, decoded where it can do no harm. No models here."""
+"""Images of requests: fetched from allowed sources, checked against limits, decoded in a sandboxed process.
 
-from backends.images.loader import ImageFile, ImageLoader, Picture, about
+What a model makes of the pixels is in `backends.native.multimodal`.
+"""
+
+from backends.images.loader import DecodedImage, ImageFile, ImageLoader, image_errors
 from backends.images.options import ImageOptions
 
-__all__ = ["ImageFile", "ImageLoader", "ImageOptions", "Picture", "about"]
+__all__ = ["DecodedImage", "ImageFile", "ImageLoader", "ImageOptions", "image_errors"]

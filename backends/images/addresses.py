@@ -1,4 +1,7 @@
-"""Which URLs pictures may be fetched from, and which addresses may be connected to for them. No I/O."""
+"""The allow-lists against SSRF (server-side request forgery): which URLs may be fetched, and which addresses reached.
+
+No I/O. `backends.images.fetch` applies both checks to every redirect.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ from urllib.parse import urlsplit
 from backends.images.options import ImageOptions
 
 _PORTS = {"http": 80, "https": 443}
-_PLAIN = re.compile(r"[!-\[\]-~]+")  # printable ASCII but space and backslash, which parsers disagree about
-_TRANSLATED = ip_network("64:ff9b::/96")  # NAT64: an IPv4 address in disguise
+# Printable ASCII without space and backslash: URL parsers disagree about all others (Orange Tsai, "A New Era of SSRF",
+# 2017), and a URL that the check reads differently from the client is a way around the check.
+_UNAMBIGUOUS = re.compile(r"[!-\[\]-~]+")
+_NAT64 = ip_network("64:ff9b::/96")  # RFC 6052: holds an IPv4 address, which may be private
 
 
 class Target(NamedTuple):
-    """A URL taken apart, once and for all."""
+    """A URL that passed the check, as its parts: it is not parsed again, so nothing can read it differently."""
 
     scheme: str
     host: str
@@ -24,35 +29,35 @@ class Target(NamedTuple):
 
 
 def allowed_target(url: str, options: ImageOptions) -> Target | None:
-    """Where `url` leads, if its host is listed."""
-    if not _PLAIN.fullmatch(url):
+    """The target of `url` if its host and port are in `options.hosts`, else None."""
+    if not _UNAMBIGUOUS.fullmatch(url):
         return None
     try:
         parts = urlsplit(url)
         scheme, host, port = parts.scheme.lower(), parts.hostname or "", parts.port
     except ValueError:
         return None
-    if scheme not in _PORTS or not host or "@" in parts.netloc:
+    if scheme not in _PORTS or not host or "@" in parts.netloc:  # "a@b": parsers disagree about which is the host
         return None
     name = f"[{host}]" if ":" in host else host
-    usual = port in (None, _PORTS[scheme])
+    default_port = port in (None, _PORTS[scheme])
     listed = {each.lower() for each in options.hosts}
-    if f"{name}:{port or _PORTS[scheme]}" not in listed and not (usual and name in listed):
+    if f"{name}:{port or _PORTS[scheme]}" not in listed and not (default_port and name in listed):
         return None
     query = f"?{parts.query}" if parts.query else ""
     return Target(scheme, host, port or _PORTS[scheme], (parts.path or "/") + query)
 
 
 def allowed_address(address: str, options: ImageOptions) -> bool:
-    """Whether an IP address is a public one, or of the configured networks."""
+    """Whether an IP address may be connected to: it is public, or in one of `options.networks`."""
     try:
         ip = ip_address(address)
-    except ValueError:  # an IPv6 address with a scope, which is a local one
+    except ValueError:  # an IPv6 address with a scope is link-local
         return False
     if isinstance(ip, IPv6Address) and ip.ipv4_mapped is not None:
         ip = ip.ipv4_mapped
     if any(ip in ip_network(network) for network in options.networks):
         return True
-    if isinstance(ip, IPv6Address) and (ip.sixtofour or ip.teredo or ip.is_site_local or ip in _TRANSLATED):
-        return False
+    if isinstance(ip, IPv6Address) and (ip.sixtofour or ip.teredo or ip.is_site_local or ip in _NAT64):
+        return False  # tunnels and translations, which may end at a private IPv4 address
     return ip.is_global and not ip.is_multicast

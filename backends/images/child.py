@@ -1,8 +1,10 @@
-"""The process that decodes pictures: run as a script, alone, under limits of memory and with no way to write files.
+"""The process that decodes images: run as a script, with a limit on memory and no way to write files.
 
-It imports nothing of ours. On stdout one byte says that it is there; then frames on stdin are `format, length, file`,
-on stdout `width, height, RGB`, or zeros for a picture that cannot be read. It never says why: Pillow's words are not
-for clients. The picture is held once, as it was decoded: it is turned, put on white and made RGB in strips.
+Imports nothing of this project: it starts fast and holds no secrets. Protocol: one byte on stdout when ready; then each
+request on stdin is `format, length, file`, and each reply on stdout `width, height, RGB bytes`, or zeros for an image
+that cannot be decoded. The reason is not sent: Pillow's texts are not for clients.
+
+Memory: the image is held once, as decoded. It is rotated, put on white and converted to RGB in strips.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from PIL.Image import Transpose
 
 REQUEST = struct.Struct(">4sI")
 REPLY = struct.Struct(">II")
-HERE = b"."
+READY = b"."
 
 _ORIENTATION = 0x0112
 _UPRIGHT = {
@@ -31,12 +33,13 @@ _UPRIGHT = {
     7: Transpose.TRANSVERSE,
     8: Transpose.ROTATE_90,
 }
-"""By EXIF's number, what puts a picture upright (EXIF 2.3, 4.6.4). From 5 on, rows become columns."""
+"""The transposition that puts an image upright, by its EXIF orientation (EXIF 2.3, 4.6.4). From 5 on, rows become
+columns."""
 _STRIP_PIXELS = 64 * 1024
 
 
-class Upright:
-    """A picture as it is meant to be seen: upright, on white, RGB; of an animation the first frame."""
+class UprightImage:
+    """An image as it is meant to be seen: upright, on white, RGB; of an animation the first frame."""
 
     def __init__(self, data: bytes, format: str) -> None:
         with Image.open(BytesIO(data), formats=[format]) as image:
@@ -47,7 +50,7 @@ class Upright:
         self.size = (height, width) if self._turn in (5, 6, 7, 8) else (width, height)
 
     def strips(self) -> Iterator[bytes]:
-        """Its rows' RGB bytes, some rows at a time."""
+        """The RGB bytes, a strip of rows at a time, from the top."""
         width, height = self.size
         rows = max(1, _STRIP_PIXELS // width)
         for top in range(0, height, rows):
@@ -56,7 +59,7 @@ class Upright:
             yield _on_white(strip if turn is None else strip.transpose(turn)).tobytes()
 
     def _source(self, top: int, bottom: int) -> tuple[int, int, int, int]:
-        """Where in the file's own picture these rows are."""
+        """The box of these rows in the image as the file stores it."""
         width, height = self._image.size
         if self._turn in (3, 4):
             return 0, height - bottom, width, height - top
@@ -68,23 +71,23 @@ class Upright:
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16 bits: `convert` would clip, not scale
+    if image.mode.startswith("I"):  # 16 bits: `convert` would clip instead of scale
         image = image.point(lambda value: value / 256).convert("L")
     if "A" not in image.getbands() and "transparency" not in image.info:
         return image.convert("RGB")
-    seen = image.convert("RGBA")
-    white = Image.new("RGB", seen.size, "white")
-    white.paste(seen, mask=seen)
+    rgba = image.convert("RGBA")
+    white = Image.new("RGB", rgba.size, "white")
+    white.paste(rgba, mask=rgba)
     return white
 
 
 def serve(read: BinaryIO, write: BinaryIO) -> None:
-    """Decode until the other side hangs up."""
+    """Answer requests until stdin is closed."""
     while head := read.read(REQUEST.size):
         format, length = REQUEST.unpack(head)
         try:
-            image = Upright(read.read(length), format.decode().strip())
-        except Exception:  # a hostile file may raise anything; that it cannot be read is all there is to say
+            image = UprightImage(read.read(length), format.decode().strip())
+        except Exception:  # Pillow raises anything for a hostile file, MemoryError included
             write.write(REPLY.pack(0, 0))
         else:
             write.write(REPLY.pack(*image.size))
@@ -94,7 +97,7 @@ def serve(read: BinaryIO, write: BinaryIO) -> None:
 
 
 def _address_space() -> int:
-    """What this process has now, where the system tells."""
+    """The bytes of address space in use now; 0 on systems without /proc."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[0]) * resource.getpagesize()
@@ -103,12 +106,12 @@ def _address_space() -> int:
 
 
 def main() -> None:
-    """`child.py BYTES`: with at most so much address space beside its own."""
+    """`child.py BYTES`: serve with at most that much address space in addition to what Python takes."""
     Image.preinit()
     memory = _address_space() + int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    sys.stdout.buffer.write(HERE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no byte can be written to any file
+    sys.stdout.buffer.write(READY)
     sys.stdout.buffer.flush()
     serve(sys.stdin.buffer, sys.stdout.buffer)
 

@@ -1,6 +1,6 @@
-"""Decodes pictures in child processes that are killed if they take too long; the next picture gets a new one.
+"""Decodes images in child processes (`backends.images.child`), which are killed if they exceed the time limit.
 
-Two of them, so that a picture made to take long does not stop everybody else's.
+Two of them, so that one image made to decode slowly does not block all others (head-of-line blocking).
 """
 
 from __future__ import annotations
@@ -12,79 +12,80 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from backends.images.child import HERE, REPLY, REQUEST
+from backends.images.child import READY, REPLY, REQUEST
 from backends.images.header import Format
 from backends.images.options import ImageOptions
 from schemas.errors import InvalidRequest, Overloaded
 
 _SCRIPT = Path(__file__).with_name("child.py")
-_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "1048576"}  # what a picture took goes back to the system after it
-_CHILDREN = 2
-_MOST_WAITING = 64
-_PIECE = 1 << 20
-_STARTING = 60.0  # seconds that a child may take to be there, which is not the picture's fault
+_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "1048576"}  # buffers of an image return to the system when freed
+_PROCESSES = 2
+_MAX_WAITING = 64
+_READ_SIZE = 1 << 20
+_START_TIMEOUT = 60.0  # seconds; separate, because a slow start is not the fault of the image
 
 
 class Decoder:
-    """Takes turns with its children."""
+    """A pool of decoding processes, with a bounded queue."""
 
     def __init__(self, options: ImageOptions) -> None:
-        self._children = [_Child(options) for _ in range(_CHILDREN)]
-        self._free = list(self._children)
-        self._turns = asyncio.Semaphore(_CHILDREN)
+        self._processes = [_DecoderProcess(options) for _ in range(_PROCESSES)]
+        self._free = list(self._processes)
+        self._slots = asyncio.Semaphore(_PROCESSES)
         self._waiting = 0
 
     @asynccontextmanager
     async def decoded(self, data: bytes, format: Format) -> AsyncIterator[tuple[int, int, bytearray]]:
-        """Width, height and RGB bytes, row by row. The turn lasts as long as the block, so that only so many pictures
-        are held at once.
+        """Decode an image to width, height and RGB bytes, row by row.
+
+        The process is held until the block ends, so that no more than two decoded images exist at once.
 
         Raises:
-            schemas.errors.InvalidRequest: it cannot be decoded, or not within the limits.
-            schemas.errors.Overloaded: too many others wait.
+            schemas.errors.InvalidRequest: the image cannot be decoded, or not within the limits.
+            schemas.errors.Overloaded: too many others are waiting.
         """
-        if self._waiting >= _MOST_WAITING:
+        if self._waiting >= _MAX_WAITING:
             raise Overloaded("Too many images wait to be decoded.", retry_after=1.0)
         self._waiting += 1
         try:
-            async with self._turns:
-                child = self._free.pop()
+            async with self._slots:
+                process = self._free.pop()
                 try:
-                    yield await child.decode(data, format)
+                    yield await process.decode(data, format)
                 finally:
-                    self._free.append(child)
+                    self._free.append(process)
         finally:
             self._waiting -= 1
 
     async def aclose(self) -> None:
-        """Kill the children. Idempotent."""
-        for child in self._children:
-            await child.aclose()
+        """Kill the processes. Idempotent."""
+        for process in self._processes:
+            await process.aclose()
 
 
-class _Child:
-    """One process, one picture at a time; started when first needed."""
+class _DecoderProcess:
+    """One child process, which decodes one image at a time. Started at first use and again after a kill."""
 
     def __init__(self, options: ImageOptions) -> None:
         self._options = options
         self._child: Process | None = None
 
     async def decode(self, data: bytes, format: Format) -> tuple[int, int, bytearray]:
-        """See `Decoder`."""
+        """Decode an image; see `Decoder.decoded`."""
         try:
-            async with asyncio.timeout(_STARTING):
+            async with asyncio.timeout(_START_TIMEOUT):
                 child = await self._started()
             async with asyncio.timeout(self._options.decode_seconds):
-                found = await _ask(child, data, format)
+                decoded = await _request(child, data, format)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
             await self.aclose()
             raise InvalidRequest("The image cannot be decoded within the limits.") from error
-        except BaseException:  # cancelled in the middle: the child's next words would be about another picture
+        except BaseException:  # cancelled: the pipe still holds the rest of this image, which the next would read
             await self.aclose()
             raise
-        if found is None:
+        if decoded is None:
             raise InvalidRequest("The image is damaged, or takes more memory to decode than it may.")
-        return found
+        return decoded
 
     async def aclose(self) -> None:
         """Kill the child. Idempotent."""
@@ -93,8 +94,8 @@ class _Child:
             with suppress(ProcessLookupError):
                 child.kill()
             assert child.stdout is not None
-            while await child.stdout.read(_PIECE):
-                pass  # asyncio does not see the end of a pipe that it has stopped reading, and would wait for ever
+            while await child.stdout.read(_READ_SIZE):
+                pass  # asyncio does not notice the end of a pipe whose reading is paused: `wait` would never return
             await child.wait()
 
     async def _started(self) -> Process:
@@ -104,11 +105,11 @@ class _Child:
                 sys.executable, *arguments, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=_ENVIRONMENT
             )
             assert self._child.stdout is not None
-            await self._child.stdout.readexactly(len(HERE))
+            await self._child.stdout.readexactly(len(READY))
         return self._child
 
 
-async def _ask(child: Process, data: bytes, format: Format) -> tuple[int, int, bytearray] | None:
+async def _request(child: Process, data: bytes, format: Format) -> tuple[int, int, bytearray] | None:
     assert child.stdin is not None
     assert child.stdout is not None
     child.stdin.write(REQUEST.pack(format.encode().ljust(4), len(data)))
@@ -121,13 +122,13 @@ async def _ask(child: Process, data: bytes, format: Format) -> tuple[int, int, b
 
 
 async def _read(stream: asyncio.StreamReader, length: int) -> bytearray:
-    """So many bytes, held once. (`readexactly` gathers all of them before it copies them.)"""
-    found = bytearray(length)
+    """Read `length` bytes into one buffer. (`readexactly` would hold them twice.)"""
+    buffer = bytearray(length)
     read = 0
     while read < length:
-        piece = await stream.read(min(_PIECE, length - read))
-        if not piece:
+        chunk = await stream.read(min(_READ_SIZE, length - read))
+        if not chunk:
             raise asyncio.IncompleteReadError(b"", length)
-        found[read : read + len(piece)] = piece
-        read += len(piece)
-    return found
+        buffer[read : read + len(chunk)] = chunk
+        read += len(chunk)
+    return buffer

@@ -1,7 +1,13 @@
-"""Fetches pictures from listed hosts. Every redirect is checked like the first URL, and every name is resolved once:
-what is connected to is the address that was checked.
+"""Fetches images by URL, guarded against server-side request forgery (SSRF).
 
-The client never hears why a fetch failed, or it could map a network by asking.
+Strategy:
+- Only listed hosts, and only public addresses or listed networks (`backends.images.addresses`). Both are checked for
+  the first URL and for every redirect.
+- A name is resolved once and the checked address is connected to. If the connection resolved the name again, a DNS
+  server could return a public address for the check and a private one for the connection (DNS rebinding).
+- A name with several addresses is refused if one of them is not allowed: an attacker may not choose which one is used.
+- Connections are not reused: the next request to the same name is checked anew.
+- Clients get one text for all failures, so that they cannot map a network by trying addresses.
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ _REDIRECTS = {301, 302, 303, 307, 308}
 
 
 class Fetcher:
-    """Fetches within the limits of `options`; connections are not kept."""
+    """Fetches images within the limits of `options`."""
 
     def __init__(self, options: ImageOptions) -> None:
         self._options = options
@@ -36,16 +42,16 @@ class Fetcher:
         """The bytes behind `url`.
 
         Raises:
-            schemas.errors.InvalidRequest: its host is not listed, or there is no such picture.
+            schemas.errors.InvalidRequest: the host is not listed, or no image can be fetched.
         """
         try:
             async with asyncio.timeout(self._options.fetch_seconds):
                 return await self._follow(url)
         except _FAILURES as error:
-            raise _unfetched() from error
+            raise _fetch_failed() from error
 
     async def aclose(self) -> None:
-        """Close what is open. Idempotent."""
+        """Close all connections. Idempotent."""
         await self._pool.aclose()
 
     async def _follow(self, url: str) -> bytes:
@@ -53,17 +59,17 @@ class Fetcher:
             target = allowed_target(url, self._options)
             if target is None:
                 raise InvalidRequest("Images are not fetched from this address; send the image itself.")
-            found = await self._get(target)
-            if isinstance(found, bytes):
-                return found
+            result = await self._get(target)
+            if isinstance(result, bytes):
+                return result
             try:
-                url = urljoin(url, found)
-            except ValueError as error:  # no URL at all
-                raise _unfetched() from error
-        raise _unfetched()
+                url = urljoin(url, result)
+            except ValueError as error:  # the location is not a URL
+                raise _fetch_failed() from error
+        raise _fetch_failed()
 
     async def _get(self, target: Target) -> bytes | str:
-        """A picture, or where else it is."""
+        """Send one GET; the image, or the location of a redirect."""
         host = f"[{target.host}]" if ":" in target.host else target.host
         headers = [("Host", f"{host}:{target.port}"), ("Accept", "image/jpeg, image/png")]
         headers += [("Accept-Encoding", "identity"), ("User-Agent", "gateway")]
@@ -71,28 +77,28 @@ class Fetcher:
             scheme=target.scheme.encode(), host=target.host.encode(), port=target.port, target=target.path.encode()
         )
         async with self._pool.stream("GET", url, headers=headers) as response:
-            told = {name.lower().decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
-            if response.status in _REDIRECTS and "location" in told:
-                return told["location"]
-            if response.status != 200 or not told.get("content-type", "").lower().startswith("image/"):
-                raise _unfetched()
-            return await self._read(response, told)
+            received = {name.lower().decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
+            if response.status in _REDIRECTS and "location" in received:
+                return received["location"]
+            if response.status != 200 or not received.get("content-type", "").lower().startswith("image/"):
+                raise _fetch_failed()
+            return await self._read(response, received)
 
-    async def _read(self, response: httpcore.Response, told: dict[str, str]) -> bytes:
-        most = self._options.max_bytes
-        length = told.get("content-length", "0")
-        if length.isdecimal() and int(length) > most:
+    async def _read(self, response: httpcore.Response, headers: dict[str, str]) -> bytes:
+        limit = self._options.max_bytes
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > limit:
             raise too_many_bytes(self._options)
         data = bytearray()
         async for chunk in response.aiter_stream():
             data += chunk
-            if len(data) > most:
+            if len(data) > limit:  # the header may be absent or wrong
                 raise too_many_bytes(self._options)
         return bytes(data)
 
 
 class _CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """Connects to addresses that were checked, and to no others."""
+    """The network of httpcore, with a check between name resolution and connection."""
 
     def __init__(self, options: ImageOptions) -> None:
         self._options = options
@@ -106,17 +112,17 @@ class _CheckedNetwork(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Resolve once; all of a name's addresses must be allowed."""
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = [str(end[0]) for *_, end in found]
+        """Resolve the name, check all its addresses, connect to the first. TLS still verifies the name."""
+        resolved = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = [str(end[0]) for *_, end in resolved]
         if not addresses or not all(allowed_address(address, self._options) for address in addresses):
             raise httpcore.ConnectError("not an allowed address")
         return await self._network.connect_tcp(addresses[0], port, timeout, local_address, socket_options)
 
     async def sleep(self, seconds: float) -> None:
-        """Httpcore's own."""
+        """Sleep, as httpcore does."""
         await self._network.sleep(seconds)
 
 
-def _unfetched() -> InvalidRequest:
+def _fetch_failed() -> InvalidRequest:
     return InvalidRequest("The image cannot be fetched.")

@@ -1,4 +1,8 @@
-"""Reads pictures under one folder: each step is opened inside the one before it, and no link is followed."""
+"""Reads images below one configured folder.
+
+Each directory of a path is opened relative to the one before it, with O_NOFOLLOW. No symbolic link and no ".." leads
+out, and a directory that is swapped for a link between check and use is not followed either (TOCTOU).
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,16 @@ from backends.images.header import too_many_bytes
 from backends.images.options import ImageOptions
 from schemas.errors import InvalidRequest
 
-_STEP = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def read_file(path: str, options: ImageOptions) -> bytes:
-    """The bytes of a regular file under the configured folder. `path` may be a `file:` URI.
+    """The bytes of a regular file below `options.folder`. `path` may be a `file:` URI.
 
     Raises:
-        schemas.errors.InvalidRequest: there is none, in the same words whatever the reason, or it is too large.
+        schemas.errors.InvalidRequest: the file cannot be read, with one text for all reasons so that clients cannot
+            probe for files, or it is too large.
     """
     with suppress(OSError, ValueError):
         steps = _steps(path.removeprefix("file://"), options.folder)
@@ -28,7 +33,7 @@ def read_file(path: str, options: ImageOptions) -> bytes:
 
 
 def _steps(path: str, folder: str | None) -> list[str]:
-    """The names from the folder to the file; none if the path leads elsewhere."""
+    """The names from the folder to the file; empty if the path leads out of the folder."""
     if folder is None:
         return []
     if path.startswith("/"):
@@ -44,12 +49,13 @@ def _read(folder: str, steps: list[str], options: ImageOptions) -> bytes:
     at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for step in steps[:-1]:
-            inner = os.open(step, _STEP, dir_fd=at)
+            inner = os.open(step, _DIRECTORY_FLAGS, dir_fd=at)
             os.close(at)
             at = inner
-        # Looked at before it is opened, since opening a device may do something; and after, since it may have changed.
+        # Checked before the open, because opening a device may have effects, and after it, because the file may have
+        # been replaced in between.
         _require_regular(os.stat(steps[-1], dir_fd=at, follow_symlinks=False))
-        with os.fdopen(os.open(steps[-1], _FILE, dir_fd=at), "rb") as file:
+        with os.fdopen(os.open(steps[-1], _FILE_FLAGS, dir_fd=at), "rb") as file:
             _require_regular(os.fstat(file.fileno()))
             data = file.read(options.max_bytes + 1)
     finally:

@@ -1,7 +1,7 @@
-"""How large a picture says it is, read from its first bytes without decoding anything.
+"""Reads format and size from an image's header, without decoding anything.
 
-JPEG (ITU-T T.81, B.2) and PNG (W3C PNG, 11.2.1) only; whatever else it may be is refused here, so that no other
-decoder is ever reached.
+JPEG (ITU-T T.81, B.2) and PNG (W3C PNG, 11.2.1) only. All other formats are refused here, so no other decoder of
+Pillow's is ever reached.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # SOFn; C4, C8 and CC are t
 
 
 def check_header(data: bytes, options: ImageOptions) -> tuple[Format, int]:
-    """A picture's format and its number of pixels.
+    """An image's format and its number of pixels.
 
     Raises:
-        schemas.errors.InvalidRequest: it is neither JPEG nor PNG, or too large.
+        schemas.errors.InvalidRequest: the file is neither JPEG nor PNG, or beyond a limit.
     """
     if len(data) > options.max_bytes:
         raise too_many_bytes(options)
     size = _png_size(data) if data.startswith(_PNG) else _jpeg_size(data) if data.startswith(b"\xff\xd8") else None
     if size is None:
-        raise InvalidRequest("The image is not a JPEG or PNG picture.")
+        raise InvalidRequest("The image is not a JPEG or PNG file.")
     _check_size(*size, options)
     return ("PNG" if data.startswith(_PNG) else "JPEG"), size[0] * size[1]
 
 
 def too_many_bytes(options: ImageOptions) -> InvalidRequest:
-    """A picture has too many bytes."""
+    """The error of an image file over `max_bytes`."""
     return InvalidRequest(f"The image is larger than {options.max_bytes} bytes.")
 
 
@@ -59,7 +59,7 @@ def _png_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int] | None:
-    at = 2
+    at = 2  # behind SOI; from here on, a segment is FF, a marker, a length that counts itself, and data
     while at + 9 <= len(data):
         if data[at] != 0xFF:
             return None

@@ -1,4 +1,4 @@
-"""From a client's reference to a picture: where its bytes are, whether they may be had, and what they show."""
+"""Loads the images of a request: resolves references to files, checks limits, decodes files to pixels."""
 
 from __future__ import annotations
 
@@ -24,15 +24,19 @@ _DATA_URI = re.compile(r"data:[^,]{0,100};base64,", re.IGNORECASE)
 
 
 class ImageFile(msgspec.Struct, frozen=True):
-    """A picture as it came. `digest` is the SHA-256 of `data`, which names the picture and cannot be made up."""
+    """An image file as the client sent it. `digest` is the SHA-256 of `data`: a cache key that cannot be forged."""
 
     data: bytes
     format: Format
     digest: bytes
 
 
-class Picture(msgspec.Struct, frozen=True):
-    """RGB bytes, row by row, and the digest of the file. The bytes may be taken, since they are many."""
+class DecodedImage(msgspec.Struct, frozen=True):
+    """The pixels of an image.
+
+    `rgb` has 3 * width * height bytes, row by row. The consumer may reuse the buffer instead of copying it. `digest` is
+    that of the file.
+    """
 
     width: int
     height: int
@@ -41,7 +45,7 @@ class Picture(msgspec.Struct, frozen=True):
 
 
 class ImageLoader:
-    """Loads the pictures of requests within the limits of `options`."""
+    """Loads images within the limits of `options`."""
 
     def __init__(self, options: ImageOptions) -> None:
         self._options = options
@@ -49,10 +53,12 @@ class ImageLoader:
         self._fetcher = Fetcher(options)
 
     async def read(self, parts: Sequence[ImagePart]) -> list[ImageFile]:
-        """The files of one request's pictures. Their number is checked before anything is touched, then their headers.
+        """The files of one request's images, in order.
+
+        The cheap checks come first: the number of images before any is fetched, all headers before any is decoded.
 
         Raises:
-            schemas.errors.InvalidRequest: one of them is not to be had, or too much.
+            schemas.errors.InvalidRequest: an image cannot be read, or is beyond a limit.
         """
         most = self._options.max_images
         if len(parts) > most:
@@ -61,10 +67,10 @@ class ImageLoader:
             )
         files, headers = [], []
         for number, part in enumerate(parts):
-            with about(number):
+            with image_errors(number):
                 files.append(await self._bytes_of(part))
         for number, file in enumerate(files):
-            with about(number):
+            with image_errors(number):
                 headers.append(check_header(file, self._options))
         if sum(pixels for _, pixels in headers) > self._options.max_request_pixels:
             most = self._options.max_request_pixels
@@ -73,20 +79,24 @@ class ImageLoader:
             ImageFile(file, format, sha256(file).digest()) for file, (format, _) in zip(files, headers, strict=True)
         ]
 
-    async def decode(self, file: ImageFile) -> Picture:
-        """What a file shows.
+    async def decode(self, file: ImageFile) -> DecodedImage:
+        """Decode a file.
 
         Raises:
             schemas.errors.InvalidRequest: it cannot be decoded.
         """
-        async with self.decoded(file) as picture:
-            return picture
+        async with self.decoded(file) as image:
+            return image
 
     @asynccontextmanager
-    async def decoded(self, file: ImageFile) -> AsyncIterator[Picture]:
-        """The same, for the block. Others wait meanwhile, so that not too many pictures are held at once."""
+    async def decoded(self, file: ImageFile) -> AsyncIterator[DecodedImage]:
+        """Decode a file for the length of a block.
+
+        The decoder's slot is held until the block ends, so the memory of decoded images is bounded. Use the pixels
+        inside the block.
+        """
         async with self._decoder.decoded(file.data, file.format) as (width, height, rgb):
-            yield Picture(width, height, rgb, file.digest)
+            yield DecodedImage(width, height, rgb, file.digest)
 
     async def aclose(self) -> None:
         """Stop decoding and fetching. Idempotent."""
@@ -102,8 +112,8 @@ class ImageLoader:
 
 
 @contextmanager
-def about(number: int) -> Iterator[None]:
-    """What is refused in the block is picture `number` of a request: the error's `param` says `images[number]`."""
+def image_errors(number: int) -> Iterator[None]:
+    """Give errors raised in the block the `param` of a request's image: `images[number]`."""
     try:
         yield
     except InvalidRequest as error:
@@ -112,7 +122,7 @@ def about(number: int) -> Iterator[None]:
 
 
 def _decode_data(ref: str, options: ImageOptions) -> bytes:
-    """The bytes of a `data:` URI or of bare base64. Its length is checked before it is decoded."""
+    """The bytes of a `data:` URI or of bare base64. The length is checked before decoding."""
     found = _DATA_URI.match(ref)
     if found is None and ref[:5].lower() == "data:":
         raise InvalidRequest("The image's data URI is not base64.")

@@ -1,4 +1,4 @@
-"""What pictures a backend takes, and from where. The defaults touch neither the network nor the disk."""
+"""Limits and sources of the images in requests. By default neither network nor disk is touched."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class ImageOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Limits and sources.
 
     Attributes:
-        max_images: pictures of one request.
-        max_bytes: of a picture's file.
-        max_pixels: of a picture, by its header.
-        max_request_pixels: of all pictures of a request.
+        max_images: images in one request.
+        max_bytes: size of one image file.
+        max_pixels: pixels of one image, by its header.
+        max_request_pixels: pixels of all images in one request.
         max_side: pixels of the longer side.
         max_ratio: longer side to shorter side.
-        decode_seconds: after which the decoding child is killed.
-        decode_memory: bytes that decoding a picture may take.
-        hosts: `name` or `name:port` that pictures may be fetched from; none by default.
-        networks: addresses in CIDR form that may be connected to although they are not public.
-        fetch_seconds: for one picture, redirects included.
-        max_redirects: of one picture.
-        folder: under which pictures may be read by their path; none by default.
+        decode_seconds: time to decode one image; then the decoding process is killed.
+        decode_memory: bytes of memory to decode one image.
+        hosts: `name` or `name:port` that images may be fetched from; none by default.
+        networks: addresses in CIDR notation that may be connected to although they are not public.
+        fetch_seconds: time to fetch one image, redirects included.
+        max_redirects: redirects for one image.
+        folder: the folder below which images may be read by path; none by default.
     """
 
     max_images: Positive = 20

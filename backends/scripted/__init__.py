@@ -1,6 +1,6 @@
-"""A backend that answers by a script: for tests, demonstrations and trying a client without a model.
+"""A backend that answers from scripts instead of a model: for tests, demonstrations and trying out clients.
 
-Deterministic: the same request gives the same events. No torch.
+Deterministic: equal requests give equal events. Needs no torch.
 """
 
 from backends.scripted.backend import ScriptedBackend

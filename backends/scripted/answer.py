@@ -1,4 +1,4 @@
-"""What a script says to a request: the acts of one choice, before anything cuts them short."""
+"""What a script answers to a request: the steps of one choice, before stop strings and limits are applied."""
 
 from __future__ import annotations
 
@@ -14,51 +14,57 @@ from backends.scripted.tokenizer import EOS, ToyTokenizer
 from schemas.errors import UnsupportedFeature
 from schemas.ir import ChatPrompt, Delta, FinishReason, Generate, Prompt, TextPart, TextPrompt, Tool, ToolDelta
 
-Act = int | FixedToken | Delta
-"""One generated token: its id, all of it, or what it adds to something other than the text."""
+Step = int | FixedToken | Delta
+"""One generated token: its id, a complete token, or a delta of something other than the text (reasoning, tool calls).
+"""
 
 _WEATHER = Tool("get_weather", parameters={"type": "object", "properties": {"city": {"enum": ["Paris"]}}})
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What is said, and how it ends if nothing ends it earlier."""
+    """The steps of a choice, and the finish reason if neither a limit nor a stop string ends it earlier."""
 
-    acts: tuple[Act, ...]
+    steps: tuple[Step, ...]
     reason: FinishReason
 
-    def run(self, *, endless: bool, at_least: int) -> Iterator[Act]:
-        """The acts and the end token, which does not come if `endless`, nor among the first `at_least` tokens."""
+    def run(self, *, endless: bool, at_least: int) -> Iterator[Step]:
+        """The steps and then the end token, with the steps repeated for as long as the end token may not come.
+
+        Args:
+            endless: the end token never comes.
+            at_least: steps before the end token.
+        """
         if self.reason is not FinishReason.EOS:
-            return iter(self.acts)
-        if not self.acts:
+            return iter(self.steps)
+        if not self.steps:
             return repeat(EOS, at_least + 1)
         if endless:
-            return chain.from_iterable(repeat(self.acts))
-        times = max(1, -(-at_least // len(self.acts)))
-        return chain(chain.from_iterable(repeat(self.acts, times)), (EOS,))
+            return chain.from_iterable(repeat(self.steps))
+        times = max(1, -(-at_least // len(self.steps)))
+        return chain(chain.from_iterable(repeat(self.steps, times)), (EOS,))
 
 
 def answer(script: Script, request: Generate, prompt: Prompt, seed: int, tokenizer: ToyTokenizer) -> Answer:
-    """What `script` answers to `prompt`.
+    """The answer of `script` to `prompt`.
 
     Raises:
-        schemas.errors.UnsupportedFeature: it cannot be made to match a regular expression.
+        schemas.errors.UnsupportedFeature: the request's grammar is a regular expression.
     """
     tools = called_tools(script, request)
     if tools:
         return Answer((*_reasoning(script, tokenizer), *_calls(tools, tokenizer)), FinishReason.TOOL_CALL)
     if script.refusal:
         return Answer(tuple(Delta(refusal=text) for text in _texts(script.refusal, tokenizer)), script.reason)
-    said: tuple[Act, ...]
+    steps: tuple[Step, ...]
     if script.tokens and request.grammar is None:
-        said = script.tokens
+        steps = script.tokens
     else:
-        said = tokenizer.encode(_text(script, request, prompt, seed, tokenizer))
-    return Answer((*_reasoning(script, tokenizer), *said * script.repeat), script.reason)
+        steps = tokenizer.encode(_text(script, request, prompt, seed, tokenizer))
+    return Answer((*_reasoning(script, tokenizer), *steps * script.repeat), script.reason)
 
 
 def called_tools(script: Script, request: Generate) -> tuple[Tool, ...]:
-    """The tools that are called: those that must be, or those that the script likes to call."""
+    """The tools that the answer calls: those that the request requires, else as many as the script says."""
     choice = request.tool_choice
     if choice is not None and choice.mode == "none":
         return ()
@@ -70,7 +76,7 @@ def called_tools(script: Script, request: Generate) -> tuple[Tool, ...]:
 
 
 def prompt_text(prompt: Prompt, tokenizer: ToyTokenizer) -> str:
-    """A prompt as it is tokenised."""
+    """The text of a prompt that is tokenized; of a chat, with roles and the beginning of the answer."""
     if isinstance(prompt, TextPrompt):
         return prompt.text
     if isinstance(prompt, ChatPrompt):
@@ -110,7 +116,7 @@ def _calls(tools: tuple[Tool, ...], tokenizer: ToyTokenizer) -> Iterator[Delta]:
 
 
 def _texts(text: str, tokenizer: ToyTokenizer) -> list[str]:
-    """A text in pieces of one token each; of a character that takes several tokens, all with the last."""
+    """A text in pieces of one token each. A character of several tokens comes with the last of them."""
     pieces: list[str] = []
     rest = b""
     for id in tokenizer.encode(text):

@@ -1,4 +1,4 @@
-"""The scripted backend: a model's name, or the configuration, says what it answers and what goes wrong."""
+"""The scripted backend: the model's name selects the answer and the faults to inject."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from backends.detokenizer import Detokenizer
 from backends.prompts import as_asked, fit
 from backends.scripted.answer import answer, prompt_text
 from backends.scripted.play import play, scored_token
-from backends.scripted.script import FAULTS, HANG, Fault, Script, script_for
+from backends.scripted.script import ERRORS, HANG, InjectedFault, Script, script_for
 from backends.scripted.tokenizer import ToyTokenizer
 from schemas.ir import (
     Delta,
@@ -39,13 +39,13 @@ from schemas.ir import (
 
 
 class ScriptedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Configuration.
+    """Configuration of a scripted backend.
 
     Attributes:
-        scripts: what models say, by name; other names mean what `script_for` says.
+        scripts: scripts by model name; other names select what `script_for` returns.
         context_length: tokens of prompt and answer together.
-        features: what it claims to be able to do.
-        embeddings: whether it answers requests for vectors.
+        features: the features that the backend claims.
+        embeddings: whether the backend answers embedding requests.
     """
 
     scripts: dict[str, Script] = {}
@@ -55,10 +55,10 @@ class ScriptedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScriptedBackend:
-    """Answers by a script.
+    """Answers from scripts.
 
-    What tests look at: `active` counts the generators that run, `cancelled` those that were closed before their end.
-    `health` is what `healthy` answers.
+    For tests: `active` counts the running generators, `cancelled` those that were closed before their end, and `health`
+    is what `healthy` returns.
 
     Args:
         name: the backend's name.
@@ -89,42 +89,42 @@ class ScriptedBackend:
         )
 
     async def start(self) -> None:
-        """Nothing to get ready."""
+        """Do nothing: the backend is ready at once."""
 
     async def aclose(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is nothing to free."""
 
     async def healthy(self) -> Health:
-        """What `health` says."""
+        """The value of `health`."""
         return self.health
 
     async def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
-        """Play the script of the request's model."""
+        """Play the script that the request's model selects."""
         script = self._script(request.model)
-        with self._watched():
+        with self._counted():
             await asyncio.sleep(script.delay)
             if script.fault is not None and script.fault.after is None:
-                await _strike(script.fault)
+                await _inject_fault(script.fault)
                 return
             prompts = [self._encode(prompt, request.truncate_prompt_tokens) for prompt in as_asked(request)]
             choices = self._choices(request, script, prompts)
             prompt_tokens = sum(map(len, prompts))
-            yield (Started(request.model, prompt_tokens, self._shown(request, prompts)),)
-            told: list[Delta] = []
-            choosing = len(choices) > len(prompts) * request.n
+            yield (Started(request.model, prompt_tokens, self._echoed_prompts(request, prompts)),)
+            generated: list[Delta] = []
+            choosing = len(choices) > len(prompts) * request.n  # `best_of`: no delta before all candidates ended
             for deltas in _batches(choices, script):
                 await asyncio.sleep(script.interval)
-                told += deltas
+                generated += deltas
                 if deltas and not choosing:
                     yield deltas
             if script.fault is not None:
-                await _strike(script.fault)
+                await _inject_fault(script.fault)
                 return
-            best = winners(told, n=request.n, best_of=len(choices) // len(prompts)) if choosing else ()
-        yield (*best, _usage(prompt_tokens, told))
+            best = winners(generated, n=request.n, best_of=len(choices) // len(prompts)) if choosing else ()
+        yield (*best, _usage(prompt_tokens, generated))
 
     async def embed(self, request: Embed) -> Embeddings:
-        """One made-up unit vector per input, equal for equal inputs."""
+        """Make up one unit vector per input; equal inputs get equal vectors."""
         script = self._script(request.model)
         await self._begin(script)
         texts = [prompt_text(prompt, self._tokenizer) for prompt in request.inputs]
@@ -135,7 +135,7 @@ class ScriptedBackend:
         return Embeddings(request.model, vectors, Usage(sum(counts), 0))
 
     async def tokenize(self, request: Tokenize) -> Tokens:
-        """The prompt's tokens."""
+        """The prompt's tokens by the toy tokenizer."""
         await self._begin(self._script(request.model))
         text = prompt_text(request.prompt, self._tokenizer)
         return Tokens(self._tokenizer.spans(text), text)
@@ -144,7 +144,7 @@ class ScriptedBackend:
         return self._options.scripts.get(model) or script_for(model)
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _counted(self) -> Iterator[None]:
         self.active += 1
         try:
             yield
@@ -167,14 +167,14 @@ class ScriptedBackend:
             )
             for place in range(count):
                 effective = (first + place) % 2**64
-                said = answer(script, request, prompt, effective, self._tokenizer)
-                choices.append(play(said, request, limit, len(choices), effective, self._tokenizer))
+                scripted = answer(script, request, prompt, effective, self._tokenizer)
+                choices.append(play(scripted, request, limit, len(choices), effective, self._tokenizer))
         return choices
 
     async def _begin(self, script: Script) -> None:
         await asyncio.sleep(script.delay)
         if script.fault is not None:
-            await _strike(script.fault)
+            await _inject_fault(script.fault)
 
     def _encode(self, prompt: Prompt, truncate: int | None) -> tuple[int, ...]:
         if isinstance(prompt, TokensPrompt):
@@ -183,8 +183,8 @@ class ScriptedBackend:
             ids = self._tokenizer.encode(prompt_text(prompt, self._tokenizer))
         return ids[-truncate:] if truncate else ids
 
-    def _shown(self, request: Generate, prompts: list[tuple[int, ...]]) -> tuple[tuple[Token, ...], ...]:
-        """The prompts' tokens, if they are to be told."""
+    def _echoed_prompts(self, request: Generate, prompts: list[tuple[int, ...]]) -> tuple[tuple[Token, ...], ...]:
+        """The prompts' tokens, if the request asks for them."""
         if not request.echo and not request.prompt_logprobs:
             return ()
         top = request.top_logprobs if request.prompt_logprobs else None
@@ -199,25 +199,25 @@ class ScriptedBackend:
         return (*tokens, *detokenizer.close())
 
 
-async def _strike(fault: Fault) -> None:
-    """Let it go wrong: raise, never return, or, to truncate, do nothing more."""
+async def _inject_fault(fault: InjectedFault) -> None:
+    """Raise, or never return; a truncated answer needs neither, because its caller returns."""
     if fault.what == HANG:
         await asyncio.Event().wait()
-    elif fault.what in FAULTS:
+    elif fault.what in ERRORS:
         raise fault.error()
 
 
 def _batches(choices: list[Iterator[Delta | None]], script: Script) -> Iterator[tuple[Delta, ...]]:
-    """The deltas of all choices in turn, until the script's fault."""
-    steps = _in_turn(choices)
+    """The deltas of all choices in batches, up to the script's fault."""
+    steps = _round_robin(choices)
     if script.fault is not None:
         steps = islice(steps, script.fault.after)
     while batch := tuple(islice(steps, script.burst * len(choices))):
         yield tuple(delta for delta in batch if delta is not None)
 
 
-def _in_turn(choices: list[Iterator[Delta | None]]) -> Iterator[Delta | None]:
-    """One step of each choice, again and again."""
+def _round_robin(choices: list[Iterator[Delta | None]]) -> Iterator[Delta | None]:
+    """One step of each choice in turn, until all have ended."""
     waiting = deque(choices)
     while waiting:
         choice = waiting.popleft()
@@ -226,9 +226,9 @@ def _in_turn(choices: list[Iterator[Delta | None]]) -> Iterator[Delta | None]:
             waiting.append(choice)
 
 
-def _usage(prompt_tokens: int, told: list[Delta]) -> Usage:
-    completion = sum(delta.generated or 0 for delta in told if isinstance(delta, Finished))
-    reasoning = sum(bool(delta.reasoning) for delta in told)
+def _usage(prompt_tokens: int, deltas: list[Delta]) -> Usage:
+    completion = sum(delta.generated or 0 for delta in deltas if isinstance(delta, Finished))
+    reasoning = sum(bool(delta.reasoning) for delta in deltas)
     return Usage(prompt_tokens, completion, reasoning_tokens=reasoning or None)
 
 

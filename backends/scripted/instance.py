@@ -1,4 +1,4 @@
-"""The smallest JSON value that a schema allows, for answers that must keep to one. Not a validator."""
+"""Makes a small JSON value that matches a schema, for answers under a grammar. Not a validator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _SIMPLE: dict[str, Any] = {"integer": 1, "number": 1.5, "boolean": True, "null":
 
 
 def instance(schema: Any) -> Any:
-    """A value of the schema; `{}` if it says nothing that is understood here."""
+    """A value that matches the schema; `{}` for a schema that is not understood."""
     if not isinstance(schema, dict):
         return {}
     if "const" in schema:

@@ -1,4 +1,4 @@
-"""Plays an answer: acts to the deltas of one choice, step by step as a model would generate them."""
+"""Plays an answer: turns the steps of one choice into deltas, one token at a time as a model would generate them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from backends.choice import ChoiceBuilder
 from backends.detokenizer import Detokenizer
-from backends.scripted.answer import Act, Answer
+from backends.scripted.answer import Answer, Step
 from backends.scripted.script import FixedToken
 from backends.scripted.tokenizer import EOS, ToyTokenizer
 from schemas.ir import Delta, FinishReason, Generate, Token, TopToken
@@ -17,50 +17,50 @@ from schemas.ir import Delta, FinishReason, Generate, Token, TopToken
 def play(
     answer: Answer, request: Generate, limit: int, index: int, seed: int, tokenizer: ToyTokenizer
 ) -> Iterator[Delta | None]:
-    """One item for each generated token: what it told, None if it was held back. The last is `Finished`."""
+    """One item per generated token: its delta, or None if the token is held back. The last item is `Finished`."""
     stopping = request.stopping
     builder = ChoiceBuilder(index, stopping, Detokenizer(tokenizer), seed)
     scored = request.logprobs or request.top_logprobs > 0 or request.best_of is not None
-    for act in answer.run(endless=stopping.ignore_eos, at_least=stopping.min_new_tokens) if limit else ():
-        told = _take(builder, act, request.top_logprobs if scored else None, tokenizer)
+    for step in answer.run(endless=stopping.ignore_eos, at_least=stopping.min_new_tokens) if limit else ():
+        extra = _generate(builder, step, request.top_logprobs if scored else None, tokenizer)
         if builder.stopped:
             yield builder.finish(FinishReason.STOP_STRING)
             return
-        reason = _reason(act, builder.generated, limit, request)
+        reason = _reason(step, builder.generated, limit, request)
         if reason is not None:
-            if told is not None:
-                yield replace(told, choice=index)
+            if extra is not None:
+                yield replace(extra, choice=index)
             yield builder.finish(reason)
             return
-        yield builder.delta() if told is None else replace(told, choice=index)
+        yield builder.delta() if extra is None else replace(extra, choice=index)
     yield builder.finish(answer.reason if limit else FinishReason.LENGTH)
 
 
 def scored_token(id: int, position: int, top: int, tokenizer: ToyTokenizer) -> tuple[float, tuple[TopToken, ...]]:
-    """A made-up log-probability, always the same for a token at a position, and those of the `top` likeliest there."""
+    """A made-up log-probability, and `top` alternatives with theirs. Both depend on `id` and `position` only."""
     logprob = -((id * 37 + position * 11) % 200) / 128
     others = ((id + place) % tokenizer.size for place in range(top))
     return logprob, tuple(_top(other, logprob - place / 2, tokenizer) for place, other in enumerate(others))
 
 
-def _take(builder: ChoiceBuilder, act: Act, top: int | None, tokenizer: ToyTokenizer) -> Delta | None:
-    """Generate one token; the delta it is, if it is no part of the text."""
-    if isinstance(act, Delta):
+def _generate(builder: ChoiceBuilder, step: Step, top: int | None, tokenizer: ToyTokenizer) -> Delta | None:
+    """Add one token to the choice; a step that is not text is returned as a delta of its own."""
+    if isinstance(step, Delta):
         builder.generated += 1
-        return act
-    if isinstance(act, FixedToken):
-        builder.add_token(Token(act.id, act.text, act.logprob, act.special))
+        return step
+    if isinstance(step, FixedToken):
+        builder.add_token(Token(step.id, step.text, step.logprob, step.special))
     elif top is None:
-        builder.add(act)
+        builder.add(step)
     else:
-        builder.add(act, *scored_token(act, builder.generated, top, tokenizer))
+        builder.add(step, *scored_token(step, builder.generated, top, tokenizer))
     return None
 
 
-def _reason(act: Act, generated: int, limit: int, request: Generate) -> FinishReason | None:
-    id = act if isinstance(act, int) else act.id if isinstance(act, FixedToken) else None
+def _reason(step: Step, generated: int, limit: int, request: Generate) -> FinishReason | None:
+    id = step if isinstance(step, int) else step.id if isinstance(step, FixedToken) else None
     if generated > request.stopping.min_new_tokens:
-        if act == EOS:
+        if step == EOS:
             return FinishReason.EOS
         if id in request.stopping.stop_token_ids:
             return FinishReason.STOP_TOKEN

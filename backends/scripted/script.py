@@ -1,7 +1,7 @@
-"""What a scripted model says and does: scripts as data, and the model names that stand for them.
+"""Scripts: what a scripted model answers and which faults it injects, and the model names that select them.
 
-A name is a row of `SCRIPTS`, or a fault: `overloaded`, `timeout-before` and `hang` strike before the first event,
-`error-after-3`, `hang-after-2` and `truncate-after-2` after so many tokens. Any other name gives the plain answer.
+A model name is a row of `SCRIPTS`, or a fault: `overloaded`, `timeout-before` and `hang` come before the first event,
+`error-after-3`, `hang-after-2` and `truncate-after-2` after that many tokens. Any other name gives the plain answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from schemas import errors
 from schemas.errors import GatewayError
 from schemas.ir import FinishReason
 
-FAULTS: dict[str, Callable[[str], Exception]] = {
+ERRORS: dict[str, Callable[[str], Exception]] = {
     "error": errors.BackendFailed,
     "backend-failed": errors.BackendFailed,
     "backend-unavailable": errors.BackendUnavailable,
@@ -41,29 +41,29 @@ FAULTS: dict[str, Callable[[str], Exception]] = {
     "gateway-error": GatewayError,
     "crash": RuntimeError,
 }
-"""What can go wrong with an error: a name for every kind, and `crash`, which is an exception nobody foresaw."""
+"""Faults that raise: one name at least for every kind of error, and `crash` for an unexpected exception."""
 
 HANG, TRUNCATE = "hang", "truncate"
-"""What can go wrong without one: silence, and an end without an end."""
+"""Faults that do not raise: an answer that never continues, and one that ends without `Finished` and `Usage`."""
 
 
-class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What goes wrong, and after how many tokens of the answer; None: before its first event."""
+class InjectedFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A fault, and after how many tokens of the answer it comes; None: before the first event."""
 
     what: str
     after: int | None = None
 
     def __post_init__(self) -> None:
-        if self.what not in (*FAULTS, HANG, TRUNCATE):
-            raise ValueError(f"unknown fault '{self.what}'; known are {', '.join((*FAULTS, HANG, TRUNCATE))}")
+        if self.what not in (*ERRORS, HANG, TRUNCATE):
+            raise ValueError(f"unknown fault '{self.what}'; known are {', '.join((*ERRORS, HANG, TRUNCATE))}")
 
     def error(self) -> Exception:
-        """The exception to raise."""
-        return FAULTS[self.what](f"The scripted backend was told to fail: {self.what}.")
+        """The exception of a fault that raises."""
+        return ERRORS[self.what](f"The scripted backend was configured to fail: {self.what}.")
 
 
 class FixedToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A token told as it stands."""
+    """A token of the answer, sent as it is."""
 
     id: int
     text: str
@@ -72,21 +72,21 @@ class FixedToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a model says.
+    """What a model answers.
 
     Attributes:
-        texts: the answers; the first is the greedy one, sampling picks by the seed.
-        echo: answer with the last thing said instead.
-        tokens: the answer's tokens, instead of `texts`.
-        repeat: say it so many times.
-        reasoning: thought before the answer.
-        refusal: said instead of an answer.
-        tool_calls: call so many of the request's tools instead of answering.
-        reason: how the answer ends, if nothing ends it earlier.
+        texts: the answers; greedy requests get the first, sampled ones a text by their seed.
+        echo: answer with the last message or the prompt instead.
+        tokens: answer with these tokens instead.
+        repeat: how often the answer is repeated.
+        reasoning: reasoning text before the answer.
+        refusal: a refusal instead of an answer.
+        tool_calls: how many of the request's tools to call instead of answering.
+        reason: the finish reason, if neither a limit nor a stop string ends the answer earlier.
         delay: seconds before the first event.
         interval: seconds between batches.
         burst: tokens of each choice in a batch.
-        fault: what goes wrong.
+        fault: a fault to inject.
     """
 
     texts: tuple[str, ...] = (
@@ -105,7 +105,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     delay: float = 0.0
     interval: float = 0.0
     burst: int = 1
-    fault: Fault | None = None
+    fault: InjectedFault | None = None
 
 
 SCRIPTS: dict[str, Script] = {
@@ -128,10 +128,10 @@ _FAULT_NAME = re.compile(r"(?P<what>[a-z-]+?)(-before|-after-(?P<after>\d{1,6}))
 
 
 def script_for(model: str) -> Script:
-    """The script that a model's name stands for."""
+    """The script that a model's name selects."""
     if model in SCRIPTS:
         return SCRIPTS[model]
     name = _FAULT_NAME.fullmatch(model)
-    if name is None or name["what"] not in (*FAULTS, HANG, TRUNCATE):
+    if name is None or name["what"] not in (*ERRORS, HANG, TRUNCATE):
         return SCRIPTS["scripted"]
-    return Script(fault=Fault(name["what"], int(name["after"]) if name["after"] else None))
+    return Script(fault=InjectedFault(name["what"], int(name["after"]) if name["after"] else None))

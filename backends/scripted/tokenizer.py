@@ -1,7 +1,7 @@
-"""A toy tokenizer: fixed, reversible, with everything that makes real ones hard.
+"""A toy tokenizer: fixed, reversible, and with the difficulties of real ones.
 
-Words carry their leading space, unknown words fall apart into pairs of letters, and characters beyond ASCII into bytes,
-so that a character spans several tokens.
+Words include their leading space, unknown words are split into pairs of letters, and characters beyond ASCII into
+bytes, so that a character spans several tokens.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ def _encode(text: str) -> tuple[int, ...]:
 
 
 class ToyTokenizer:
-    """Text to ids by longest match, and back."""
+    """Encodes by longest match; decoding an encoded text gives the text."""
 
     size = len(_PIECES)
 
     def piece(self, id: int) -> Piece:
-        """What a token says."""
+        """The entry of a token; `<unk>` for an unknown id."""
         return _PIECES[id] if 0 <= id < len(_PIECES) else _PIECES[UNKNOWN]
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The ids of a text, whose bytes concatenate to it."""
+        """The ids of a text. The bytes of the tokens concatenate to it."""
         return _encode(text)
 
     def decode(self, ids: tuple[int, ...]) -> str:
-        """The text of ids, special ones left out."""
+        """The text of ids, without special tokens."""
         return b"".join(entry.bytes for entry in map(self.piece, ids) if not entry.special).decode("utf-8", "replace")
 
     def spans(self, text: str) -> tuple[TokenSpan, ...]:
-        """The tokens of a text and the characters they touch."""
+        """The tokens of a text, each with the range of characters that it is part of."""
         spans: list[TokenSpan] = []
         start = 0  # bytes
         raw = text.encode()

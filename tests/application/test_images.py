@@ -22,9 +22,9 @@ from backends.scripted import ScriptedBackend
 from gateway.app import create_app
 from gateway.config import Limits
 from tests.backends.images import files
-from tests.backends.images.audit import watching
+from tests.backends.images.audit import recorded_events
 from tests.backends.images.test_fetch import site
-from tests.backends.images.test_loader import REFUSED, SHOWN
+from tests.backends.images.test_loader import DECODED, REFUSED
 from tests.faults.recorded import SERVER
 from tests.gateway.serving import config, listening, running
 from tests.images import FORMS, QUESTION, RAW, post, square
@@ -129,10 +129,10 @@ async def test_pictures_that_are_none(native: httpx.AsyncClient, name: str) -> N
 
 @pytest.mark.torch
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize("name", DECODED)
 async def test_pictures_of_every_kind(native: httpx.AsyncClient, name: str) -> None:
     for number, form in enumerate(FORMS):
-        answer = await post(native, form, as_base64(SHOWN[name][0]), stream=bool(number % 2), model="demo")
+        answer = await post(native, form, as_base64(DECODED[name][0]), stream=bool(number % 2), model="demo")
         assert answer.status_code == 200, answer.text
         assert "error" not in answer.text
 
@@ -201,7 +201,7 @@ async def test_pictures_by_reference(tmp_path: Path) -> None:
                 for kind in kinds:
                     answer = await client.post(path, json=body(refs[kind]))
                     assert "red square" in answer.text, f"{form}, {kind}: {answer.text}"
-                    with watching() as seen:
+                    with recorded_events() as seen:
                         refused = await client.post(path, json=body(bad.get(kind, "../a.png")))
                     assert refused.status_code in (400, 422), f"{form}, {kind}: {refused.text}"
                     assert not {"/etc/hostname", "../a.png"} & {str(each[0]) for event, each in seen if event == "open"}

@@ -1,4 +1,4 @@
-"""What every backend must hold to, as functions: the grammar of its events, and leaving nothing behind."""
+"""The laws of every backend: the grammar of its events, and closing a stream at any point."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from schemas.ir import Delta, Event, Events, Finished, Generate, Started, Usage
 
 
 async def collect(stream: AsyncGenerator[Events, None]) -> Events:
-    """All events of a stream, and then it is closed."""
+    """All events of a stream, which is then closed."""
     async with aclosing(stream):
         return tuple([event async for batch in stream for event in batch])
 
 
 async def take(stream: AsyncGenerator[Events, None], count: int) -> list[Events]:
-    """The first `count` batches; the stream is closed in the middle."""
+    """The first `count` batches of a stream, which is then closed."""
     batches: list[Events] = []
     async with aclosing(stream):
         if count:
@@ -29,7 +29,7 @@ async def take(stream: AsyncGenerator[Events, None], count: int) -> list[Events]
 
 
 def check(events: Events, request: Generate) -> Completion:
-    """`Started Delta* Finished{n} Usage`, the counts and texts agreeing; the whole answer."""
+    """Check `Started Delta* Finished{n} Usage`, counts and texts; return the whole answer."""
     assert isinstance(events[0], Started)
     assert isinstance(events[-1], Usage)
     inner = events[1:-1]
@@ -49,11 +49,11 @@ def _check_choice(deltas: list[Event]) -> None:
     *before, last = deltas
     assert isinstance(last, Finished)
     assert not any(isinstance(delta, Finished) for delta in before)
-    told = 0
+    tokens = 0
     for delta in deltas:
         assert isinstance(delta, Delta)
         assert delta.text == "".join(token.text for token in delta.tokens if not token.special)
         assert delta is last or delta.tokens or delta.reasoning or delta.refusal or delta.tool_calls, "an empty delta"
-        told += len(delta.tokens)
+        tokens += len(delta.tokens)
     others = sum(bool(d.reasoning) + bool(d.refusal) + len(d.tool_calls) for d in deltas if isinstance(d, Delta))
-    assert told + others == last.generated
+    assert tokens + others == last.generated

@@ -1,3 +1,5 @@
+"""Building the deltas of a choice: stop strings, end tokens, held-back tokens."""
+
 from __future__ import annotations
 
 import pytest
@@ -33,15 +35,15 @@ def text(deltas: list[Delta]) -> str:
     st.lists(st.text("thedog .🙂", min_size=1, max_size=4), max_size=3).map(tuple),
     st.booleans(),
 )
-def test_the_text_ends_where_the_first_stop_string_says(said: str, stop: tuple[str, ...], include: bool) -> None:
-    deltas = build(TOY.encode(said), Stopping(stop=stop, include_stop=include))
-    ends = [(said.find(s) + len(s), said.find(s), s) for s in stop if s in said]
+def test_the_text_ends_at_the_first_stop_string(source: str, stop: tuple[str, ...], include: bool) -> None:
+    deltas = build(TOY.encode(source), Stopping(stop=stop, include_stop=include))
+    ends = [(source.find(s) + len(s), source.find(s), s) for s in stop if s in source]
     if ends:
         end, start, matched = min(ends)
-        assert text(deltas) == said[: end if include else start]
+        assert text(deltas) == source[: end if include else start]
         assert (deltas[-1].reason, deltas[-1].stop) == (FinishReason.STOP_STRING, matched)
     else:
-        assert text(deltas) == said
+        assert text(deltas) == source
         assert (deltas[-1].reason, deltas[-1].stop) == (FinishReason.LENGTH, None)
     tokens = [token for delta in deltas for token in delta.tokens]
     assert len(tokens) == deltas[-1].generated
@@ -49,7 +51,7 @@ def test_the_text_ends_where_the_first_stop_string_says(said: str, stop: tuple[s
         assert delta.text == "".join(token.text for token in delta.tokens)
 
 
-def test_tokens_wait_only_as_long_as_they_may_be_cut() -> None:
+def test_tokens_are_held_back_only_while_a_stop_string_may_cut_them() -> None:
     ids = TOY.encode("the quick brown fox jumps")
     assert [delta.text for delta in build(ids, Stopping(stop=("brown dog",)))] == [
         "the",
@@ -66,7 +68,7 @@ def test_tokens_wait_only_as_long_as_they_may_be_cut() -> None:
     ]
 
 
-def test_the_tokens_of_a_stop_string_stay_with_what_is_left_of_their_text() -> None:
+def test_the_tokens_of_a_stop_string_keep_the_rest_of_their_text() -> None:
     *_, last = build(TOY.encode("the quick brown fox"), Stopping(stop=("ick brown",)))
     assert isinstance(last, Finished)
     assert [(token.text, token.bytes) for token in last.tokens] == [(" qu", b" quick"), ("", b" brown")]
@@ -74,27 +76,27 @@ def test_the_tokens_of_a_stop_string_stay_with_what_is_left_of_their_text() -> N
     assert last.seed == 7
 
 
-def test_a_stop_string_is_not_heeded_too_early() -> None:
+def test_a_stop_string_does_not_match_before_the_minimum() -> None:
     deltas = build(TOY.encode("one one one one"), Stopping(stop=("one",), min_new_tokens=2))
     assert text(deltas) == "one one "
     assert deltas[-1].generated == 3
 
 
 @pytest.mark.parametrize(("include", "expected"), [(True, "the dog"), (False, "the")])
-def test_a_stop_token_is_text_only_if_asked_for(include: bool, expected: str) -> None:
+def test_a_stop_token_is_text_only_with_include_stop(include: bool, expected: str) -> None:
     deltas = build(TOY.encode("the dog"), Stopping(include_stop=include), FinishReason.STOP_TOKEN)
     assert text(deltas) == expected
     assert deltas[-1].tokens[-1].id == TOY.encode(" dog")[0]
 
 
-def test_the_end_token_is_special_and_no_text() -> None:
+def test_the_end_token_is_special_and_not_text() -> None:
     deltas = build((*TOY.encode("the"), EOS), Stopping(stop=("</s>",)), FinishReason.EOS)
     assert text(deltas) == "the"
     assert deltas[-1].tokens == (Token(EOS, "</s>", special=True),)
     assert deltas[-1].reason is FinishReason.EOS
 
 
-def test_an_end_token_that_its_vocabulary_takes_for_text_is_none() -> None:
+def test_an_end_token_that_its_vocabulary_lists_as_text_is_special() -> None:
     deltas = build(TOY.encode("the end"), Stopping(), FinishReason.EOS)
     assert text(deltas) == "the"
     assert deltas[-1].tokens[-1].special

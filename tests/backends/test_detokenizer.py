@@ -1,3 +1,5 @@
+"""Incremental detokenization, with a vocabulary of single bytes."""
+
 from __future__ import annotations
 
 from hypothesis import given
@@ -26,12 +28,12 @@ def text(tokens: list[Token]) -> str:
 
 
 @given(st.text())
-def test_text_survives_the_round_trip(said: str) -> None:
-    assert text(detokenize(list(said.encode()))) == said
+def test_encoded_text_is_decoded_unchanged(source: str) -> None:
+    assert text(detokenize(list(source.encode()))) == source
 
 
 @given(st.lists(st.integers(0, SPECIAL), max_size=40))
-def test_any_bytes_give_the_text_they_give_together(ids: list[int]) -> None:
+def test_any_bytes_decode_as_they_do_together(ids: list[int]) -> None:
     tokens = detokenize(ids)
     assert [token.id for token in tokens] == ids
     raw = bytes(id for id in ids if id != SPECIAL)
@@ -39,7 +41,7 @@ def test_any_bytes_give_the_text_they_give_together(ids: list[int]) -> None:
     assert b"".join(t.bytes if t.bytes is not None else t.text.encode() for t in tokens if not t.special) == raw
 
 
-def test_a_character_comes_with_the_token_that_completes_it() -> None:
+def test_the_token_that_completes_a_character_carries_it() -> None:
     detokenizer = Detokenizer(Bytes())
     first, second, third = "東".encode()
     assert detokenizer.feed(first, -1.0) == []
@@ -51,7 +53,7 @@ def test_a_character_comes_with_the_token_that_completes_it() -> None:
     ]
 
 
-def test_a_broken_character_is_told_at_the_end_before_the_end_token() -> None:
+def test_a_broken_character_comes_at_the_end_before_the_end_token() -> None:
     detokenizer = Detokenizer(Bytes())
     assert detokenizer.feed(0xE6) == []
     assert detokenizer.feed(SPECIAL) == []

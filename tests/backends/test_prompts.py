@@ -1,3 +1,5 @@
+"""Prompts as chats, and the token limit that the context leaves."""
+
 from __future__ import annotations
 
 import pytest
@@ -10,23 +12,23 @@ IMAGE = ImagePart("data:,", "data")
 
 
 @pytest.mark.parametrize(("prompt", "asked", "given"), [(3, None, 7), (3, 4, 4), (3, 7, 7), (10, 0, 0)])
-def test_what_fits(prompt: int, asked: int | None, given: int) -> None:
+def test_a_limit_that_fits_the_context_is_kept(prompt: int, asked: int | None, given: int) -> None:
     assert fit(prompt, asked, 10) == given
 
 
 @pytest.mark.parametrize(("prompt", "asked"), [(10, None), (3, 8), (11, 0)])
-def test_what_does_not_fit(prompt: int, asked: int | None) -> None:
+def test_a_limit_that_does_not_fit_is_refused(prompt: int, asked: int | None) -> None:
     with pytest.raises(ContextLengthExceeded, match=f"10 tokens.*{prompt} in the prompt"):
         fit(prompt, asked, 10)
 
 
 @pytest.mark.parametrize(("asked", "given"), [(None, 7), (4, 4), (7, 7), (8, 7), (100, 7), (0, 0)])
-def test_what_is_cut_to_fit(asked: int | None, given: int) -> None:
+def test_a_limit_may_be_lowered_to_fit(asked: int | None, given: int) -> None:
     assert fit(3, asked, 10, overflow="truncate") == given
 
 
 @pytest.mark.parametrize("asked", [None, 1, 5])
-def test_no_prompt_is_cut(asked: int | None) -> None:
+def test_a_prompt_that_fills_the_context_is_refused_all_the_same(asked: int | None) -> None:
     with pytest.raises(ContextLengthExceeded):
         fit(10, asked, 10, overflow="truncate")
 
@@ -36,7 +38,7 @@ def test_an_empty_prompt_is_refused() -> None:
         fit(0, 5, 10)
 
 
-def test_text_that_is_not_raw_is_what_a_user_said() -> None:
+def test_text_that_is_not_raw_becomes_a_user_message() -> None:
     prompts = (TextPrompt("Hi"), TextPrompt("What?", (IMAGE,)), TokensPrompt((1,)))
     raw = Generate(id="1", model="m", prompts=prompts)
     assert as_asked(raw) == prompts

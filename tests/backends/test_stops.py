@@ -1,3 +1,5 @@
+"""Stop strings in a text that arrives in pieces."""
+
 from __future__ import annotations
 
 from itertools import pairwise
@@ -13,7 +15,7 @@ stops = st.lists(st.text("ab. 漢", min_size=1, max_size=5), min_size=1, max_siz
 
 
 def reference(text: str, stops: tuple[str, ...]) -> tuple[int, int, str] | None:
-    """(end, start, stop) of the match complete first, by looking at every beginning of the whole text."""
+    """(end, start, stop) of the match that is complete first, by brute force over all beginnings of the text."""
     for end in range(len(text) + 1):
         found = [(end - len(stop), stop) for stop in stops if text[:end].endswith(stop)]
         if found:
@@ -29,7 +31,7 @@ def cut(text: str, places: set[int]) -> list[str]:
 
 @given(texts, stops, st.sets(st.integers(1, 24)))
 @example("aab", ("ab", "aac"), {1, 2})
-def test_any_split_finds_what_the_whole_text_holds(text: str, stops: tuple[str, ...], places: set[int]) -> None:
+def test_any_split_finds_the_match_of_the_whole_text(text: str, stops: tuple[str, ...], places: set[int]) -> None:
     matcher = StopMatcher(stops)
     seen = ""
     for piece in cut(text, places):
@@ -44,7 +46,7 @@ def test_any_split_finds_what_the_whole_text_holds(text: str, stops: tuple[str, 
             for size in range(len(seen) + 1)
             if any(len(s) > size and s.startswith(seen[len(seen) - size :]) for s in stops)
         )
-        assert matcher.held == max(holds), "it holds back what could still match, and nothing else"
+        assert matcher.held == max(holds), "only what could still match is held back"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,9 @@ def test_any_split_finds_what_the_whole_text_holds(text: str, stops: tuple[str, 
         (["anything"], ("",), [0], None),
     ],
 )
-def test_matches(pieces: list[str], stops: tuple[str, ...], held: list[int], match: Match | None) -> None:
+def test_matches_and_what_is_held_back(
+    pieces: list[str], stops: tuple[str, ...], held: list[int], match: Match | None
+) -> None:
     matcher = StopMatcher(stops)
     for piece, expected in zip(pieces, held, strict=True):
         found = matcher.feed(piece)

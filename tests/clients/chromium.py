@@ -17,7 +17,7 @@ LIMIT = 120  # seconds
 
 
 class Page:
-    """One page. `errors` is what it complained of: exceptions, refused loads, blocked styles and scripts."""
+    """One page. `errors` are its console errors: exceptions, failed loads, blocked styles and scripts."""
 
     def __init__(self, read: int, write: int) -> None:
         self._in = os.fdopen(read, "rb")
@@ -35,9 +35,9 @@ class Page:
 
     def run(self, script: str) -> Any:
         """The value of a JavaScript expression."""
-        told = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in told, told
-        return told["result"].get("value")
+        message = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in message, message
+        return message["result"].get("value")
 
     def until(self, script: str) -> Any:
         """The value of the expression once it is true."""
@@ -53,12 +53,12 @@ class Page:
         if self._session is not None:
             message["sessionId"] = self._session
         os.write(self._out, json.dumps(message).encode() + b"\0")
-        while (told := self._read()).get("id") != self._number:
-            entry = told["params"].get("entry", {})
-            if told["method"] == "Runtime.exceptionThrown" or entry.get("level") == "error":
-                self.errors.append(json.dumps(told["params"]))
-        assert "error" not in told, told
-        return told["result"]
+        while (message := self._read()).get("id") != self._number:
+            entry = message["params"].get("entry", {})
+            if message["method"] == "Runtime.exceptionThrown" or entry.get("level") == "error":
+                self.errors.append(json.dumps(message["params"]))
+        assert "error" not in message, message
+        return message["result"]
 
     def _read(self) -> dict[str, Any]:
         data = bytearray()

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-LIMIT = 180  # seconds for anything; a cold machine imports torch and transformers first
+LIMIT = 180  # seconds for any step; a cold machine imports torch and transformers first
 CAPITAL = "What is the capital of France?"
 
 
@@ -33,7 +33,7 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Host and port, as clients want it that add the scheme themselves."""
+        """Host and port, for clients that add the scheme themselves."""
         return self.url.removeprefix("http://")
 
 
@@ -55,7 +55,7 @@ def serving(log: Path, *arguments: str, env: dict[str, str] | None = None) -> It
             env={**os.environ, "OMP_NUM_THREADS": "1"} | (env or {}),
         )
     try:
-        yield _greeted(process, log)
+        yield _greeting_url(process, log)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -71,8 +71,8 @@ def _gateway() -> str:
     return str(Path(named).absolute()) if named else str(Path(sys.executable).parent / "gateway")
 
 
-def _greeted(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Its URL, which it tells once it can answer."""
+def _greeting_url(process: subprocess.Popen[bytes], log: Path) -> str:
+    """The URL that the gateway prints once it can answer."""
     deadline = time.monotonic() + LIMIT
     while time.monotonic() < deadline:
         if process.poll() is not None:

@@ -1,4 +1,4 @@
-"""Vectors of a sentence-transformers folder, by every client that asks for some: those of sentence-transformers."""
+"""Embeddings of a sentence-transformers folder, through every client with an embeddings call, equal that library's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ print(json.dumps(TEXTS))
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The texts of the golden vectors; the folder is built by the gateway's own Python, which has what that takes."""
+    """The texts of the golden vectors. The model is built by the gateway's Python, which has the libraries for it."""
     python = Path(_gateway()).parent / "python"
     folder = tmp_path_factory.getbasetemp() / "encoder"
     command = [str(python), "-c", BUILD, str(folder)]

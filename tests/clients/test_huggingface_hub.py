@@ -34,7 +34,7 @@ def test_text_generation_whole_equals_streamed(client: InferenceClient) -> None:
 
 
 def test_text_generation_plain(client: InferenceClient) -> None:
-    """Three tokens: of a stream without details this client shows the end token too, as TGI sends it."""
+    """Three tokens: in a stream without details this client includes the end token, as TGI sends it."""
     whole = client.text_generation(PROMPT, max_new_tokens=3, return_full_text=False)
     assert whole == "".join(client.text_generation(PROMPT, max_new_tokens=3, stream=True, return_full_text=False))
     assert client.text_generation(PROMPT, max_new_tokens=3, return_full_text=True) == PROMPT + whole
@@ -58,11 +58,11 @@ def test_chat_whole_equals_streamed(server: Server) -> None:
 def test_grammars(client: InferenceClient) -> None:
     schema = {"properties": {"n": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["n"]}
     schema |= {"type": "object", "additionalProperties": False}
-    said = client.text_generation(
+    text = client.text_generation(
         PROMPT, max_new_tokens=40, return_full_text=False, grammar={"type": "json", "value": schema}
     )
-    assert json.loads(said)["n"] in range(1, 10)
-    said = client.text_generation(
+    assert json.loads(text)["n"] in range(1, 10)
+    text = client.text_generation(
         PROMPT, max_new_tokens=40, return_full_text=False, grammar={"type": "regex", "value": "[a-c]{5}"}
     )
-    assert re.fullmatch("[a-c]{5}", said)
+    assert re.fullmatch("[a-c]{5}", text)

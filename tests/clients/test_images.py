@@ -1,4 +1,4 @@
-"""Fresh pictures of coloured shapes, asked about with everybody's own client library."""
+"""Questions about images of colored shapes, asked with the client library of each protocol."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ pytestmark = pytest.mark.clients
 
 QUESTION = "What is in the picture?"
 RAW = "<|user|>{}What is in the picture?<|end|><|assistant|>"
-PICTURES = 20
+IMAGES = 20
 
 
-def fresh(seed: int) -> tuple[tuple[str, str], str]:
-    """A colour and a form, and a data URI that shows them."""
+def question_image(seed: int) -> tuple[tuple[str, str], str]:
+    """A color and a form, and the data URI of an image that shows them."""
     rng = Random(f"clients {seed}")
     scene = draw_scene(rng, 1)
     out = BytesIO()
@@ -75,7 +75,7 @@ def anthropic_sdk(server: Server, uri: str, stream: bool) -> str:
 
 
 def databricks(server: Server, uri: str, stream: bool) -> str:
-    """Its SDK's typed `query` has text only, and does not stream: as Databricks says, the OpenAI client it makes."""
+    """The OpenAI client of Databricks' SDK: the SDK's own `query` takes only text and does not stream."""
     workspace = WorkspaceClient(host=server.url, token="unused", auth_type="pat")
     path = f"/serving-endpoints/{server.model}/invocations"
     body = {"messages": messages(uri), "temperature": 0, "max_tokens": 20, "stream": stream}
@@ -101,7 +101,7 @@ def tgi_hub(server: Server, uri: str, stream: bool) -> str:
 
 
 def triton_http(server: Server, uri: str, stream: bool) -> str:
-    """The library has no call for streams over HTTP: the generate extension is asked as its document does."""
+    """Streams use the generate extension as documented, because the library has no call for streams over HTTP."""
     data = uri.partition("base64,")[2]
     parameters = {"max_tokens": 20, "temperature": 0}
     if stream:
@@ -129,19 +129,19 @@ WAYS: dict[str, Callable[[Server, str, bool], str]] = {
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_shape_and_colour(server: Server, way: Callable[[Server, str, bool], str], stream: bool) -> None:
     right = 0
-    for seed in range(PICTURES):
-        words, uri = fresh(seed)
-        said = way(server, uri, stream)
-        right += all(word in said for word in words)
-    print(f"{way.__name__}, {'streamed' if stream else 'whole'}: {right} of {PICTURES} right")
-    assert right >= 0.9 * PICTURES
+    for seed in range(IMAGES):
+        words, uri = question_image(seed)
+        text = way(server, uri, stream)
+        right += all(word in text for word in words)
+    print(f"{way.__name__}, {'streamed' if stream else 'whole'}: {right} of {IMAGES} right")
+    assert right >= 0.9 * IMAGES
 
 
 SQUARES = {"red": (220, 30, 30), "blue": (35, 70, 220), "green": (30, 160, 50)}
 
 
-def test_no_cache_answers_about_another_picture(server: Server) -> None:
-    """The same question about squares in turn, each asked in every way, so that all that is cached could be used.
+def test_no_cache_answers_about_another_image(server: Server) -> None:
+    """The same question about squares in turn, with every client, so that every cache could be hit.
 
     (Triton's whole answers begin with the prompt.)
     """
@@ -152,12 +152,12 @@ def test_no_cache_answers_about_another_picture(server: Server) -> None:
         image.save(out, "PNG")
         shown[colour] = f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
     for turn, colour in enumerate(("blue", "red", "blue", "green", "red", "green", "blue")):
-        said = {name: way(server, shown[colour], bool(turn % 2)) for name, way in WAYS.items()}
-        answers = {text.strip().rpartition("<|assistant|>")[2] for text in said.values()}
-        assert answers == {f"A {colour} square."}, said
+        texts = {name: way(server, shown[colour], bool(turn % 2)) for name, way in WAYS.items()}
+        answers = {text.strip().rpartition("<|assistant|>")[2] for text in texts.values()}
+        assert answers == {f"A {colour} square."}, texts
 
 
-def test_refusals_are_the_protocols_own(server: Server) -> None:
+def test_refusals_have_the_form_of_the_protocol(server: Server) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
     for uri in ("data:image/png;base64,aGk=", "http://127.0.0.1:1/x.png", "/etc/hostname"):
         with pytest.raises(openai.BadRequestError) as refused:

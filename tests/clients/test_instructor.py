@@ -1,4 +1,4 @@
-"""instructor, in its modes for tools and for JSON."""
+"""instructor, in its tool and JSON modes."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_several_tools_are_called_at_once(server: Server) -> None:
     assert list(answer) == [get_weather(city="Paris"), get_weather(city="Rome")]
 
 
-def test_json_without_a_schema_parses_unless_it_was_cut(server: Server) -> None:
-    """The schema is in words, too many for the bundled model: any object has to do."""
+def test_json_without_a_schema_parses_unless_truncated(server: Server) -> None:
+    """The schema is in the prompt, too long for the bundled model: any object is accepted."""
     try:
         answer = client(server, "JSON").create(**ASKED, response_model=Anything, max_tokens=64)
     except instructor.core.IncompleteOutputException:

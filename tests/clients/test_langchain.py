@@ -44,7 +44,7 @@ def test_chat_whole_equals_streamed(model: ChatOpenAI) -> None:
 
 
 @pytest.mark.parametrize("by_id", [False, True])
-def test_a_conversation_goes_on(model: ChatOpenAI, by_id: bool) -> None:
+def test_a_conversation_continues(model: ChatOpenAI, by_id: bool) -> None:
     if by_id and not model.use_responses_api:
         pytest.skip("chats have no ids to go on from")
     asked = [HumanMessage("My name is Anna.")]
@@ -70,8 +70,8 @@ def test_structured_output(model: ChatOpenAI, method: Any) -> None:
 
 def test_logprobs(server: Server) -> None:
     model = ChatOpenAI(base_url=f"{server.url}/v1", api_key="unused", model=server.model, logprobs=True, top_logprobs=2)
-    told = model.invoke(CAPITAL).response_metadata["logprobs"]["content"]
-    assert all(len(token["top_logprobs"]) == 2 for token in told)
+    logprobs = model.invoke(CAPITAL).response_metadata["logprobs"]["content"]
+    assert all(len(token["top_logprobs"]) == 2 for token in logprobs)
 
 
 def test_completion(server: Server) -> None:
@@ -82,7 +82,7 @@ def test_completion(server: Server) -> None:
 
 
 def test_embeddings(server: Server) -> None:
-    """Unless told otherwise, it would send the ids of OpenAI's own tokenizer, to whatever server."""
+    """By default it would send token ids of OpenAI's tokenizer to any server."""
     given: dict[str, Any] = {"base_url": f"{server.url}/v1", "api_key": "unused", "model": server.model}
     texts = OpenAIEmbeddings(**given, check_embedding_ctx_length=False)
     one, two = texts.embed_documents(["The weather in Paris is sunny.", "1 + 1 = 2"])

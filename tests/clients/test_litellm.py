@@ -1,4 +1,4 @@
-"""litellm as a client, through each of its providers that speaks one of our protocols."""
+"""litellm as a client, through each provider of a protocol that the gateway serves."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def test_whole_equals_streamed(server: Server, provider: str) -> None:
     model, base = (part.format(model=server.model, url=server.url) for part in PROVIDERS[provider])
     arguments = {"model": model, "api_base": base, "api_key": "unused", "messages": MESSAGES}
     arguments |= {"temperature": 0, "max_tokens": 40, "num_retries": 0}
-    if provider == "triton":  # litellm sends no temperature to Triton unless told that it may
+    if provider == "triton":  # litellm sends no temperature to Triton unless allowed to
         arguments["allowed_openai_params"] = ["temperature"]
     whole = litellm.completion(**arguments).choices[0].message.content
-    if provider != "triton":  # Triton's text_input is a raw prompt: no chat template, no promise of sense
+    if provider != "triton":  # Triton's text_input is a raw prompt: without a chat template the answer means nothing
         assert "Paris" in whole
     assert whole
     stream = litellm.completion(**arguments, stream=True)

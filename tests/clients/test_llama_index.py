@@ -1,4 +1,4 @@
-"""llama-index, with its classes for servers that are like OpenAI's."""
+"""llama-index, with its classes for OpenAI-compatible servers."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def get_weather(city: str) -> str:
     return f'{{"city": "{city}", "temperature": 20, "condition": "sunny"}}'
 
 
-def llm(server: Server, **told: Any) -> OpenAILike:
-    told = {"is_chat_model": True, "is_function_calling_model": True, "max_tokens": 100} | told
-    return OpenAILike(api_base=f"{server.url}/v1", api_key="unused", model=server.model, temperature=0, **told)
+def llm(server: Server, **options: Any) -> OpenAILike:
+    options = {"is_chat_model": True, "is_function_calling_model": True, "max_tokens": 100} | options
+    return OpenAILike(api_base=f"{server.url}/v1", api_key="unused", model=server.model, temperature=0, **options)
 
 
 def test_chat_whole_equals_streamed(server: Server) -> None:

@@ -1,6 +1,6 @@
 """lm-eval's models for OpenAI's protocol, which ask with token ids and read the prompt's log-probabilities.
 
-What it is told is held against transformers' own forward pass over the same weights.
+Its results are compared with the forward pass of transformers over the same weights.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ PAIRS = [
 @pytest.fixture(params=[{}, {"batch_size": 3}, {"num_concurrent": 2}, {"tokenized_requests": False}], ids=str)
 def model(server: Server, request: pytest.FixtureRequest) -> LocalCompletionsAPI:
     url = f"{server.url}/v1/completions"
-    told = {"tokenizer": WEIGHTS, "max_retries": 1} | request.param
-    return LocalCompletionsAPI(base_url=url, model=server.model, **told)
+    options = {"tokenizer": WEIGHTS, "max_retries": 1} | request.param
+    return LocalCompletionsAPI(base_url=url, model=server.model, **options)
 
 
 def test_loglikelihood(model: LocalCompletionsAPI) -> None:
     expected = [_loglikelihood(model, *pair) for pair in PAIRS]
-    told = model.loglikelihood(_instances("loglikelihood", PAIRS), disable_tqdm=True)
-    assert [greedy for _, greedy in told] == [greedy for _, greedy in expected]
-    assert [sum_ for sum_, _ in told] == [pytest.approx(sum_, abs=1e-3) for sum_, _ in expected]
+    results = model.loglikelihood(_instances("loglikelihood", PAIRS), disable_tqdm=True)
+    assert [greedy for _, greedy in results] == [greedy for _, greedy in expected]
+    assert [sum_ for sum_, _ in results] == [pytest.approx(sum_, abs=1e-3) for sum_, _ in expected]
 
 
 def test_loglikelihood_rolling(model: LocalCompletionsAPI) -> None:
     text = "The capital of France is Paris."
-    (told,) = model.loglikelihood_rolling(_instances("loglikelihood_rolling", [(text,)]), disable_tqdm=True)
-    assert told == pytest.approx(_loglikelihood(model, "", text)[0], abs=1e-3)
+    (result,) = model.loglikelihood_rolling(_instances("loglikelihood_rolling", [(text,)]), disable_tqdm=True)
+    assert result == pytest.approx(_loglikelihood(model, "", text)[0], abs=1e-3)
 
 
 def test_generate_until(model: LocalCompletionsAPI) -> None:
@@ -56,8 +56,8 @@ def test_generate_until(model: LocalCompletionsAPI) -> None:
 def test_chat(server: Server) -> None:
     chat = LocalChatCompletion(base_url=f"{server.url}/v1/chat/completions", model=server.model, max_retries=1)
     prompt = chat.apply_chat_template([{"role": "user", "content": CAPITAL}])
-    (said,) = chat.generate_until(_instances("generate_until", [(prompt, {"until": ["."]})]), disable_tqdm=True)
-    assert said == "The capital of France is Paris"
+    (answer,) = chat.generate_until(_instances("generate_until", [(prompt, {"until": ["."]})]), disable_tqdm=True)
+    assert answer == "The capital of France is Paris"
 
 
 def _instances(kind: Any, asked: list[Any]) -> list[Instance]:
@@ -65,12 +65,12 @@ def _instances(kind: Any, asked: list[Any]) -> list[Instance]:
 
 
 def _loglikelihood(model: LocalCompletionsAPI, context: str, continuation: str) -> tuple[float, bool]:
-    """As transformers has it, and whether each token is the likeliest."""
+    """The log-likelihood by transformers, and whether each token is the most probable one."""
     before = model.tok_encode(context) if context else [model.prefix_token_id]
     after = model.tok_encode(context + continuation)[len(before) if context else 0 :]
     weights = transformers.LlavaForConditionalGeneration.from_pretrained(WEIGHTS, dtype=torch.float32)
     with torch.inference_mode():
         logits = weights(input_ids=torch.tensor([before + after])).logits[0, len(before) - 1 : -1]
     logprobs, ids = logits.log_softmax(-1), torch.tensor(after)
-    told = logprobs.gather(1, ids[:, None]).sum().item()
-    return told, bool((logprobs.argmax(-1) == ids).all())
+    total = logprobs.gather(1, ids[:, None]).sum().item()
+    return total, bool((logprobs.argmax(-1) == ids).all())

@@ -1,4 +1,4 @@
-"""The clients for Node, by Node's own test runner: `node/*.test.mjs`.
+"""The clients for Node, run by Node's test runner: `node/*.test.mjs`.
 
 npm installs the version of Node that they need on Linux; elsewhere it is the machine's. Skipped without Node, or if npm
 could not install their packages (`make` tries).
@@ -30,8 +30,8 @@ pytestmark = [
 
 @pytest.mark.parametrize("file", ["openai.test.mjs", "anthropic.test.mjs", "ai.test.mjs"])
 def test_node(server: Server, file: str) -> None:
-    told = {"INTERLINGUA_URL": server.url, "INTERLINGUA_MODEL": server.model}
+    variables = {"INTERLINGUA_URL": server.url, "INTERLINGUA_MODEL": server.model}
     run = subprocess.run(
-        [str(NODE), "--test", file], cwd=HERE, env=os.environ | told, capture_output=True, text=True, timeout=LIMIT
+        [str(NODE), "--test", file], cwd=HERE, env=os.environ | variables, capture_output=True, text=True, timeout=LIMIT
     )
     assert run.returncode == 0, run.stdout + run.stderr

@@ -22,7 +22,7 @@ def client(server: Server) -> openai.OpenAI:
 
 @pytest.fixture(scope="module")
 def lax(server: Server) -> openai.OpenAI:
-    """The SDK's type for completion chunks has no null finish_reason, so strict validation cannot be used there."""
+    """Without strict validation: the SDK's type for completion chunks does not allow a null finish_reason."""
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
 
 
@@ -93,8 +93,8 @@ def test_structured_output(server: Server, client: openai.OpenAI) -> None:
     }
     arguments = {"model": server.model, "messages": MESSAGES, "response_format": _format(schema)}
     whole = client.chat.completions.create(**arguments, temperature=0).choices[0].message.content
-    said = json.loads(whole)
-    assert (set(said), said["city"] in ("Paris", "Rome")) == ({"city", "known"}, True)
+    parsed = json.loads(whole)
+    assert (set(parsed), parsed["city"] in ("Paris", "Rome")) == ({"city", "known"}, True)
     with client.chat.completions.stream(**arguments, temperature=0) as stream:
         assert stream.get_final_completion().choices[0].message.content == whole
 
@@ -147,7 +147,7 @@ def test_responses_whole_equals_streamed(server: Server, client: openai.OpenAI) 
     assert final.usage == whole.usage
 
 
-def test_responses_are_cut_and_say_so(server: Server, client: openai.OpenAI) -> None:
+def test_truncated_responses_are_incomplete(server: Server, client: openai.OpenAI) -> None:
     cut = client.responses.create(model=server.model, input="Tell me a story.", max_output_tokens=3)
     assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
@@ -191,8 +191,8 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", ASKED)
-def test_streams_are_whole_answers(server: Server, client: openai.OpenAI, kind: str) -> None:
-    """Every answer is of the SDK's types, and its chunks, put together by the SDK, are the whole answer."""
+def test_streams_accumulate_to_whole_answers(server: Server, client: openai.OpenAI, kind: str) -> None:
+    """Answers match the SDK's types, and the SDK accumulates the chunks to the whole answer."""
     asked = {"model": server.model, "temperature": 0} | ASKED[kind]
     asked["messages"] = [{"role": "user", "content": asked.get("messages", CAPITAL)}]
     if asked.pop("tools", False):
@@ -203,24 +203,29 @@ def test_streams_are_whole_answers(server: Server, client: openai.OpenAI, kind: 
         state.handle_chunk(chunk)
     streamed = state.current_completion_snapshot
     assert streamed.usage.completion_tokens == whole.usage.completion_tokens
-    assert [_said(choice) for choice in streamed.choices] == [_said(choice) for choice in whole.choices]
+    assert [_comparable(choice) for choice in streamed.choices] == [_comparable(choice) for choice in whole.choices]
 
 
-def _said(choice: Any) -> tuple[Any, ...]:
-    """All but the calls' ids, which are random, and the last bits of logprobs, which depend on the engine's batch."""
+def _comparable(choice: Any) -> tuple[Any, ...]:
+    """A choice without the ids of its calls, which are random, and with logprobs to 1e-3, which depend on the batch."""
     calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]
-    told = choice.logprobs.content if choice.logprobs else []
-    scores = [(token.token, pytest.approx(token.logprob, abs=1e-3), len(token.top_logprobs)) for token in told]
+    logprobs = choice.logprobs.content if choice.logprobs else []
+    scores = [(token.token, pytest.approx(token.logprob, abs=1e-3), len(token.top_logprobs)) for token in logprobs]
     return (choice.index, choice.message.role, choice.message.content, choice.finish_reason, calls, scores)
 
 
-def test_completions_in_every_form(server: Server, client: openai.OpenAI) -> None:
+def test_completions_with_every_form_of_prompt(server: Server, client: openai.OpenAI) -> None:
     asked = {"model": server.model, "prompt": ["One, two,", "The capital of France is"], "max_tokens": 5}
     answer = client.completions.create(**asked, n=2, logprobs=5, temperature=1, seed=5)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     for choice in answer.choices:
-        told = choice.logprobs
-        assert len(told.tokens) == len(told.token_logprobs) == len(told.text_offset) == len(told.top_logprobs)
+        logprobs = choice.logprobs
+        assert (
+            len(logprobs.tokens)
+            == len(logprobs.token_logprobs)
+            == len(logprobs.text_offset)
+            == len(logprobs.top_logprobs)
+        )
     assert len(client.completions.create(**asked, best_of=2).choices) == 2
     echoed = client.completions.create(**asked, echo=True, temperature=0).choices
     assert all(choice.text.startswith(prompt) for choice, prompt in zip(echoed, asked["prompt"], strict=True))

@@ -1,4 +1,4 @@
-"""openai-agents, over chat completions and over responses, which it takes unless told otherwise."""
+"""openai-agents, over chat completions and over responses, its default."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def get_weather(city: str) -> str:
 
 @pytest.fixture(params=[agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel])
 def settings(server: Server, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What all agents of a test have in common."""
+    """The settings that all agents of a test share."""
     client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
     model = request.param(model=server.model, openai_client=client)
     return {"name": "agent", "model": model, "model_settings": agents.ModelSettings(temperature=0, include_usage=True)}
@@ -40,7 +40,7 @@ def test_an_agent_answers(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("by_id", [False, True])
-def test_a_conversation_goes_on(settings: dict[str, Any], by_id: bool) -> None:
+def test_a_conversation_continues(settings: dict[str, Any], by_id: bool) -> None:
     if by_id and not isinstance(settings["model"], agents.OpenAIResponsesModel):
         pytest.skip("chats have no ids to go on from")
     agent, question = agents.Agent(**settings), "What is my name?"
@@ -67,12 +67,12 @@ def test_whole_equals_streamed_with_a_tool(settings: dict[str, Any]) -> None:
 
 
 async def _twice(agent: agents.Agent[Any]) -> tuple[agents.RunResult, agents.RunResultStreaming, str]:
-    """A run, the same streamed, and the text that was streamed."""
+    """A run, the same run streamed, and the streamed text."""
     question = "What is the weather in Paris?"
     whole = await agents.Runner.run(agent, question)
     run = agents.Runner.run_streamed(agent, question)
-    said = [event.data async for event in run.stream_events() if event.type == "raw_response_event"]
-    return whole, run, "".join(part.delta for part in said if part.type == "response.output_text.delta")
+    events = [event.data async for event in run.stream_events() if event.type == "raw_response_event"]
+    return whole, run, "".join(part.delta for part in events if part.type == "response.output_text.delta")
 
 
 def _counts(run: Any) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""The Responses API with the official SDK: every answer and event of a type that it has, strictly validated.
+"""The Responses API with the official SDK: every answer and event is validated strictly against its types.
 
 Two workers, so that what one has stored the other is asked for.
 """
@@ -36,7 +36,7 @@ def client(pair: Server) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{pair.url}/v1", api_key="unused", max_retries=0, _strict_response_validation=True)
 
 
-def test_a_conversation_goes_on(client: openai.OpenAI, pair: Server) -> None:
+def test_a_conversation_continues(client: openai.OpenAI, pair: Server) -> None:
     first = client.responses.create(model=pair.model, input=CAPITAL, temperature=0)
     assert first.store
     second = client.responses.create(
@@ -53,7 +53,7 @@ def test_a_conversation_goes_on(client: openai.OpenAI, pair: Server) -> None:
     ]
     same = client.responses.create(model=pair.model, input=whole, temperature=0, max_output_tokens=20, store=False)
     assert (same.output_text, same.usage.input_tokens) == (second.output_text, second.usage.input_tokens)
-    for _ in range(8):  # whichever worker is asked
+    for _ in range(8):  # any worker may answer
         assert client.responses.retrieve(second.id) == second
     items = list(client.responses.input_items.list(second.id, order="asc", limit=2))
     assert [item.role for item in items] == ["user", "assistant", "user"]
@@ -106,14 +106,14 @@ def test_events_are_typed_and_fold_to_the_whole(client: openai.OpenAI, pair: Ser
         assert json.loads(text)["city"] in ("Paris", "Rome")
     if "include" in asked:
         scores = whole.output[0].content[0].logprobs
-        told = [entry for event in events if event.type == "response.output_text.delta" for entry in event.logprobs]
-        assert [entry.token for entry in told] == [entry.token for entry in scores]
+        entries = [entry for event in events if event.type == "response.output_text.delta" for entry in event.logprobs]
+        assert [entry.token for entry in entries] == [entry.token for entry in scores]
         assert "".join(entry.token for entry in scores) == text
         assert all(len(entry.top_logprobs) == 2 for entry in scores)
     assert client.responses.retrieve(final.id) == final
 
 
-def test_a_tool_is_answered_by_id_alone(client: openai.OpenAI, pair: Server) -> None:
+def test_a_tool_result_needs_only_the_call_id(client: openai.OpenAI, pair: Server) -> None:
     asked: Any = {"model": pair.model, "tools": [TOOL], "temperature": 0}
     first = client.responses.create(**asked, input="What is the weather in Paris?", tool_choice="required")
     (call,) = (item for item in first.output if item.type == "function_call")
@@ -128,7 +128,7 @@ def test_a_tool_is_answered_by_id_alone(client: openai.OpenAI, pair: Server) -> 
 
 
 def test_under_databricks_paths(pair: Server) -> None:
-    """As Databricks' own OpenAI client asks."""
+    """At the path of Databricks' OpenAI client."""
     client = openai.OpenAI(
         base_url=f"{pair.url}/serving-endpoints", api_key="unused", max_retries=0, _strict_response_validation=True
     )

@@ -39,13 +39,13 @@ def test_whole_equals_streamed(model: Any) -> None:
     assert (usage.input_tokens, usage.output_tokens) == (whole.usage.input_tokens, whole.usage.output_tokens)
 
 
-def test_a_conversation_goes_on(model: Any) -> None:
+def test_a_conversation_continues(model: Any) -> None:
     first = Agent(model).run_sync("My name is Anna.")
     second = Agent(model).run_sync("What is my name?", message_history=first.all_messages())
     assert second.output == "Your name is Anna."
 
 
-def test_an_agent_calls_its_tool_and_goes_on(model: Any) -> None:
+def test_an_agent_calls_its_tool_and_continues(model: Any) -> None:
     asked: list[str] = []
     agent = Agent(model)
 

@@ -1,4 +1,4 @@
-"""The examples of the README and of the page on pictures, run as they stand: only the address is the test server's."""
+"""Runs the examples of the README and of docs/images.md as they stand, with the address of the test server."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ BLOCKS = {
         r"\*\*(?P<name>\w+)\*\*[^\n]*\n\n```python\n(?P<code>.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
     )
 }
-PICTURES = re.findall(r"```python\n(.*?)```", (ROOT / "docs/images.md").read_text(), re.DOTALL)
+IMAGE_EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs/images.md").read_text(), re.DOTALL)
 
 
 def test_there_is_an_example_for_each_protocol() -> None:
     assert set(BLOCKS) == {"OpenAI", "TGI", "Databricks", "Triton", "Anthropic"}
 
 
-@pytest.mark.parametrize("code", [*BLOCKS.values(), *PICTURES], ids=[*BLOCKS, *(["pictures"] * len(PICTURES))])
+@pytest.mark.parametrize(
+    "code", [*BLOCKS.values(), *IMAGE_EXAMPLES], ids=[*BLOCKS, *(["images"] * len(IMAGE_EXAMPLES))]
+)
 def test_example_runs(server: Server, code: str) -> None:
     code = code.replace("127.0.0.1:8000", server.address)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT, check=False)

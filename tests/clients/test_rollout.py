@@ -1,4 +1,4 @@
-"""Endpoints changed by databricks-sdk and mlflow while several workers answer others: no request is lost."""
+"""Endpoints are changed with databricks-sdk and mlflow while workers answer requests: no request is lost."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def traffic(current: int) -> TrafficConfig:
 
 
 def ask(url: str, endpoint: str, *, stream: bool) -> str:
-    """Which arm answered, whole and well, over a connection of its own, which any worker may take."""
+    """The arm that answered completely. Each request has its own connection, so any worker may accept it."""
     body = {"messages": [{"role": "user", "content": "Hi"}], "stream": stream}
     headers = {"authorization": "Bearer guest", "content-type": "application/json"}
     request = urllib.request.Request(
@@ -90,7 +90,7 @@ def ask(url: str, endpoint: str, *, stream: bool) -> str:
 
 @contextmanager
 def load(url: str, endpoint: str) -> Iterator[list[str]]:
-    """Four clients that ask all the time; yields the arms that answered. Whatever failed is raised at the end."""
+    """Run four clients in a loop; yields the growing list of arms that answered. Failures are raised at the end."""
     done, answered, failed = threading.Event(), [], []
 
     def run(stream: bool) -> None:
@@ -139,12 +139,12 @@ def test_sdk_runs_a_whole_rollout_under_load(url: str) -> None:
         check(made, 100, 1)
         with load(url, "rollout") as answered:
             for version, current in enumerate((90, 50, 0), 2):
-                told = api.update_config_and_wait("rollout", served_entities=ARMS, traffic_config=traffic(current))
-                check(told, current, version)
+                updated = api.update_config_and_wait("rollout", served_entities=ARMS, traffic_config=traffic(current))
+                check(updated, current, version)
                 check(api.get("rollout"), current, version)
                 after(20, answered)
             assert set(answered) == {"current", "challenger"}
-            after(8, answered)  # those under way
+            after(8, answered)  # those in flight
             assert set(after(20, answered)) == {"challenger"}
         assert [endpoint.name for endpoint in api.list()] == ["chat", "rollout"]
         api.delete("rollout")
@@ -166,8 +166,8 @@ def test_mlflow_runs_a_whole_rollout_under_load(url: str, monkeypatch: pytest.Mo
     client.create_endpoint(config={"name": "rollout", "config": config(100)})
     with load(url, "rollout") as answered:
         for version, current in enumerate((90, 50, 0), 2):
-            told = client.update_endpoint_config("rollout", config(current))
-            assert told["config"]["config_version"] == version
+            updated = client.update_endpoint_config("rollout", config(current))
+            assert updated["config"]["config_version"] == version
             assert client.get_endpoint("rollout").state == {"ready": "READY", "config_update": "NOT_UPDATING"}
             after(20, answered)
     assert [endpoint["name"] for endpoint in client.list_endpoints()] == ["chat", "rollout"]
@@ -184,13 +184,13 @@ def test_fifty_changes_under_load_lose_no_request(url: str) -> None:
     with load(url, "many") as answered:
         for number in range(50):
             share = 98 - 2 * number
-            told = api.update_config_and_wait("many", served_entities=ARMS, traffic_config=traffic(share))
-            check(told, share, number + 2)
+            updated = api.update_config_and_wait("many", served_entities=ARMS, traffic_config=traffic(share))
+            check(updated, share, number + 2)
     assert set(answered) == {"current", "challenger"}
     api.delete("many")
 
 
-def test_who_may_change_what(url: str) -> None:
+def test_only_admin_keys_may_change_endpoints(url: str) -> None:
     with pytest.raises(PermissionDenied):
         workspace(url, "guest").serving_endpoints.delete("chat")
     api = workspace(url).serving_endpoints

@@ -1,4 +1,4 @@
-"""tritonclient over HTTP, and the generate extension it has no call for."""
+"""tritonclient over HTTP, and the generate extension, for which it has no call."""
 
 from __future__ import annotations
 

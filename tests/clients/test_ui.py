@@ -1,4 +1,4 @@
-"""The page at /ui in a real browser: what it shows, the slider, the playground."""
+"""The page at /ui in a browser: reports, slider, playground."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def split(url: str) -> list[int]:
 
 
 def slide(page: Page, share: int) -> None:
-    """Move the first arm's slider, and apply."""
+    """Move the first arm's slider and apply the change."""
     page.run(
         "{ const slider = document.querySelector('input[type=range]');"
         f"slider.value = {share}; slider.dispatchEvent(new Event('input'));"
@@ -74,7 +74,7 @@ def test_the_slider_changes_the_split_with_the_admin_key(url: str, page: Page) -
     assert page.errors == []
 
 
-def test_figures_are_shown_with_their_decisions(url: str, page: Page) -> None:
+def test_reports_are_shown_with_their_decisions(url: str, page: Page) -> None:
     for number in range(600):
         body = {"model": "chat", "user": f"user {number}", "messages": [{"role": "user", "content": "Hi"}]}
         request = urllib.request.Request(
@@ -86,7 +86,7 @@ def test_figures_are_shown_with_their_decisions(url: str, page: Page) -> None:
     assert "higher" in words  # completion tokens
     pairs = page.run("document.querySelector('.pairs').innerText")
     assert re.search(r"b paired with a\s+\d+ pairs", pairs), pairs
-    assert re.search(r"first that differs\s+0: \d+", pairs), pairs  # an echo says something else from the first token
+    assert re.search(r"first that differs\s+0: \d+", pairs), pairs  # an echo differs from the first token on
     assert re.search(r"token agreement\s+0\b", pairs), pairs
     assert re.search(r"answers of b\s+-\d", pairs), pairs
     assert page.errors == []

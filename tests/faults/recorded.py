@@ -1,4 +1,4 @@
-"""Answers of every kind of upstream, recorded from our own gateway, to be played back with something wrong."""
+"""Answers of every kind of upstream, recorded from this gateway, to be replayed with faults."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MOUNTED = {
     "mindie-triton": "/mindie",
     "tgi-0.9": "/old",
 }
-"""Where a gateway like `SERVER` speaks as that kind."""
+"""The path where a gateway configured like `SERVER` serves that kind."""
 
 SERVER = ServerSection(
     mounts=(
@@ -48,7 +48,7 @@ MODEL = "fox"
 
 
 def request(kind: str, *, stream: bool, id: str = "r") -> Generate:
-    """A request that the kind can say, for an answer of some 20 tokens."""
+    """A request that the kind can express, for an answer of about 20 tokens."""
     chat = kind.endswith("openai") or kind == "anthropic"
     prompt = ChatPrompt((Message("user", "Say it."),)) if chat else TextPrompt("Say it.")
     limit = Stopping(max_new_tokens=100)
@@ -59,7 +59,7 @@ _RECORDED: dict[tuple[str, bool], bytes] = {}
 
 
 async def record(kind: str, *, stream: bool) -> bytes:
-    """The body that the kind answers `request` with; recorded once."""
+    """The body of the kind's answer to `request`; recorded once."""
     if (kind, stream) not in _RECORDED:
         _RECORDED[kind, stream] = await _record(kind, stream=stream)
     return _RECORDED[kind, stream]
@@ -79,18 +79,18 @@ async def _record(kind: str, *, stream: bool) -> bytes:
 
 
 def frames(body: bytes) -> list[bytes]:
-    """The events of a stream."""
+    """The events of a stream, as bytes."""
     return re.findall(rb".*?\n\n", body, re.DOTALL)
 
 
 def is_end(frame: bytes) -> bool:
-    """Whether an event tells why the answer ended, in any kind's words."""
+    """Whether an event holds a finish reason, in the protocol of any kind."""
     return re.search(rb'"(finish|stop)_reason": ?"(?!None")', frame) is not None
 
 
 @asynccontextmanager
 async def remote(kind: str, url: str, **options: Any) -> AsyncIterator[RemoteBackend]:
-    """A started backend of that kind, which waits for connections as long as a busy machine wants."""
+    """A started backend of that kind, with a connect timeout for busy machines."""
     timeouts = {"connect": 60.0} | options.pop("timeouts", {})
     backend = KINDS[kind]("remote", {"url": url, "health_interval": 3600.0, "timeouts": timeouts} | options)
     await backend.start()
@@ -102,7 +102,7 @@ async def remote(kind: str, url: str, **options: Any) -> AsyncIterator[RemoteBac
 
 @asynccontextmanager
 async def playing(kind: str, play: Play, **options: Any) -> AsyncIterator[tuple[RemoteBackend, Upstream]]:
-    """A backend over an upstream that answers GETs, and plays to everything else."""
+    """A backend in front of an upstream that answers GETs, and plays `play` to all other requests."""
 
     def answer(asked: Asked) -> tuple[Step, ...]:
         return (response(b"{}"),) if asked.line.startswith("GET ") else play(asked)
@@ -112,7 +112,7 @@ async def playing(kind: str, play: Play, **options: Any) -> AsyncIterator[tuple[
 
 
 async def ask(backend: RemoteBackend, wanted: Generate) -> tuple[tuple[Event, ...], GatewayError | None]:
-    """What came, and what went wrong. A complete stream has both its `Usage` and no error."""
+    """All events, and the error if there was one. Asserts that a stream has either its `Usage` or an error."""
     events: list[Event] = []
     error: GatewayError | None = None
     async with aclosing(backend.generate(wanted)) as stream:
@@ -120,13 +120,13 @@ async def ask(backend: RemoteBackend, wanted: Generate) -> tuple[tuple[Event, ..
             async for batch in stream:
                 assert batch
                 events.extend(batch)
-        except GatewayError as told:
-            error = told
+        except GatewayError as raised:
+            error = raised
     whole = bool(events) and isinstance(events[-1], Usage)
-    assert whole == (error is None), "neither whole nor told"
+    assert whole == (error is None), "a stream is complete or raises"
     return tuple(events), error
 
 
 def text_of(events: tuple[Event, ...]) -> str:
-    """All of the text."""
+    """The concatenated text."""
     return "".join(getattr(event, "text", "") for event in events)

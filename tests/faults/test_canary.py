@@ -1,4 +1,4 @@
-"""Upstream keys stay between the gateway and its upstream: not in an answer, a log, an error or a traceback."""
+"""The keys of upstreams are in no answer, log line, error or traceback, although the upstream repeats them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ KEY = "sk-canary-5f3a9c"
 
 
 def echoing(asked: Asked, status: str) -> tuple[Step, ...]:
-    """An upstream that repeats what it was sent wherever it can."""
-    said = asked.headers.get("authorization", asked.headers.get("api-key", ""))
-    words = {"message": f"Wrong: {said}", "error": {"message": f"Wrong: {said}", "type": said, "param": said}}
-    return (response(json.dumps(words | {"code": said}).encode(), status, more=f"x-echo: {said}\r\n"),)
+    """An upstream that repeats the key it received wherever it can."""
+    key = asked.headers.get("authorization", asked.headers.get("api-key", ""))
+    words = {"message": f"Wrong: {key}", "error": {"message": f"Wrong: {key}", "type": key, "param": key}}
+    return (response(json.dumps(words | {"code": key}).encode(), status, more=f"x-echo: {key}\r\n"),)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("status", ["400 Bad Request", "401 No", "403 No", "404 No", "422 No", "429 No", "500 No"])
 @pytest.mark.parametrize("kind", ["openai", "tgi", "triton", "databricks"])
-async def test_no_error_holds_it(kind: str, status: str, key: str) -> None:
+async def test_no_error_holds_the_key(kind: str, status: str, key: str) -> None:
     async with playing(kind, lambda asked: echoing(asked, status), api_key_env="CANARY") as (backend, there):
         _, error = await ask(backend, request(kind, stream=True))
         assert there.asked[-1].headers["authorization"] == f"Bearer {key}"
@@ -48,7 +48,7 @@ async def test_no_error_holds_it(kind: str, status: str, key: str) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/serving-endpoints/m/invocations", "/generate"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_no_answer_and_no_log_line_holds_it(path: str, stream: bool, key: str) -> None:
+async def test_no_answer_and_no_log_line_holds_the_key(path: str, stream: bool, key: str) -> None:
     plays = [
         lambda asked: echoing(asked, "400 Bad Request"),
         lambda asked: echoing(asked, "401 Unauthorized"),
@@ -86,14 +86,14 @@ async def test_no_answer_and_no_log_line_holds_it(path: str, stream: bool, key: 
     assert key not in repr(logs)
 
 
-async def test_a_missing_key_is_named_by_its_variable_only() -> None:
+async def test_a_missing_key_is_reported_by_its_variable() -> None:
     backend = kinds.openai("far", {"url": "http://127.0.0.1:1", "api_key_env": "NO_SUCH_VARIABLE"})
     with pytest.raises(GatewayError, match="NO_SUCH_VARIABLE"):
         await backend.start()
     assert (await backend.healthy()).status == "failed"
 
 
-async def test_a_key_that_cannot_be_a_header_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_key_that_is_no_valid_header_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CANARY", f"{KEY}\r\nx: y")
     backend = kinds.openai("far", {"url": "http://127.0.0.1:1", "api_key_env": "CANARY"})
     with pytest.raises(GatewayError) as caught:

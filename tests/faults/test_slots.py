@@ -1,4 +1,4 @@
-"""The pool has all its slots after thousands of requests that were given up at any moment."""
+"""The pool has all its slots after thousands of requests that were cancelled at any moment."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ SLOTS = 10
 
 
 @pytest.mark.parametrize("cancels", [500, pytest.param(5000, marks=pytest.mark.slow)])
-async def test_cancelled_requests_take_no_slots_with_them(cancels: int) -> None:
-    said = frames(await record("openai", stream=True))
+async def test_cancelled_requests_leak_no_slots(cancels: int) -> None:
+    recording = frames(await record("openai", stream=True))
     dice = random.Random(3)
 
     def play(_: Asked) -> tuple[Step, ...]:
-        slow = (Pause(dice.random() * 0.003), STREAM, *(chunk(frame) for frame in said[:5]), Pause(0.002))
-        return (*slow, *(chunk(frame) for frame in said[5:]), END)
+        slow = (Pause(dice.random() * 0.003), STREAM, *(chunk(frame) for frame in recording[:5]), Pause(0.002))
+        return (*slow, *(chunk(frame) for frame in recording[5:]), END)
 
     async with playing("openai", play, limits={"connections": SLOTS, "waiting": 10_000}) as (backend, there):
         for _ in range(0, cancels, 50):
-            await asyncio.gather(*(_give_up(backend, dice.randrange(12)) for _ in range(50)))
+            await asyncio.gather(*(_cancel(backend, dice.randrange(12)) for _ in range(50)))
         pool = backend._transport.pool  # type: ignore[union-attr]
         async with asyncio.timeout(60):
             while pool.busy:  # noqa: ASYNC110
@@ -35,11 +35,11 @@ async def test_cancelled_requests_take_no_slots_with_them(cancels: int) -> None:
         answers = await asyncio.gather(*(ask(backend, request("openai", stream=True)) for _ in range(SLOTS)))
         assert [text_of(events) for events, _ in answers] == [TEXT] * SLOTS
         assert pool.open == there.open <= SLOTS
-        assert there.gone > cancels // 10, "the upstream was told to stop"
+        assert there.gone > cancels // 10, "the upstream sees the disconnects"
 
 
-async def _give_up(backend: RemoteBackend, moments: int) -> None:
-    """Ask, and leave so many half milliseconds later, or turns of the loop where those take longer."""
+async def _cancel(backend: RemoteBackend, moments: int) -> None:
+    """Send a request and cancel it after that many half milliseconds (turns of the loop, where those take longer)."""
 
     async def use() -> None:
         async with aclosing(backend.generate(request("openai", stream=True))) as stream:
@@ -55,10 +55,10 @@ async def _give_up(backend: RemoteBackend, moments: int) -> None:
 
 
 async def test_a_closed_generator_closes_the_connection() -> None:
-    said = frames(await record("tgi", stream=True))
+    recording = frames(await record("tgi", stream=True))
 
     def play(_: Asked) -> tuple[Step, ...]:
-        return (STREAM, *(step for frame in said for step in (chunk(frame), Pause(0.01))))
+        return (STREAM, *(step for frame in recording for step in (chunk(frame), Pause(0.01))))
 
     async with playing("tgi", play) as (backend, there):
         stream = backend.generate(request("tgi", stream=True))

@@ -1,6 +1,6 @@
-"""Truth at the end of an answer: whole if the upstream said so, told as a failure else; never a stop of our making.
+"""An answer ends normally only if the upstream finished it; in all other cases it ends with an error.
 
-The anomaly loop: whatever goes wrong, at every point of an answer, of every kind, streamed and whole.
+Every fault, at every point of an answer, for every kind of upstream, streamed and whole.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from schemas.ir import Event, Usage
 from tests.faults.recorded import KINDS, TEXT, ask, frames, is_end, playing, record, request, text_of
 from tests.faults.upstream import END, STREAM, Asked, Close, Hang, Pause, Reset, Step, chunk, response
 
-WRONGS: dict[str, Callable[[], tuple[Step, ...]]] = {
+FAULTS: dict[str, Callable[[], tuple[Step, ...]]] = {
     "cut": lambda: (Close(),),
     "reset": lambda: (Reset(),),
     "stall": lambda: (Hang(),),
@@ -33,33 +33,33 @@ WRONGS: dict[str, Callable[[], tuple[Step, ...]]] = {
     "deep JSON": lambda: (chunk(b"data: " + b'{"choices":' * 5000 + b"\n\n"), END),
     "an event without end": lambda: (chunk(b"data: " + b"x" * 1_500_000), END),
     "no chunk": lambda: (b"zzz\r\n", Close()),
-    "a [DONE] that is none": lambda: (chunk(b"data: [DONE]\n\n"), END),
+    "a [DONE] before the end": lambda: (chunk(b"data: [DONE]\n\n"), END),
 }
 IDLE = {"idle": 0.1}
-"""For what stalls once it has begun. What does not may take as long as a busy machine wants."""
+"""Short, for streams that stall. All others keep the default, because the machine may be busy."""
 
 
-@pytest.mark.parametrize("wrong", WRONGS)
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_stream_that_breaks_at_any_point(kind: str, wrong: str) -> None:
-    """Whole if and only if the end had been told; what came before is told, in one read or not; nothing is kept."""
-    said = frames(await record(kind, stream=True))
+async def test_a_stream_that_breaks_at_any_point_raises(kind: str, fault: str) -> None:
+    """Complete if and only if the end was sent; all text sent before the fault is received; no connection is kept."""
+    sent = frames(await record(kind, stream=True))
     steps: list[tuple[Step, ...]] = []
-    stalls = wrong == "stall"
+    stalls = fault == "stall"
     limits = IDLE if stalls else {}
     async with playing(kind, lambda _: steps[0], timeouts=limits, retries={"attempts": 1}) as (backend, there):
-        for k in range(5, len(said) + 1, 5) if stalls else range(len(said) + 1):
-            steps[:] = [(STREAM, b"".join(map(chunk, said[:k])), *WRONGS[wrong]())]
+        for k in range(5, len(sent) + 1, 5) if stalls else range(len(sent) + 1):
+            steps[:] = [(STREAM, b"".join(map(chunk, sent[:k])), *FAULTS[fault]())]
             events, error = await ask(backend, request(kind, stream=True))
-            ended = any(map(is_end, said[:k]))
-            where = f"{kind}, {wrong} after {k} of {len(said)}: {error!r}"
+            ended = any(map(is_end, sent[:k]))
+            where = f"{kind}, {fault} after {k} of {len(sent)}: {error!r}"
             if not ended:
                 assert isinstance(error, BackendError), where
-            elif wrong in ("cut", "reset", "stall", "a clean early end"):
+            elif fault in ("cut", "reset", "stall", "a clean early end"):
                 assert error is None, where
             assert TEXT.startswith(text_of(events)), where
-            if wrong != "reset":  # which loses what was on its way
-                assert text_of(events) == text_of(decoded(backend, kind, said[:k])), where
+            if fault != "reset":  # a reset discards bytes in flight
+                assert text_of(events) == text_of(decoded(backend, kind, sent[:k])), where
             assert error is not None or text_of(events) == TEXT, where
         await _free(backend)
     assert there.open == 0
@@ -67,7 +67,7 @@ async def test_a_stream_that_breaks_at_any_point(kind: str, wrong: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_an_answer_that_never_begins(kind: str, stream: bool) -> None:
+async def test_an_answer_that_never_begins_times_out(kind: str, stream: bool) -> None:
     limits = {"first_token": 0.1, "whole": 0.1}
     async with playing(kind, lambda _: (STREAM, Hang()), timeouts=limits, retries={"attempts": 1}) as (backend, there):
         events, error = await ask(backend, request(kind, stream=stream))
@@ -78,7 +78,7 @@ async def test_an_answer_that_never_begins(kind: str, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_whole_answer_that_breaks_at_any_point(kind: str) -> None:
+async def test_a_whole_answer_that_breaks_at_any_point_raises(kind: str) -> None:
     body = await record(kind, stream=False)
     whole = response(body)
     steps: list[tuple[Step, ...]] = []
@@ -98,7 +98,7 @@ async def test_a_whole_answer_that_breaks_at_any_point(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_stream_in_slices_of_any_size(kind: str) -> None:
+async def test_a_stream_in_chunks_of_any_size_is_complete(kind: str) -> None:
     body = await record(kind, stream=True)
     sizes = [1, 2, 3, 7, 64, 1000, len(body)]
 
@@ -137,9 +137,9 @@ async def test_a_stream_in_slices_of_any_size(kind: str) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["openai", "tgi", "triton", "databricks"])
-async def test_a_reply_that_is_no_answer(kind: str, reply: bytes, status: int, stream: bool) -> None:
-    """`status` is the sort of error: the client's, ours to try later, the upstream's."""
-    sorts = {
+async def test_a_reply_without_an_answer_raises(kind: str, reply: bytes, status: int, stream: bool) -> None:
+    """`status` stands for the kinds of errors that a client would see with that status."""
+    kinds = {
         400: ("invalid_request", "malformed_body"),
         404: ("model_not_found",),
         429: ("overloaded",),
@@ -151,27 +151,27 @@ async def test_a_reply_that_is_no_answer(kind: str, reply: bytes, status: int, s
         events, error = await ask(backend, request(kind, stream=stream))
         assert events == ()
         assert isinstance(error, GatewayError)
-        assert error.kind in sorts[status]
+        assert error.kind in kinds[status]
         if b"retry-after" in reply:
             assert error.retry_after == 7.0
         assert len([asked for asked in there.asked if asked.line.startswith("POST")]) == 1
 
 
-async def test_a_drip_of_bytes_is_no_life() -> None:
-    """The idle limit counts events: a comment every 20 ms does not save a stream that says nothing."""
-    said = frames(await record("openai", stream=True))
+async def test_bytes_without_events_do_not_renew_the_idle_timeout() -> None:
+    """A comment every 20 ms does not keep a stream without events alive."""
+    sent = frames(await record("openai", stream=True))
     drip: tuple[Step, ...] = tuple(chunk(b": still here\n\n") for _ in range(3))
-    steps = (STREAM, chunk(said[0]), *(step for piece in drip * 50 for step in (Pause(0.02), piece)), Close())
+    steps = (STREAM, chunk(sent[0]), *(step for piece in drip * 50 for step in (Pause(0.02), piece)), Close())
     async with playing("openai", lambda _: steps, timeouts=IDLE) as (backend, _):
         _, error = await ask(backend, request("openai", stream=True))
         assert error is not None
-        assert error.code == "stream_idle", "and not cut at the drip's end"
+        assert error.code == "stream_idle", "before the connection closes"
 
 
-def decoded(backend: RemoteBackend, kind: str, said: list[bytes]) -> tuple[Event, ...]:
-    """What events of the upstream's say."""
+def decoded(backend: RemoteBackend, kind: str, sent: list[bytes]) -> tuple[Event, ...]:
+    """The events that the upstream's bytes decode to."""
     (_, codec), *_ = backend._codecs
-    return codec.decoder(request(kind, stream=True)).feed(b"".join(said))
+    return codec.decoder(request(kind, stream=True)).feed(b"".join(sent))
 
 
 async def _free(backend: object) -> None:

@@ -1,6 +1,6 @@
-"""An upstream that does as it is told, byte by byte: what a real one would never do on demand.
+"""A scripted upstream: sends given bytes and faults, which a real server would not produce on demand.
 
-A `Play` is the raw bytes of a response and what happens between them; `Upstream` plays one for every request it reads.
+A `Play` gives the steps of a response, raw bytes and what happens between them; `Upstream` plays one per request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Asked:
-    """A request as it was read."""
+    """A request that the upstream received."""
 
     line: str
     headers: dict[str, str]
@@ -25,24 +25,24 @@ class Asked:
 
 @dataclass(frozen=True)
 class Pause:
-    """Wait so many seconds."""
+    """Wait."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Hang:
-    """Say nothing more until the client leaves."""
+    """Send nothing more until the client disconnects."""
 
 
 @dataclass(frozen=True)
 class Reset:
-    """Break the connection."""
+    """Reset the connection (RST)."""
 
 
 @dataclass(frozen=True)
 class Close:
-    """End the connection in good order."""
+    """Close the connection (FIN)."""
 
 
 Step = bytes | Pause | Hang | Reset | Close
@@ -51,7 +51,7 @@ Play = Callable[[Asked], tuple[Step, ...]]
 
 @dataclass
 class Upstream:
-    """A server; `asked` is what it was asked, `gone` counts clients that left in the middle."""
+    """A server. `asked` are the requests received; `gone` counts clients that disconnected during a response."""
 
     play: Play
     asked: list[Asked] = field(default_factory=list)
@@ -93,7 +93,7 @@ async def _read(reader: asyncio.StreamReader, number: int) -> Asked | None:
 
 
 async def _do(step: Step, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Whether the connection goes on."""
+    """Play a step; whether the connection stays open."""
     if isinstance(step, bytes):
         writer.write(step)
         await writer.drain()
@@ -103,7 +103,7 @@ async def _do(step: Step, reader: asyncio.StreamReader, writer: asyncio.StreamWr
         await reader.read(1)
         raise ConnectionResetError
     elif isinstance(step, Reset):
-        linger = struct.pack("ii", 1, 0)  # without it, abort() is as polite as close()
+        linger = struct.pack("ii", 1, 0)  # makes the abort an RST instead of a FIN
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         writer.transport.abort()
         return False
@@ -114,7 +114,7 @@ async def _do(step: Step, reader: asyncio.StreamReader, writer: asyncio.StreamWr
 
 @asynccontextmanager
 async def upstream(play: Play) -> AsyncIterator[Upstream]:
-    """Run one."""
+    """A running upstream."""
     made = Upstream(play)
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0, backlog=1024)
     made.port = server.sockets[0].getsockname()[1]
@@ -132,7 +132,7 @@ async def _empty(made: Upstream) -> None:
 
 
 def response(body: bytes, status: str = "200 OK", type: str = "application/json", more: str = "") -> bytes:
-    """A whole response with its length."""
+    """A whole response with a content-length."""
     head = f"HTTP/1.1 {status}\r\ncontent-type: {type}\r\ncontent-length: {len(body)}\r\n{more}\r\n"
     return head.encode() + body
 

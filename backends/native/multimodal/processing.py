@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from backends.images import Picture
+from backends.images import DecodedImage
 from backends.native.multimodal.inputs import (
     Arrays,
     ImageItem,
@@ -93,11 +93,12 @@ class BaseDummyInputsBuilder(ABC, Generic[Info]):
     def __init__(self, info: Info) -> None:
         self.info = info
 
-    def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> list[Picture]:
+    def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> list[DecodedImage]:
         """The images of the request."""
         width, height = self.info.get_image_size_with_most_features()
         return [
-            Picture(width, height, bytearray(width * height * 3), b"dummy") for _ in range(mm_counts.get("image", 0))
+            DecodedImage(width, height, bytearray(width * height * 3), b"dummy")
+            for _ in range(mm_counts.get("image", 0))
         ]
 
     @abstractmethod
@@ -136,7 +137,7 @@ class BaseMultiModalProcessor(ABC, Generic[Info]):
         """
         return {} if begins_with_resize(self.info.image_processor) else None
 
-    def process(self, image: Picture) -> ImageItem:
+    def process(self, image: DecodedImage) -> ImageItem:
         """Process one image. Its pixels may be freed meanwhile."""
         size = ImageSize(image.width, image.height)
         outputs = self._call_hf_processor(*self._resized(image))
@@ -144,7 +145,7 @@ class BaseMultiModalProcessor(ABC, Generic[Info]):
         arrays = {name: field.check(name, np.asarray(outputs[name])) for name, field in fields.items()}
         return ImageItem(size, arrays, image.digest)
 
-    def _resized(self, image: Picture) -> tuple[list[Any], Mapping[str, object]]:
+    def _resized(self, image: DecodedImage) -> tuple[list[Any], Mapping[str, object]]:
         """The pixels and arguments for the image processor; where possible resized, and the original pixels freed."""
         pixels = np.frombuffer(image.rgb, np.uint8).reshape(image.height, image.width, 3)
         processor, kwargs = self.info.image_processor, self._get_resize_kwargs()

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from backends.images import ImageFile, ImageLoader, ImageOptions, about
+from backends.images import ImageFile, ImageLoader, ImageOptions, image_errors
 from backends.native.machine import return_large_blocks
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from backends.native.multimodal.processing import BaseMultiModalProcessor
@@ -92,7 +92,7 @@ class ImagePrompts:
             items = []
             for _ in parts:
                 number, file = next(files)
-                with about(number):
+                with image_errors(number):
                     items.append(await self._item(file))
             expanded.append(self._processor.apply(ids, items) if items else MultiModalInputs(ids))
         self._check_sizes(expanded)

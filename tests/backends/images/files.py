@@ -1,4 +1,4 @@
-"""Picture files made by hand or by Pillow, good and bad."""
+"""Image files, valid and broken, made by hand or by Pillow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def part(data: bytes, type: str = "png") -> ImagePart:
 
 
 def png(width: int, height: int, rows: bytes = b"") -> bytes:
-    """A PNG of one bit a pixel whose header says what it likes."""
+    """A PNG of one bit per pixel. `rows` need not match the size in the header."""
     header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
@@ -37,12 +37,12 @@ def png(width: int, height: int, rows: bytes = b"") -> bytes:
 
 
 def jpeg(width: int, height: int) -> bytes:
-    """The header of a JPEG, and no more."""
+    """The header of a JPEG, without data."""
     return b"\xff\xd8\xff\xfe\x00\x04hi\xff\xc0" + struct.pack(">HBHHB", 8, 8, height, width, 0) + b"\xff\xda"
 
 
 def rotated() -> bytes:
-    """Red above, blue below; EXIF says to turn it so that red is on the right."""
+    """A JPEG, red above and blue below, with an EXIF orientation that turns red to the right."""
     image = Image.new("RGB", (10, 20), RED)
     image.paste((30, 30, 220), (0, 10, 10, 20))
     exif = Image.Exif()

@@ -1,6 +1,6 @@
-"""The decoding child: what it shows is what Pillow shows of the whole picture, and it takes no more memory than it may.
+"""The decoding process: its pixels equal those of plain Pillow, within the memory limit.
 
-The kernel holds it to `decode_memory`, 100 MB; so a picture that is answered took less.
+The kernel limits it to `decode_memory`, 100 MB, so an image that is decoded took less.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest_asyncio
 from PIL import Image, ImageOps
 
 from backends.images import ImageLoader, ImageOptions
-from backends.images.child import Upright
+from backends.images.child import UprightImage
 from schemas.errors import InvalidRequest
 from tests.backends.images import files
 
@@ -34,8 +34,8 @@ def written(image: Image.Image, format: str, orientation: int) -> bytes:
     return out.getvalue()
 
 
-def whole(data: bytes) -> Image.Image:
-    """By Pillow alone, at once."""
+def by_pillow(data: bytes) -> Image.Image:
+    """The image decoded by Pillow, at once instead of in strips."""
     image = ImageOps.exif_transpose(Image.open(BytesIO(data)))
     white = Image.new("RGBA", image.size, "white")
     return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
@@ -45,12 +45,12 @@ def whole(data: bytes) -> Image.Image:
 @pytest.mark.parametrize(
     ("format", "mode"), [*product(["PNG"], ["RGB", "RGBA", "LA", "L", "P"]), *product(["JPEG"], ["RGB", "L", "CMYK"])]
 )
-def test_strips_make_the_whole(format: str, mode: str, orientation: int) -> None:
-    """A picture of several strips whichever way it stands; 0 and 9 say nothing."""
+def test_strips_equal_the_whole_image(format: str, mode: str, orientation: int) -> None:
+    """The image has several strips in any orientation; orientations 0 and 9 are invalid and ignored."""
     data = written(noise(mode, (700, 300)), format, orientation)
-    shown, expected = Upright(data, format), whole(data)
-    strips = list(shown.strips())
-    assert shown.size == expected.size
+    decoded, expected = UprightImage(data, format), by_pillow(data)
+    strips = list(decoded.strips())
+    assert decoded.size == expected.size
     assert len(strips) > 2
     assert b"".join(strips) == expected.tobytes()
 
@@ -79,15 +79,15 @@ LARGEST: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("make", LARGEST.values(), ids=LARGEST)
-async def test_the_largest_pictures_fit(loader: ImageLoader, make: Callable[[], bytes]) -> None:
+async def test_the_largest_images_fit_the_memory_limit(loader: ImageLoader, make: Callable[[], bytes]) -> None:
     (file,) = await loader.read([files.part(make())])
-    picture = await loader.decode(file)
-    assert (picture.width, picture.height) == SIDE
+    image = await loader.decode(file)
+    assert (image.width, image.height) == SIDE
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_what_takes_more_is_refused(loader: ImageLoader) -> None:
-    """All of a progressive picture's coefficients are held before the first pixel."""
+async def test_an_image_over_the_memory_limit_is_refused(loader: ImageLoader) -> None:
+    """The decoder holds all coefficients of a progressive JPEG before the first pixel."""
     (file,) = await loader.read([files.part(files.file("JPEG", size=SIDE, progressive=True, subsampling=0))])
     with pytest.raises(InvalidRequest, match="more memory"):
         await loader.decode(file)

@@ -1,4 +1,4 @@
-"""Fetching over real sockets: what is connected to, and what is made of the answers."""
+"""Fetching images over real sockets."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from backends.images.fetch import Fetcher
 from backends.images.options import ImageOptions
 from schemas.errors import InvalidRequest
 from tests.backends.images import files
-from tests.backends.images.audit import watching
+from tests.backends.images.audit import recorded_events
 
-PICTURE = files.file()
-OK = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: %d\r\n\r\n%b" % (len(PICTURE), PICTURE)
+IMAGE = files.file()
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: %d\r\n\r\n%b" % (len(IMAGE), IMAGE)
 
 
 class Site:
-    """Answers every connection with the same bytes; knows the requests it got."""
+    """A server that answers every connection with the same bytes and records the requests."""
 
     def __init__(self, answer: bytes) -> None:
         self.answer = answer
@@ -62,26 +62,26 @@ def redirect(url: str) -> bytes:
     return f"HTTP/1.1 302 Found\r\nLocation: {url}\r\nContent-Length: 0\r\n\r\n".encode()
 
 
-async def test_a_picture() -> None:
+async def test_an_image_of_a_listed_host_is_fetched() -> None:
     async with site() as there:
-        assert await fetch(f"http://127.0.0.1:{there.port}/a%20b.png?c=d", f"127.0.0.1:{there.port}") == PICTURE
+        assert await fetch(f"http://127.0.0.1:{there.port}/a%20b.png?c=d", f"127.0.0.1:{there.port}") == IMAGE
     (request,) = there.requests
     assert request.startswith(b"GET /a%20b.png?c=d HTTP/1.1\r\nHost: 127.0.0.1:")
     assert b"identity" in request
 
 
-async def test_a_redirect_within_the_list() -> None:
+async def test_a_redirect_to_a_listed_host_is_followed() -> None:
     async with site() as there, site() as first:
         first.answer = redirect(f"http://127.0.0.1:{there.port}/b")
         hosts = (f"127.0.0.1:{first.port}", f"127.0.0.1:{there.port}")
-        assert await fetch(f"http://127.0.0.1:{first.port}/", *hosts) == PICTURE
+        assert await fetch(f"http://127.0.0.1:{first.port}/", *hosts) == IMAGE
     assert len(there.requests) == 1
 
 
 @pytest.mark.parametrize(
     "to", ["http://127.0.0.1:{port}/", "//127.0.0.1:{port}/", "file:///etc/passwd", "http://[::1]/"]
 )
-async def test_a_redirect_out_of_the_list(to: str) -> None:
+async def test_a_redirect_to_another_host_is_refused(to: str) -> None:
     async with site() as secret, site() as first:
         first.answer = redirect(to.format(port=secret.port))
         with pytest.raises(InvalidRequest, match="not fetched from this address"):
@@ -89,7 +89,7 @@ async def test_a_redirect_out_of_the_list(to: str) -> None:
     assert not secret.requests
 
 
-async def test_redirects_end() -> None:
+async def test_redirects_are_bounded() -> None:
     async with site() as there:
         there.answer = redirect("/again")
         with pytest.raises(InvalidRequest, match="cannot be fetched"):
@@ -99,7 +99,7 @@ async def test_redirects_end() -> None:
 
 async def test_a_listed_host_with_a_private_address_is_not_connected_to() -> None:
     async with site() as secret:
-        with watching() as seen, pytest.raises(InvalidRequest, match="cannot be fetched") as refused:
+        with recorded_events() as seen, pytest.raises(InvalidRequest, match="cannot be fetched") as refused:
             await fetch(f"http://localhost:{secret.port}/", f"localhost:{secret.port}", networks=())
     assert not secret.requests
     assert not [event for event, _ in seen if event == "socket.connect"]
@@ -107,29 +107,29 @@ async def test_a_listed_host_with_a_private_address_is_not_connected_to() -> Non
 
 
 async def test_a_name_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second answer would be another one: rebinding."""
-    asked: list[str] = []
+    """DNS rebinding: a second resolution would return another address."""
+    resolved: list[str] = []
 
     async def getaddrinfo(host: str, port: int, **_: Any) -> list[Any]:
-        asked.append(host)
-        address = "127.0.0.1" if len(asked) == 1 else "127.0.0.2"
+        resolved.append(host)
+        address = "127.0.0.1" if len(resolved) == 1 else "127.0.0.2"
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
 
     async with site() as there:
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
-        with watching() as seen:
+        with recorded_events() as seen:
             url, host = f"http://pics.example:{there.port}/", f"pics.example:{there.port}"
-            assert await fetch(url, host, networks=("127.0.0.1/32",)) == PICTURE
-    assert asked == ["pics.example"]
+            assert await fetch(url, host, networks=("127.0.0.1/32",)) == IMAGE
+    assert resolved == ["pics.example"]
     assert [arguments[1] for event, arguments in seen if event == "socket.connect"] == [("127.0.0.1", there.port)]
 
 
-async def test_one_private_address_among_public_ones_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_name_with_one_private_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async def getaddrinfo(host: str, port: int, **_: Any) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in ("8.8.8.8", "10.0.0.1")]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
-    with watching() as seen, pytest.raises(InvalidRequest, match="cannot be fetched"):
+    with recorded_events() as seen, pytest.raises(InvalidRequest, match="cannot be fetched"):
         await fetch("http://pics.example/", "pics.example", networks=())
     assert not [event for event, _ in seen if event == "socket.connect"]
 
@@ -149,7 +149,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("answer", "words"), BAD.values(), ids=BAD)
-async def test_bad_answers(answer: bytes, words: str) -> None:
+async def test_a_response_without_a_usable_image_is_refused(answer: bytes, words: str) -> None:
     async with site(answer) as there:
         limits = {"max_bytes": 1000, "fetch_seconds": 0.5 if answer == BAD["slow"][0] else 60.0}
         with pytest.raises(InvalidRequest, match=words) as refused:
@@ -157,6 +157,6 @@ async def test_bad_answers(answer: bytes, words: str) -> None:
     assert "127.0.0.1" not in refused.value.message
 
 
-async def test_nobody_there() -> None:
+async def test_a_host_that_does_not_answer_is_refused_with_the_same_text() -> None:
     with pytest.raises(InvalidRequest, match="cannot be fetched"):
         await fetch("http://127.0.0.1:1/", "127.0.0.1:1")

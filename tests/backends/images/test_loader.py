@@ -1,25 +1,19 @@
-"""Pictures by their own bytes: what is taken, what is refused, and in what words."""
+"""Images sent as bytes: which are decoded, which are refused, and with what texts."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import os
-import signal
 from collections.abc import AsyncIterator
 from hashlib import sha256
-from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from backends.images import ImageLoader, ImageOptions, Picture, decoder
-from backends.images.child import HERE
-from schemas.errors import InvalidRequest, Overloaded
+from backends.images import DecodedImage, ImageLoader, ImageOptions
+from schemas.errors import InvalidRequest
 from schemas.ir import ImagePart
 from tests.backends.images import files
-from tests.backends.images.audit import watching
+from tests.backends.images.audit import recorded_events
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -33,7 +27,7 @@ async def loader() -> AsyncIterator[ImageLoader]:
     await loader.aclose()
 
 
-async def load(loader: ImageLoader, parts: list[ImagePart]) -> list[Picture]:
+async def load(loader: ImageLoader, parts: list[ImagePart]) -> list[DecodedImage]:
     return [await loader.decode(file) for file in await loader.read(parts)]
 
 
@@ -41,7 +35,7 @@ def near(found: bytes, expected: tuple[int, int, int]) -> bool:
     return all(abs(one - other) <= 6 for one, other in zip(found, expected, strict=True))
 
 
-SHOWN = {
+DECODED = {
     "png": (files.file(), files.RED),
     "jpeg": (files.file("JPEG"), files.RED),
     "gray": (files.file(mode="L", color=100), (100, 100, 100)),
@@ -55,21 +49,21 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize(("data", "color"), SHOWN.values(), ids=SHOWN)
-async def test_what_is_shown(loader: ImageLoader, data: bytes, color: tuple[int, int, int]) -> None:
-    (picture,) = await load(loader, [files.part(data)])
-    assert (picture.width, picture.height) == (20, 10)
-    assert len(picture.rgb) == 600
-    assert near(picture.rgb[:3], color)
-    assert near(picture.rgb[-3:], color)
-    assert picture.digest == sha256(data).digest()
+@pytest.mark.parametrize(("data", "color"), DECODED.values(), ids=DECODED)
+async def test_pixels_are_decoded(loader: ImageLoader, data: bytes, color: tuple[int, int, int]) -> None:
+    (image,) = await load(loader, [files.part(data)])
+    assert (image.width, image.height) == (20, 10)
+    assert len(image.rgb) == 600
+    assert near(image.rgb[:3], color)
+    assert near(image.rgb[-3:], color)
+    assert image.digest == sha256(data).digest()
 
 
-async def test_it_is_turned_upright(loader: ImageLoader) -> None:
-    (picture,) = await load(loader, [files.part(files.rotated())])
-    assert (picture.width, picture.height) == (20, 10)
-    assert near(picture.rgb[:3], (30, 30, 220))
-    assert near(picture.rgb[19 * 3 : 20 * 3], files.RED)
+async def test_an_image_is_turned_upright(loader: ImageLoader) -> None:
+    (image,) = await load(loader, [files.part(files.rotated())])
+    assert (image.width, image.height) == (20, 10)
+    assert near(image.rgb[:3], (30, 30, 220))
+    assert near(image.rgb[19 * 3 : 20 * 3], files.RED)
 
 
 BOMB = files.png(4000, 4000, b"\0" * 501 * 4000)
@@ -98,17 +92,17 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("data", "words"), REFUSED.values(), ids=REFUSED)
-async def test_what_is_refused(loader: ImageLoader, data: bytes, words: str) -> None:
+async def test_a_broken_or_forbidden_file_is_refused(loader: ImageLoader, data: bytes, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         await load(loader, [files.part(data)])
 
 
-async def test_a_picture_at_the_limit_is_decoded(loader: ImageLoader) -> None:
-    (picture,) = await load(loader, [files.part(BOMB)])
-    assert (picture.width, picture.height) == (4000, 4000)
+async def test_an_image_at_the_limit_is_decoded(loader: ImageLoader) -> None:
+    (image,) = await load(loader, [files.part(BOMB)])
+    assert (image.width, image.height) == (4000, 4000)
 
 
-WRITTEN = {
+REFS = {
     "bare base64": base64.b64encode(files.file()).decode(),
     "jpg": f"data:image/jpg;base64,{base64.b64encode(files.file('JPEG')).decode()}",
     "type in capitals": f"DATA:image/png;BASE64,{base64.b64encode(files.file()).decode()}",
@@ -116,13 +110,13 @@ WRITTEN = {
 }
 
 
-@pytest.mark.parametrize("ref", WRITTEN.values(), ids=WRITTEN)
-async def test_how_it_may_be_written(loader: ImageLoader, ref: str) -> None:
-    (picture,) = await load(loader, [ImagePart(ref, "data")])
-    assert near(picture.rgb[:3], files.RED)
+@pytest.mark.parametrize("ref", REFS.values(), ids=REFS)
+async def test_data_references_are_read(loader: ImageLoader, ref: str) -> None:
+    (image,) = await load(loader, [ImagePart(ref, "data")])
+    assert near(image.rgb[:3], files.RED)
 
 
-MISWRITTEN = {
+MALFORMED_REFS = {
     "not base64": "data:image/png;base64,!!!!",
     "bad padding": "data:image/png;base64,iVBORw0KG",
     "percent": "data:image/png,%89PNG",
@@ -130,8 +124,8 @@ MISWRITTEN = {
 }
 
 
-@pytest.mark.parametrize("ref", MISWRITTEN.values(), ids=MISWRITTEN)
-async def test_how_it_may_not_be_written(loader: ImageLoader, ref: str) -> None:
+@pytest.mark.parametrize("ref", MALFORMED_REFS.values(), ids=MALFORMED_REFS)
+async def test_malformed_references_are_refused(loader: ImageLoader, ref: str) -> None:
     with pytest.raises(InvalidRequest, match="base64"):
         await load(loader, [ImagePart(ref, "data")])
 
@@ -145,119 +139,14 @@ LIMITS = {
 
 
 @pytest.mark.parametrize(("limit", "count", "words"), LIMITS.values(), ids=LIMITS)
-async def test_limits(limit: dict[str, int], count: int, words: str) -> None:
+async def test_images_over_a_limit_are_refused(limit: dict[str, int], count: int, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         await load(ImageLoader(ImageOptions(**limit, decode_seconds=60.0)), [files.part(files.file())] * count)
 
 
-async def test_a_child_out_of_memory_harms_nobody() -> None:
-    loader = ImageLoader(ImageOptions(decode_memory=12_000_000, decode_seconds=60.0))
-    with pytest.raises(InvalidRequest, match=r"damaged|within the limits"):
-        await load(loader, [files.part(BOMB)])
-    assert await load(loader, [files.part(files.file())])
-    await loader.aclose()
-
-
-async def test_a_child_that_hangs_is_killed_and_replaced() -> None:
-    loader = ImageLoader(UNHURRIED)
-    assert await load(loader, [files.part(files.file())])
-    (used,) = [each for each in loader._decoder._children if each._child is not None]
-    child = used._child
-    os.kill(child.pid, signal.SIGSTOP)
-    used._options = ImageOptions(decode_seconds=0.1)
-    with pytest.raises(InvalidRequest, match="within the limits"):
-        await load(loader, [files.part(files.file())])
-    assert child.returncode == -signal.SIGKILL
-    used._options = UNHURRIED
-    assert await load(loader, [files.part(files.file())])
-    await loader.aclose()
-
-
 @pytest.mark.parametrize(("ref", "kind"), [("http://127.0.0.1:1/secret.png", "url"), ("/etc/passwd", "path")])
 async def test_nothing_is_opened_by_default(loader: ImageLoader, ref: str, kind: str) -> None:
-    with watching() as seen, pytest.raises(InvalidRequest) as refused:
+    with recorded_events() as seen, pytest.raises(InvalidRequest) as refused:
         await load(loader, [ImagePart(ref, kind)])
     assert not seen
     assert not any(word in refused.value.message for word in ("127.0.0.1", "secret", "/etc", "passwd"))
-
-
-SLOW_TO_START = """
-import runpy, sys, time
-from pathlib import Path
-while not Path({go!r}).exists(): time.sleep(0.01)
-runpy.run_path({script!r}, run_name="__main__")
-"""
-
-
-async def test_the_time_that_a_child_takes_to_start_is_not_the_pictures(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    go, slow = tmp_path / "go", tmp_path / "slow.py"
-    slow.write_text(SLOW_TO_START.format(go=str(go), script=str(decoder._SCRIPT)))
-    monkeypatch.setattr(decoder, "_SCRIPT", slow)
-    loader = ImageLoader(ImageOptions(decode_seconds=0.001))
-    loading = asyncio.create_task(load(loader, [files.part(files.file())]))
-    done, _ = await asyncio.wait([loading], timeout=0.3)
-    assert not done
-    for child in loader._decoder._children:
-        child._options = UNHURRIED
-    go.touch()
-    assert await loading
-    await loader.aclose()
-
-
-async def test_a_slow_picture_does_not_stop_the_others() -> None:
-    loader = ImageLoader(UNHURRIED)
-    await load(loader, [files.part(files.file())])
-    (child,) = [each._child for each in loader._decoder._children if each._child is not None]
-    os.kill(child.pid, signal.SIGSTOP)
-    slow = asyncio.create_task(load(loader, [files.part(files.file())]))
-    await asyncio.sleep(0)
-    assert await load(loader, [files.part(files.file("JPEG"))])
-    assert not slow.done()
-    slow.cancel()
-    await asyncio.wait([slow])
-    assert child.returncode == -signal.SIGKILL
-    assert await load(loader, [files.part(files.file())])
-    await loader.aclose()
-
-
-async def test_who_leaves_in_the_middle_of_a_large_picture_takes_no_turn_along() -> None:
-    loader = ImageLoader(UNHURRIED)
-    large = files.part(files.file(mode="1", size=(4000, 4000), color=0))
-    await load(loader, [files.part(files.file())])
-    for _ in range(3):
-        leaving = asyncio.create_task(load(loader, [large]))
-        while not any(map(_arriving, loader._decoder._children)):  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0)
-        leaving.cancel()
-        assert await asyncio.wait([leaving], timeout=30) == ({leaving}, set())
-        assert leaving.cancelled()
-    assert await load(loader, [files.part(files.file())])
-    await loader.aclose()
-
-
-def _arriving(child: Any) -> bool:
-    """Whether more of a picture has come than is read before the next look, and not just a child's first word."""
-    return child._child is not None and len(child._child.stdout._buffer) > len(HERE)
-
-
-async def test_a_picture_keeps_its_turn_while_it_is_used() -> None:
-    """Two are held at once; the third is decoded when one of them is not needed any more."""
-    loader = ImageLoader(UNHURRIED)
-    (file,) = await loader.read([files.part(files.file())])
-    async with loader.decoded(file), loader.decoded(file):
-        third = asyncio.create_task(loader.decode(file))
-        done, _ = await asyncio.wait([third], timeout=0.2)
-        assert not done
-    assert (await third).width == 20
-    await loader.aclose()
-
-
-async def test_a_long_queue_is_refused() -> None:
-    loader = ImageLoader(UNHURRIED)
-    many = [load(loader, [files.part(files.file())]) for _ in range(80)]
-    found = await asyncio.gather(*many, return_exceptions=True)
-    assert sum(isinstance(each, Overloaded) for each in found) <= 80 - 64
-    assert all(isinstance(each, list | Overloaded) for each in found)
-    await loader.aclose()

@@ -1,5 +1,6 @@
-"""No connection but to what is allowed, whatever a client writes, a site redirects to, or a name resolves to; seen at
-the socket. And no file but under the folder, whatever URL or path says so.
+"""Server-side request forgery: no connection and no file that is not allowed, by any URL, redirect, name or path.
+
+Checked at the system calls, with Python's audit hooks.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from adapters.tgi.inputs import image_part as tgi_part
 from backends.images import ImageLoader, ImageOptions
 from schemas.errors import InvalidRequest
 from tests.backends.images import files
-from tests.backends.images.audit import watching
-from tests.backends.images.test_addresses import ADDRESSES_THAT_ARE_NOT, URLS_THAT_ARE_NOT
+from tests.backends.images.audit import recorded_events
+from tests.backends.images.test_addresses import FORBIDDEN_ADDRESSES, FORBIDDEN_URLS
 from tests.backends.images.test_fetch import redirect, site
 from tests.backends.images.test_files import NOT_READ
 
@@ -34,7 +35,7 @@ LOOPBACKS = [
         "HTTP://LOCALHOST:{port}",
     ),
 ]
-"""Ways to write an address of this machine, which is not listed."""
+"""Spellings of this machine's address, which is not listed."""
 
 
 def connected(seen: list[tuple[str, tuple[object, ...]]]) -> list[Any]:
@@ -46,9 +47,9 @@ def resolved(seen: list[tuple[str, tuple[object, ...]]]) -> list[Any]:
 
 
 async def refused(ref: str, options: ImageOptions) -> list[tuple[str, tuple[object, ...]]]:
-    """What happens on the way to a refusal, written in any of the protocols' ways."""
+    """The audit events until `ref` is refused, as an image of each protocol that takes references."""
     loader = ImageLoader(options)
-    with watching() as seen:
+    with recorded_events() as seen:
         for part in {tgi_part(ref), openai_part(ref)}:
             with pytest.raises(InvalidRequest) as refusal:
                 await loader.read([part])
@@ -58,9 +59,8 @@ async def refused(ref: str, options: ImageOptions) -> list[tuple[str, tuple[obje
     return seen
 
 
-@pytest.mark.parametrize("url", [*URLS_THAT_ARE_NOT, *LOOPBACKS])
-async def test_what_a_client_writes(url: str) -> None:
-    """Not even resolved."""
+@pytest.mark.parametrize("url", [*FORBIDDEN_URLS, *LOOPBACKS])
+async def test_a_forbidden_url_is_not_even_resolved(url: str) -> None:
     options = ImageOptions(hosts=("pics.example", "other.example:8080", "[2001:db8::1]:81"))
     async with site() as secret:
         seen = await refused(url.format(port=secret.port) if "{port}" in url else url, options)
@@ -69,9 +69,9 @@ async def test_what_a_client_writes(url: str) -> None:
     assert not secret.requests
 
 
-@pytest.mark.parametrize("url", [*URLS_THAT_ARE_NOT, *LOOPBACKS])
-async def test_where_a_site_redirects_to(url: str) -> None:
-    """To the listed site itself and to nowhere else; the secret one is at another port of the same address."""
+@pytest.mark.parametrize("url", [*FORBIDDEN_URLS, *LOOPBACKS])
+async def test_a_redirect_leads_to_no_forbidden_url(url: str) -> None:
+    """Only the listed site is connected to; the secret one is at another port of the same address."""
     async with site() as secret, site() as listed:
         listed.answer = redirect(url.format(port=secret.port) if "{port}" in url else url)
         host = f"127.0.0.1:{listed.port}"
@@ -80,8 +80,8 @@ async def test_where_a_site_redirects_to(url: str) -> None:
     assert not secret.requests
 
 
-@pytest.mark.parametrize("address", [each for each in ADDRESSES_THAT_ARE_NOT if each not in ("", "localhost")])
-async def test_what_a_name_resolves_to(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("address", [each for each in FORBIDDEN_ADDRESSES if each not in ("", "localhost")])
+async def test_a_name_of_a_forbidden_address_is_not_connected_to(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
 
     async def getaddrinfo(host: str, port: int, **_: Any) -> list[Any]:
@@ -92,9 +92,9 @@ async def test_what_a_name_resolves_to(address: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("path", [path for path in NOT_READ if path])
-async def test_what_a_path_says(path: str, tmp_path: Path) -> None:
-    """In front of the same files as `test_files`, by way of the protocols."""
-    folder = tmp_path / "pictures"
+async def test_a_path_leads_to_no_file_outside_the_folder(path: str, tmp_path: Path) -> None:
+    """The paths of `test_files`, through the codecs of the protocols."""
+    folder = tmp_path / "images"
     folder.mkdir()
     (tmp_path / "secret.png").write_bytes(files.file())
     (folder / "link.png").symlink_to(tmp_path / "secret.png")

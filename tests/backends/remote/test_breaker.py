@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from backends.remote import health_check
 from backends.remote.breaker import COUNTS, Breaker
 from schemas.errors import (
     BackendError,
@@ -18,8 +15,6 @@ from schemas.errors import (
     InvalidRequest,
     Overloaded,
 )
-from tests.faults.recorded import ask, playing, record, remote, request
-from tests.faults.upstream import Asked, Close, Step, response, upstream
 
 
 def test_every_fault_is_classified() -> None:
@@ -70,34 +65,3 @@ def test_an_error_counted_by_its_status_is_not_counted_twice(error: GatewayError
     breaker = Breaker(1)
     breaker.record_failure(error)
     assert not breaker.open
-
-
-async def test_an_open_breaker_still_serves_and_a_probe_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_check, "CHECK_TIMEOUT", 60.0)
-    good = response(await record("openai", stream=False))
-    plays: list[Step] = [Close()]
-    async with playing("openai", lambda _: (plays[0],), retries={"attempts": 1}) as (far, _):
-        for _ in range(5):
-            await ask(far, request("openai", stream=False))
-        assert (await far.healthy()).detail == "5 failures in a row"
-        assert (await far.healthy()).status == "ready"
-        assert far._health_check is not None
-        await far._health_check.check()
-        assert (await far.healthy()).detail == ""
-        plays[0] = good
-        _, error = await ask(far, request("openai", stream=False))
-        assert error is None
-
-
-async def test_a_server_that_was_never_reached_is_loading() -> None:
-    up = False
-
-    def play(asked: Asked) -> tuple[Step, ...]:
-        return (response(b"{}"),) if up else (Close(),)
-
-    async with upstream(play) as there, remote("tgi", there.url, health_interval=0.02) as far:
-        assert (await far.healthy()).status == "loading"
-        up = True
-        async with asyncio.timeout(60):
-            while (await far.healthy()).status != "ready":  # noqa: ASYNC110
-                await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What came in one read with what broke the answer is told before it, to clients of every protocol."""
+"""Events that arrive in one read with what breaks the stream reach the client before the error, in every protocol."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.faults.upstream import END, STREAM, Asked, Step, chunk, response, ups
 from tests.gateway.serving import running
 
 ERROR = b'data: {"error":{"message":"boom","code":503}}\n\n'
-WRONGS = {"an error": ERROR, "garbage": b"data: {\n\n", "the end": b""}
-WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+BREAKS = {"an error": ERROR, "garbage": b"data: {\n\n", "the end": b""}
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "openai": ("/v1/completions", {"model": "m", "prompt": "x"}),
     "databricks": ("/serving-endpoints/m/invocations", {"prompt": "x", "use_raw_prompt": True}),
     "tgi": ("/generate", {"inputs": "x"}),
@@ -24,12 +24,12 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def event(**said: Any) -> bytes:
-    return b"data: %b\n\n" % json.dumps({"choices": [{"index": 0, **said}]}).encode()
+def event(**choice: Any) -> bytes:
+    return b"data: %b\n\n" % json.dumps({"choices": [{"index": 0, **choice}]}).encode()
 
 
 def text_of(stream: str) -> str:
-    """What a stream of any protocol says, and its last event's error."""
+    """The text of a stream of any protocol, whose last event must be an error."""
     *frames, last = [json.loads(line.partition(":")[2]) for line in stream.split("\n\n") if line]
     assert "error" in last
     return "".join(
@@ -38,13 +38,13 @@ def text_of(stream: str) -> str:
     )
 
 
-@pytest.mark.parametrize("wrong", WRONGS)
+@pytest.mark.parametrize("broken", BREAKS)
 @pytest.mark.parametrize("ends", [b"\n\n", b"\r\n\r\n", b"\r\r"])
-async def test_clients_see_all_that_there_was_and_then_the_error(wrong: str, ends: bytes) -> None:
+async def test_clients_receive_all_text_before_the_error(broken: str, ends: bytes) -> None:
     def play(asked: Asked) -> tuple[Step, ...]:
         if asked.line.startswith("GET"):
             return (response(b"{}"),)
-        body = (event(text="Hel") + event(text="lo") + WRONGS[wrong]).replace(b"\n\n", ends)
+        body = (event(text="Hel") + event(text="lo") + BREAKS[broken]).replace(b"\n\n", ends)
         return (STREAM + chunk(body) + END,)
 
     async with upstream(play) as there:
@@ -52,18 +52,16 @@ async def test_clients_see_all_that_there_was_and_then_the_error(wrong: str, end
         entities = (ServedEntity(name="a", backend="far"), ServedEntity(name="b", backend="far", traffic_percentage=0))
         config = Config(backends={"far": far}, endpoints={"m": Endpoint(served_entities=entities)})
         async with running(create_app(config)) as client:
-            for name, (path, body) in WAYS.items():
+            for name, (path, body) in REQUESTS.items():
                 path, body = (path, body | {"stream": True}) if "generate" not in path else (f"{path}_stream", body)
                 reply = await client.post(path, json=body)
                 assert (name, reply.status_code, text_of(reply.text)) == (name, 200, "Hello")
         asked = [asked for asked in there.asked if asked.line.startswith("POST")]
-    assert len(asked) == len(WAYS), "what was said once is not asked for again"
+    assert len(asked) == len(REQUESTS), "a stream that began is not requested again"
 
 
 @pytest.mark.parametrize("opening", [b"", event(delta={"role": "assistant"}), event(delta={"content": ""})])
-async def test_an_error_before_anything_was_said_stands_alone(opening: bytes) -> None:
-    """It has a status, and is asked again where that may help."""
-
+async def test_an_error_before_any_text_has_a_status_and_is_retried(opening: bytes) -> None:
     def play(asked: Asked) -> tuple[Step, ...]:
         return (STREAM + chunk(opening + ERROR) + END,)
 
@@ -75,7 +73,7 @@ async def test_an_error_before_anything_was_said_stands_alone(opening: bytes) ->
     assert len([asked for asked in there.asked if asked.line.startswith("POST")]) == 2
 
 
-async def test_an_error_after_something_was_said_is_not_asked_again() -> None:
+async def test_an_error_after_some_text_is_not_retried() -> None:
     async with playing("openai", lambda _: (STREAM + chunk(event(delta={"content": "H"}) + ERROR) + END,)) as (
         backend,
         there,

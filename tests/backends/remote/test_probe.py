@@ -1,4 +1,4 @@
-"""Which kind of server answers, told by its listings."""
+"""Detection of a server's kind by its listings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SERVERS: dict[str, tuple[str, Any, str, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("kind", SERVERS)
 @pytest.mark.parametrize("suffix", ["", "/", "/v1"])
-async def test_a_server_is_known_by_its_listing(kind: str, suffix: str) -> None:
+async def test_a_server_is_detected_by_its_listing(kind: str, suffix: str) -> None:
     line, answer, base, models = SERVERS[kind]
 
     def play(asked: Asked) -> tuple[Step, ...]:
@@ -35,7 +35,7 @@ async def test_a_server_is_known_by_its_listing(kind: str, suffix: str) -> None:
         assert await probe(there.url + suffix) == Found(kind, there.url + base, models)
 
 
-async def test_our_own_gateway() -> None:
+async def test_a_gateway_of_this_project_is_detected_as_openai() -> None:
     app, _ = scripted("echo", "many")
     async with listening(app) as port:
         url = f"http://127.0.0.1:{port}"
@@ -52,7 +52,7 @@ async def test_our_own_gateway() -> None:
         ((Close(),), "closed"),
     ],
 )
-async def test_what_is_no_server_of_ours(steps: tuple[Step, ...], words: str) -> None:
+async def test_a_server_of_no_known_kind_is_refused(steps: tuple[Step, ...], words: str) -> None:
     async with upstream(lambda _: steps) as there:
         with pytest.raises(BackendUnavailable, match=words):
             await probe(there.url, "secret")

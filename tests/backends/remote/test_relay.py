@@ -1,4 +1,4 @@
-"""Same protocol on both sides: nothing but the model's name changes on the way, fields nobody knows included."""
+"""Requests and answers pass unchanged between equal protocols, unknown fields included, except for model names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("protocol", ROUTES)
-async def test_unknown_fields_arrive(protocol: str) -> None:
+async def test_unknown_fields_of_requests_pass(protocol: str) -> None:
     path, body = ROUTES[protocol]
 
     def play(asked: Asked) -> tuple[Step, ...]:
@@ -68,7 +68,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("protocol", "path", "body", "gone"),
+    ("protocol", "path", "body", "removed"),
     [
         ("tgi", "/generate", {"inputs": "x", "parameters": {"details": True}}, set()),
         ("tgi", "/generate", {"inputs": "x"}, {"details"}),
@@ -86,7 +86,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
         ),
     ],
 )
-async def test_unknown_fields_of_whole_answers_arrive(protocol: str, path: str, body: Any, gone: set[str]) -> None:
+async def test_unknown_fields_of_whole_answers_pass(protocol: str, path: str, body: Any, removed: set[str]) -> None:
     answer = ANSWERS[protocol]
 
     def play(asked: Asked) -> tuple[Step, ...]:
@@ -94,7 +94,7 @@ async def test_unknown_fields_of_whole_answers_arrive(protocol: str, path: str, 
 
     async with upstream(play) as there, running(create_app(_config(protocol, there.url))) as client:
         reply = await client.post(path, json=body)
-    assert reply.json() == {name: value for name, value in answer.items() if name not in gone}
+    assert reply.json() == {name: value for name, value in answer.items() if name not in removed}
 
 
 FRAMES: dict[str, tuple[dict[str, Any], ...]] = {
@@ -116,23 +116,23 @@ FRAMES: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 @pytest.mark.parametrize(
-    ("protocol", "path", "body", "gone"),
+    ("protocol", "path", "body", "removed"),
     [
         ("tgi", "/generate_stream", {"inputs": "x", "parameters": {"details": True}}, ""),
         ("triton", "/v2/models/m/generate_stream", {"text_input": "x"}, "finish_reason"),
     ],
 )
-async def test_unknown_fields_of_streams_arrive(protocol: str, path: str, body: Any, gone: str) -> None:
+async def test_unknown_fields_of_streams_pass(protocol: str, path: str, body: Any, removed: str) -> None:
     frames = FRAMES[protocol]
-    said = b"".join(b"data: %b\n\n" % json.dumps(frame).encode() for frame in frames)
+    body_bytes = b"".join(b"data: %b\n\n" % json.dumps(frame).encode() for frame in frames)
 
     def play(asked: Asked) -> tuple[Step, ...]:
-        return (response(said, type="text/event-stream"),)
+        return (response(body_bytes, type="text/event-stream"),)
 
     async with upstream(play) as there, running(create_app(_config(protocol, there.url))) as client:
         reply = await client.post(path, json=body)
-    told = [json.loads(frame.removeprefix("data:")) for frame in reply.text.split("\n\n") if frame]
-    assert told == [{name: value for name, value in frame.items() if name != gone} for frame in frames]
+    received = [json.loads(frame.removeprefix("data:")) for frame in reply.text.split("\n\n") if frame]
+    assert received == [{name: value for name, value in frame.items() if name != removed} for frame in frames]
 
 
 def _config(protocol: str, url: str) -> Config:
@@ -142,7 +142,7 @@ def _config(protocol: str, url: str) -> Config:
 
 
 def _within(small: Any, large: Any) -> bool:
-    """Whether all of `small` is in `large`, which may say more."""
+    """Whether all of `small` is in `large`, which may have more fields."""
     if isinstance(small, dict):
         return all(name in large and _within(value, large[name]) for name, value in small.items())
     return bool(small == large)

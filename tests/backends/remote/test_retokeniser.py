@@ -1,4 +1,4 @@
-"""Ids for the tokens of remotes that tell none."""
+"""Token ids for the answers of servers that return none."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ def ids(text: str) -> list[int]:
 
 
 @given(st.text())
-def test_tokens_say_the_text(text: str) -> None:
+def test_tokens_concatenate_to_the_text(text: str) -> None:
     (delta,) = RETOKENISER.fill((Delta(text=text),))
     assert isinstance(delta, Delta)
     assert "".join(token.text for token in delta.tokens) == text
     assert [token.id for token in delta.tokens] == ids(text)
 
 
-def test_what_is_told_is_kept() -> None:
+def test_known_ids_are_kept() -> None:
     known, unknown, several = (
         Token(7, "x", -0.5),
         Token(None, "Hello", -0.25),
         Token(None, "What is the capital of", -1.0),
     )
-    told = (Finished(text="…", tokens=(known, unknown, several), reason=FinishReason.EOS), Usage(1, 3))
-    finished, usage = RETOKENISER.fill(told)
+    events = (Finished(text="…", tokens=(known, unknown, several), reason=FinishReason.EOS), Usage(1, 3))
+    finished, usage = RETOKENISER.fill(events)
     assert isinstance(finished, Finished)
     [found] = ids("Hello")
     assert finished.tokens == (known, Token(found, "Hello", -0.25), several)
-    assert usage == told[1]
+    assert usage == events[1]
 
 
-def test_the_likeliest_and_the_prompts_get_ids_too() -> None:
+def test_top_tokens_and_prompts_get_ids() -> None:
     top = (TopToken(None, "Hello", -0.25), TopToken(None, "What is the capital of", -2.0), TopToken(3, "x", -4.0))
-    told = (Started("m", 1, ((Token(None, "Hello"),),)), Delta(text="Hello", tokens=(Token(None, "Hello", top=top),)))
-    started, delta = RETOKENISER.fill(told)
+    events = (Started("m", 1, ((Token(None, "Hello"),),)), Delta(text="Hello", tokens=(Token(None, "Hello", top=top),)))
+    started, delta = RETOKENISER.fill(events)
     assert isinstance(started, Started)
     assert isinstance(delta, Delta)
     [found] = ids("Hello")
@@ -69,7 +69,7 @@ def test_the_likeliest_and_the_prompts_get_ids_too() -> None:
     assert [other.id for other in delta.tokens[0].top] == [found, None, 3]
 
 
-def test_texts_are_tokenized_and_conversations_are_not() -> None:
+def test_texts_are_tokenized_and_chats_are_not() -> None:
     text = "The capital 🙂"
     tokens = RETOKENISER.tokenize(Tokenize(id="r", model="m", prompt=TextPrompt(text), add_special_tokens=False))
     assert tokens is not None
@@ -79,19 +79,19 @@ def test_texts_are_tokenized_and_conversations_are_not() -> None:
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "README.md"])
-def test_what_is_no_tokenizer(path: str) -> None:
+def test_a_file_that_is_no_tokenizer_is_refused(path: str) -> None:
     with pytest.raises(ValueError, match="cannot be read"):
         Retokeniser(path)
 
 
-async def test_clients_of_tgi_get_ids_over_openai() -> None:
-    said = {"text": "Hello you", "finish_reason": "stop", "index": 0}
+async def test_tgi_clients_get_ids_over_an_openai_server() -> None:
+    choice = {"text": "Hello you", "finish_reason": "stop", "index": 0}
     usage = {"prompt_tokens": 1, "completion_tokens": 2}
     pieces = ({"text": "Hello", "index": 0}, {"text": " you", "finish_reason": "stop", "index": 0})
 
     def play(asked: Asked) -> tuple[Step, ...]:
         if b'"stream":true' not in asked.body:
-            return (response(json.dumps({"choices": [said], "usage": usage}).encode()),)
+            return (response(json.dumps({"choices": [choice], "usage": usage}).encode()),)
         events = [chunk(b"data: %b\n\n" % json.dumps({"choices": [piece]}).encode()) for piece in pieces]
         return (STREAM + b"".join(events) + chunk(b"data: [DONE]\n\n") + END,)
 

@@ -133,6 +133,25 @@ async def test_the_budget_bounds_retries_to_a_tenth_of_the_traffic(pauses: list[
     assert 1100 <= made <= 1110
 
 
+def test_quiet_times_save_up_a_bounded_budget() -> None:
+    budget = RetryBudget(0.5, capacity=3.0)
+    for _ in range(100):
+        budget.deposit()
+    assert [budget.withdraw() for _ in range(4)] == [True, True, True, False]
+    budget.deposit()
+    assert not budget.withdraw()
+    budget.deposit()
+    assert budget.withdraw()
+
+
+@pytest.mark.parametrize("seconds", [60.0, 0.0])
+async def test_a_retry_that_is_not_made_takes_nothing_from_the_budget(seconds: float, pauses: list[float]) -> None:
+    retrier = Retrier(Retries(attempts=1 if seconds else 3))
+    with pytest.raises(BackendUnavailable):
+        await retrier.run(Attempts(BUSY), soon(seconds))
+    assert retrier.budget.tokens == 10.0
+
+
 def test_without_a_budget_nothing_is_retried() -> None:
     assert not RetryBudget(0.0).withdraw()
 

@@ -1,4 +1,4 @@
-"""Answers whose token ids may not be the model's own say so in a header: over the network, with kinds of upstreams.
+"""The header that marks answers whose token ids may not be the model's own, for several kinds of upstreams.
 
 The upstream is another gateway, whose ids are known.
 """
@@ -43,7 +43,7 @@ WITH_IDS: dict[str, Ask] = {
     "triton tensors": (f"{MODEL}/infer", TENSORS),
 }
 UNSCORED = [WITH_IDS["tgi streamed without details"], WITH_IDS["mindie streamed"]]
-"""What needs ids and asks for no log-probabilities."""
+"""Requests whose answers need ids and that do not ask for log-probabilities."""
 WITHOUT: dict[str, Ask] = {
     "tgi without details": ("/generate", PLAIN),
     "triton": (f"{MODEL}/generate", {"text_input": "Hello you"}),
@@ -56,7 +56,7 @@ WITHOUT: dict[str, Ask] = {
 
 @asynccontextmanager
 async def over(kind: str, url: str | None = None, **options: Any) -> AsyncIterator[str]:
-    """A gateway's URL, over a server of that kind: another gateway."""
+    """The URL of a gateway in front of a server of that kind, which is another gateway."""
     if url is None:
         inner, _ = scripted("echo", server=SERVER)
         async with listening(inner) as port, over(kind, f"http://127.0.0.1:{port}", **options) as outer:
@@ -78,7 +78,7 @@ async def asked(url: str, ask: Ask) -> httpx.Response:
 
 
 def ids_of(reply: httpx.Response) -> set[int]:
-    """All token ids of an answer: TGI's members, and what members of Triton's log-probabilities are called."""
+    """All token ids of an answer: TGI's `id` fields, and the keys of Triton's log-probabilities."""
     return {int(id) for id in re.findall(r'"id": ?(\d+)|\\"(-?\d+)\\": ?{', reply.text) for id in id if id}
 
 
@@ -111,7 +111,7 @@ async def test_ids_that_are_not_the_models_are_marked(kind: str, options: dict[s
 
 
 @pytest.mark.parametrize("ask", UNSCORED)
-async def test_triton_tells_ids_with_log_probabilities_only(ask: Ask) -> None:
+async def test_triton_returns_ids_with_log_probabilities_only(ask: Ask) -> None:
     async with over("triton") as url:
         reply = await asked(url, ask)
     assert reply.headers[MARK] == "synthetic"
@@ -120,8 +120,8 @@ async def test_triton_tells_ids_with_log_probabilities_only(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tgi", "triton", "openai"])
-async def test_a_gateway_passes_on_the_mark_of_the_one_behind_it(kind: str) -> None:
-    """To clients of the same protocol too, who get the very bytes."""
+async def test_a_gateway_forwards_the_mark_of_its_upstream(kind: str) -> None:
+    """Also to clients of the upstream's protocol, whose bytes are relayed unchanged."""
     async with over("openai") as inner, over(kind, inner) as url:
         for name, ask in WITH_IDS.items():
             if kind != "triton" or ask not in UNSCORED:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from backends.base import Feature, check
 from backends.scripted import ScriptedBackend
-from backends.scripted.script import FAULTS, SCRIPTS, Fault, script_for
+from backends.scripted.script import ERRORS, SCRIPTS
 from schemas.completion import Choice, Completion
 from schemas.errors import (
     KINDS,
@@ -64,7 +64,7 @@ async def only(asked: Generate) -> Choice:
     return choice
 
 
-async def test_the_plain_answer() -> None:
+async def test_any_other_name_gives_the_plain_answer() -> None:
     answer = await ask(request())
     (choice,) = answer.choices
     assert (answer.model, choice.text, choice.reason, choice.generated) == ("scripted", PLAIN, FinishReason.EOS, 11)
@@ -74,11 +74,11 @@ async def test_the_plain_answer() -> None:
 
 
 @pytest.mark.parametrize("prompt", [TextPrompt("two"), ChatPrompt((Message("user", "one"), Message("user", "two")))])
-async def test_echo(prompt: Any) -> None:
+async def test_echo_answers_with_the_last_message(prompt: Any) -> None:
     assert (await only(request("echo", prompts=(prompt,)))).text == "two"
 
 
-async def test_token_prompts_say_the_same_as_their_text() -> None:
+async def test_a_token_prompt_equals_its_text() -> None:
     spans = (await ScriptedBackend("s").tokenize(Tokenize(id="1", model="x", prompt=TextPrompt("Grüße 🙂!")))).spans
     choice = await only(request("echo", prompts=(TokensPrompt(tuple(span.id for span in spans)),)))
     assert choice.text == "Grüße 🙂!"
@@ -106,7 +106,7 @@ requests = st.builds(
 
 
 @given(requests)
-async def test_every_answer_keeps_the_grammar_and_its_bounds_and_is_repeatable(asked: Generate) -> None:
+async def test_answers_follow_the_event_grammar_and_the_limits_and_repeat(asked: Generate) -> None:
     answer = await ask(asked)
     assert answer == await ask(asked)
     for choice in answer.choices:
@@ -120,7 +120,7 @@ async def test_every_answer_keeps_the_grammar_and_its_bounds_and_is_repeatable(a
     assert len(answer.prompts) == (1 if asked.echo or asked.prompt_logprobs else 0)
 
 
-async def test_length_and_endless_answers() -> None:
+async def test_token_limits_bound_the_answer() -> None:
     short = await only(request(stopping=Stopping(max_new_tokens=3)))
     assert (short.text, short.reason, short.generated) == ("The quick brown", FinishReason.LENGTH, 3)
     long = await only(request(stopping=Stopping(max_new_tokens=25, ignore_eos=True)))
@@ -129,7 +129,7 @@ async def test_length_and_endless_answers() -> None:
     assert (least.text, least.reason) == (PLAIN * 2, FinishReason.EOS)
 
 
-async def test_stop_strings_across_tokens() -> None:
+async def test_a_stop_string_matches_across_tokens() -> None:
     stopping = Stopping(stop=("wn fox",))
     out = await only(request(stopping=stopping))
     assert (out.text, out.reason, out.stop) == ("The quick bro", FinishReason.STOP_STRING, "wn fox")
@@ -137,7 +137,7 @@ async def test_stop_strings_across_tokens() -> None:
     assert kept.text == "The quick brown fox"
 
 
-async def test_sampling_follows_the_seed_and_tells_it() -> None:
+async def test_sampling_follows_the_seed_and_returns_it() -> None:
     sampled = [await ask(request(sampling=Sampling(temperature=1.0, seed=seed), n=2)) for seed in (5, 5, 6)]
     assert sampled[0] == sampled[1]
     assert sampled[0].choices[1].text == sampled[2].choices[0].text
@@ -145,7 +145,7 @@ async def test_sampling_follows_the_seed_and_tells_it() -> None:
     assert len({choice.text for answer in sampled for choice in answer.choices}) > 1
 
 
-async def test_best_of_gives_the_likeliest() -> None:
+async def test_best_of_returns_the_most_probable_candidate() -> None:
     fields: dict[str, Any] = {"sampling": Sampling(temperature=1.0, seed=1), "logprobs": True}
     every = (await ask(request(n=4, **fields))).choices
     best = (await ask(request(best_of=4, **fields))).choices
@@ -180,12 +180,12 @@ async def test_tool_calls(fields: dict[str, Any], calls: list[tuple[str, str]]) 
     assert choice.tool_calls == tuple(ToolCall(f"call_{i}", *call) for i, call in enumerate(calls))
 
 
-async def test_tools_may_be_forbidden() -> None:
+async def test_tool_choice_none_forbids_calls() -> None:
     choice = await only(request("tool-call", tools=(Tool("f"),), tool_choice=ToolChoice("none")))
     assert (choice.text, choice.tool_calls) == (PLAIN, ())
 
 
-async def test_grammars() -> None:
+async def test_an_answer_matches_its_grammar() -> None:
     schema = {"type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer", "minimum": 3}}}
     assert (await only(request(grammar=Grammar("json_schema", schema)))).text == '{"name": "text", "n": 3}'
     assert msgspec.json.decode((await only(request(grammar=Grammar("json_object")))).text) == {"answer": PLAIN}
@@ -200,7 +200,7 @@ async def test_reasoning_and_refusal() -> None:
     assert (await only(request("refusal"))).refusal.startswith("I am sorry")
 
 
-async def test_context() -> None:
+async def test_prompts_and_answers_are_limited_to_the_context() -> None:
     backend = ScriptedBackend("s", {"context_length": 10})
     with pytest.raises(ContextLengthExceeded):
         await ask(request(stopping=Stopping(max_new_tokens=9)), backend)
@@ -211,9 +211,9 @@ async def test_context() -> None:
         await ask(request(text=""), backend)
 
 
-async def test_every_kind_of_error_has_a_model() -> None:
+async def test_every_kind_of_error_has_a_model_name() -> None:
     kinds = set()
-    for name in FAULTS:
+    for name in ERRORS:
         with pytest.raises(RuntimeError if name == "crash" else GatewayError) as raised:
             await laws.collect(ScriptedBackend("s").generate(request(name)))
         kinds.add(getattr(raised.value, "kind", None))
@@ -221,14 +221,14 @@ async def test_every_kind_of_error_has_a_model() -> None:
 
 
 @pytest.mark.parametrize("name", ["overloaded", "overloaded-before"])
-async def test_an_error_before_the_first_event(name: str) -> None:
+async def test_a_fault_before_the_first_event(name: str) -> None:
     with pytest.raises(Overloaded) as raised:
         await laws.take(ScriptedBackend("s").generate(request(name)), 1)
     assert raised.value.retry_after == 1.0
 
 
 @pytest.mark.parametrize("after", [0, 3])
-async def test_an_error_after_some_tokens(after: int) -> None:
+async def test_a_fault_after_some_tokens(after: int) -> None:
     backend = ScriptedBackend("s")
     stream = backend.generate(request(f"error-after-{after}"))
     events = [event for _ in range(1 + after) for event in await anext(stream)]
@@ -239,7 +239,7 @@ async def test_an_error_after_some_tokens(after: int) -> None:
     assert (backend.active, backend.cancelled) == (0, 0)
 
 
-async def test_a_stream_that_just_stops() -> None:
+async def test_a_truncated_stream_has_no_finished_and_no_usage() -> None:
     asked = request("truncate-after-2")
     events = await laws.collect(ScriptedBackend("s").generate(asked))
     assert len(events) == 3
@@ -248,13 +248,13 @@ async def test_a_stream_that_just_stops() -> None:
 
 
 @pytest.mark.parametrize(("name", "batches"), [("hang", 0), ("hang-after-2", 3)])
-async def test_hanging_until_cancelled(name: str, batches: int) -> None:
+async def test_a_hanging_answer_can_be_cancelled(name: str, batches: int) -> None:
     backend = ScriptedBackend("s")
     seen = []
 
     async def consume() -> None:
         async for batch in backend.generate(request(name)):
-            seen.append(batch)  # noqa: PERF401 - what arrives before it hangs is looked at
+            seen.append(batch)  # noqa: PERF401 - the batches before it hangs are compared
 
     task = asyncio.create_task(consume())
     for _ in range(20):
@@ -267,14 +267,14 @@ async def test_hanging_until_cancelled(name: str, batches: int) -> None:
 
 
 @pytest.mark.parametrize("count", range(14))
-async def test_closing_it_anywhere_leaves_nothing(count: int) -> None:
+async def test_a_stream_can_be_closed_at_any_point(count: int) -> None:
     backend = ScriptedBackend("s")
     await laws.take(backend.generate(request()), count)
     complete = count > 12  # started, ten words, the end, usage
     assert (backend.active, backend.cancelled) == (0, 0 if complete or not count else 1)
 
 
-async def test_a_backend_of_ones_own() -> None:
+async def test_scripts_and_features_are_configurable() -> None:
     fixed = [{"id": 5, "text": "Hi", "logprob": -0.5}, {"id": 6, "text": "", "special": True}]
     backend = ScriptedBackend("s", {"scripts": {"mine": {"tokens": fixed, "reason": "length"}}, "features": ["chat"]})
     choice = (await ask(request("mine"), backend)).choices[0]
@@ -294,22 +294,7 @@ def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
         ScriptedBackend("s", options)
 
 
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [
-        ("hang-after-12", Fault("hang", 12)),
-        ("internal-error", Fault("internal-error")),
-        ("timeout-before", Fault("timeout")),
-        ("nobody-knows", None),
-        ("error-after-x", None),
-        ("", None),
-    ],
-)
-def test_names(name: str, fault: Fault | None) -> None:
-    assert script_for(name).fault == fault
-
-
-async def test_embeddings() -> None:
+async def test_embeddings_are_unit_vectors_equal_for_equal_inputs() -> None:
     asked = Embed(id="1", model="x", inputs=(TextPrompt("one"), TextPrompt("two"), TextPrompt("one")), dimensions=4)
     answer = await ScriptedBackend("s").embed(asked)
     first, second, third = answer.vectors
@@ -320,7 +305,7 @@ async def test_embeddings() -> None:
         await ScriptedBackend("s").embed(msgspec.structs.replace(asked, model="error"))
 
 
-async def test_incomplete_is_an_error_of_its_own() -> None:
+async def test_an_incomplete_answer_raises() -> None:
     async with aclosing(ScriptedBackend("s").generate(request("incomplete-after-1"))) as stream:
         with pytest.raises(Incomplete):
             [batch async for batch in stream]

@@ -9,7 +9,7 @@ TOY = ToyTokenizer()
 
 
 @given(st.text())
-def test_round_trip(text: str) -> None:
+def test_decoding_an_encoded_text_gives_the_text(text: str) -> None:
     ids = TOY.encode(text)
     assert TOY.decode(ids) == text
     assert all(0 < id < TOY.size for id in ids)

@@ -1,4 +1,4 @@
-"""The transport against an upstream that does as it is told."""
+"""The transport against a scripted upstream."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def ask(transport: Transport, deadline: float | None = None) -> bytes:
         answer.close()
 
 
-async def test_a_request_is_sent_as_it_is_and_the_connection_kept() -> None:
+async def test_a_request_is_sent_unchanged_and_the_connection_reused() -> None:
     async with upstream(always(response(b'{"b":2}'))) as there:
         transport = Transport(there.url + "/base/", headers=(("authorization", "Bearer k"),))
         assert [await ask(transport) for _ in range(3)] == [b'{"b":2}'] * 3
@@ -59,7 +59,7 @@ async def test_a_request_is_sent_as_it_is_and_the_connection_kept() -> None:
     ],
     ids=["at once", "byte by byte", "with pauses", "interim response", "until the end", "HTTP/1.0"],
 )
-async def test_a_body_is_read_however_it_comes(steps: tuple[Step, ...]) -> None:
+async def test_a_body_is_read_in_any_framing_and_segmentation(steps: tuple[Step, ...]) -> None:
     async with upstream(always(*steps)) as there:
         transport = Transport(there.url)
         assert [await ask(transport), await ask(transport)] == [b"onetwo"] * 2
@@ -83,12 +83,15 @@ async def test_a_body_is_read_however_it_comes(steps: tuple[Step, ...]) -> None:
         ((b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",), BackendFailed, None),
         ((STREAM + b"xyz\r\n",), BackendFailed, "upstream_malformed"),
         ((b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 20_000 + b"\r\n",), BackendFailed, "upstream_malformed"),
+        ((b"HTTP/1.1 200 OK\r\n" + b"a" * 100_000,), BackendFailed, "upstream_malformed"),
         ((response(b"1", more="content-encoding: gzip\r\n"),), BackendFailed, "upstream_malformed"),
         ((response(b"1" * 5000),), BackendFailed, "upstream_too_big"),
         ((response(b"1", more="content-length: 2\r\n"),), BackendFailed, "upstream_malformed"),
     ],
 )
-async def test_what_goes_wrong_is_told(steps: tuple[Step, ...], error: type[GatewayError], code: str | None) -> None:
+async def test_a_failure_raises_its_error_and_frees_the_connection(
+    steps: tuple[Step, ...], error: type[GatewayError], code: str | None
+) -> None:
     async with upstream(always(*steps)) as there:
         transport = Transport(there.url, limits=TransportLimits(body=4096))
         with pytest.raises(error) as caught:
@@ -99,7 +102,7 @@ async def test_what_goes_wrong_is_told(steps: tuple[Step, ...], error: type[Gate
         await transport.aclose()
 
 
-async def test_nobody_listens() -> None:
+async def test_a_refused_connection_is_unavailable() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         transport = Transport(f"http://127.0.0.1:{taken.getsockname()[1]}")
@@ -109,13 +112,13 @@ async def test_nobody_listens() -> None:
         assert transport.pool.open == 0
 
 
-async def test_no_such_host() -> None:
+async def test_an_unknown_host_is_unavailable() -> None:
     with pytest.raises(BackendUnavailable) as caught:
         await ask(Transport("http://no-such-host.invalid"))
     assert caught.value.code == "upstream_connect"
 
 
-async def test_a_connection_that_the_upstream_had_closed_is_replaced() -> None:
+async def test_a_stale_connection_is_replaced_once() -> None:
     served: dict[int, int] = {}
 
     def play(asked: object) -> tuple[Step, ...]:
@@ -130,14 +133,14 @@ async def test_a_connection_that_the_upstream_had_closed_is_replaced() -> None:
         await transport.aclose()
 
 
-async def test_a_fresh_connection_is_not_replaced() -> None:
+async def test_a_new_connection_that_fails_is_not_replaced() -> None:
     async with upstream(always(Close())) as there:
         with pytest.raises(BackendUnavailable):
             await ask(Transport(there.url))
         assert there.connections == 1
 
 
-async def test_no_more_connections_than_allowed_and_first_come_first_served() -> None:
+async def test_connections_are_bounded_and_requests_wait() -> None:
     async with upstream(always(Pause(0.01), response(b"ok"))) as there:
         transport = Transport(there.url, limits=TransportLimits(connections=4))
         assert await asyncio.gather(*(ask(transport) for _ in range(40))) == [b"ok"] * 40
@@ -145,7 +148,7 @@ async def test_no_more_connections_than_allowed_and_first_come_first_served() ->
         await transport.aclose()
 
 
-async def test_the_queue_is_bounded_and_so_is_the_wait() -> None:
+async def test_the_queue_and_the_wait_are_bounded() -> None:
     async with upstream(always(Hang())) as there:
         transport = Transport(there.url, limits=TransportLimits(connections=1, waiting=1))
         first = asyncio.create_task(ask(transport))
@@ -162,7 +165,7 @@ async def test_the_queue_is_bounded_and_so_is_the_wait() -> None:
         await until(lambda: transport.pool.open == 0)
 
 
-async def test_a_reader_who_rests_stops_the_sender() -> None:
+async def test_a_slow_reader_stops_the_sender() -> None:
     flood = b"HTTP/1.1 200 OK\r\ncontent-length: 200000000\r\n\r\n"
     async with upstream(always(flood, *[b"x" * 100_000] * 2000)) as there:
         transport = Transport(there.url)
@@ -174,7 +177,7 @@ async def test_a_reader_who_rests_stops_the_sender() -> None:
         await until(lambda: transport.pool.open == 0 and there.gone == 1)
 
 
-async def test_an_answer_that_is_whole_may_end_later() -> None:
+async def test_the_end_of_a_complete_answer_may_come_later() -> None:
     async with upstream(always(STREAM + chunk(b"all"), Pause(0.05), END)) as there:
         transport = Transport(there.url, limits=TransportLimits(linger=60.0))
         for _ in range(3):
@@ -187,7 +190,7 @@ async def test_an_answer_that_is_whole_may_end_later() -> None:
         await transport.aclose()
 
 
-async def test_one_that_never_ends_is_closed() -> None:
+async def test_a_complete_answer_that_never_ends_is_closed() -> None:
     async with upstream(always(STREAM + chunk(b"all"), Hang())) as there:
         transport = Transport(there.url, limits=TransportLimits(linger=0.05))
         answer = await transport.exchange(POST, soon())
@@ -195,7 +198,7 @@ async def test_one_that_never_ends_is_closed() -> None:
         await until(lambda: transport.pool.open == 0 and there.gone == 1)
 
 
-async def test_bytes_nobody_asked_for_end_the_connection() -> None:
+async def test_a_second_response_closes_the_connection() -> None:
     async with upstream(always(response(b"ok") + response(b"more"))) as there:
         transport = Transport(there.url)
         assert await ask(transport) == b"ok"
@@ -206,18 +209,18 @@ async def test_bytes_nobody_asked_for_end_the_connection() -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://host", "host", "http://", "http://u:p@host", "http://host?x=1"])
-def test_a_url_that_is_none_is_refused(url: str) -> None:
+def test_a_url_that_cannot_be_called_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="URL"):
         Transport(url)
 
 
-def test_a_header_cannot_bring_another() -> None:
+def test_a_header_cannot_inject_another() -> None:
     with pytest.raises(ValueError, match="header") as caught:
         Transport("http://host", headers=(("authorization", "secret\r\nx: y"),))
     assert "secret" not in str(caught.value)
 
 
-async def test_a_path_cannot_bring_a_header() -> None:
+async def test_a_path_cannot_inject_a_header() -> None:
     with pytest.raises(BackendFailed):
         await Transport("http://host").exchange(Outbound("/a HTTP/1.1\r\nx: y", b""))
 

@@ -8,8 +8,9 @@ import pytest
 
 from adapters.base import Outbound
 from backends.transport import Transport, TransportLimits
+from schemas.errors import BackendTimeout
 from tests.backends.transport.test_client import always, ask, soon, until
-from tests.faults.upstream import response, upstream
+from tests.faults.upstream import STREAM, Asked, Close, Hang, Pause, Step, chunk, response, upstream
 
 
 async def test_a_connection_with_unsent_bytes_is_closed() -> None:
@@ -58,4 +59,40 @@ async def test_the_connection_used_last_is_reused_first() -> None:
         last = transport.pool._idle[-1]
         await ask(transport)
         assert transport.pool._idle[-1] is last
+        await transport.aclose()
+
+
+async def test_after_a_restart_of_the_upstream_no_idle_connection_is_reused() -> None:
+    """One stale connection means that all idle ones are: the second attempt uses a new one."""
+    served: set[int] = set()
+
+    def play(asked: Asked) -> tuple[Step, ...]:
+        if asked.connection in served:
+            return (Close(),)
+        served.add(asked.connection)
+        return (Pause(0.05), response(b"ok"))
+
+    async with upstream(play) as there:
+        transport = Transport(there.url)
+        await asyncio.gather(*(ask(transport) for _ in range(3)))
+        assert transport.pool.open == there.connections == 3
+        assert await ask(transport) == b"ok"
+        assert there.connections == 4
+        await transport.aclose()
+
+
+async def test_each_read_has_its_own_deadline() -> None:
+    """The timer of an earlier read is moved, be its deadline later or earlier than the next one."""
+    steps = (STREAM, chunk(b"one"), Pause(0.2), chunk(b"two"), Hang())
+    async with upstream(always(*steps)) as there:
+        transport = Transport(there.url)
+        answer = await transport.exchange(Outbound("/", b""), soon())
+        assert await answer.read(soon()) == b"one"
+        with pytest.raises(BackendTimeout):
+            await answer.read(soon(0.01))
+        assert await answer.read(soon()) == b"two", "an earlier deadline does not end a later read"
+        async with asyncio.timeout(10):
+            with pytest.raises(BackendTimeout):
+                await answer.read(soon(0.01))
+        answer.close()
         await transport.aclose()

@@ -1,4 +1,4 @@
-"""The pool's bookkeeping, where an upstream makes it hard: each failure is told to one, and no slot is lost."""
+"""The pool's slots: a failure to connect fails one request, and no slot is lost."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.backends.transport.test_client import until
 from tests.faults.upstream import Hang, upstream
 
 
-async def test_a_failed_handshake_is_told_to_one() -> None:
-    """The protocol exists before TLS has failed; it is not a second connection."""
+async def test_a_failed_handshake_fails_one_request() -> None:
+    """asyncio makes the protocol before the TLS handshake fails; it does not count as a connection."""
     tries = 0
 
     async with upstream(lambda _: (Hang(),)) as there:
@@ -38,7 +38,7 @@ async def test_a_failed_handshake_is_told_to_one() -> None:
         await until(lambda: pool.open == 0)
 
 
-async def test_who_waits_when_the_pool_closes_is_told() -> None:
+async def test_waiting_requests_fail_when_the_pool_closes() -> None:
     async def connect(make: Callable[[], Connection]) -> None:
         await asyncio.Event().wait()
 

@@ -1,4 +1,4 @@
-"""TLS: a certificate that we trust is needed, and its name must be the host's."""
+"""TLS: the certificate must be trusted and name the host."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "cert.pem"
 
 
-async def test_a_trusted_server_is_reached_and_no_other(certificate: Path) -> None:
+async def test_only_a_server_with_a_trusted_certificate_for_its_name_is_reached(certificate: Path) -> None:
     there = Upstream(lambda _: (response(b"ok"),))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, certificate.with_name("key.pem"))

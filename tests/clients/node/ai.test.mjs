@@ -43,7 +43,7 @@ for (const [kind, model] of Object.entries(models)) {
       assert.deepEqual(cities, ['Paris', 'Paris'])
     })
 
-    test('a conversation goes on', async () => { // the provider for responses names what was said by its id alone
+    test('a conversation continues', async () => { // the provider for responses sends earlier messages by id only
       const messages = [{ role: 'user', content: 'My name is Anna.' }]
       const first = await generateText({ ...asked, messages })
       messages.push(...first.response.messages, { role: 'user', content: 'What is my name?' })

@@ -36,11 +36,11 @@ test('log-probabilities and choices, streamed, are the whole answer', async () =
     const same = streamed.choices.find(({ index }) => index === choice.index)
     assert.equal(same.message.content, choice.message.content)
     assert.equal(same.finish_reason, choice.finish_reason)
-    const told = same.logprobs.content
-    assert.deepEqual(told.map(({ token }) => token), choice.logprobs.content.map(({ token }) => token))
+    const logprobs = same.logprobs.content
+    assert.deepEqual(logprobs.map(({ token }) => token), choice.logprobs.content.map(({ token }) => token))
     choice.logprobs.content.forEach(({ logprob, top_logprobs }, place) => {
-      assert.ok(Math.abs(told[place].logprob - logprob) < 1e-3) // two runs: which rows a batch has changes the last bits
-      assert.equal(told[place].top_logprobs.length, top_logprobs.length)
+      assert.ok(Math.abs(logprobs[place].logprob - logprob) < 1e-3) // the last bits depend on the batch
+      assert.equal(logprobs[place].top_logprobs.length, top_logprobs.length)
     })
   }
 })

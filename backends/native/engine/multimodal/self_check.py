@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from backends.images import Picture
+from backends.images import DecodedImage
 from backends.native.engine.attention.interface import text_part
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.loading.tiny_copy import VOCAB, shrunken_copy
@@ -73,10 +73,10 @@ def why_not_served(model: Any, known: Registered, processor: BaseMultiModalProce
     return f"a small copy of it fails with an image ({'; '.join(whys)})"
 
 
-def _noise(seed: int) -> Picture:
+def _noise(seed: int) -> DecodedImage:
     width, height = _SIZE
     pixels = torch.randint(0, 256, (height * width * 3,), generator=torch.Generator().manual_seed(seed))
-    return Picture(width, height, bytearray(pixels.tolist()), bytes([seed]))
+    return DecodedImage(width, height, bytearray(pixels.tolist()), bytes([seed]))
 
 
 def _renamed(inputs: MultiModalInputs) -> MultiModalInputs:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.images import Picture
+from backends.images import DecodedImage
 from backends.native.multimodal.inputs import Arrays, ImageItem, ImageSize, MultiModalFieldConfig
 from backends.native.multimodal.interfaces import SupportsMultiModal
 from backends.native.multimodal.processing import (
@@ -110,7 +110,7 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor[GenericProcessingInfo])
         self._lock = Lock()  # the tokenizer is not thread-safe
         self._target: tuple[int, ...] = ()
 
-    def process(self, image: Picture) -> ImageItem:
+    def process(self, image: DecodedImage) -> ImageItem:
         """Process one image with the whole processor."""
         size = ImageSize(image.width, image.height)
         pixels = np.frombuffer(image.rgb, np.uint8).reshape(size.height, size.width, 3)

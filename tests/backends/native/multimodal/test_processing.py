@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from transformers import AutoImageProcessor
 
-from backends.images import Picture
+from backends.images import DecodedImage
 from backends.native.multimodal.processing import BaseMultiModalProcessor
 from backends.native.multimodal.prompts import load_processor
 from tests.backends.native.multimodal.families import SERVED
@@ -57,7 +57,7 @@ def test_it_is_what_transformers_makes(
     folder: Path, processor: BaseMultiModalProcessor[Any], width: int, height: int
 ) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (height, width, 3), np.uint8)
-    item = processor.process(Picture(width, height, bytearray(pixels), b"an image"))
+    item = processor.process(DecodedImage(width, height, bytearray(pixels), b"an image"))
     expected = of_transformers(folder, pixels)
     assert (item.size.width, item.size.height) == (width, height)
     assert "pixel_values" in item.arrays
@@ -71,5 +71,5 @@ def test_a_processor_that_does_not_resize(tmp_path: Path) -> None:
     made.do_resize = False
     made.save_pretrained(tmp_path)
     pixels = np.random.default_rng(1).integers(0, 256, (24, 24, 3), np.uint8)
-    item = load_processor(str(tmp_path)).process(Picture(24, 24, bytearray(pixels), b"an image"))
+    item = load_processor(str(tmp_path)).process(DecodedImage(24, 24, bytearray(pixels), b"an image"))
     assert np.array_equal(item.arrays["pixel_values"], of_transformers(tmp_path, pixels)["pixel_values"])

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, CLIPImageProce
 from transformers.models.fuyu.image_processing_pil_fuyu import FuyuImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from backends.images import Picture
+from backends.images import DecodedImage
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.runner.embedder import Embedder
 from backends.native.engine.runner.packed import PackedRunner
@@ -107,7 +107,7 @@ class Checkpoint:
     def item(self, seed: int, width: int = 30, height: int = 20) -> ImageItem:
         """A random processed image."""
         pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
-        return self.processor.process(Picture(width, height, bytearray(pixels), f"image {seed}".encode()))
+        return self.processor.process(DecodedImage(width, height, bytearray(pixels), f"image {seed}".encode()))
 
     def plain(self, inputs: MultiModalInputs, items: Sequence[ImageItem]) -> Tensor:
         """[tokens, vocabulary]: every position's logits by transformers' own forward."""

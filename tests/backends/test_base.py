@@ -1,0 +1,78 @@
+"""Which features a request needs, and which requests a backend refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backends.base import Capabilities, Feature, check, needs
+from schemas.errors import InvalidRequest, UnsupportedFeature
+from schemas.ir import (
+    ChatPrompt,
+    Generate,
+    Grammar,
+    ImagePart,
+    Message,
+    Prompt,
+    Sampling,
+    TextPart,
+    TextPrompt,
+    TokensPrompt,
+    Tool,
+    ToolChoice,
+)
+
+IMAGE = ImagePart("data:,", "data")
+ALL = Capabilities(features=frozenset(Feature))
+
+
+def request(*prompts: Prompt, **fields: Any) -> Generate:
+    return Generate(id="r", model="m", prompts=prompts or (TextPrompt("Hi"),), **fields)
+
+
+@pytest.mark.parametrize(
+    ("asked", "features"),
+    [
+        (request(), set()),
+        (request(ChatPrompt((Message("user", "Hi"),))), {Feature.CHAT}),
+        (request(ChatPrompt((Message("user", (TextPart("Hi"), IMAGE)),))), {Feature.CHAT, Feature.IMAGES}),
+        (request(TextPrompt("Hi", (IMAGE,))), {Feature.IMAGES}),
+        (request(TokensPrompt((1,)), TextPrompt("Hi")), {Feature.TOKEN_PROMPTS}),
+        (request(tools=(Tool("f"),)), {Feature.TOOLS}),
+        (request(tools=(Tool("f"),), tool_choice=ToolChoice("none")), set()),
+        (request(grammar=Grammar("json_object")), {Feature.GRAMMAR}),
+        (request(logprobs=True, top_logprobs=2), {Feature.LOGPROBS, Feature.TOP_LOGPROBS}),
+        (request(prompt_logprobs=True), {Feature.PROMPT_LOGPROBS}),
+        (request(sampling=Sampling(logit_bias=((7, -1.0),))), {Feature.LOGIT_BIAS}),
+        (request(sampling=Sampling(min_p=0.0)), {Feature.MIN_P}),
+        (request(sampling=Sampling(watermark=True)), {Feature.WATERMARK}),
+        (request(n=2, best_of=2), set()),
+        (request(n=2, best_of=3), {Feature.BEST_OF}),
+        (request(suffix="end"), {Feature.SUFFIX}),
+    ],
+)
+def test_needed_features(asked: Generate, features: set[Feature]) -> None:
+    assert needs(asked) == features
+    check(asked, ALL, "m")
+
+
+def test_the_first_missing_feature_is_named() -> None:
+    asked = request(ChatPrompt((Message("user", (IMAGE,)),)), tools=(Tool("f"),))
+    with pytest.raises(UnsupportedFeature, match="does not support images yet") as raised:
+        check(asked, Capabilities(features=frozenset({Feature.CHAT})), "m")
+    assert raised.value.feature == "images"
+
+
+@pytest.mark.parametrize(("fields", "total"), [({"n": 3}, 6), ({"n": 1, "best_of": 3}, 6)])
+def test_choices_are_bounded_over_all_prompts(fields: dict[str, int], total: int) -> None:
+    asked = request(TextPrompt("a"), TextPrompt("b"), **fields)
+    check(asked, Capabilities(features=frozenset(Feature), max_choices=total), "m")
+    with pytest.raises(InvalidRequest, match=f"asks for {total} choices") as raised:
+        check(asked, Capabilities(features=frozenset(Feature), max_choices=total - 1), "m")
+    assert raised.value.param == "n"
+
+
+def test_a_backend_for_embeddings_refuses_all_text() -> None:
+    with pytest.raises(UnsupportedFeature, match="makes embeddings"):
+        check(request(), Capabilities(generates=False, features=frozenset(Feature)), "m")
