@@ -34,7 +34,7 @@ def deployed(*arms: ServedEntity, **fields: object) -> Deployment:
     return Deployment(endpoint=Endpoint(served_entities=arms), **fields)  # type: ignore[arg-type]
 
 
-def test_a_card_tells_of_the_first_backend_and_every_arm() -> None:
+def test_a_card_lists_the_first_backend_and_every_arm() -> None:
     first = backend("s", context_length=512, dtype="int8", device="cpu", vocab_size=99)
     found = listed(
         [first, backend("t")], chat=deployed(arm("s", "m", share=60), arm("t", share=40), since=5 * 10**9, version=3)
