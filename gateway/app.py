@@ -1,4 +1,4 @@
-"""The composition root: a configuration becomes a Litestar application. Nothing else builds anything."""
+"""The composition root: makes a Litestar application, with backends and codecs, from a configuration."""
 
 from __future__ import annotations
 
@@ -31,18 +31,23 @@ def adapters() -> dict[str, Adapter]:
     return {point.name: point.load() for point in entry_points(group="gateway.adapters")}
 
 
-def backend_class(name: str, kind: str) -> Any:
-    """The class of a backend's kind.
+def backend_class(name: str, kind: str) -> Callable[[str, Mapping[str, Any]], Backend]:
+    """The backend class registered for a kind.
+
+    Args:
+        name: the backend's name, for the error.
+        kind: what the configuration asks for.
 
     Raises:
-        ConfigError: there is no such kind.
+        ConfigError: no backend of this kind is registered.
     """
     found = {point.name: point for point in entry_points(group="gateway.backends")}
     if kind not in found:
         raise ConfigError(
             f"backends.{name}: there is no backend of kind '{kind}'; there are {', '.join(sorted(found))}"
         )
-    return found[kind].load()
+    made: Callable[[str, Mapping[str, Any]], Backend] = found[kind].load()
+    return made
 
 
 def make_backends(config: Config) -> dict[str, Backend]:
@@ -62,10 +67,10 @@ def make_backends(config: Config) -> dict[str, Backend]:
 
 
 def validate(config: Config) -> None:
-    """Build what a worker would build, and start none of it.
+    """Check a configuration by building what a worker would build, without starting it.
 
     Raises:
-        ConfigError: the configuration names what does not exist, or says what cannot be.
+        ConfigError: the configuration names something that does not exist, or contradicts itself.
     """
     make_backends(config)
     Mounts(adapters(), config)
@@ -84,13 +89,13 @@ def create_app(
 
     Args:
         config: what to serve.
-        backends: instead of those that `config` describes, for tests.
-        folder: where several workers share what they count.
-        slot: this worker's place there, which it takes over from one that ended.
-        waits: whether it starts up only once every endpoint can answer, and fails if one cannot.
+        backends: used instead of those that `config` describes, for tests.
+        folder: where workers share counters, feedback and stored responses.
+        slot: this worker's place in `folder`, which it takes over from one that ended.
+        waits: whether startup waits until every endpoint can answer, and fails if one cannot.
 
     Raises:
-        ConfigError: the configuration names what does not exist.
+        ConfigError: the configuration names something that does not exist.
     """
     keys = Keys(keys_from(config.server.keys_env), keys_from(config.server.admin_keys_env))
     service = Service(config, make_backends(config) if backends is None else backends, keys, folder, slot)
@@ -125,7 +130,7 @@ def _description(protocols: Mapping[str, Adapter]) -> HTTPRouteHandler:
 
 
 def _lifespan(service: Service, waits: bool) -> Callable[[Litestar], AbstractAsyncContextManager[None]]:
-    """Start the service and stop it; one that `waits` starts up only once every endpoint can answer."""
+    """Start and stop the service with the application; with `waits`, startup ends once every endpoint can answer."""
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
@@ -140,8 +145,8 @@ def _lifespan(service: Service, waits: bool) -> Callable[[Litestar], AbstractAsy
     return lifespan
 
 
-def _in_protocol(mounts: Mounts) -> Any:
-    """What was raised outside of an exchange, Litestar's own errors above all, in the words of the nearest protocol."""
+def _in_protocol(mounts: Mounts) -> Callable[[Request[Any, Any, Any], Exception], Response[bytes]]:
+    """A handler for errors raised outside of `RequestHandler`, mostly Litestar's: answers in the nearest protocol."""
 
     def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         path, method = request.scope["path"], request.scope["method"]
@@ -161,7 +166,7 @@ def _in_protocol(mounts: Mounts) -> Any:
 
 
 def _failure(error: Exception, app: Litestar, path: str, method: str) -> GatewayError:
-    """What was raised where no exchange was there to answer, as an error of ours."""
+    """An error raised outside of `RequestHandler`, as a `GatewayError`."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     if status == 404:
         return not_found(path)

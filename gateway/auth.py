@@ -1,4 +1,4 @@
-"""Keys: one check in front of every route but health. Keys are kept as digests and compared in constant time."""
+"""API keys: who may ask, and who may change endpoints. Kept as digests, compared in constant time."""
 
 from __future__ import annotations
 
@@ -15,22 +15,28 @@ def keys_from(variable: str | None) -> tuple[str, ...]:
     """The keys that an environment variable holds, separated by commas.
 
     Raises:
-        ConfigError: the variable is not set, or holds none.
+        ConfigError: the variable is not set, or holds no key.
     """
     if variable is None:
         return ()
     keys = tuple(key.strip() for key in os.environ.get(variable, "").split(",") if key.strip())
     if not keys:
-        raise ConfigError(f"the environment variable {variable}, named by the configuration, holds no key")
+        raise ConfigError(
+            f"the environment variable {variable}, named by the configuration, holds no key; "
+            "set it to one key or several, separated by commas"
+        )
     return keys
 
 
 class Keys:
-    """Who may ask: with no keys everybody may. Who may change what is served: with no admin keys nobody may.
+    """The known keys. Without client keys everybody may ask; without admin keys nobody may change endpoints.
+
+    Attributes:
+        required: whether a request needs a key.
 
     Args:
-        keys: clients'.
-        admin: those that may change things; they may ask as well.
+        keys: of clients.
+        admin: of those that may also change endpoints.
     """
 
     def __init__(self, keys: Iterable[str] = (), admin: Iterable[str] = ()) -> None:
@@ -41,20 +47,20 @@ class Keys:
             self._digests += self._admin
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Let a request pass that carries a key, as `Authorization: Bearer` or `x-api-key`.
+        """Pass a request with a known key, as `Authorization: Bearer` or `x-api-key`, and any if none is required.
 
         Raises:
-            schemas.errors.Unauthorized: it carries none.
+            schemas.errors.Unauthorized: it has no key, or an unknown one.
         """
         if self._digests and not _among(self._digests, _given(headers)):
             raise Unauthorized("The API key is not known here.")
 
     def check_admin(self, headers: Mapping[str, str]) -> None:
-        """Let a request pass that carries an admin key.
+        """Pass a request with an admin key.
 
         Raises:
-            schemas.errors.Unauthorized: it carries no key, or an unknown one.
-            schemas.errors.Forbidden: its key is a client's, or nothing is changed here.
+            schemas.errors.Unauthorized: it has no key, or an unknown one.
+            schemas.errors.Forbidden: its key is a client's, or the server has no admin keys.
         """
         if not self._admin:
             raise Forbidden("Endpoints cannot be changed here: the server has no admin keys.")
@@ -65,13 +71,17 @@ class Keys:
 
 
 def given_key(headers: Mapping[str, str]) -> str:
-    """The key that a request carries; "" if none."""
+    """The key in a request's headers; "" if there is none."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     return given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def _given(headers: Mapping[str, str]) -> bytes:
-    """The digest of the key that a request carries."""
+    """The digest of the key in a request's headers.
+
+    Raises:
+        schemas.errors.Unauthorized: there is none.
+    """
     key = given_key(headers)
     if not key:
         raise Unauthorized("No API key was given. Send it as 'Authorization: Bearer KEY'.")

@@ -1,6 +1,6 @@
-"""The command `gateway`.
+"""The command `gateway`: serve, check, explain, openapi.
 
-Every option has an environment variable: INTERLINGUA_SERVE_PORT for `serve --port`, and so on.
+Each option has an environment variable: INTERLINGUA_SERVE_PORT for `serve --port`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -25,10 +25,13 @@ import msgspec
 import gateway
 from backends.base import Health
 from gateway.auth import keys_from
-from gateway.config import Config, ConfigError, default, load, remote
+from gateway.config import Config, ConfigError, default, load, nearest, remote
 from gateway.deployment.state_file import Live
 from gateway.observability import logging
 from schemas.errors import GatewayError
+
+if TYPE_CHECKING:
+    from rich.status import Status
 
 
 @click.group()
@@ -44,11 +47,11 @@ main.context_settings["auto_envvar_prefix"] = "INTERLINGUA"
 @main.command()
 @click.option("--model", type=click.Path(exists=True, file_okay=False), help="Serve this checkpoint folder.")
 @click.option("--config", "file", type=click.Path(path_type=Path), help="Serve what this TOML file describes.")
-@click.option("--backend", help="Serve the remote server at this URL, whatever its kind.")
+@click.option("--backend", help="Serve the models of the remote server at this URL; its kind is probed.")
 @click.option("--backend-key-env", help="Name of the environment variable that holds that server's key.")
 @click.option("--host", help="Listen on this address.  [default: 127.0.0.1]")
-@click.option("--port", type=click.IntRange(0, 65535), help="Listen on this port; 0: any free one.  [default: 8000]")
-@click.option("--workers", type=click.IntRange(1, 64), help="Run so many worker processes.  [default: 1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Listen on this port; 0 picks a free one.  [default: 8000]")
+@click.option("--workers", type=click.IntRange(1, 64), help="Number of worker processes.  [default: 1]")
 @click.option("--keys-env", help="Name of the environment variable that holds the API keys, comma-separated.")
 @click.option("--insecure", is_flag=True, help="Listen on a public address without keys.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
@@ -61,11 +64,11 @@ def serve(
     log_level: str,
     **server: Any,
 ) -> None:
-    """Serve a model: the bundled one, unless told otherwise."""
+    """Serve models: of --config, --model or --backend; the bundled model by default."""
     if sum(given is not None for given in (model, file, backend)) > 1:
-        raise click.UsageError("--model, --config and --backend exclude each other")
+        raise click.UsageError("--model, --config and --backend exclude each other: give one of them")
     if backend_key_env is not None and backend is None:
-        raise click.UsageError("--backend-key-env goes with --backend")
+        raise click.UsageError("--backend-key-env needs --backend")
     from gateway.app import validate
 
     logging.configure(log_level)
@@ -89,7 +92,7 @@ def serve(
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path))
 def check(file: Path) -> None:
-    """Say what is wrong with a configuration FILE, or what it would serve."""
+    """Check a configuration FILE, and list what it would serve."""
     from gateway.app import validate
 
     try:
@@ -112,20 +115,19 @@ def check(file: Path) -> None:
 @main.command()
 @click.option("--config", "file", type=click.Path(path_type=Path), required=True, help="The TOML file.")
 @click.option("--endpoint", required=True, help="The endpoint's name.")
-@click.option("--unit", required=True, help="What a request's unit says, a user's name for instance.")
+@click.option("--unit", required=True, help="The value of a unit, for instance a user's name.")
 def explain(file: Path, endpoint: str, unit: str) -> None:
-    """Say which served entity answers a unit, and why."""
+    """Explain which served entity answers a unit."""
     from gateway.routing.policy import policy_for
 
     try:
-        deployed = Live(load(file)).deployments.get(endpoint)
+        deployments = Live(load(file)).deployments
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
-    if deployed is None:
-        raise click.ClickException(f"there is no endpoint '{endpoint}'")
-    found = deployed.serving
-    weights = {entity.name: float(entity.traffic_percentage) for entity in found.served_entities}
-    for line in policy_for(endpoint, found).explain(unit, weights):
+    if (deployed := deployments.get(endpoint)) is None:
+        raise click.ClickException(f"{file}: there is no endpoint '{endpoint}'{nearest(endpoint, deployments)}")
+    weights = {entity.name: float(entity.traffic_percentage) for entity in deployed.serving.served_entities}
+    for line in policy_for(endpoint, deployed.serving).explain(unit, weights):
         click.echo(line)
 
 
@@ -158,10 +160,10 @@ def build_kernels(into: Path | None) -> None:
 
 
 def _remote(url: str, key_env: str | None) -> Config:
-    """What serves the models of the server at `url`.
+    """A configuration that serves the models of the server at `url`.
 
     Raises:
-        ConfigError: there is none that could be served.
+        ConfigError: the server does not answer, or has no model that can be served.
     """
     from backends.remote.probe import probe
 
@@ -178,38 +180,42 @@ def _serve(read: Callable[[], Config], log_level: str) -> int:
     from gateway.process.supervisor import Supervisor
 
     supervisor = Supervisor(read, log_level)
-    return supervisor.run(_Greeting(supervisor.config, supervisor.port).tend)
+    return supervisor.run(_StartupMonitor(supervisor.config, supervisor.port).poll)
 
 
-class _Greeting:
-    """Watches the server come up, and says so: progress while a model loads, then where and how to ask.
+class _StartupMonitor:
+    """Reports how the server starts: progress while a model loads, then a greeting with its URL and examples.
 
-    A server with one backend ends if that one cannot start; among several, the others answer.
+    A server with a single backend is stopped if that fails before it was ever ready; among several, the others answer.
+
+    Args:
+        config: what is served.
+        port: where the workers listen.
     """
 
     def __init__(self, config: Config, port: int) -> None:
         self._config = config
         self._port = port
         self._done = False
-        self._next = 0.0
+        self._next_poll = 0.0
         self._began = time.monotonic()
-        self._status: Any = None
+        self._spinner: Status | None = None
 
-    def tend(self) -> bool:
-        """Look once more; False if a backend failed before it was ever ready."""
-        if self._done or time.monotonic() < self._next:
+    def poll(self) -> bool:
+        """Ask for the health once more, at most ten times a second; False if the server is to be stopped."""
+        if self._done or time.monotonic() < self._next_poll:
             return True
-        self._next = time.monotonic() + 0.1
-        health = self._look()
+        self._next_poll = time.monotonic() + 0.1
+        health = self._health()
         if health is None:
             return True
         if health.status != "ready":
-            return self._wait(health)
+            return self._report_progress(health)
         self._greet()
         return True
 
-    def _look(self) -> Health | None:
-        """What a worker says of its health; None if none listens yet, or one has gone in the middle of its answer."""
+    def _health(self) -> Health | None:
+        """A worker's health; None if no worker listens yet, or it ended in the middle of its answer."""
         try:
             try:
                 answer = urllib.request.urlopen(f"{self._url}/health/ready", timeout=1)  # noqa: S310 - http, our own
@@ -226,24 +232,24 @@ class _Greeting:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
 
-    def _wait(self, health: Health) -> bool:
+    def _report_progress(self, health: Health) -> bool:
         if health.status == "failed" and len(self._config.backends) == 1:
             self._close()
             click.echo(f"Error: {health.detail}", err=True)
             return False
         if sys.stderr.isatty():
-            if self._status is None:
+            if self._spinner is None:
                 from rich.console import Console
 
-                self._status = Console(stderr=True).status("")
-                self._status.start()
-            self._status.update(health.detail)
+                self._spinner = Console(stderr=True).status("")
+                self._spinner.start()
+            self._spinner.update(health.detail)
         return True
 
     def _close(self) -> None:
         self._done = True
-        if self._status is not None:
-            self._status.stop()
+        if self._spinner is not None:
+            self._spinner.stop()
 
     def _greet(self) -> None:
         from gateway.app import adapters
@@ -257,11 +263,11 @@ class _Greeting:
         )
         click.echo(f"Models: {', '.join(self._config.endpoints)}")
         click.echo(f"In a browser: {self._url}/ui\n")
-        shown: set[str] = set()
+        printed: set[str] = set()
         for protocol, route in routes(adapters()):
-            if route.example is None or protocol in shown:
+            if route.example is None or protocol in printed:
                 continue
-            shown.add(protocol)
+            printed.add(protocol)
             path = route.path.replace("{model}", model).replace("{name}", model)
             body = json.dumps(route.example).replace("{model}", model).replace("'", "'\\''")
             click.echo(f"# {protocol}\ncurl {self._url}{path} -H 'content-type: application/json' -d '{body}'\n")
@@ -275,17 +281,24 @@ def _check_address(config: Config, insecure: bool) -> None:
     except ValueError:
         private = False
     if not private and config.server.keys_env is None and not insecure:
-        raise ConfigError(f"{host} can be reached by others: set keys_env, or say --insecure")
+        raise ConfigError(
+            f"server.host {host}: other machines can reach this address; set keys_env, or pass --insecure"
+        )
 
 
 def _check_siblings() -> None:
-    """A distribution called `adapters`, say, would shadow ours and fail in strange ways."""
+    """Refuse to run where another distribution's package, `adapters` for instance, shadows ours.
+
+    Raises:
+        click.ClickException: one does.
+    """
     home = Path(__file__).parent.parent
     for name in ("adapters", "backends", "schemas"):
         spec = find_spec(name)
         if spec is None or spec.origin is None or Path(spec.origin).parent.parent != home:
             raise click.ClickException(
-                f"The package '{name}' that Python finds is not Interlingua's own: another distribution shadows it."
+                f"Python finds a package '{name}' that is not Interlingua's: uninstall the distribution that it is of, "
+                "or install Interlingua into an environment of its own."
             )
 
 

@@ -1,6 +1,7 @@
-"""The configuration: one TOML file, decoded whole into structs that forbid what they do not know.
+"""The configuration: one TOML file, decoded into structs that forbid unknown keys.
 
-Nothing here starts anything. Names follow Databricks where it has them (endpoint, served_entities, traffic_percentage).
+Names follow Databricks where it has them (endpoint, served_entities, traffic_percentage). Checks that need backends or
+protocols are in `gateway.app.validate`.
 """
 
 from __future__ import annotations
@@ -8,16 +9,18 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from schemas.catalog import TensorNames
 
+_T = TypeVar("_T")
+
 BUNDLED = "interlingua"
-"""The endpoint that answers when nothing was configured."""
+"""Name of the endpoint that serves the bundled model where nothing is configured."""
 
 UNITS = ("user", "client_request_id", "api_key", "conversation", "request")
 """Where the unit of assignment may come from, beside `header:<name>`."""
@@ -32,32 +35,37 @@ Delay = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class ConfigError(Exception):
-    """The configuration is wrong; the text says where and how."""
+    """The configuration is wrong; the text names file, line and key as far as they are known."""
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of all sections."""
+    """Base of all sections: frozen, unknown keys are errors."""
 
 
 class Mount(Section, frozen=True):
-    """A path prefix under which every route exists once more, with other dialects (protocol -> dialect)."""
+    """A path prefix below which every route exists again, in other dialects (protocol -> dialect)."""
 
     prefix: Annotated[str, msgspec.Meta(pattern=r"^(/[^/?#{}\s]+)+/?$")]
     dialects: dict[str, str]
 
 
 class Listener(Section, frozen=True):
-    """One more port, with other dialects."""
+    """Another port, with other dialects."""
 
     port: Port
     dialects: dict[str, str] = {}
 
 
 class Limits(Section, frozen=True):
-    """What one request may cost. Sizes in bytes, times in seconds.
+    """Limits of requests. Sizes in bytes, times in seconds.
 
-    `max_body` bounds a body, whatever the route; one that carries images, as base64, may have `max_image_body`.
-    `stored_responses` bounds all that is kept for `/v1/responses/{id}`; 0 keeps nothing.
+    Attributes:
+        max_body: of a request's body.
+        max_image_body: of a body with images as base64.
+        body_idle: between two pieces of a body.
+        body_total: for the whole body.
+        max_concurrent_requests: of one worker; more are refused.
+        stored_responses: of everything kept for `/v1/responses/{id}`; 0 keeps nothing.
     """
 
     max_body: Count = 16 * 1024 * 1024
@@ -69,10 +77,23 @@ class Limits(Section, frozen=True):
 
 
 class ServerSection(Section, frozen=True):
-    """How the server listens and ends.
+    """How the server listens, authenticates and ends. Times in seconds.
 
-    `keys_env` names the environment variable that holds the API keys, separated by commas, `admin_keys_env` the one of
-    the keys that may also change endpoints while the server runs; `state_file` keeps these changes.
+    Attributes:
+        host, port: to listen on; port 0 picks a free one.
+        workers: number of HTTP processes.
+        dialects: protocol -> dialect, where it is not the protocol's first.
+        dialect_options: dialect -> fields of its table to override.
+        mounts: path prefixes with other dialects.
+        listeners: more ports, with other dialects.
+        limits: of requests.
+        keys_env: environment variable with the API keys, separated by commas.
+        admin_keys_env: the same for keys that may also change endpoints while the server runs.
+        state_file: keeps these changes.
+        drain_delay: between SIGTERM and the end of accepting connections.
+        drain_timeout: for running requests to finish.
+        keep_alive: that an idle connection is kept.
+        metrics: whether there is `/metrics`.
     """
 
     host: str = "127.0.0.1"
@@ -98,15 +119,20 @@ Routing = Literal["hash"]
 
 
 class Shadow(Section, frozen=True):
-    """How much a shadow may cost, in each worker: copies at a time, and seconds for one. More are not sent."""
+    """A shadow's limits in each worker: copies at a time, more are dropped; seconds for a copy."""
 
     max_concurrent_requests: Count = 4
     timeout: Seconds = 60.0
 
 
 class Paired(Section, frozen=True):
-    """How many of the first arm's answers another arm gives once more, from the same prompt and seed, and how much that
-    may cost in each worker: pairs at a time, seconds for one, tokens of prompt and answer together.
+    """How many of the first arm's answers another arm gives again, from the same prompt and seed.
+
+    Attributes:
+        share: of the first arm's answers.
+        max_concurrent_requests: pairs at a time in each worker; more are dropped.
+        timeout: seconds for a pair.
+        max_tokens: of prompt and answer together; longer ones are not paired.
     """
 
     share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
@@ -116,11 +142,16 @@ class Paired(Section, frozen=True):
 
 
 class ServedEntity(Section, frozen=True):
-    """One arm of an endpoint: a backend, and the name of the model there.
+    """One served entity of an endpoint: a backend, and the name of a model there.
 
-    `task` None = the endpoint's. An arm with 0 % answers direct calls, and where those before it failed. A `shadow`
-    gets a copy of each generation request of the endpoint, and answers direct calls only. A `paired` arm, shadow or
-    not, is compared with the first arm token by token.
+    Attributes:
+        name: sent as `served-model-name`.
+        backend: a section of `backends`.
+        model: the model's name there, or a LoRA adapter's; None: the endpoint's name.
+        traffic_percentage: with 0, it answers direct calls, and requests that the others failed.
+        task: None: the endpoint's.
+        shadow: makes it a shadow, which gets copies of generation requests and answers direct calls only.
+        paired: has it compared with the first served entity token by token; it may be a shadow, too.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]+$", max_length=128)]
@@ -133,7 +164,7 @@ class ServedEntity(Section, frozen=True):
 
 
 class Guardrail(Section, frozen=True):
-    """Stops an arm for good whose failures exceed the first arm's by more than `worse_than`, with confidence."""
+    """Stops an arm whose failure rate is, with confidence, more than `worse_than` above the first arm's."""
 
     worse_than: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.02
 
@@ -141,10 +172,14 @@ class Guardrail(Section, frozen=True):
 class Experiment(Section, frozen=True):
     """How an endpoint's arms are compared.
 
-    `unit` is where the unit of assignment comes from, the first that a request has: `header:<name>` or one of
-    `UNITS`. A request that has none is a unit by itself. `alpha` is the chance that an
-    interval ever misses the truth, `margin` what makes no difference: a share of the first arm's mean, for `success` a
-    tenth of it in absolute terms. `feedback` names metrics that users send themselves, and says which way is good.
+    Attributes:
+        alpha: the chance that an interval ever misses the truth.
+        margin: a difference that counts as none: a share of the first arm's mean; for `success`, a tenth of it in
+            absolute terms.
+        guardrail: stops a worse arm.
+        feedback: metrics that users send, and which direction is good.
+        unit: sources of the unit of assignment, `header:<name>` or one of `UNITS`; the first that a request has counts.
+            A request that has none is a unit by itself.
     """
 
     alpha: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
@@ -155,13 +190,22 @@ class Experiment(Section, frozen=True):
 
 
 class Fallback(Section, frozen=True):
-    """Whether the other served entities are tried, in list order, where one fails before its first event."""
+    """Whether the other served entities are asked, in list order, after one failed before its first event."""
 
     enabled: bool = True
 
 
 class Endpoint(Section, frozen=True):
-    """What clients name as `model`. `inputs` and `outputs` rename its Triton tensors."""
+    """What clients name as `model`.
+
+    Attributes:
+        served_entities: percentages add up to 100; the first one is an experiment's control.
+        task: what listings say.
+        routing: the policy that picks the served entity.
+        experiment: how served entities are compared.
+        fallback: whether others are asked after a failure.
+        inputs, outputs: other names for Triton's tensors.
+    """
 
     served_entities: tuple[ServedEntity, ...]
     task: Task = "chat"
@@ -173,17 +217,17 @@ class Endpoint(Section, frozen=True):
 
     @property
     def has_experiment(self) -> bool:
-        """Whether there is something to compare, or users send feedback."""
+        """Whether its requests are counted: it has several served entities, or takes feedback."""
         return len(self.served_entities) > 1 or bool(self.experiment.feedback)
 
     @property
     def tensors(self) -> TensorNames:
-        """Its names for Triton's tensors."""
+        """The endpoint's names for Triton's tensors."""
         return TensorNames(self.inputs, self.outputs)
 
 
 class Config(Section, frozen=True):
-    """The whole file. A backend's options are its own: only `kind` is read here."""
+    """The whole file. Of a backend's options only `kind` is read here; the others are its class's."""
 
     server: ServerSection = ServerSection()
     backends: dict[str, dict[str, Any]] = {}
@@ -191,10 +235,10 @@ class Config(Section, frozen=True):
 
 
 def load(path: Path) -> Config:
-    """Read a file.
+    """The configuration in a TOML file.
 
     Raises:
-        ConfigError: it cannot be read, or is wrong; the text names file, line and field.
+        ConfigError: it cannot be read, or is wrong; the text names file, line and key.
     """
     try:
         text = path.read_text()
@@ -207,7 +251,7 @@ def load(path: Path) -> Config:
 
 
 def parse(text: str) -> Config:
-    """Read a file's text.
+    """The configuration in the text of a TOML file.
 
     Raises:
         ConfigError: it is wrong; the text begins with the line's number.
@@ -226,7 +270,7 @@ def parse(text: str) -> Config:
 
 
 def default(model: str | None = None) -> Config:
-    """One endpoint over one native backend: the bundled model, or the checkpoint folder `model`."""
+    """A configuration of one endpoint over one native backend: the bundled model, or the checkpoint folder `model`."""
     name = Path(model).resolve().name if model else BUNDLED
     backend: dict[str, Any] = {"kind": "native"} | ({"model": str(Path(model).resolve())} if model else {})
     entity = ServedEntity(name=name, backend="local")
@@ -234,7 +278,7 @@ def default(model: str | None = None) -> Config:
 
 
 def remote(kind: str, url: str, models: Iterable[str], key_env: str | None = None) -> Config:
-    """One endpoint for each of the models of one remote server."""
+    """A configuration of one endpoint for each model of a remote server."""
     backend = {"kind": kind, "url": url} | ({"api_key_env": key_env} if key_env else {})
     endpoints = {name: Endpoint(served_entities=(ServedEntity(name=name, backend="remote"),)) for name in models}
     return Config(backends={"remote": backend}, endpoints=endpoints)
@@ -247,8 +291,8 @@ def _check(text: str, config: Config) -> None:
     prefixes = [mount.prefix.rstrip("/") for mount in config.server.mounts]
     if twice := _twice(prefixes):
         raise ConfigError(f"{_line(text, 'mounts')}: server.mounts: two of them have the prefix '{twice}'")
-    if twice := _twice([config.server.port, *(listener.port for listener in config.server.listeners)]):
-        raise ConfigError(f"{_line(text, 'listeners')}: server.listeners: the port {twice} is taken twice")
+    if port := _twice([config.server.port, *(listener.port for listener in config.server.listeners)]):
+        raise ConfigError(f"{_line(text, 'listeners')}: server.listeners: the port {port} is taken twice")
     if config.server.admin_keys_env is not None and config.server.state_file is None:
         raise ConfigError(f"{_line(text, 'admin_keys_env')}: server: `admin_keys_env` needs a `state_file`")
     for name, endpoint in config.endpoints.items():
@@ -256,13 +300,13 @@ def _check(text: str, config: Config) -> None:
             raise ConfigError(f"{_line(text, name)}: endpoints.{name}{wrong}")
 
 
-def _twice(values: list[Any]) -> Any:
-    """The first value that stands there twice; None if none does."""
+def _twice(values: Sequence[_T]) -> _T | None:
+    """The first value that occurs twice; None if none does."""
     return next((value for place, value in enumerate(values) if value in values[:place]), None)
 
 
 def wrong_endpoint(endpoint: Endpoint, backends: Collection[str]) -> str | None:
-    """What is wrong with an endpoint over these backends, to be read after its name; None if nothing is."""
+    """What is wrong with an endpoint, as a text to append to its name; None if nothing is."""
     arms = endpoint.served_entities
     if not arms:
         return ": `served_entities` is empty"
@@ -270,7 +314,7 @@ def wrong_endpoint(endpoint: Endpoint, backends: Collection[str]) -> str | None:
         if arm.backend not in backends:
             return f".{arm.name}: no backend is called '{arm.backend}'{nearest(arm.backend, backends)}"
         if arm.shadow is not None and arm.traffic_percentage:
-            return f".{arm.name}: a shadow answers nobody, so that its `traffic_percentage` must be 0"
+            return f".{arm.name}: a shadow answers no client, so its `traffic_percentage` must be 0"
     if arms[0].paired is not None:
         return f".{arms[0].name}: the first served entity is the one that others are `paired` with"
     if (total := sum(arm.traffic_percentage for arm in arms)) != 100:
@@ -302,7 +346,7 @@ _WRONG = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$")
 
 
 def _explain(text: str, message: str) -> str:
-    """msgspec's words, with a line's number and, for an unknown field, the nearest known one."""
+    """msgspec's message with a line number and, for an unknown key, the nearest known one."""
     if unknown := _UNKNOWN.match(message):
         field, path = unknown["field"], unknown["path"] or ""
         where = f"{path}.{field}".removeprefix(".")
@@ -314,7 +358,7 @@ def _explain(text: str, message: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that may have been meant, as the end of a sentence; "" if none is near."""
+    """A suggestion of the closest known name, as the end of a sentence; "" if none is close."""
     near = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean '{near[0]}'?" if near else ""
 
@@ -338,7 +382,7 @@ def _all_fields() -> set[str]:
 
 
 def _line(text: str, word: str) -> int:
-    """The first line that sets `word` or opens a section of that name; 1 if none does."""
+    """Number of the first line that sets `word` or opens a section of that name; 1 if none does."""
     word = re.sub(r"\[.*", "", word)
     pattern = re.compile(rf"^\s*(\[.*\b)?{re.escape(word)}\b|[{{,]\s*{re.escape(word)}\s*=") if word else None
     for number, line in enumerate(text.splitlines(), 1):

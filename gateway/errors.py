@@ -1,4 +1,4 @@
-"""Whatever was raised, as an error that a client may see."""
+"""Exceptions: which text a client may see, and after which of them another target is asked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 def to_client_error(error: Exception, request_id: str) -> GatewayError:
-    """The error itself if it was meant for clients; else a fixed sentence, and the truth in the log."""
+    """The error itself if it is a `GatewayError`; else an `InternalError` with a fixed text, and a trace in the log."""
     if type(error) is not GatewayError and isinstance(error, GatewayError):
         return error
     # The trace as text: a renderer given the exception itself may print local variables, and so a prompt.
@@ -31,7 +31,7 @@ def to_client_error(error: Exception, request_id: str) -> GatewayError:
 def is_failover_eligible(error: Exception) -> bool:
     """Whether another served entity may be asked after this error, which came before any event.
 
-    Yes if a backend failed, is full or limits its callers; no after a timeout, which has used up the client's patience,
-    and never if the request itself is at fault.
+    Yes if a backend failed, is overloaded, shuts down or limits its callers. No after a timeout: the client has waited
+    long enough. No if the request itself is at fault, and no after a bug.
     """
     return isinstance(error, BackendError | Overloaded | RateLimited) and not isinstance(error, BackendTimeout)

@@ -1,4 +1,4 @@
-"""What all requests of a worker share: backends, router, limits, keys, metrics, and the catalog of what is served."""
+"""The state that all requests of a worker share: backends, router, limits, keys, metrics, experiments, catalog."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 _HEALTH_INTERVAL = 1.0
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 30.0
-"""Seconds before a backend that did not start is tried again; each time twice as many."""
+"""Seconds before a backend that did not start is started again; doubled each time, up to the longest."""
 _LOADING_TIMEOUT, _POLL_INTERVAL = 5.0, 0.05
 """Seconds that a request waits for a model that is still loading, and between two looks at it."""
 
@@ -43,8 +43,8 @@ class Service:
         config: the whole configuration.
         backends: by name, not started yet.
         keys: who may ask.
-        folder: where workers share the figures of experiments; None for a worker alone.
-        slot: this worker's place there, which it takes over from one that ended; None: a place of its own.
+        folder: where workers share counters, feedback and stored responses; None for a worker alone.
+        slot: this worker's place in `folder`, which it takes over from one that ended; None: a new one.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Service:
 
     @property
     def health(self) -> Health:
-        """Whether every endpoint has somebody to answer; else the state of those it waits for."""
+        """Ready if every endpoint has a backend that is; else the state of the first backend that is missing."""
         if self.draining:
             return Health("failed", "shutting down")
         in_force = [deployed.endpoint for deployed in self._live.deployments.values() if deployed.endpoint is not None]
@@ -127,34 +127,34 @@ class Service:
             raise BackendUnavailable("The model cannot be reached.")
 
     def preferred(self, targets: tuple[Target, ...]) -> tuple[Target, ...]:
-        """Targets in the order in which to ask them: those of backends in trouble come last, and are left in."""
+        """The targets with those whose backend is in trouble moved to the end."""
         if len(targets) == 1 or not any(map(self._in_trouble, targets)):
             return targets
         return tuple(sorted(targets, key=self._in_trouble))
 
     def refresh(self) -> None:
-        """Serve what is deployed by now. Looked at before every request: once one worker has said that an endpoint was
-        changed, all of them know. What requests in flight hold stays as it is.
+        """Serve what is deployed by now. Called before every request, so that a change that one worker has confirmed is
+        known to all. Requests in flight keep their plan and experiment.
         """
         if self._is_changeable and self._live.refresh():
             self._serve()
 
     async def manage(self, change: Change) -> None:
-        """Change what is deployed, here and on all workers.
+        """Change what is deployed, for all workers.
 
         Raises:
-            schemas.errors.RequestError: it cannot be done.
+            schemas.errors.RequestError: the change is refused.
         """
         await self._live.change(change, self._health)
         self.refresh()
         log.info("endpoint.changed", model=change.endpoint, action=change.action)
 
     def new_id(self) -> str:
-        """A request id nobody else has."""
+        """A unique request id: 16 hexadecimal digits of the worker, 8 of the request."""
         return f"{self._prefix}{next(self._numbers):08x}"
 
     def count(self, endpoint: str, seconds: float, ok: bool) -> None:
-        """Note an ended request, for Triton's statistics."""
+        """Count an ended request, for Triton's statistics."""
         old, ns = self._counts.get(endpoint, RequestCounts()), int(seconds * 1e9)
         now = int(time.time() * 1000)
         self._counts[endpoint] = (
@@ -172,17 +172,17 @@ class Service:
         return msgspec.structs.replace(self.catalog, cards=cards)
 
     async def start(self) -> None:
-        """Start the backends, each by itself: what is ready answers, what is not says so."""
+        """Start the backends concurrently; returns before they are ready."""
         self._tasks = [asyncio.create_task(self._start(name, backend)) for name, backend in self.backends.items()]
         self._tasks.append(asyncio.create_task(self._watch()))
 
     async def settled(self) -> None:
-        """Wait until every endpoint has somebody to answer.
+        """Wait until every endpoint has a backend that is ready.
 
         Raises:
-            schemas.errors.BackendUnavailable: one will not.
+            schemas.errors.BackendUnavailable: a backend failed.
         """
-        while self.health.status == "loading":  # noqa: ASYNC110 - it is looked at, and by nobody else waited for
+        while self.health.status == "loading":  # noqa: ASYNC110 - polled once, at startup
             await asyncio.sleep(_POLL_INTERVAL)
         if self.health.status == "failed":
             raise BackendUnavailable(self.health.detail)
@@ -200,44 +200,45 @@ class Service:
             self.records.close()
 
     def _can_answer(self, backend: str) -> bool:
-        """Ready, and no others are to be preferred."""
+        """Whether a backend is ready, and not in trouble: background work must not add to it."""
         return self._health[backend] == Health("ready")
 
     def _in_trouble(self, target: Target) -> bool:
+        """Whether a target's backend is ready, but others are to be preferred to it."""
         health = self._health[target.entity.backend]
         return health.status == "ready" and bool(health.detail)
 
     async def _start(self, name: str, backend: Backend) -> None:
-        """Start a backend, however often it takes."""
+        """Start a backend; if it fails, again after a growing delay."""
         delay = _FIRST_DELAY
         while True:
             try:
                 await backend.start()
-            except Exception as error:  # a bug of its own, too, must not leave it loading for ever
+            except Exception as error:  # a bug in it, too: or it would stay "loading" for ever
                 why = to_client_error(error, f"start of {name}").message
                 log.error("backend.failed", backend=name, why=why, again_in=delay)
                 self._failed[name] = Health("failed", why)
-                await self._look()
+                await self._check_health()
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LONGEST_DELAY)
             else:
                 self._failed.pop(name, None)
                 self._started.add(name)
-                await self._look()
+                await self._check_health()
                 return
 
     async def _watch(self) -> None:
         while True:
-            await self._look()
+            await self._check_health()
             await asyncio.sleep(_HEALTH_INTERVAL)
 
-    async def _look(self) -> None:
+    async def _check_health(self) -> None:
         await self._live.settle(self._health)
         self.refresh()
         self.router.stop(self.experiments.stopped())
-        looked = {name: self._failed.get(name) or await _healthy(name, each) for name, each in self.backends.items()}
-        if looked != self._health:
-            self._health = looked
+        health = {name: self._failed.get(name) or await _healthy(name, each) for name, each in self.backends.items()}
+        if health != self._health:
+            self._health = health
             self.catalog = self._catalog()
 
     def _serve(self) -> None:
@@ -257,5 +258,5 @@ class Service:
 async def _healthy(name: str, backend: Backend) -> Health:
     try:
         return await backend.healthy()
-    except Exception as error:  # as in `Service._start`: or nobody would look at any backend again
+    except Exception as error:  # a bug in it must not end the check of all backends
         return Health("failed", to_client_error(error, f"health of {name}").message)

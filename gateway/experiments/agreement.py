@@ -1,7 +1,7 @@
-"""How alike two arms' answers to one prompt from one seed are: the figures of a pair, and what many pairs tell.
+"""Agreement metrics of paired answers: two arms, one prompt, one seed. Of one pair, and summarized over many.
 
 Pure arithmetic. Tokens are compared by id, so both arms must have the same vocabulary. A log-likelihood is the mean
-natural logarithm of an answer's tokens' probabilities, before temperature and all other processing.
+natural logarithm of the probabilities of an answer's tokens, before temperature and all logits processors.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from gateway.experiments.confidence import Array, mean, radius
 Ids = tuple[int, ...]
 
 UNPAIRED = ("dropped", "failed", "too_long", "unsuitable", "unlike_tokenizers")
-"""Why an answer that was drawn made no pair: no room, an error, over the limit of tokens, more than one plain text,
-token ids that do not mean the same.
+"""Why a drawn answer made no pair: too many pairs at once, an error, over the token limit, not a single choice of plain
+text, different vocabularies.
 """
 
-FIGURES = (
+PAIR_METRICS = (
     "identical",
     "token_agreement",
     "control_by_control",
@@ -31,23 +31,23 @@ FIGURES = (
     "arm_by_arm",
     "arm_difference",
 )
-"""A pair's figures, in the order of the counters: whose answer by whose model."""
+"""A pair's metrics, in the order of the counters. `control_by_arm`: the control's answer under the arm's model."""
 
 _LAST = 14
 DIVERGENCES = ("0", "1", *(f"{2**n}-{2 ** (n + 1) - 1}" for n in range(1, _LAST - 1)), f"{2 ** (_LAST - 1)}+", "never")
-"""How many tokens are the same before the first that is not, in powers of two."""
+"""Histogram bins: tokens that are the same before the first that differs, in powers of two."""
 
 
 @dataclass(frozen=True, slots=True)
-class Likeness:
-    """One pair. `figures` are in the order of `FIGURES`, `divergence` is an index of `DIVERGENCES`."""
+class Agreement:
+    """One pair. `metrics` are in the order of `PAIR_METRICS`, `divergence` is an index of `DIVERGENCES`."""
 
-    figures: tuple[float, ...]
+    metrics: tuple[float, ...]
     divergence: int
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """A mean over pairs, with an interval that holds however often one looks; null while nothing can be said."""
+    """A mean over pairs with an interval that is valid at every look; null while there are too few pairs."""
 
     mean: float
     low: float
@@ -66,7 +66,7 @@ class LogLikelihoods(msgspec.Struct, frozen=True):
 
 
 class Pairs(msgspec.Struct, frozen=True):
-    """What an arm's pairs with the control tell, and why others could not be made."""
+    """Summary of an arm's pairs with the control, and why others could not be made."""
 
     arm: str
     pairs: int
@@ -77,19 +77,19 @@ class Pairs(msgspec.Struct, frozen=True):
     log_likelihoods: tuple[LogLikelihoods, LogLikelihoods]
 
 
-def likeness(control: Ids, arm: Ids, by_control: tuple[float, float], by_arm: tuple[float, float]) -> Likeness:
-    """A pair's figures.
+def agreement(control: Ids, arm: Ids, by_control: tuple[float, float], by_arm: tuple[float, float]) -> Agreement:
+    """A pair's metrics.
 
     Args:
         control: the tokens of the control's answer.
-        arm: those of the other's.
+        arm: the tokens of the arm's answer.
         by_control: the log-likelihoods of these two answers under the control's model.
-        by_arm: the same under the arm's.
+        by_arm: the same under the arm's model.
     """
     same = [one == other for one, other in zip(control, arm, strict=False)]
     identical = control == arm
     place = sum(1 for _ in takewhile(bool, same))
-    figures = (
+    metrics = (
         float(identical),
         sum(same) / max(len(control), len(arm)),
         by_control[0],
@@ -99,37 +99,37 @@ def likeness(control: Ids, arm: Ids, by_control: tuple[float, float], by_arm: tu
         by_arm[1],
         by_arm[1] - by_control[1],
     )
-    return Likeness(figures, len(DIVERGENCES) - 1 if identical else min(place.bit_length(), _LAST))
+    return Agreement(metrics, len(DIVERGENCES) - 1 if identical else min(place.bit_length(), _LAST))
 
 
-def summary(control: str, arm: str, sums: Array, unpaired: Array, divergences: Array, alpha: float) -> Pairs:
-    """What an arm's pairs tell.
+def summarize(control: str, arm: str, sums: Array, unpaired: Array, divergences: Array, alpha: float) -> Pairs:
+    """Means and intervals over an arm's pairs.
 
     Args:
         control: the control's name.
-        arm: the arm's.
-        sums: [figures, (counts, sums), buckets].
+        arm: the arm's name.
+        sums: [metrics, (counts, sums), buckets].
         unpaired: counts, in the order of `UNPAIRED`.
         divergences: counts, in the order of `DIVERGENCES`.
-        alpha: the chance that an interval ever misses.
+        alpha: the chance that an interval ever misses the mean.
     """
-    identical, agreement, *told = (_estimate(figure, alpha) for figure in sums)
+    identical, token_agreement, *likelihoods = (_estimate(metric, alpha) for metric in sums)
     return Pairs(
         arm,
         int(sums[0, 0].sum()),
         _counts(UNPAIRED, unpaired),
         _counts(DIVERGENCES, divergences),
         identical,
-        agreement,
-        (LogLikelihoods(control, *told[:3]), LogLikelihoods(arm, *told[3:])),
+        token_agreement,
+        (LogLikelihoods(control, *likelihoods[:3]), LogLikelihoods(arm, *likelihoods[3:])),
     )
 
 
-def _estimate(figure: Array, alpha: float) -> Estimate:
-    found = mean(*figure)
+def _estimate(metric: Array, alpha: float) -> Estimate:
+    found = mean(*metric)
     if not found.requests:
         return Estimate(nan, -inf, inf)
-    if not found.variance:  # all alike so far: that says little of what is to come
+    if not found.variance:  # all values are equal so far, which does not bound the next ones
         return Estimate(found.value, -inf, inf)
     width = radius(found.variance, found.requests, alpha)
     return Estimate(found.value, found.value - width, found.value + width)

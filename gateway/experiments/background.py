@@ -1,6 +1,6 @@
-"""Work that nobody waits for: so much of it at a time for an arm, each piece for so long; what is over is not begun.
+"""Bounded best-effort tasks per arm: a limit at a time and a timeout each; excess work is dropped.
 
-Nothing of it can be seen in an answer. Not a queue: there is no waiting.
+Answers to clients neither wait for it nor depend on it. Not a queue: nothing waits for room.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from schemas.ir import Events, Generate, Usage
 
 
 class Background:
-    """One worker's, of one kind.
+    """One worker's tasks of one kind.
 
     Args:
-        ready: whether a backend can answer now.
+        can_answer: whether a backend, by name, can answer now.
     """
 
-    def __init__(self, ready: Callable[[str], bool]) -> None:
-        self._ready = ready
+    def __init__(self, can_answer: Callable[[str], bool]) -> None:
+        self._can_answer = can_answer
         self._running: Counter[tuple[str, str]] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -37,17 +37,17 @@ class Background:
         at_once: int,
         seconds: float,
     ) -> None:
-        """Begin a piece of work for an arm that has room and can answer.
+        """Start a task for an arm, unless it has its limit of tasks or cannot answer.
 
         Args:
             arm: for whom.
             work: does it.
-            ended: told how it ended: "ok", "timeout", "cancelled", an error's kind, or "dropped" if it was not begun.
-            at_once: pieces that may be under way for this arm.
-            seconds: that a piece may take.
+            ended: called with the outcome: "ok", "timeout", "cancelled", an error's kind, or "dropped" if not started.
+            at_once: the arm's limit of tasks at a time.
+            seconds: the task's timeout.
         """
         name = (arm.endpoint, arm.entity.name)
-        if self._running[name] >= at_once or not self._ready(arm.entity.backend):
+        if self._running[name] >= at_once or not self._can_answer(arm.entity.backend):
             ended("dropped")
             return
         self._running[name] += 1
@@ -56,7 +56,7 @@ class Background:
         task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """Stop all of it."""
+        """Cancel all tasks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -71,7 +71,7 @@ class Background:
             outcome = "ok"
         except TimeoutError:
             outcome = "timeout"
-        except Exception as error:  # a stream loop: there is nobody to tell
+        except Exception as error:  # the task's top: nobody else would see it
             outcome = to_client_error(error, "background").kind
         finally:
             self._running[name] -= 1
@@ -79,10 +79,10 @@ class Background:
 
 
 async def read(request: Generate, target: Target, take: Callable[[Events], None]) -> None:
-    """Ask, and give the whole answer to `take`.
+    """Generate, and pass every batch of events to `take`.
 
     Raises:
-        schemas.errors.GatewayError: there is none.
+        schemas.errors.GatewayError: the answer failed, or stopped before its end.
     """
     check(request, target.backend.capabilities, request.model)
     events = target.backend.generate(target.addressed(request))

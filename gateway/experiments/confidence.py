@@ -1,9 +1,10 @@
-"""Anytime-valid statistics: intervals that hold at every look, for means of requests that come in clusters.
+"""Anytime-valid statistics: confidence sequences for means of clustered requests.
 
-Pure arithmetic on arrays. Requests of one unit are alike, so units, grouped in buckets by a hash that knows nothing of
-the assignment, are what is independent here: variances come from bucket totals (the delta method, cluster-robust).
+Pure arithmetic on arrays. Requests of one unit are correlated, so the independent clusters are units, grouped in
+buckets by a hash that is independent of the assignment: variances come from bucket totals (delta method,
+cluster-robust).
 Intervals are asymptotic confidence sequences (Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas: Time-uniform central limit
-theory, 2021), tightest near `TUNED_FOR` requests.
+theory, 2021), valid at every look and tightest near `TUNED_FOR` requests.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ FEWEST_REQUESTS = 100
 
 
 class Interval(NamedTuple):
-    """An estimate and what it may be; infinite while there is too little to tell."""
+    """An estimate with its bounds; infinite while there are too few requests."""
 
     estimate: float
     low: float
@@ -30,7 +31,7 @@ class Interval(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """An arm's mean; `variance` is infinite while too few clusters are known."""
+    """An arm's mean; `variance` (of the mean) is infinite while there are too few clusters."""
 
     value: float
     variance: float
@@ -41,14 +42,14 @@ def mean(counts: Array, sums: Array) -> Mean:
     """The mean over all requests.
 
     Args:
-        counts: requests by bucket.
-        sums: the totals of their values by bucket.
+        counts: [buckets] requests.
+        sums: [buckets] totals of their values.
     """
     total = float(counts.sum())
     if not total:
         return Mean(0.0, inf, 0.0)
     value = float(sums.sum()) / total
-    clusters = total**2 / float(np.square(counts).sum())  # Kish: a unit that dominates counts for little
+    clusters = total**2 / float(np.square(counts).sum())  # Kish's effective sample size
     if clusters < FEWEST_CLUSTERS or total < FEWEST_REQUESTS:
         return Mean(value, inf, total)
     seen = int(np.count_nonzero(counts))
@@ -57,14 +58,14 @@ def mean(counts: Array, sums: Array) -> Mean:
 
 
 def difference(control: Mean, other: Mean, alpha: float) -> Interval:
-    """How much larger the other mean is, with an interval that holds at all times at once but for a share `alpha`."""
+    """How much larger the other mean is; the interval misses the truth at any look with a chance of at most `alpha`."""
     estimate = other.value - control.value
     width = radius(control.variance + other.variance, control.requests + other.requests, alpha)
     return Interval(estimate, estimate - width, estimate + width)
 
 
-def wrong_split(counts: Array, shares: Array, alpha: float) -> bool:
-    """Whether the arms' exposures contradict their shares: something loses or favours requests of an arm.
+def sample_ratio_mismatch(counts: Array, shares: Array, alpha: float) -> bool:
+    """Whether the arms' exposures contradict their shares (SRM): requests of an arm are lost or favoured somewhere.
 
     Args:
         counts: [arms, buckets] requests.
@@ -87,7 +88,7 @@ def wrong_split(counts: Array, shares: Array, alpha: float) -> bool:
 
 
 def radius(variance: float, requests: float, alpha: float) -> float:
-    """Half the width of a confidence sequence at so many requests, for an estimate of this variance."""
+    """Half the width of the confidence sequence after `requests` requests, for an estimate of this variance."""
     if variance == inf:
         return inf
     rho2 = (-2 * log(alpha) + log(1 - 2 * log(alpha))) / TUNED_FOR

@@ -1,8 +1,8 @@
-"""What an endpoint's arms are measured by, and what may be said of them: figures, intervals, decisions in words.
+"""One endpoint's experiment: counts exposures and outcomes by arm, and reports means, intervals and decisions.
 
-Compared is only what a unit's own arm answered or failed to: direct calls, cancelled and refused requests, and those
-that another arm had to answer are counted apart. Exposure is counted when a request is assigned, outcomes at its end.
-The first served entity is the control.
+An arm is a served entity as the statistics see it; the first one is the control. Exposures are counted when a request
+is assigned, outcomes when it ends. Compared are only requests that the assigned arm answered or failed: direct calls,
+cancelled and refused requests, and those that another arm had to answer are excluded, and counted as such.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 import structlog
 
 from gateway.config import Endpoint
-from gateway.experiments.agreement import DIVERGENCES, FIGURES, UNPAIRED, Likeness, Pairs, summary
-from gateway.experiments.confidence import Array, Interval, Mean, difference, mean, wrong_split
+from gateway.experiments.agreement import DIVERGENCES, PAIR_METRICS, UNPAIRED, Agreement, Pairs, summarize
+from gateway.experiments.confidence import Array, Interval, Mean, difference, mean, sample_ratio_mismatch
 from gateway.experiments.counters_file import CountersFile
 from gateway.routing.target import Plan, Target
 from schemas.errors import InvalidRequest
@@ -26,13 +26,14 @@ from schemas.ir import FinishReason, Usage
 
 log = structlog.get_logger()
 
-SPLIT_ALPHA = 0.001
+SRM_ALPHA = 0.001
+"""Chance of a false alarm of a sample-ratio mismatch, over all looks."""
 
 Decision = Literal["better", "worse", "higher", "lower", "no difference", "keep collecting"]
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """What is compared. `better`: which way is good, if either is."""
+    """A metric by which arms are compared. `better`: which direction is good; None: neither."""
 
     name: str
     better: Literal["higher", "lower"] | None = None
@@ -46,10 +47,14 @@ METRICS = (
     Metric("prompt_tokens"),
     Metric("completion_tokens"),
 )
-"""Times in seconds; all but `success` of answered requests only. In the counters they follow the exposures."""
+"""Times in seconds; all but `success` are over answered requests only. Among the counters they follow the exposures."""
 
-APART = ("cancelled", "refused", "fell_back", "direct", "shadow", "stopped")
-TOTALS = (*APART, *FinishReason, *UNPAIRED, *DIVERGENCES)
+EXCLUDED = ("cancelled", "refused", "fell_back", "direct", "shadow", "stopped")
+"""Why a request is not compared; copies for shadows and stops of the guardrail are counted beside them."""
+
+TOTALS = (*EXCLUDED, *FinishReason, *UNPAIRED, *DIVERGENCES)
+"""The names of an arm's plain counts, in their order."""
+
 _FAILURES = frozenset(
     {"backend_failed", "backend_unavailable", "timeout", "incomplete", "internal", "overloaded", "shutting_down"}
 )
@@ -57,7 +62,15 @@ _FAILURES = frozenset(
 
 @dataclass(slots=True, eq=False)
 class Outcome:
-    """How a request ended; times in seconds."""
+    """How a request ended.
+
+    Attributes:
+        outcome: "ok", "client_gone", "cancelled", or an error's kind.
+        first: seconds until the first event.
+        total: seconds until the end.
+        usage: None if the answer did not end.
+        reasons: the finish reason of each choice.
+    """
 
     outcome: str
     first: float = 0.0
@@ -66,19 +79,19 @@ class Outcome:
     reasons: tuple[FinishReason, ...] = ()
 
 
-class Figures(msgspec.Struct, frozen=True):
-    """One arm's: requests assigned to it, means of those compared, counts of those kept apart."""
+class ArmReport(msgspec.Struct, frozen=True):
+    """One arm: requests assigned to it, means over those compared, counts of those excluded."""
 
     name: str
     traffic_percentage: int
     exposures: int
     means: dict[str, float]
     finish_reasons: dict[str, int]
-    apart: dict[str, int]
+    excluded: dict[str, int] = msgspec.field(name="apart")
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """One arm against the control by one metric. Bounds are null while nothing can be said."""
+    """One arm against the control by one metric. Bounds are null while there are too few requests."""
 
     arm: str
     metric: str
@@ -89,28 +102,26 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """All that is known of an experiment. Its intervals hold however often one looks. `paired` tells of the arms that
-    are.
-    """
+    """An experiment's report over all workers. Its intervals are valid at every look. `paired`: of the paired arms."""
 
     endpoint: str
     control: str
     alpha: float
-    arms: tuple[Figures, ...]
+    arms: tuple[ArmReport, ...]
     comparisons: tuple[Comparison, ...]
     sample_ratio_mismatch: bool
     paired: tuple[Pairs, ...]
 
 
 class Experiment:
-    """One endpoint's figures, of all workers.
+    """One endpoint's experiment. Every worker counts for itself; reports add up the counters of all.
 
     Args:
         name: the endpoint's.
-        endpoint: its arms and how to compare them; figures are those of exactly this configuration.
-        since: when it was put in force (Unix time in nanoseconds): one that comes back begins anew.
-        folder: what all workers share; None for a worker alone.
-        worker: this worker's own name.
+        endpoint: its arms and how to compare them; a changed configuration is another experiment.
+        folder: where workers share their counters; None for a worker alone.
+        worker: this worker's name there.
+        since: when the configuration was put in force (Unix time in nanoseconds): one that comes back begins anew.
     """
 
     def __init__(
@@ -118,34 +129,43 @@ class Experiment:
     ) -> None:
         self._name = name
         self._endpoint = endpoint
-        self._metrics = METRICS + tuple(Metric(*told) for told in endpoint.experiment.feedback.items())
+        self._metrics = METRICS + tuple(Metric(*item) for item in endpoint.experiment.feedback.items())
         self._index = {arm.name: number for number, arm in enumerate(endpoint.served_entities)}
         self.key = key(name, endpoint, since)
-        mine = folder / self.key if folder is not None else None
+        path = folder / self.key if folder is not None else None
         self._paired = [number for number, arm in enumerate(endpoint.served_entities) if arm.paired is not None]
         self._pair_at = 1 + len(self._metrics)
-        metrics = self._pair_at + (len(FIGURES) if self._paired else 0)
-        self._counters = CountersFile(len(self._index), metrics, len(TOTALS), mine, worker)
+        metrics = self._pair_at + (len(PAIR_METRICS) if self._paired else 0)
+        self._counters = CountersFile(len(self._index), metrics, len(TOTALS), path, worker)
 
     @property
     def tag(self) -> int:
-        """30 bits of its key."""
+        """30 bits of its key, by which the feedback store names it."""
         return int(self.key, 16) >> 98
 
     def close(self) -> None:
-        """Forget the figures: no worker shall ask for them any more. Requests in flight may still end."""
+        """Remove the counters of all workers. Requests in flight may still end."""
         self._counters.close()
 
     def exposed(self, plan: Plan) -> None:
-        """A request was assigned."""
+        """Count a request that was assigned to an arm; not one that named its served entity."""
         if plan.unit is not None:
             self._counters.add(self._index[plan.targets[0].entity.name], 0, plan.unit.bucket, 1.0)
 
     def ended(self, plan: Plan, last: Target, ended: Outcome) -> tuple[int, int] | None:
-        """It ended; `last` is the target that was asked last. Returns arm and bucket if feedback may come for it."""
+        """Count a request that ended, for the arm that it was assigned to.
+
+        Args:
+            plan: the request's.
+            last: the target that was asked last.
+            ended: how it ended.
+
+        Returns:
+            The arm's index and the unit's bucket if users may send feedback for the answer, else None.
+        """
         arm = self._index[plan.targets[0].entity.name]
-        if (apart := _apart(plan, last, ended.outcome)) is not None:
-            self._counters.count(arm, APART.index(apart))
+        if (why := _exclusion(plan, last, ended.outcome)) is not None:
+            self._counters.count(arm, EXCLUDED.index(why))
             return None
         assert plan.unit is not None
         bucket, usage, add = plan.unit.bucket, ended.usage, self._counters.add
@@ -163,34 +183,36 @@ class Experiment:
         return (arm, bucket) if self._endpoint.experiment.feedback else None
 
     def shadowed(self, target: Target) -> None:
-        """A copy sent to a shadow ended."""
-        self._counters.count(self._index[target.entity.name], APART.index("shadow"))
+        """Count a copy sent to a shadow that ended."""
+        self._counters.count(self._index[target.entity.name], EXCLUDED.index("shadow"))
 
-    def paired(self, target: Target, bucket: int, pair: Likeness) -> None:
-        """An answer of the control was given once more by this arm."""
+    def paired(self, target: Target, bucket: int, pair: Agreement) -> None:
+        """Count a pair: an answer of the control, and this arm's own to the same prompt and seed."""
         arm = self._index[target.entity.name]
-        for at, value in enumerate(pair.figures, self._pair_at):
+        for at, value in enumerate(pair.metrics, self._pair_at):
             self._counters.add(arm, at, bucket, value)
         self._counters.count(arm, _DIVERGENCES.start + pair.divergence)
 
     def unpaired(self, target: Target, why: str) -> None:
-        """It was to be, and could not; `why` is one of `UNPAIRED`."""
+        """Count a pair that could not be made; `why` is one of `UNPAIRED`."""
         self._counters.count(self._index[target.entity.name], _UNPAIRED.start + UNPAIRED.index(why))
 
     def metric(self, name: str) -> int:
-        """The number of a metric that users tell.
+        """The index of a feedback metric.
 
         Raises:
             schemas.errors.InvalidRequest: there is no such metric.
         """
         known = list(self._endpoint.experiment.feedback)
         if name not in known:
-            told = ", ".join(known) or "none"
-            raise InvalidRequest(f"The endpoint '{self._name}' has no metric '{name}': {told}.", param="metric")
+            names = ", ".join(known) or "none"
+            raise InvalidRequest(
+                f"The endpoint '{self._name}' has no metric '{name}'; it has: {names}.", param="metric"
+            )
         return known.index(name)
 
     def feedback(self, arm: int, bucket: int, metric: int, value: float, instead_of: float | None = None) -> None:
-        """A user's own figure for an answer of this arm, maybe instead of one told before."""
+        """Count a user's value for an answer of this arm; it may replace one sent before."""
         at = 1 + len(METRICS) + metric
         if instead_of is None:
             self._counters.add(arm, at, bucket, value)
@@ -198,7 +220,7 @@ class Experiment:
             self._counters.correct(arm, at, bucket, value - instead_of)
 
     def report(self) -> Report:
-        """The figures now."""
+        """Means, intervals and decisions over the counters of all workers."""
         sums, totals = self._counters.read()
         means = [[mean(*arm[metric]) for metric in range(1, 1 + len(self._metrics))] for arm in sums]
         arms = self._endpoint.served_entities
@@ -206,70 +228,70 @@ class Experiment:
             self._name,
             arms[0].name,
             self._endpoint.experiment.alpha,
-            tuple(self._figures(number, sums[number], means[number], totals[number]) for number in range(len(arms))),
+            tuple(self._arm_report(number, sums[number], means[number], totals[number]) for number in range(len(arms))),
             tuple(
                 self._compare(arms[number].name, metric, means[0][at], means[number][at])
                 for number in range(1, len(arms))
                 for at, metric in enumerate(self._metrics)
             ),
-            self._mismatch(sums, totals),
+            self._has_mismatch(sums, totals),
             tuple(self._pairs(arms[number].name, sums[number], totals[number]) for number in self._paired),
         )
 
     def stopped(self) -> frozenset[str]:
-        """The arms that the guardrail has stopped, on whichever worker; stops those that it must stop now."""
+        """The arms that the guardrail has stopped, on any worker; also stops those that have become worse by now."""
         guardrail = self._endpoint.experiment.guardrail
         if guardrail is None:
             return frozenset()
         sums, totals = self._counters.read()
-        stopped = {name for name, arm in self._index.items() if totals[arm, APART.index("stopped")]}
+        stopped = {name for name, arm in self._index.items() if totals[arm, EXCLUDED.index("stopped")]}
         for name, arm in self._index.items():
             worse = self._difference(mean(*sums[0, 1]), mean(*sums[arm, 1]))
             if arm and name not in stopped and worse.high < -guardrail.worse_than:
-                self._counters.count(arm, APART.index("stopped"))
+                self._counters.count(arm, EXCLUDED.index("stopped"))
                 stopped.add(name)
                 log.warning("arm.stopped", model=self._name, served=name, success=worse.estimate, at_most=worse.high)
         return frozenset(stopped)
 
     @property
     def _alpha(self) -> float:
-        """Of one arm: all arms together share the experiment's."""
+        """One arm's share of the experiment's alpha (Bonferroni)."""
         return self._endpoint.experiment.alpha / max(1, len(self._index) - 1)
 
     def _difference(self, control: Mean, other: Mean) -> Interval:
         return difference(control, other, self._alpha)
 
     def _pairs(self, arm: str, sums: Array, totals: Array) -> Pairs:
-        control, figures = self._endpoint.served_entities[0].name, sums[self._pair_at :]
+        control, metrics = self._endpoint.served_entities[0].name, sums[self._pair_at :]
         unpaired, divergences = (totals[each.start : each.stop] for each in (_UNPAIRED, _DIVERGENCES))
-        return summary(control, arm, figures, unpaired, divergences, self._alpha)
+        return summarize(control, arm, metrics, unpaired, divergences, self._alpha)
 
     def _compare(self, arm: str, metric: Metric, control: Mean, other: Mean) -> Comparison:
         found = self._difference(control, other)
         scale = 0.1 if metric.name == "success" else abs(control.value)
         return Comparison(arm, metric.name, *found, decide(found, metric, self._endpoint.experiment.margin * scale))
 
-    def _figures(self, number: int, sums: Array, means: list[Mean], totals: Array) -> Figures:
+    def _arm_report(self, number: int, sums: Array, means: list[Mean], totals: Array) -> ArmReport:
         arm = self._endpoint.served_entities[number]
         counts = {name: int(count) for name, count in zip(TOTALS, totals, strict=True)}
-        return Figures(
+        return ArmReport(
             arm.name,
             arm.traffic_percentage,
             int(sums[0, 0].sum()),
             {metric.name: found.value for metric, found in zip(self._metrics, means, strict=True) if found.requests},
             {str(reason): counts[reason] for reason in FinishReason if counts[reason]},
-            {name: counts[name] for name in APART},
+            {name: counts[name] for name in EXCLUDED},
         )
 
-    def _mismatch(self, sums: Array, totals: Array) -> bool:
-        if totals[:, APART.index("stopped")].any():
+    def _has_mismatch(self, sums: Array, totals: Array) -> bool:
+        if totals[:, EXCLUDED.index("stopped")].any():
             return False  # the guardrail changed the split
         shares = np.array([arm.traffic_percentage / 100 for arm in self._endpoint.served_entities])
-        return wrong_split(sums[:, 0, 0], shares, SPLIT_ALPHA)
+        return sample_ratio_mismatch(sums[:, 0, 0], shares, SRM_ALPHA)
 
 
 def key(name: str, endpoint: Endpoint, since: int) -> str:
-    """What an experiment is known by to all workers: 32 hexadecimal digits."""
+    """An experiment's identity for all workers: 32 hexadecimal digits."""
     return hashlib.sha256(msgspec.json.encode((name, endpoint, since))).hexdigest()[:32]
 
 
@@ -279,7 +301,7 @@ _DIVERGENCES = range(_UNPAIRED.stop, len(TOTALS))
 
 
 def decide(found: Interval, metric: Metric, margin: float) -> Decision:
-    """An interval in words; differences within `margin` are none."""
+    """An interval as a decision; a difference within `margin` counts as none."""
     if -margin <= found.low and found.high <= margin:
         return "no difference"
     if found.low <= 0 <= found.high:
@@ -290,7 +312,7 @@ def decide(found: Interval, metric: Metric, margin: float) -> Decision:
     return "better" if way == metric.better else "worse"
 
 
-def _apart(plan: Plan, last: Target, outcome: str) -> str | None:
+def _exclusion(plan: Plan, last: Target, outcome: str) -> str | None:
     """Why a request is not compared; None if it is."""
     if plan.unit is None:
         return "direct"

@@ -1,9 +1,10 @@
-"""Paired mode: a share of the control's answers is given once more by another arm, from the same prompt and seed, and
-both models tell how likely they find either answer.
+"""Paired mode: another arm answers a sample of the control's requests again, from the same prompt and seed, and both
+models score both answers by log-likelihood.
 
-Begins when the client has its answer, and cannot be seen in it. Both arms must tell token ids of one vocabulary, which
-only our own engine does: with a remote arm there are no pairs, and the figures say why. Each model renders the prompt
-with its own template, as it would for a client.
+Strategy: the control's events are observed on their way to the client; once they are complete, the pair is made as
+background work, so that the client's answer does not depend on it. Both arms must return token ids of one vocabulary,
+which only the native engine does: a remote arm is not paired, and the report says why. Each model renders the prompt
+with its own chat template, as it would for a client.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 
 from backends.base import Feature, needs
 from backends.prompts import as_asked
-from gateway.experiments.agreement import UNPAIRED, Ids, likeness
+from gateway.experiments.agreement import UNPAIRED, Ids, agreement
 from gateway.experiments.background import Background, read
 from gateway.experiments.experiment import Experiment
 from gateway.observability.metrics import Metrics
@@ -39,18 +40,18 @@ from schemas.ir import (
 )
 
 _UNSUITABLE = {Feature.IMAGES, Feature.TOOLS, Feature.SUFFIX, Feature.LORA}
-"""Features whose prompts are more than their token ids, or whose answers more than their tokens."""
+"""Features whose prompt is more than token ids, or whose answer is more than tokens."""
 
 
 @dataclass(slots=True, eq=False)
-class _Heard:
-    """One answer's tokens, as they are told."""
+class _CollectedAnswer:
+    """One answer's tokens, collected from its events."""
 
     ids: list[int | None] = field(default_factory=list)
     prompt_tokens: int = 0
     generated: int | None = None
     seed: int | None = None
-    whole: bool = False
+    complete: bool = False
 
     def take(self, batch: Events) -> None:
         for event in batch:
@@ -60,18 +61,18 @@ class _Heard:
                 self.prompt_tokens = event.prompt_tokens or 0
             if isinstance(event, Finished):
                 self.generated, self.seed = event.generated, event.seed
-            self.whole = isinstance(event, Usage)
+            self.complete = isinstance(event, Usage)
 
     @property
     def tokens(self) -> Ids:
-        """All ids; () if not all were told."""
+        """All token ids; () if the answer is incomplete or an id is unknown."""
         ids = tuple(id for id in self.ids if id is not None)
-        return ids if self.whole and len(ids) == len(self.ids) == self.generated else ()
+        return ids if self.complete and len(ids) == len(self.ids) == self.generated else ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pair:
-    """What one arm is to do once more."""
+    """An answer of the control that an arm is to answer again."""
 
     request: Generate
     control: Target
@@ -82,16 +83,16 @@ class _Pair:
 
 
 class Pairing:
-    """One worker's pairs under way.
+    """One worker's pairs.
 
     Args:
         metrics: counts them, by outcome.
-        ready: whether a backend can answer now.
+        can_answer: whether a backend, by name, can answer now.
     """
 
-    def __init__(self, metrics: Metrics, ready: Callable[[str], bool]) -> None:
+    def __init__(self, metrics: Metrics, can_answer: Callable[[str], bool]) -> None:
         self._metrics = metrics
-        self._background = Background(ready)
+        self._background = Background(can_answer)
 
     def follow(
         self,
@@ -101,17 +102,17 @@ class Pairing:
         target: Target,
         experiment: Experiment,
     ) -> AsyncGenerator[Events, None]:
-        """The same events of `target`; if it is the control and drawn, they are listened to."""
+        """The events unchanged; if `target` is the control and an arm is drawn, observed for a pair."""
         if target is not plan.targets[0]:
             return events
         drawn = tuple(arm for arm in plan.paired if arm.entity.paired and random() < arm.entity.paired.share)
-        return self._listen(events, request, plan, drawn, experiment) if drawn else events
+        return self._observe(events, request, plan, drawn, experiment) if drawn else events
 
     async def aclose(self) -> None:
-        """Stop all of them."""
+        """Cancel all pairs."""
         await self._background.aclose()
 
-    async def _listen(
+    async def _observe(
         self,
         events: AsyncGenerator[Events, None],
         request: Generate,
@@ -119,30 +120,32 @@ class Pairing:
         drawn: tuple[Target, ...],
         experiment: Experiment,
     ) -> AsyncGenerator[Events, None]:
-        heard = _Heard()
+        collected = _CollectedAnswer()
         try:
             async for batch in events:
-                heard.take(batch)
+                collected.take(batch)
                 yield batch
         finally:
             await events.aclose()
-        if heard.whole:
+        if collected.complete:
             for arm in drawn:
-                self._pair(heard, request, plan, arm, experiment)
+                self._pair(collected, request, plan, arm, experiment)
 
-    def _pair(self, heard: _Heard, request: Generate, plan: Plan, arm: Target, experiment: Experiment) -> None:
+    def _pair(
+        self, collected: _CollectedAnswer, request: Generate, plan: Plan, arm: Target, experiment: Experiment
+    ) -> None:
         control, limits = plan.targets[0], arm.entity.paired
         assert plan.unit is not None
         assert limits is not None
         ended = partial(self._ended, arm, experiment)
-        if not _alike(control, arm):
+        if not _have_same_tokenizer(control, arm):
             ended("unlike_tokenizers")
-        elif heard.seed is None or not heard.tokens or not _suitable(request):
+        elif collected.seed is None or not collected.tokens or not _suitable(request):
             ended("unsuitable")
-        elif heard.prompt_tokens + len(heard.tokens) > limits.max_tokens:
+        elif collected.prompt_tokens + len(collected.tokens) > limits.max_tokens:
             ended("too_long")
         else:
-            pair = _Pair(request, control, arm, heard.tokens, heard.seed, limits.max_tokens)
+            pair = _Pair(request, control, arm, collected.tokens, collected.seed, limits.max_tokens)
             work = partial(_compare, pair, plan.unit.bucket, experiment)
             self._background.begin(arm, work, ended, at_once=limits.max_concurrent_requests, seconds=limits.timeout)
 
@@ -154,20 +157,20 @@ class Pairing:
 
 
 async def _compare(pair: _Pair, bucket: int, experiment: Experiment) -> None:
-    """Have the arm answer, have both models score both answers, and count what that shows.
+    """Have the arm answer, have both models score both answers, and count the pair.
 
     Raises:
-        schemas.errors.GatewayError: one of them could not.
+        schemas.errors.GatewayError: one of them failed.
     """
     other = await _answer_again(pair)
     answers = (pair.answer, other)
     by_control = await _scores(pair, pair.control, answers)
     by_arm = await _scores(pair, pair.arm, answers)
-    experiment.paired(pair.arm, bucket, likeness(*answers, by_control, by_arm))
+    experiment.paired(pair.arm, bucket, agreement(*answers, by_control, by_arm))
 
 
 async def _answer_again(pair: _Pair) -> Ids:
-    """The arm's own answer; one that is cut at `max_tokens` will be found too long with its prompt."""
+    """The arm's own answer; one that reaches `max_tokens` is refused later, together with its prompt."""
     stopping = pair.request.stopping
     asked = replace(
         pair.request,
@@ -180,18 +183,18 @@ async def _answer_again(pair: _Pair) -> Ids:
         echo=False,
         background=True,
     )
-    heard = _Heard()
-    await read(asked, pair.arm, heard.take)
-    if not heard.tokens:
-        raise BackendFailed("The backend did not tell its answer's tokens.")
-    return heard.tokens
+    collected = _CollectedAnswer()
+    await read(asked, pair.arm, collected.take)
+    if not collected.tokens:
+        raise BackendFailed("The backend did not return its answer's token ids.")
+    return collected.tokens
 
 
 async def _scores(pair: _Pair, model: Target, answers: tuple[Ids, Ids]) -> tuple[float, float]:
-    """The log-likelihoods of two answers under a model, per token.
+    """The log-likelihoods per token of two answers under a model.
 
     Raises:
-        schemas.errors.ContextLengthExceeded: one of them is too long.
+        schemas.errors.ContextLengthExceeded: prompt and answer exceed the arm's `max_tokens`.
     """
     prompt = await _prompt(pair.request, model)
     if len(prompt) + max(map(len, answers)) > pair.max_tokens:
@@ -223,7 +226,7 @@ def _scored(batch: Events) -> Iterator[Token]:
 
 
 async def _prompt(request: Generate, model: Target) -> Ids:
-    """The prompt's tokens as this model sees them."""
+    """The prompt's token ids, rendered with this model's chat template."""
     prompt, truncate = as_asked(request)[0], request.truncate_prompt_tokens
     ids = prompt.ids if isinstance(prompt, TokensPrompt) else await _tokenized(request.id, prompt, model)
     return ids[-truncate:] if truncate else ids
@@ -234,12 +237,12 @@ async def _tokenized(id: str, prompt: Prompt, model: Target) -> Ids:
     return tuple(span.id for span in tokens.spans)
 
 
-def _alike(control: Target, arm: Target) -> bool:
+def _have_same_tokenizer(control: Target, arm: Target) -> bool:
     tokenizer = control.backend.capabilities.tokenizer
     return tokenizer is not None and tokenizer == arm.backend.capabilities.tokenizer
 
 
 def _suitable(request: Generate) -> bool:
-    """Whether it asks for one answer to one prompt of text."""
+    """Whether the request asks for one choice of plain text for one plain prompt."""
     choices = len(request.prompts) * max(request.n, request.best_of or 1)
     return choices == 1 and not needs(request) & _UNSUITABLE

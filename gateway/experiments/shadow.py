@@ -1,7 +1,7 @@
-"""Copies of requests, for arms that never answer: what they say is read to the end and thrown away.
+"""Shadows: arms that get copies of requests and never answer; their answers are read to the end and discarded.
 
-A copy shares nothing with the request but its content. It waits for nobody and nobody waits for it: what is over an
-arm's limit is not sent, and the live arm's answer neither shows nor depends on how a copy fares.
+A copy shares only its content with the request. The client's answer does not depend on it, and a copy over the shadow's
+limit is not sent.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from schemas.ir import Events, Generate
 
 
 class Shadows:
-    """One worker's copies under way.
+    """One worker's copies.
 
     Args:
         metrics: counts them, by outcome.
-        ready: whether a backend can answer now.
+        can_answer: whether a backend, by name, can answer now.
     """
 
-    def __init__(self, metrics: Metrics, ready: Callable[[str], bool]) -> None:
+    def __init__(self, metrics: Metrics, can_answer: Callable[[str], bool]) -> None:
         self._metrics = metrics
-        self._background = Background(ready)
+        self._background = Background(can_answer)
 
     def send(self, request: Generate, targets: tuple[Target, ...], experiment: Experiment) -> None:
-        """Send a copy to each of these arms that has room and can answer."""
+        """Send a copy to each of these shadows that is below its limit and can answer."""
         for target in targets:
             limits = target.entity.shadow
             assert limits is not None
             copy = replace(request, id=f"{request.id}-{target.entity.name}", background=True)
             self._background.begin(
                 target,
-                partial(read, copy, target, _forget),
+                partial(read, copy, target, _discard),
                 partial(self._ended, target, experiment),
                 at_once=limits.max_concurrent_requests,
                 seconds=limits.timeout,
             )
 
     async def aclose(self) -> None:
-        """Stop all of them."""
+        """Cancel all copies."""
         await self._background.aclose()
 
     def _ended(self, target: Target, experiment: Experiment, outcome: str) -> None:
@@ -54,5 +54,5 @@ class Shadows:
             experiment.shadowed(target)
 
 
-def _forget(_: Events) -> None:
+def _discard(_: Events) -> None:
     pass

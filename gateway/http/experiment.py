@@ -1,4 +1,4 @@
-"""`GET /serving-endpoints/{name}/experiment`: what is known of an endpoint's arms. A route of ours, no protocol's."""
+"""`GET /serving-endpoints/{name}/experiment`: the report of an endpoint's experiment. A route of no protocol."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ PATH = "/serving-endpoints/{name}/experiment"
 
 
 async def answer(service: Service, name: str, scope: HTTPScope, send: Send) -> None:
-    """Answer a request for the figures of endpoint `name`: raw ASGI, as Litestar prefers a mount to parameters.
+    """Send the report of the endpoint `name`.
+
+    Raw ASGI: Litestar would match the mount of the protocols before a route with a path parameter.
 
     Raises:
-        schemas.errors.RequestError: no figures are to be had so.
+        schemas.errors.RequestError: a wrong method or key, no such endpoint, or it has no experiment.
     """
     if scope["method"] not in ("GET", "HEAD"):
         raise MethodNotAllowed(f"Method {scope['method']} is not allowed here.", allowed=("GET", "HEAD"))

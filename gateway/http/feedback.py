@@ -1,4 +1,4 @@
-"""`POST /v1/feedback`: a user's own figure for an answer, counted where the answer was. A route of ours."""
+"""`POST /v1/feedback`: a user's value of a metric for an answer. A route of no protocol."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schemas.errors import InvalidRequest
 
 
 class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`request_id` is an answer's `x-request-id`, `metric` one of the endpoint's `experiment.feedback`."""
+    """The body: `request_id` is an answer's `x-request-id`, `metric` one of the endpoint's `experiment.feedback`."""
 
     request_id: str
     metric: str

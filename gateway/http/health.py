@@ -1,4 +1,4 @@
-"""Is it alive, can it answer, what has it counted: routes that belong to no protocol and want no key."""
+"""Liveness, readiness and metrics: routes of no protocol. Health needs no key, metrics does."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from gateway.service import Service
 
 READ = (HttpMethod.GET, HttpMethod.HEAD)
-"""The methods of what is only looked at."""
+"""The methods of read-only routes."""
 
 
 def handlers(service: Service) -> list[HTTPRouteHandler]:
-    """`/health` and `/ping` answer while the process lives, as `GET /` does, `/health/ready` once it can serve."""
+    """The routes: `/health` and `/ping` answer while the process lives, `/health/ready` once every endpoint can."""
 
     @route(["/health", "/ping"], http_method=READ, include_in_schema=False)
     async def alive() -> Response[bytes]:

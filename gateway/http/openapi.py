@@ -1,4 +1,4 @@
-"""The OpenAPI document: every route of every protocol, with the wire structs it reads and writes."""
+"""The OpenAPI document: every route of every protocol, with the schemas of its wire structs."""
 
 from __future__ import annotations
 

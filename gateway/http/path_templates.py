@@ -1,8 +1,9 @@
 """Path templates, and which of them a path matches.
 
-Our own, because Litestar's raw ASGI handlers cannot have path parameters (2.25 raises KeyError), its trie does not go
-back (`/serving-endpoints/{name}/invocations` is not found for an endpoint called `chat`: `/serving-endpoints/chat`
-goes on elsewhere), and it matches after percent-decoding, so that a model's name could not hold a slash.
+Not Litestar's, for three reasons: its raw ASGI handlers cannot have path parameters (2.25 raises KeyError); its trie
+does not backtrack (`/serving-endpoints/{name}/invocations` is not found for an endpoint called `chat` where another
+route begins with `/serving-endpoints/chat`); and it matches after percent-decoding, so a model's name could not hold a
+slash.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Paths(Generic[T]):
         self._patterns: dict[str, list[tuple[re.Pattern[str], T]]] = {}
 
     def add(self, template: str, value: T) -> None:
-        """Let `template` mean `value`."""
+        """Map `template` to `value`."""
         if "{" not in template:
             self._plain[template] = value
             return

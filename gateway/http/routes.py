@@ -1,7 +1,7 @@
-"""Routes of adapters, behind one raw ASGI handler of Litestar's.
+"""The routes of all protocols, behind one raw ASGI handler.
 
-Raw, because the adapters own every byte: Litestar carries the application, and neither reads bodies nor writes answers
-here. What no route matches is answered by the protocol whose paths lie nearest, in its own words.
+Raw, because the adapters own every byte: Litestar carries the application, but neither reads bodies nor writes answers
+here. A path that no route matches is refused in the form of the protocol whose paths are nearest.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Table = dict[str, Methods]
 
 
 class Mounts:
-    """Every path of every mount, per listener.
+    """The routes of every mount and listener.
 
     Args:
         adapters: the protocols, by name.
-        config: says which dialects; overrides single fields of them.
+        config: picks dialects, and overrides fields of them.
 
     Raises:
         ConfigError: a dialect or one of its fields does not exist, or two routes have the same path and method.
@@ -54,7 +54,7 @@ class Mounts:
         self._paths_by_port = {port: _paths(table) for port, table in self._by_port.items()}
 
     def handler(self, service: Service) -> ASGIRouteHandler:
-        """The handler of every path that is not another handler's."""
+        """The ASGI handler of every path that no Litestar route has."""
 
         @asgi("/", is_mount=True, copy_scope=False)
         async def handle(scope: HTTPScope, receive: Receive, send: Send) -> None:
@@ -65,7 +65,7 @@ class Mounts:
                 await _alive(send)
                 return
             if found is None:
-                await _otherwise(service, self.nearest(path, port), path, scope, send)
+                await _report_or_refuse(service, self.nearest(path, port), path, scope, send)
                 return
             methods, parameters = found
             operation = methods.get("GET" if method == "HEAD" else method)
@@ -81,7 +81,7 @@ class Mounts:
         return handle
 
     def nearest(self, path: str, port: int | None) -> Operation:
-        """Some operation of the protocol whose paths have the most leading segments in common with `path`."""
+        """An operation of the protocol whose paths have the most leading segments in common with `path`."""
         table = self._by_port.get(port or 0, self._default)
         asked = path.split("/")
         best = max(table, key=lambda known: (_common(asked, known.split("/")), -len(known)))
@@ -97,7 +97,7 @@ class Mounts:
                 for route in codec.routes:
                     methods = table[prefix if prefix and route.path == "/" else prefix + route.path]
                     if route.method in methods:
-                        raise ConfigError(f"two protocols want {route.method} {prefix}{route.path}")
+                        raise ConfigError(f"two protocols have the route {route.method} {prefix}{route.path}")
                     methods[route.method] = Operation(name, route, codec)
         return dict(table)
 
@@ -116,12 +116,14 @@ def _dialects(adapters: Mapping[str, Adapter], options: Mapping[str, Mapping[str
         if name not in known:
             raise ConfigError(f"dialect_options: there is no dialect '{name}'{nearest(name, known)}")
     return {
-        protocol: {name: _with(name, dialect, options.get(name, {})) for name, dialect in adapter.dialects.items()}
+        protocol: {
+            name: _overridden(name, dialect, options.get(name, {})) for name, dialect in adapter.dialects.items()
+        }
         for protocol, adapter in adapters.items()
     }
 
 
-def _with(name: str, dialect: Any, options: Mapping[str, Any]) -> Any:
+def _overridden(name: str, dialect: Any, options: Mapping[str, Any]) -> Any:
     if not options:
         return dialect
     known = option_names(dialect)
@@ -151,18 +153,18 @@ def _common(asked: list[str], known: list[str]) -> int:
 
 
 async def _alive(send: Send) -> None:
-    """`GET /` is TGI's health check, whoever else lives there."""
+    """Answer `GET /`, which is TGI's health check, whatever other routes that path has."""
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-_FIGURES: Paths[None] = Paths()
-_FIGURES.add(experiment.PATH, None)
+_REPORTS: Paths[None] = Paths()
+_REPORTS.add(experiment.PATH, None)
 
 
-async def _otherwise(service: Service, nearest: Operation, path: str, scope: HTTPScope, send: Send) -> None:
-    """Answer what is no protocol's: an experiment's figures, or nothing that there is."""
-    found = _FIGURES.find(path)
+async def _report_or_refuse(service: Service, nearest: Operation, path: str, scope: HTTPScope, send: Send) -> None:
+    """Answer a path of no protocol: an experiment's report, or a refusal."""
+    found = _REPORTS.find(path)
     try:
         if found is None:
             raise not_found(path)
@@ -172,17 +174,17 @@ async def _otherwise(service: Service, nearest: Operation, path: str, scope: HTT
 
 
 def not_allowed(method: str, methods: Iterable[str]) -> MethodNotAllowed:
-    """The refusal of a method, naming those that would do."""
+    """The error for a method that a path does not have; names those that it has."""
     return MethodNotAllowed(f"Method {method} is not allowed here.", allowed=tuple(sorted(methods)))
 
 
 def not_found(path: str) -> RouteNotFound:
-    """The refusal of a path."""
+    """The error for a path that does not exist."""
     return RouteNotFound(f"There is no such path: {path}")
 
 
 async def refuse(service: Service, operation: Operation, error: GatewayError, scope: HTTPScope, send: Send) -> None:
-    """Answer an error where there is nothing to run, in the words of `operation`'s protocol."""
+    """Send an error in the form of `operation`'s protocol, without a `RequestHandler`."""
     reply: Reply = operation.codec.error(error)
     headers = [
         (b"content-type", reply.media_type.encode()),
@@ -196,7 +198,7 @@ async def refuse(service: Service, operation: Operation, error: GatewayError, sc
 
 
 def routes(adapters: Mapping[str, Adapter]) -> list[tuple[str, Route]]:
-    """Every protocol's routes in its default dialect, for documents."""
+    """Every protocol's routes in its default dialect, for the OpenAPI document and the greeting."""
     return [
         (name, route)
         for name, adapter in adapters.items()

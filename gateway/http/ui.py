@@ -1,4 +1,4 @@
-"""`/ui`: a page over the API that everybody uses. Static files: they hold no key and ask nobody but this server."""
+"""`/ui`: a static page over the public API. Its content security policy allows requests to this server only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEADERS = {"content-security-policy": _POLICY, "x-content-type-options": "nosni
 
 
 def handlers() -> list[HTTPRouteHandler]:
-    """One route a file; none wants a key, since the files tell nothing."""
+    """One route for each file. None needs a key: the files are the same for everybody."""
     return [_handler(path, (_FOLDER / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()]
 
 

@@ -1,8 +1,8 @@
-"""Which arm a unit belongs to: keyed hashes and weighted rendezvous, and which part of a request is its unit.
+"""Weighted rendezvous hashing of units to arms, and which part of a request is its unit.
 
-Pure functions: every worker and every restart decides alike, with no store. Not the router, which knows backends.
-An arm's hash depends on the endpoint, the arm and the unit alone, so that a change of weights moves as few units as can
-be: only units that an arm gains or loses move (Schindelhauer, Schomaker: Weighted Distributed Hash Tables).
+Pure functions: all workers decide alike, across restarts, without a store. An arm's hash depends on the endpoint, the
+arm and the unit alone, so a change of weights moves the fewest units: only those that an arm gains or loses
+(Schindelhauer, Schomaker: Weighted Distributed Hash Tables, 2005).
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from gateway.auth import given_key
 from schemas.ir import ChatPrompt, Generate, Message, Request, TextPart, Tokenize
 
 BUCKETS = 512
-"""Units are counted in so many groups."""
+"""Number of groups in which units are counted."""
 
 _SCALE = 2.0**-64
 
 
 class Unit(NamedTuple):
-    """Who or what is assigned: `source` is the configured source that gave `value`. `bucket` is its group, independent
-    of any assignment: all units of a group are counted together.
+    """What is assigned to an arm and keeps it.
+
+    Attributes:
+        source: the configured source that gave `value`.
+        value: a user's name, a digest of a key ...
+        bucket: its group, below `BUCKETS`, independent of any assignment: statistics count a group's units together.
     """
 
     source: str
@@ -54,16 +58,16 @@ def assign(endpoint: str, weights: Mapping[str, float], unit: str) -> str:
 def scores(endpoint: str, weights: Mapping[str, float], unit: str) -> dict[str, float]:
     """Each arm's score, `w / -ln u` with u the hash of (endpoint, arm, unit) in (0, 1); 0 for a weight of 0."""
     data = unit.encode("utf-8", "surrogateescape")
-    told: dict[str, float] = {}
+    found: dict[str, float] = {}
     for arm, weight in weights.items():
         hasher = _keyed(endpoint, arm).copy()
         hasher.update(data)
-        told[arm] = weight / -log((int.from_bytes(hasher.digest()) + 0.5) * _SCALE) if weight > 0 else 0.0
-    return told
+        found[arm] = weight / -log((int.from_bytes(hasher.digest()) + 0.5) * _SCALE) if weight > 0 else 0.0
+    return found
 
 
 def unit_of(request: Request, headers: Mapping[str, str], order: Sequence[str]) -> Unit:
-    """The first source of `order` that the request has; the request's own id if it has none."""
+    """The unit from the first source of `order` that the request has; else its own id."""
     for source in order:
         if value := _value(request, headers, source):
             return Unit(source, value, bucket_of(value))
@@ -97,7 +101,7 @@ def _value(request: Request, headers: Mapping[str, str], source: str) -> str | N
 
 
 def _conversation(request: Generate) -> str | None:
-    """A digest of what a conversation begins with, up to the first thing a user says: its later turns share that."""
+    """A digest of the messages up to the user's first one, which all turns of a conversation share."""
     prompt = request.prompts[0]
     if not isinstance(prompt, ChatPrompt):
         return None

@@ -71,14 +71,14 @@ ANOTHER_METHOD = {("/v1/feedback", "GET"): "POST", ("/health", "POST"): "GET, HE
 
 
 @pytest.mark.parametrize(("path", "method"), ANOTHER_METHOD)
-async def test_a_refused_method_is_told_those_that_would_do(path: str, method: str) -> None:
+async def test_a_refused_method_gets_the_allowed_ones(path: str, method: str) -> None:
     app, _ = scripted("echo")
     async with running(app) as client:
         answer = await client.request(method, path)
     assert (answer.status_code, answer.headers["allow"]) == (405, ANOTHER_METHOD[path, method])
 
 
-async def test_feedback_that_is_too_large_is_told_so() -> None:
+async def test_feedback_that_is_too_large_gets_413() -> None:
     app, _ = scripted("echo")
     async with running(app) as client:
         answer = await client.post("/v1/feedback", content=b" " * 10_000_001)
@@ -149,7 +149,7 @@ async def test_a_failed_stream_can_be_cut(abort: bool) -> None:
     assert data.endswith(b"\r\n0\r\n\r\n") != abort
 
 
-async def test_more_than_may_run_at_once_are_told_to_come_again() -> None:
+async def test_requests_over_the_limit_are_refused_with_retry_after() -> None:
     from gateway.config import Limits
 
     app, _ = scripted("hang", "echo", server=ServerSection(limits=Limits(max_concurrent_requests=1)))

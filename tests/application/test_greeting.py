@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from gateway.cli import _Greeting
+from gateway.cli import _StartupMonitor
 from gateway.config import Config
 
 LIMIT = 60.0  # seconds
@@ -52,14 +52,14 @@ ANSWERS = {
 @pytest.mark.parametrize(("answer", "goes_on"), ANSWERS.values(), ids=ANSWERS)
 def test_only_a_backend_that_failed_ends_it(answer: bytes, goes_on: bool, capsys: pytest.CaptureFixture[str]) -> None:
     with worker(answer) as port:
-        greeting = _Greeting(Config(backends={"s": {"kind": "scripted"}}), port)
-        assert greeting.tend() is goes_on
+        monitor = _StartupMonitor(Config(backends={"s": {"kind": "scripted"}}), port)
+        assert monitor.poll() is goes_on
     told = capsys.readouterr()
     assert (told.out, told.err) == ("", "" if goes_on else "Error: weights\n")
 
 
 def test_once_it_is_ready_it_says_where(capsys: pytest.CaptureFixture[str]) -> None:
     with worker(reply("200 OK", READY)) as port:
-        greeting = _Greeting(Config(backends={"s": {"kind": "scripted"}}), port)
-        assert greeting.tend()
+        monitor = _StartupMonitor(Config(backends={"s": {"kind": "scripted"}}), port)
+        assert monitor.poll()
     assert f"http://127.0.0.1:{port}/ui" in capsys.readouterr().out

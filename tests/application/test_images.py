@@ -101,7 +101,7 @@ async def test_mindie_takes_one() -> None:
     }
 
 
-async def test_a_picture_larger_than_texts_may_be() -> None:
+async def test_an_image_larger_than_a_text_may_be() -> None:
     large = "iVBORw0KGgo" + as_base64(Random(1).randbytes(90_000))[11:]
     server = msgspec.structs.replace(SERVER, limits=Limits(max_body=100_000))
     async with running(create_app(config("echo", server=server), {"s": ScriptedBackend("s")})) as client:
@@ -115,7 +115,7 @@ async def test_a_picture_larger_than_texts_may_be() -> None:
 @pytest.mark.torch
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", REFUSED)
-async def test_pictures_that_are_none(native: httpx.AsyncClient, name: str) -> None:
+async def test_images_that_cannot_be_decoded(native: httpx.AsyncClient, name: str) -> None:
     data, words = REFUSED[name]
     for number, form in enumerate(FORMS):
         if form == "mindie, bare base64" and not as_base64(data).startswith(("iVBORw0KGgo", "/9j/")):
@@ -130,7 +130,7 @@ async def test_pictures_that_are_none(native: httpx.AsyncClient, name: str) -> N
 @pytest.mark.torch
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", DECODED)
-async def test_pictures_of_every_kind(native: httpx.AsyncClient, name: str) -> None:
+async def test_images_of_every_format(native: httpx.AsyncClient, name: str) -> None:
     for number, form in enumerate(FORMS):
         answer = await post(native, form, as_base64(DECODED[name][0]), stream=bool(number % 2), model="demo")
         assert answer.status_code == 200, answer.text
@@ -182,7 +182,7 @@ BY_REFERENCE: dict[str, tuple[str, Callable[[str], dict[str, Any]], tuple[str, .
 
 
 @pytest.mark.torch
-async def test_pictures_by_reference(tmp_path: Path) -> None:
+async def test_images_by_reference(tmp_path: Path) -> None:
     """By URL from a listed host, by path under the folder; the same references elsewhere are refused."""
     (tmp_path / "a.png").write_bytes(base64.b64decode(square("red")))
     async with site() as there, site() as unlisted:

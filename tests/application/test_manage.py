@@ -78,7 +78,7 @@ async def test_a_split_is_changed(tmp_path: Path) -> None:
             assert (await chat(client, user=unit_for(arm))).headers["served-model-name"] == arm
 
 
-async def test_shares_alone_can_be_changed_and_what_was_told_can_be_said_back(tmp_path: Path) -> None:
+async def test_shares_alone_can_be_changed_and_a_listed_configuration_can_be_sent_back(tmp_path: Path) -> None:
     async with running(worker(tmp_path)) as client:
         entities = (await client.get(f"{URL}/chat")).json()["config"]["served_entities"]
         shares = arms(("a", "", 10), ("b", "", 90))["traffic_config"]
@@ -193,7 +193,7 @@ async def test_an_update_waits_for_its_backends_and_bars_others(tmp_path: Path) 
     app = worker(tmp_path, [slow])
     async with running(app) as client:
         slow.health = Health("loading")
-        await app.state.service._look()
+        await app.state.service._check_health()
         told = (await put(client, arms(("a", "s/echo", 0), ("c", "t/echo", 100)))).json()
         assert told["state"]["config_update"] == "IN_PROGRESS"
         assert (split(told), told["config"]["config_version"]) == ({"a": 100, "b": 0}, 1)
@@ -206,7 +206,7 @@ async def test_an_update_waits_for_its_backends_and_bars_others(tmp_path: Path) 
         assert (barred.status_code, barred.json()["error_code"]) == (409, "RESOURCE_CONFLICT")
         slow.health = Health("ready")
         for _ in range(2):
-            await app.state.service._look()
+            await app.state.service._check_health()
         told = (await client.get(f"{URL}/chat")).json()
         assert (split(told), told["config"]["config_version"]) == ({"a": 0, "c": 100}, 2)
         assert "pending_config" not in told
@@ -218,13 +218,13 @@ async def test_an_update_is_ended_once_the_state_is_in_order_again(tmp_path: Pat
     app = worker(tmp_path, [slow])
     async with running(app) as client:
         slow.health = Health("loading")
-        await app.state.service._look()
+        await app.state.service._check_health()
         await put(client, arms(("c", "t/echo", 100)))
         slow.health, kept = Health("ready"), file.read_bytes()
         for state in (b"{", kept):
             file.write_bytes(state)
             for _ in range(2):
-                await app.state.service._look()
+                await app.state.service._check_health()
         assert (await chat(client)).headers["served-model-name"] == "c"
 
 
@@ -233,7 +233,7 @@ async def test_an_update_fails_with_its_backend_and_the_old_arms_go_on(tmp_path:
     app = worker(tmp_path, [dead])
     async with running(app) as client:
         dead.health = Health("failed")
-        await app.state.service._look()
+        await app.state.service._check_health()
         told = (await put(client, arms(("c", "t/echo", 100)))).json()
         assert (told["state"]["config_update"], split(told)) == ("UPDATE_FAILED", {"a": 100, "b": 0})
         assert (await chat(client)).headers["served-model-name"] == "a"
@@ -246,7 +246,7 @@ async def test_a_new_endpoint_that_waits_answers_as_far_as_it_can_and_leaves_the
     app = worker(tmp_path, [slow])
     async with running(app) as client:
         slow.health = Health("loading")
-        await app.state.service._look()
+        await app.state.service._check_health()
         told = (await create(client, "new", arms(("c", "t/echo", 100), ("d", "s/echo", 0)))).json()
         assert (told["state"], told["config"]["config_version"]) == (
             {"ready": "NOT_READY", "config_update": "IN_PROGRESS"},
@@ -256,12 +256,12 @@ async def test_a_new_endpoint_that_waits_answers_as_far_as_it_can_and_leaves_the
         assert (await chat(client, model="new")).headers["served-model-name"] == "d"
         slow.health = Health("ready")
         for _ in range(2):
-            await app.state.service._look()
+            await app.state.service._check_health()
         told = (await client.get(f"{URL}/new")).json()
         assert (told["state"]["config_update"], told["config"]["config_version"]) == ("NOT_UPDATING", 1)
 
 
-async def test_what_one_worker_was_told_the_other_knows_at_once(tmp_path: Path) -> None:
+async def test_a_change_on_one_worker_is_known_to_the_other_at_once(tmp_path: Path) -> None:
     async with running(worker(tmp_path)) as one, running(worker(tmp_path)) as two:
         for number in range(20):
             name = f"new-{number}"

@@ -167,7 +167,7 @@ def gateway(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Co
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["serve", "--host", "0.0.0.0"], "can be reached by others"),
+        (["serve", "--host", "0.0.0.0"], "other machines can reach this address"),
         (["serve", "--keys-env", "NOT_SET_ANYWHERE"], "holds no key"),
         (["serve", "--config", "nowhere.toml"], "cannot be read"),
         (["serve", "--model", "nowhere"], "does not exist"),

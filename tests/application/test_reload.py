@@ -80,7 +80,10 @@ def test_streams_end_with_the_old_and_requests_begin_with_the_new(file: Path, tm
     [
         ("[endpoints.echo", "declaration"),
         (HEAD.format(workers=1).replace("workers", "host = '127.0.0.2'\nworkers") + ECHO, "address"),
-        (HEAD.format(workers=1).replace("workers", "host = '0.0.0.0'\nworkers") + ECHO, "can be reached by others"),
+        (
+            HEAD.format(workers=1).replace("workers", "host = '0.0.0.0'\nworkers") + ECHO,
+            "other machines can reach",
+        ),
         (HEAD.format(workers=1) + ECHO.replace('backend = "s"', 'backend = "t"'), "'t'"),
         ('[backends.s]\nkind = "tgi"\nurl = "http://127.0.0.1:9"\napi_key_env = "UNSET_KEY"\n' + ECHO, "cannot answer"),
     ],

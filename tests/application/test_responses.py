@@ -34,12 +34,12 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_any_worker_tells_it_again(tmp_path: Path, stream: bool) -> None:
+async def test_any_worker_returns_a_stored_response(tmp_path: Path, stream: bool) -> None:
     async with workers(tmp_path) as (one, other):
-        await tells_it_again(one, other, stream)
+        await returns_it_again(one, other, stream)
 
 
-async def tells_it_again(one: httpx.AsyncClient, other: httpx.AsyncClient, stream: bool) -> None:
+async def returns_it_again(one: httpx.AsyncClient, other: httpx.AsyncClient, stream: bool) -> None:
     answer = await one.post("/v1/responses", json=ASK | {"stream": stream})
     if stream:
         said = msgspec.json.decode(answer.text.rsplit("data: ", 1)[1])["response"]

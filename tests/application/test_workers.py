@@ -33,7 +33,7 @@ served_entities = [
 SHARES = {"a": 80.0, "b": 20.0}
 
 
-def test_workers_agree_and_tell_whole_figures(tmp_path: Path) -> None:
+def test_workers_agree_and_report_all_counters(tmp_path: Path) -> None:
     (file := tmp_path / "gateway.toml").write_text(CONFIG)
     with serving("--config", str(file), log=tmp_path / "log") as gateway:
         workers, ids = gateway.workers(), list[str]()

@@ -8,7 +8,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from gateway.experiments.confidence import Array, difference, mean, wrong_split
+from gateway.experiments.confidence import Array, difference, mean, sample_ratio_mismatch
 from gateway.routing.assignment import BUCKETS
 
 ALPHA = 0.05
@@ -80,7 +80,10 @@ def test_a_stated_effect_is_found(kind: str, effect: float) -> None:
 def alarms(lost: float, runs: int, share: float = 0.5) -> int:
     shares = np.array([1 - share, share])
     return sum(
-        any(wrong_split(counts, shares, 0.001) for counts, _ in simulate(seed, 0.0, "success", lost, units=20_000))
+        any(
+            sample_ratio_mismatch(counts, shares, 0.001)
+            for counts, _ in simulate(seed, 0.0, "success", lost, units=20_000)
+        )
         for seed in range(runs)
     )
 
@@ -94,9 +97,9 @@ def test_a_sound_split_raises_no_alarm_and_a_broken_one_does() -> None:
 def test_an_arm_with_no_share_must_get_nothing() -> None:
     counts = np.zeros((2, BUCKETS))
     counts[0, :200] = 5
-    assert not wrong_split(counts, np.array([1.0, 0.0]), 0.001)
+    assert not sample_ratio_mismatch(counts, np.array([1.0, 0.0]), 0.001)
     counts[1, 3] = 1
-    assert wrong_split(counts, np.array([1.0, 0.0]), 0.001)
+    assert sample_ratio_mismatch(counts, np.array([1.0, 0.0]), 0.001)
 
 
 def test_nothing_is_said_of_few_requests_or_of_few_units() -> None:

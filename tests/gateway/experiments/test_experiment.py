@@ -1,4 +1,4 @@
-"""What is counted, what is kept apart, and that every worker tells the whole figures."""
+"""What is counted, what is excluded, and that every worker reports the counters of all."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Traffic:
             experiment.ended(plan, plan.targets[0], Outcome("backend_failed") if failed else ANSWERED)
 
 
-def test_figures_of_an_arm() -> None:
+def test_report_of_an_arm() -> None:
     experiment = Experiment("chat", PAIR)
     Traffic(PAIR, experiment).send(2000)
     report = experiment.report()
@@ -58,12 +58,12 @@ def test_figures_of_an_arm() -> None:
             "completion_tokens": 11.0,
         }
         assert arm.finish_reasons == {"eos": arm.exposures}
-        assert set(arm.apart.values()) == {0}
+        assert set(arm.excluded.values()) == {0}
     assert {comparison.decision for comparison in report.comparisons} == {"no difference"}
     assert not report.sample_ratio_mismatch
 
 
-def test_a_worse_arm_is_called_worse() -> None:
+def test_an_arm_with_more_failures_is_worse() -> None:
     experiment = Experiment("chat", PAIR)
     Traffic(PAIR, experiment).send(4000, fails="b")
     by_metric = {comparison.metric: comparison for comparison in experiment.report().comparisons}
@@ -72,7 +72,7 @@ def test_a_worse_arm_is_called_worse() -> None:
     assert by_metric["latency"].decision == "no difference"  # of answered requests
 
 
-def test_all_workers_tell_the_figures_of_all(tmp_path: Path) -> None:
+def test_every_worker_reports_the_counters_of_all(tmp_path: Path) -> None:
     workers = [Experiment("chat", PAIR, tmp_path, f"worker-{number}") for number in range(4)]
     alone = Experiment("chat", PAIR)
     Traffic(PAIR, *workers).send(3000, fails="b")
@@ -85,15 +85,21 @@ def test_all_workers_tell_the_figures_of_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "apart"), [("client_gone", "cancelled"), ("context_length", "refused"), ("rate_limited", "refused")]
+    ("outcome", "excluded"),
+    [
+        ("client_gone", "cancelled"),
+        ("cancelled", "cancelled"),
+        ("context_length", "refused"),
+        ("rate_limited", "refused"),
+    ],
 )
-def test_what_no_arm_can_be_blamed_for_is_kept_apart(outcome: str, apart: str) -> None:
+def test_requests_that_no_arm_is_to_blame_for_are_excluded(outcome: str, excluded: str) -> None:
     experiment = Experiment("chat", PAIR)
     plan = Traffic(PAIR).plan("u")
     experiment.exposed(plan)
     experiment.ended(plan, plan.targets[0], Outcome(outcome))
     arm = next(arm for arm in experiment.report().arms if arm.exposures)
-    assert (arm.means, arm.apart[apart]) == ({}, 1)
+    assert (arm.means, arm.excluded[excluded]) == ({}, 1)
 
 
 def test_the_guardrail_stops_an_arm_on_every_worker(tmp_path: Path) -> None:
@@ -104,7 +110,7 @@ def test_the_guardrail_stops_an_arm_on_every_worker(tmp_path: Path) -> None:
     traffic.send(4000, fails="b")
     assert one.stopped() == {"b"}
     assert other.stopped() == {"b"}
-    assert other.report().arms[1].apart["stopped"] == 1
+    assert other.report().arms[1].excluded["stopped"] == 1
     assert not other.report().sample_ratio_mismatch
     router = Router({"chat": GUARDED}, {"s": ScriptedBackend("s")})
     router.stop({"chat": other.stopped()})
@@ -119,13 +125,13 @@ def test_the_guardrail_never_stops_the_control_or_an_arm_as_good() -> None:
     assert experiment.stopped() == frozenset()
 
 
-async def test_a_running_gateway_heeds_its_guardrail() -> None:
+async def test_a_running_gateway_stops_a_worse_arm() -> None:
     app = application(chat=GUARDED)
     async with running(app) as client:
         user = unit_for("b")
         assert (await chat(client, user=user)).headers["served-model-name"] == "b"
         Traffic(GUARDED, app.state.service.experiments.of("chat")).send(4000, fails="b")
-        await app.state.service._look()
+        await app.state.service._check_health()
         assert (await chat(client, user=user)).headers["served-model-name"] == "a"
         assert (await chat(client, model="chat:b")).headers["served-model-name"] == "b"
 
@@ -151,7 +157,7 @@ def test_decisions(low: float, high: float, metric: Any, decision: str) -> None:
     assert decide(Interval((low + high) / 2, low, high), metric, 0.02) == decision
 
 
-async def test_the_figures_of_a_running_gateway() -> None:
+async def test_report_of_a_running_gateway() -> None:
     arms = endpoint(("a", "scripted", 40), ("b", "error", 30), ("c", "context-length", 30))
     shares = {"a": 40.0, "b": 30.0, "c": 30.0}
     async with running(application(chat=arms)) as client:
@@ -175,7 +181,7 @@ async def test_the_figures_of_a_running_gateway() -> None:
         assert (await client.get("/serving-endpoints/other/experiment")).status_code == 404
 
 
-async def test_the_figures_want_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_report_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_KEYS", "right")
     server = msgspec.structs.replace(Config().server, keys_env="THE_KEYS")
     config = Config(server=server, backends={"s": {"kind": "scripted"}}, endpoints={"chat": PAIR})

@@ -190,7 +190,7 @@ async def test_pairs_over_the_limit_and_of_a_dead_arm_are_dropped() -> None:
         assert await ends(client) == {"dropped": 4}
         assert arm.active == 2
         arm.health = Health("failed")
-        await app.state.service._look()
+        await app.state.service._check_health()
         await chat(client)
         assert await ends(client) == {"dropped": 5}
     assert arm.active == 0

@@ -104,7 +104,7 @@ async def test_a_shadow_whose_backend_is_gone_leaves_the_endpoint_ready() -> Non
     app, backend = application("echo", Shadow())
     async with running(app) as client:
         backend.health = Health("failed")
-        await app.state.service._look()
+        await app.state.service._check_health()
         assert (await client.get("/health/ready")).status_code == 200
         told = (await client.get("/api/2.0/serving-endpoints/chat")).json()
         assert told["state"]["ready"] == "READY"
@@ -133,5 +133,5 @@ kind = "scripted"
 [endpoints.chat]
 served_entities = [{ name = "a", backend = "s", shadow = {} }]
 """
-    with pytest.raises(ConfigError, match=r"3: endpoints.chat.a: a shadow answers nobody"):
+    with pytest.raises(ConfigError, match=r"3: endpoints.chat.a: a shadow answers no client"):
         parse(text)

@@ -112,7 +112,7 @@ async def test_a_backend_that_cannot_be_reached_fails_at_wait() -> None:
     app, backend = scripted("echo")
     async with logged(app) as (client, lines):
         backend.health = Health("failed")
-        await app.state.service._look()
+        await app.state.service._check_health()
         await client.post(PATH, json=CHAT)
     assert cut(lines) == ("backend_unavailable", "wait", [])
 
@@ -125,10 +125,13 @@ async def test_of_several_failures_the_stage_is_that_of_the_one_that_is_sent() -
     )
     kinds = {name: {"kind": "scripted"} for name in backends}
     config = Config(backends=kinds, endpoints={"chat": Endpoint(served_entities=arms)})
-    async with logged(create_app(config, backends)) as (client, lines):
+    app = create_app(config, backends)
+    async with logged(app) as (client, lines):
+        backends["s"].health = Health("failed")
+        await app.state.service._check_health()
         await client.post(PATH, json=CHAT | {"model": "chat"})
-    assert cut(lines) == ("backend_failed", "generate", [])
-    assert lines[0]["served"] == "b"  # it was asked last
+    assert cut(lines) == ("backend_unavailable", "wait", [])  # that `b` cannot chat is not what went wrong
+    assert lines[0]["served"] == "b"
 
 
 class Connection:

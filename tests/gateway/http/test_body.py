@@ -44,10 +44,8 @@ async def test_a_client_that_leaves_has_no_body(pause: float) -> None:
 
 
 async def test_the_total_limit_ends_a_body_whose_parts_are_never_late() -> None:
-    began = monotonic()
     with pytest.raises(RequestTimeout):
-        await read_body(arriving(*[b"x"] * 10_000, pause=0.02), {}, Limits(body_idle=30.0, body_total=0.2))
-    assert monotonic() - began < 20
+        await read_body(arriving(*[b"x"] * 200, pause=0.02), {}, Limits(body_idle=30.0, body_total=0.2))
 
 
 async def test_the_idle_limit_ends_a_body_that_stops() -> None:

@@ -24,7 +24,7 @@ def worker(folder: Path, slot: str | None = None) -> Litestar:
     return create_app(config, {"s": ScriptedBackend("s")}, folder, slot)
 
 
-async def test_feedback_reaches_the_arm_whichever_worker_hears_it(tmp_path: Path) -> None:
+async def test_feedback_reaches_the_arm_whichever_worker_takes_it(tmp_path: Path) -> None:
     async with running(worker(tmp_path)) as one, running(worker(tmp_path)) as two:
         for value in (1.0, 0.0):
             answer = await chat(one, user=unit_for("b"))
@@ -68,7 +68,7 @@ async def tell(client: httpx.AsyncClient, id: str, value: float, metric: str = "
     assert (await client.post("/v1/feedback", json=told)).status_code == 204
 
 
-async def test_of_feedback_told_twice_the_last_counts_whichever_worker_hears_it(tmp_path: Path) -> None:
+async def test_of_feedback_sent_twice_the_last_counts_whichever_worker_takes_it(tmp_path: Path) -> None:
     async with running(worker(tmp_path)) as one, running(worker(tmp_path)) as two, running(worker(tmp_path)) as three:
         ids = [(await chat(one, user=unit_for("b"))).headers["x-request-id"] for _ in range(2)]
         for client, value in ((one, 1.0), (two, 1.0), (two, 5.0), (three, 3.0), (three, 3.0)):
@@ -80,7 +80,7 @@ async def test_of_feedback_told_twice_the_last_counts_whichever_worker_hears_it(
             assert (found["means"]["liked"], found["means"]["hated"]) == (2.5, 7.0)
 
 
-async def test_a_worker_in_anothers_place_goes_on_with_its_figures(tmp_path: Path) -> None:
+async def test_a_worker_in_anothers_slot_continues_its_counters(tmp_path: Path) -> None:
     async with running(worker(tmp_path, "worker-0")) as first, running(worker(tmp_path, "worker-1")) as other:
         id = (await chat(first, user=unit_for("b"))).headers["x-request-id"]
         await tell(other, id, 1.0)

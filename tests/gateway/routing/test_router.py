@@ -90,7 +90,7 @@ async def test_no_other_arm_is_asked_after_the_first_event(stream: bool) -> None
         assert answer.status_code == (200 if stream else 502)
 
 
-async def test_the_last_failure_is_told_and_fallback_can_be_off() -> None:
+async def test_the_last_failure_is_sent_and_fallback_can_be_off() -> None:
     dead = endpoint(("a", "error", 100), ("b", "overloaded", 0))
     alone = endpoint(("a", "error", 100), ("b", "echo", 0), fallback=False)
     async with running(application(chat=dead, alone=alone)) as client:
@@ -102,7 +102,7 @@ async def test_the_last_failure_is_told_and_fallback_can_be_off() -> None:
         assert answer.status_code >= 500
 
 
-async def test_an_entity_that_cannot_do_what_is_asked_is_passed_over_and_not_what_is_told() -> None:
+async def test_an_entity_that_lacks_a_feature_is_passed_over_and_its_error_is_not_sent() -> None:
     backends = {"s": ScriptedBackend("s"), "t": ScriptedBackend("t", {"features": ["chat"]})}
     config = Config(
         backends={name: {"kind": "scripted"} for name in backends},
@@ -137,7 +137,7 @@ async def test_a_backend_in_trouble_is_asked_last() -> None:
         async def served(*troubled: str) -> dict[str, str]:
             for name, backend in backends.items():
                 backend.health = Health("ready", "5 failures in a row" if name in troubled else "")
-            await app.state.service._look()
+            await app.state.service._check_health()
             return {arm: (await chat(client, user=unit_for(arm))).headers["served-model-name"] for arm in "ab"}
 
         assert await served("s") == {"a": "b", "b": "b"}
@@ -163,12 +163,12 @@ async def test_all_units_of_a_dead_backend_are_answered_by_the_next() -> None:
     app = create_app(config, {"dead": dead, "living": living})
     async with running(app) as client:
         dead.health = Health("failed")
-        await app.state.service._look()
+        await app.state.service._check_health()
         for user in map(str, range(20)):
             answer = await chat(client, user=user)
             assert (answer.status_code, answer.headers["served-model-name"]) == (200, "b")
         dead.health = Health("ready")
-        await app.state.service._look()
+        await app.state.service._check_health()
         assert (await chat(client, user=unit_for("a"))).headers["served-model-name"] == "a"
 
 

@@ -1,0 +1,100 @@
+"""What the commands print, and what they refuse, without starting a server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import gateway
+from gateway.cli import main
+
+CONFIG = """
+[backends.s]
+kind = "scripted"
+[endpoints.chat]
+served_entities = [
+  { name = "a", backend = "s", traffic_percentage = 80 },
+  { name = "b", backend = "s", model = "echo", traffic_percentage = 20, paired = { share = 0.5 } },
+  { name = "c", backend = "s", traffic_percentage = 0, shadow = {} },
+]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "gateway.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def test_version_is_the_distributions() -> None:
+    assert run("--version").output == f"gateway, version {gateway.__version__}\n"
+
+
+def test_check_lists_what_would_be_served(file: Path) -> None:
+    result = run("check", file)
+    assert (result.exit_code, result.output.splitlines()) == (
+        0,
+        [
+            "chat  (chat)",
+            "   80 %  a: chat on s (scripted)",
+            "   20 %  b: echo on s (scripted), 50% paired",
+            "    0 %  c: chat on s (scripted), a shadow",
+        ],
+    )
+
+
+def test_check_says_what_is_wrong(file: Path) -> None:
+    file.write_text(CONFIG.replace("= 80", "= 70"))
+    result = run("check", file)
+    assert (result.exit_code, result.output) == (
+        1,
+        f"Error: {file}:4: endpoints.chat: traffic percentages add up to 90, not 100\n",
+    )
+
+
+def test_explain_names_the_winner_first_and_every_score(file: Path) -> None:
+    result = run("explain", "--config", file, "--endpoint", "chat", "--unit", "somebody")
+    first, *_, a, b, c = result.output.splitlines()
+    assert first in {f"chat: unit 'somebody' is answered by {arm}" for arm in "ab"}
+    assert [line.split()[:2] for line in (a, b, c)] == [["a", "80"], ["b", "20"], ["c", "0"]]
+
+
+def test_explain_suggests_the_nearest_endpoint(file: Path) -> None:
+    result = run("explain", "--config", file, "--endpoint", "chatt", "--unit", "u")
+    assert result.exit_code == 1
+    assert result.output == f"Error: {file}: there is no endpoint 'chatt'; did you mean 'chat'?\n"
+
+
+def test_openapi_prints_the_document() -> None:
+    document = json.loads(run("openapi").output)
+    assert document["info"] == {"title": "Interlingua", "version": gateway.__version__}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--config", "x", "--backend", "http://x"], "exclude each other"),
+        (["--backend-key-env", "KEY"], "--backend-key-env needs --backend"),
+        (["--workers", "0"], "0 is not in the range"),
+        (["--model", "/nowhere/at/all"], "does not exist"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(words: list[str], message: str) -> None:
+    result = run("serve", *words)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_an_option_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTERLINGUA_SERVE_WORKERS", "none")
+    result = run("serve")
+    assert result.exit_code == 2
+    assert "INTERLINGUA_SERVE_WORKERS" in result.output or "--workers" in result.output
