@@ -62,7 +62,6 @@ class Service:
         self.backends = backends
         self.keys = keys
         self.limits = config.server.limits
-        self.metrics = Metrics(backends)
         self.draining = False
         self.running = 0
         self._created = int(time.time())
@@ -72,6 +71,7 @@ class Service:
         room = config.server.limits.stored_responses
         self.records = RecordStore(room, folder / "responses" if folder is not None else None) if room else None
         self._slot = slot or self._prefix
+        self.metrics = Metrics(backends, folder / "metrics" if folder is not None else None, self._slot)
         self._feedback = FeedbackRing(self._prefix, folder / "requests" if folder is not None else None, self._slot)
         self._counts: dict[str, RequestCounts] = {}
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
@@ -243,6 +243,7 @@ class Service:
             await backend.aclose()
         if self.records is not None:
             self.records.close()
+        self.metrics.close()
 
     def _can_answer(self, backend: str) -> bool:
         """Ready, and no others are to be preferred."""
