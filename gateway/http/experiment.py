@@ -1,4 +1,4 @@
-"""`GET /serving-endpoints/{name}/experiment`: what is known of an endpoint's arms. A route of ours, no protocol's."""
+"""`GET /serving-endpoints/{name}/experiment`: the report of an endpoint's experiment. It is no protocol's."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ PATH = "/serving-endpoints/{name}/experiment"
 
 
 async def answer(service: Service, name: str, scope: Any, send: Any) -> None:
-    """Answer a request for the figures of endpoint `name`: raw ASGI, as Litestar prefers a mount to parameters.
+    """Answer a request for the report of endpoint `name`.
+
+    Raw ASGI: Litestar would prefer the mount to a route with a parameter.
 
     Raises:
-        schemas.errors.RequestError: no figures are to be had so.
+        schemas.errors.RequestError: the key, the method or the endpoint is wrong.
     """
     if scope["method"] not in ("GET", "HEAD"):
         raise MethodNotAllowed(f"Method {scope['method']} is not allowed here.", allowed=("GET", "HEAD"))

@@ -1,4 +1,4 @@
-"""`POST /v1/feedback`: a user's own figure for an answer, counted where the answer was. A route of ours."""
+"""`POST /v1/feedback`: a client's own metric for an answer, counted for the arm that gave it. It is no protocol's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schemas.errors import InvalidRequest
 
 
 class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`request_id` is an answer's `x-request-id`, `metric` one of the endpoint's `experiment.feedback`."""
+    """The body: an answer's `x-request-id`, a metric of the endpoint's `experiment.feedback`, and its value."""
 
     request_id: str
     metric: str
@@ -21,7 +21,7 @@ class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def handler(service: Service) -> HTTPRouteHandler:
-    """The route."""
+    """Return the route."""
 
     @post("/v1/feedback", include_in_schema=False, status_code=204)
     async def feedback(request: Request[Any, Any, Any]) -> Response[None]:
