@@ -59,7 +59,6 @@ class Service:
         self.backends = backends
         self.keys = keys
         self.limits = config.server.limits
-        self.metrics = Metrics(backends)
         self.draining = False
         self.running = 0
         self._created = int(time.time())
@@ -67,12 +66,14 @@ class Service:
         self._numbers = count()
         room = config.server.limits.stored_responses
         self.records = RecordStore(room, folder / "responses" if folder is not None else None) if room else None
+        slot = slot or self._prefix
+        self.metrics = Metrics(backends, folder / "metrics" if folder is not None else None, slot)
         self._counts: dict[str, RequestCounts] = {}
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
         self._failed: dict[str, Health] = {}
         self._started: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
-        self.experiments = Experiments(self.metrics, self._can_answer, self._prefix, folder, slot or self._prefix)
+        self.experiments = Experiments(self.metrics, self._can_answer, self._prefix, folder, slot)
         self._live = Live(config)
         self._is_changeable = config.server.state_file is not None
         self._serve()
@@ -198,6 +199,7 @@ class Service:
             await backend.aclose()
         if self.records is not None:
             self.records.close()
+        self.metrics.close()
 
     def _can_answer(self, backend: str) -> bool:
         """Whether a backend is ready, and not in trouble: background work must not add to it."""

@@ -1,4 +1,4 @@
-"""What listings tell: every endpoint's card, from what is deployed and how its backends are. Pure."""
+"""The catalog for listings: a card for every endpoint, from its deployment and the health of its backends. Pure."""
 
 from __future__ import annotations
 
@@ -20,52 +20,60 @@ def catalog(
     created: int,
     max_concurrent_requests: int,
 ) -> Catalog:
-    """The catalog; `created` is a Unix time in seconds."""
-    models = {name: _model(deployed.serving, backends) for name, deployed in deployments.items()}
-    bases = {backend: name for name, (backend, is_lora) in reversed(models.items()) if backend and not is_lora}
-    cards = {name: _card(name, deployed, backends, health, created) for name, deployed in deployments.items()}
-    for name, (backend, is_lora) in models.items():
-        if is_lora and backend in bases:
+    """Build the catalog.
+
+    Args:
+        deployments: by endpoint.
+        backends: by name.
+        health: of the backends, by name.
+        created: Unix time in seconds.
+        max_concurrent_requests: the limit of a worker.
+    """
+    models = {name: _model(deployment.serving, backends) for name, deployment in deployments.items()}
+    bases = {backend: name for name, (backend, lora) in reversed(models.items()) if backend and not lora}
+    cards = {name: _card(name, deployment, backends, health, created) for name, deployment in deployments.items()}
+    for name, (backend, lora) in models.items():
+        if lora and backend in bases:
             cards[name] = replace(cards[name], parent=bases[backend])
     return Catalog(cards, next(iter(cards), None), gateway.__version__, max_concurrent_requests)
 
 
 def _card(
-    name: str, deployed: Deployment, backends: Mapping[str, Backend], health: Mapping[str, Health], created: int
+    name: str, deployment: Deployment, backends: Mapping[str, Backend], health: Mapping[str, Health], created: int
 ) -> ModelCard:
-    endpoint = deployed.serving
-    behind = [backends[arm.backend] for arm in endpoint.served_entities]
-    arms = _arms(endpoint, health)
-    can = behind[0].capabilities
+    endpoint = deployment.serving
+    used = [backends[arm.backend] for arm in endpoint.served_entities]
+    served_entities = _served_entities(endpoint, health)
+    can = used[0].capabilities
     return ModelCard(
         name=name,
         task=endpoint.task if can.generates else "embeddings",
         created=created,
-        changed=deployed.since // 10**9,
-        version=deployed.version,
+        changed=deployment.since // 10**9,
+        version=deployment.version,
         ready=all(health[arm.backend].status == "ready" for arm in endpoint.served_entities if arm.shadow is None),
-        served_entities=arms,
-        pending=_arms(deployed.pending, health) if deployed.pending is not None else (),
-        update_failed=bool(deployed.failed),
+        served_entities=served_entities,
+        pending=_served_entities(deployment.pending, health) if deployment.pending is not None else (),
+        update_failed=bool(deployment.failed),
         context_length=can.context_length,
         dtype=can.dtype,
         device=can.device,
         vocab_size=can.vocab_size,
-        images=all(Feature.IMAGES in backend.capabilities.features for backend in behind),
+        images=all(Feature.IMAGES in backend.capabilities.features for backend in used),
         lora_adapters=can.lora_adapters,
         tensors=endpoint.tensors,
     )
 
 
 def _model(endpoint: Endpoint, backends: Mapping[str, Backend]) -> tuple[str, bool]:
-    """The backend that all arms are of, and whether they are LoRA adapters there; "" if not all are the same."""
+    """Return the common backend of all arms and whether they are LoRA adapters of it; ("", False) if they differ."""
     found = {
         (arm.backend, arm.model in backends[arm.backend].capabilities.lora_adapters) for arm in endpoint.served_entities
     }
     return found.pop() if len(found) == 1 else ("", False)
 
 
-def _arms(endpoint: Endpoint, health: Mapping[str, Health]) -> tuple[ServedEntity, ...]:
+def _served_entities(endpoint: Endpoint, health: Mapping[str, Health]) -> tuple[ServedEntity, ...]:
     return tuple(
         ServedEntity(arm.name, entity_name(arm), arm.traffic_percentage, state.status, state.detail)
         for arm in endpoint.served_entities

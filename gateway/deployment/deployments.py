@@ -1,7 +1,8 @@
-"""What is deployed under each endpoint's name: the configuration's endpoints, and what was changed since.
+"""Deployments: the endpoints of the configuration file, and the changes made to them while serving.
 
-Pure functions from state to state: `gateway.deployment.state_file` keeps it, `gateway.service` serves it. An endpoint
-has one configuration in force and at most one that waits for its backends; until then the one in force answers.
+Pure functions from state to state: `gateway.deployment.state_file` stores the state, `gateway.service` serves it. An
+endpoint has one configuration in force, and at most one pending, which waits for its backends; until they are ready the
+one in force answers.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from msgspec.structs import replace
 from backends.base import Health
 from gateway.config import ConfigError, Endpoint, Section, ServedEntity, wrong_endpoint
 from schemas.catalog import Change
-from schemas.catalog import ServedEntity as Arm
+from schemas.catalog import ServedEntity as ListedEntity
 from schemas.errors import Conflict, InvalidRequest, ModelNotFound
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,63}")
 
 
 class Deployment(Section, frozen=True):
-    """One endpoint's configurations.
+    """The configurations of one endpoint.
 
     Attributes:
-        endpoint: in force; None: it is new, and waits.
-        pending: waits for its backends.
-        version: of the one in force, from 1.
-        since: when that was put in force; Unix time in nanoseconds, 0 for one from the configuration file.
-        failed: why the last one that waited was given up.
+        endpoint: the one in force; None: the endpoint is new, and its first one is pending.
+        pending: the one that waits for its backends.
+        version: number of the one in force, from 1.
+        since: when it came into force; Unix time in nanoseconds, 0 for one from the configuration file.
+        failed: why the last pending one was given up; empty if it was not.
     """
 
     endpoint: Endpoint | None = None
@@ -41,7 +42,7 @@ class Deployment(Section, frozen=True):
 
     @property
     def serving(self) -> Endpoint:
-        """What answers: a new endpoint does its best while it waits."""
+        """The configuration that answers: a new endpoint answers with its pending one, as far as that can."""
         found = self.endpoint or self.pending
         assert found is not None
         return found
@@ -51,16 +52,16 @@ Deployments = Mapping[str, Deployment]
 
 
 class State(Section, frozen=True):
-    """What was changed since the configuration was written; null: deleted."""
+    """The endpoints that were changed while serving, which override the configuration file; null: deleted."""
 
     endpoints: dict[str, Deployment | None] = msgspec.field(default_factory=dict)
 
 
 def deployed(endpoints: Mapping[str, Endpoint], state: State, backends: Collection[str]) -> Deployments:
-    """All deployments: those of the configuration, as far as the state does not say otherwise.
+    """Return all deployments: the state's, and those of the configuration that it does not override.
 
     Raises:
-        ConfigError: the state names a backend that is not configured any more, or makes no sense.
+        ConfigError: the state names a backend that is no longer configured, or is invalid otherwise.
     """
     found: dict[str, Deployment | None] = {name: Deployment(endpoint=endpoint) for name, endpoint in endpoints.items()}
     found |= state.endpoints
@@ -75,25 +76,27 @@ def deployed(endpoints: Mapping[str, Endpoint], state: State, backends: Collecti
 
 
 def changed(present: Deployments, change: Change, health: Mapping[str, Health], now: int) -> Deployment | None:
-    """The endpoint's deployment after a change; None: it is deleted.
+    """Return an endpoint's deployment after a change; None: it is deleted.
 
     Args:
         present: all deployments.
-        change: what is asked for.
+        change: the requested change.
         health: of all backends, by name.
         now: Unix time in nanoseconds.
 
     Raises:
         schemas.errors.ModelNotFound: there is no such endpoint to change.
-        schemas.errors.Conflict: there is one already, or an update of it is under way.
-        schemas.errors.InvalidRequest: it would make no sense.
+        schemas.errors.Conflict: the endpoint to create exists already, or an update of it is pending.
+        schemas.errors.InvalidRequest: the new configuration would be invalid.
     """
     name, old = change.endpoint, present.get(change.endpoint)
     if change.action == "create":
         if old is not None:
             raise Conflict(f"Endpoint with name '{name}' already exists.")
         if not _NAME.fullmatch(name):
-            raise InvalidRequest(f"'{name}' cannot be an endpoint's name.", param="name")
+            raise InvalidRequest(
+                f"'{name}' is no valid endpoint name: 1 to 63 letters, digits, '-' and '_'.", param="name"
+            )
         new = Deployment(pending=_endpoint(change, None, health), version=0, since=now)
         return settled(new, health, now)
     if old is None:
@@ -106,59 +109,60 @@ def changed(present: Deployments, change: Change, health: Mapping[str, Health], 
 
 
 def settled(deployment: Deployment, health: Mapping[str, Health], now: int) -> Deployment:
-    """The deployment once more: what waits is put in force if all backends that it newly sends requests to are ready,
-    and given up if one of them has failed; a new endpoint, which replaces nothing, waits on.
+    """Return the deployment with its pending configuration in force, if all backends to which it newly sends requests
+    are ready, or without it, if one of them has failed; otherwise unchanged. A new endpoint's, which replaces nothing,
+    is never given up.
     """
     pending, endpoint = deployment.pending, deployment.endpoint
     if pending is None:
         return deployment
-    new = sorted(_used(pending) - (_used(endpoint) if endpoint is not None else set()))
+    new = sorted(_used_backends(pending) - (_used_backends(endpoint) if endpoint is not None else set()))
     if endpoint is not None and (failed := [name for name in new if health[name].status == "failed"]):
-        why = f"The backend '{failed[0]}' has failed."
-        return replace(deployment, pending=None, failed=why)
+        return replace(deployment, pending=None, failed=f"The backend '{failed[0]}' has failed.")
     if any(health[name].status != "ready" for name in new):
         return deployment
     since = now if endpoint is not None else deployment.since
     return Deployment(endpoint=pending, version=deployment.version + 1, since=since)
 
 
-def entity_name(arm: ServedEntity) -> str:
-    """What Databricks' clients know an arm's model by: `backend/model`, or the backend alone."""
-    return arm.backend if arm.model is None else f"{arm.backend}/{arm.model}"
+def entity_name(entity: ServedEntity) -> str:
+    """Return the name of a served entity's model in Databricks' API: `backend/model`, or the backend alone."""
+    return entity.backend if entity.model is None else f"{entity.backend}/{entity.model}"
 
 
-def _used(endpoint: Endpoint) -> set[str]:
-    return {arm.backend for arm in endpoint.served_entities if arm.traffic_percentage}
+def _used_backends(endpoint: Endpoint) -> set[str]:
+    return {entity.backend for entity in endpoint.served_entities if entity.traffic_percentage}
 
 
 def _endpoint(change: Change, old: Endpoint | None, backends: Collection[str]) -> Endpoint:
     before = old or Endpoint(served_entities=())
     try:
-        made = [msgspec.convert(_arm(arm), ServedEntity) for arm in change.served_entities]
+        made = [msgspec.convert(_configured(entity), ServedEntity) for entity in change.served_entities]
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"A served entity is wrong: {error}", param="config.served_entities") from None
-    endpoint = replace(before, served_entities=tuple(_as_before(arm, before, first=arm is made[0]) for arm in made))
+    kept = (_with_kept_settings(entity, before, first=entity is made[0]) for entity in made)
+    endpoint = replace(before, served_entities=tuple(kept))
     if wrong := wrong_endpoint(endpoint, backends):
         raise InvalidRequest(f"{change.endpoint}{wrong}", param="config.served_entities")
     return endpoint
 
 
-def _as_before(arm: ServedEntity, before: Endpoint, *, first: bool) -> ServedEntity:
-    """What Databricks' clients cannot say stays: a shadow is one as long as it gets no share, and a paired arm is
-    paired as long as it is not the first.
+def _with_kept_settings(entity: ServedEntity, before: Endpoint, *, first: bool) -> ServedEntity:
+    """Keep the settings that Databricks' API cannot express: a shadow stays one as long as it gets no share, and a
+    paired served entity stays paired as long as it is not the first.
     """
     for old in before.served_entities:
-        if old.name == arm.name:
-            shadow = None if arm.traffic_percentage else old.shadow
-            return replace(arm, shadow=shadow, paired=None if first else old.paired)
-    return arm
+        if old.name == entity.name:
+            shadow = None if entity.traffic_percentage else old.shadow
+            return replace(entity, shadow=shadow, paired=None if first else old.paired)
+    return entity
 
 
-def _arm(arm: Arm) -> dict[str, Any]:
-    backend, _, model = arm.entity_name.partition("/")
+def _configured(entity: ListedEntity) -> dict[str, Any]:
+    backend, _, model = entity.entity_name.partition("/")
     return {
-        "name": arm.name,
+        "name": entity.name,
         "backend": backend,
         "model": model or None,
-        "traffic_percentage": arm.traffic_percentage,
+        "traffic_percentage": entity.traffic_percentage,
     }

@@ -21,7 +21,7 @@ class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def handler(service: Service) -> HTTPRouteHandler:
-    """The route."""
+    """Return the route."""
 
     @post("/v1/feedback", include_in_schema=False, status_code=204)
     async def feedback(request: Request[Any, Any, Any]) -> Response[None]:

@@ -1,78 +1,136 @@
-"""Counts and times for Prometheus, kept as plain numbers and put in its form when somebody asks.
+"""Counters, histograms and gauges for Prometheus that add up over workers.
 
-prometheus_client's own take a lock and several calls for each increment, and a histogram's observation one for each
-bucket: together a twentieth of what a request costs. One thread counts here, and may read meanwhile.
+prometheus_client's own take a lock and several calls for each increment: 38 µs a request in its multiprocess mode. Here
+an increment is a dictionary lookup and a store to mapped memory, which takes 4 µs a request (decision 15). On a scrape
+prometheus_client formats the sums. One thread counts.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import Protocol
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-Labels = tuple[str, ...]
+from gateway.observability.series_file import Cells, Labels, SeriesFile, Totals
 
 
-class Count(Collector):
+class Instrument(Protocol):
+    """A metric that this worker counts."""
+
+    def expose(self, totals: Totals, living: Totals) -> Metric:
+        """Return the metric for Prometheus, from the sums over all workers and over the living ones."""
+        ...
+
+
+class SummingCollector(Collector):
+    """Exposes instruments with their sums over all workers."""
+
+    def __init__(self, file: SeriesFile, instruments: Sequence[Instrument]) -> None:
+        self._file = file
+        self._instruments = instruments
+
+    def collect(self) -> Iterator[Metric]:
+        """Read the files of all workers, and return the metrics."""
+        totals, living = self._file.read(), self._file.read(living=True)
+        for instrument in self._instruments:
+            yield instrument.expose(totals, living)
+
+
+class Counter:
     """A counter.
 
     Args:
+        file: where it counts.
         name: as it is exposed, without `_total`.
         help: what it counts.
-        names: of the labels.
-        constant: the values of the first of them, which are always the same.
+        labels: their names.
     """
 
-    def __init__(self, name: str, help: str, names: Sequence[str], constant: Labels = ()) -> None:
-        self._told = (name, help)
-        self._names = names
-        self._constant = constant
-        self._values: defaultdict[Labels, float] = defaultdict(float)
+    def __init__(self, file: SeriesFile, name: str, help: str, labels: Sequence[str]) -> None:
+        self._name = name
+        self._help = help
+        self._labels = labels
+        self._cells = _Cells(file, name, 1)
 
     def add(self, labels: Labels, value: float = 1.0) -> None:
-        """Count `value` more."""
-        self._values[labels] += value
+        """Add `value` to the series with these label values."""
+        self._cells[labels][0] += value
 
-    def collect(self) -> Iterator[Metric]:
-        """The figures now."""
-        family = CounterMetricFamily(*self._told, labels=self._names)
-        for labels, value in self._values.items():
-            family.add_metric((*self._constant, *labels), value)
-        yield family
+    def expose(self, totals: Totals, living: Totals) -> Metric:  # noqa: ARG002 - `Instrument`
+        """Return the sums over all workers, dead ones included."""
+        family = CounterMetricFamily(self._name, self._help, labels=self._labels)
+        for labels, (value,) in totals.get(self._name, {}).items():
+            family.add_metric(labels, value)
+        return family
 
 
-class Times(Collector):
+class Histogram:
     """A histogram of seconds.
 
     Args:
-        name, help, names, constant: as a `Count`'s.
-        bounds: of its buckets, upper and inclusive, ascending.
+        file, name, help, labels: as for `Counter`.
+        bounds: of the buckets, upper and inclusive, ascending.
     """
 
-    def __init__(
-        self, name: str, help: str, names: Sequence[str], bounds: Sequence[float], constant: Labels = ()
-    ) -> None:
-        self._told = (name, help)
-        self._names = names
-        self._constant = constant
+    def __init__(self, file: SeriesFile, name: str, help: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
+        self._name = name
+        self._help = help
+        self._labels = labels
         self._bounds = bounds
         self._ends = [str(float(bound)) for bound in bounds] + ["+Inf"]
-        self._values: defaultdict[Labels, list[float]] = defaultdict(lambda: [0.0] * (len(bounds) + 2))
+        self._cells = _Cells(file, name, len(bounds) + 2)  # a count for each bucket, and the sum
 
-    def add(self, labels: Labels, seconds: float) -> None:
-        """One more."""
-        values = self._values[labels]
-        values[bisect_left(self._bounds, seconds)] += 1.0
-        values[-1] += seconds
+    def observe(self, labels: Labels, seconds: float) -> None:
+        """Count one observation in the series with these label values."""
+        cells = self._cells[labels]
+        cells[bisect_left(self._bounds, seconds)] += 1.0
+        cells[-1] += seconds
 
-    def collect(self) -> Iterator[Metric]:
-        """The figures now."""
-        family = HistogramMetricFamily(*self._told, labels=self._names)
-        for labels, (*counts, total) in self._values.items():
+    def expose(self, totals: Totals, living: Totals) -> Metric:  # noqa: ARG002 - `Instrument`
+        """Return the sums over all workers, dead ones included."""
+        family = HistogramMetricFamily(self._name, self._help, labels=self._labels)
+        for labels, (*counts, total) in totals.get(self._name, {}).items():
             buckets = list(zip(self._ends, accumulate(counts), strict=True))
-            family.add_metric((*self._constant, *labels), buckets, total)
-        yield family
+            family.add_metric(labels, buckets, total)
+        return family
+
+
+class Gauge:
+    """A number without labels that goes up and down; it begins with 0 in every worker.
+
+    Args:
+        file, name, help: as for `Counter`.
+    """
+
+    def __init__(self, file: SeriesFile, name: str, help: str) -> None:
+        self._name = name
+        self._help = help
+        self._cells = file.series(name, (), 1)
+        self._cells[0] = 0.0  # what a worker that died in this slot had counted is over
+
+    def add(self, value: float) -> None:
+        """Change the number by `value`."""
+        self._cells[0] += value
+
+    def expose(self, totals: Totals, living: Totals) -> Metric:  # noqa: ARG002 - `Instrument`
+        """Return the sum over living workers."""
+        (value,) = living.get(self._name, {}).get((), [0.0])
+        return GaugeMetricFamily(self._name, self._help, value=value)
+
+
+class _Cells(dict[Labels, "Cells"]):
+    """The doubles of a metric's series by label values; a series begins when it is first looked up."""
+
+    def __init__(self, file: SeriesFile, name: str, width: int) -> None:
+        super().__init__()
+        self._file = file
+        self._name = name
+        self._width = width
+
+    def __missing__(self, labels: Labels) -> Cells:
+        found = self[labels] = self._file.series(self._name, labels, self._width)
+        return found

@@ -1,6 +1,7 @@
-"""Prometheus metrics of native engines, under vLLM's stems: read off the backends when somebody asks.
+"""Prometheus metrics of native engines, under vLLM's names.
 
-They are the engine's, not the worker's: every worker tells the same, as it last heard from the engine.
+All workers share an engine, and the engine reports its state to each of them: the worker that is asked for `/metrics`
+shows the state that it received last.
 """
 
 from __future__ import annotations
@@ -18,28 +19,26 @@ _GAUGES = {
     "kv_cache_usage_perc": ("Share of the KV cache in use, 0 to 1", "kv_usage"),
 }
 _COUNTERS = {
-    "num_preemptions": ("Sequences that gave their KV cache back to others", "preemptions"),
+    "num_preemptions": ("Sequences preempted, whose KV cache was freed for others", "preemptions"),
     "prefix_cache_queries": ("Tokens looked up in the prefix cache", "prefix_queries"),
     "prefix_cache_hits": ("Tokens found in the prefix cache", "prefix_hits"),
 }
-_LABELS = ("worker", "backend")
 
 
 class EngineCollector(Collector):
-    """Tells of those of `backends` that run an engine."""
+    """Exposes the state of the engines behind `backends`, by backend."""
 
-    def __init__(self, worker: str, backends: Mapping[str, Backend]) -> None:
-        self._worker = worker
+    def __init__(self, backends: Mapping[str, Backend]) -> None:
         self._backends = backends
 
     def collect(self) -> Iterator[Metric]:
-        """The figures now."""
+        """Return the metrics; of engines that have not reported yet there are none."""
         states = self._states()
         for families, kind in ((_GAUGES, GaugeMetricFamily), (_COUNTERS, CounterMetricFamily)):
-            for name, (told, field) in families.items():
-                family = kind(name, told, labels=_LABELS)
+            for name, (help, field) in families.items():
+                family = kind(name, help, labels=("backend",))
                 for backend, state in states.items():
-                    family.add_metric((self._worker, backend), getattr(state, field))
+                    family.add_metric((backend,), getattr(state, field))
                 yield family
 
     def _states(self) -> dict[str, EngineState]:

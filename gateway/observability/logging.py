@@ -1,4 +1,4 @@
-"""Logs: for people on a terminal, JSON lines otherwise. Never a prompt, an answer or a key."""
+"""Logging: readable lines on a terminal, JSON lines otherwise. Never a prompt, an answer or a key."""
 
 from __future__ import annotations
 
@@ -15,23 +15,30 @@ _SECRETS = frozenset(
 
 
 def configure(level: str = "info") -> None:
-    """Set up structlog and the standard library's logging, which uvicorn and others use."""
+    """Set up structlog, and the standard library's logging for uvicorn and other libraries, both to standard error.
+
+    Args:
+        level: a level of the standard library, in any case; the libraries log warnings only.
+
+    Raises:
+        KeyError: there is no such level.
+    """
     number = logging.getLevelNamesMapping()[level.upper()]
-    shared: list[Any] = [
+    processors: list[Any] = [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso"),
         _hide_secrets,
     ]
-    human = sys.stderr.isatty()
-    if human:
-        shared.append(structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback))
+    terminal = sys.stderr.isatty()
+    if terminal:
+        processors.append(structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback))
     else:
-        shared += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_dumps)]
+        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_dumps)]
     structlog.configure(
-        processors=shared,
+        processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr)
-        if human
+        if terminal
         else structlog.BytesLoggerFactory(sys.stderr.buffer),
         cache_logger_on_first_use=True,
     )

@@ -1,83 +1,97 @@
-"""Prometheus metrics, under vLLM's stems where it has them. Each worker counts for itself, labelled by process id."""
+"""Prometheus metrics, under vLLM's names where it has them. Any worker shows the sums over all workers."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
+from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from backends.base import Backend
-from gateway.observability.counters import Count, Times
+from gateway.observability.counters import Counter, Gauge, Histogram, SummingCollector
 from gateway.observability.engine_metrics import EngineCollector
+from gateway.observability.series_file import SeriesFile
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _ARM = ("model", "served")
 
 
 class Metrics:
-    """All that one worker counts, and what the engines of `backends` tell."""
+    """All metrics of the gateway.
 
-    def __init__(self, backends: Mapping[str, Backend]) -> None:
-        self.registry = CollectorRegistry()
-        self._worker = str(os.getpid())
-        self.registry.register(EngineCollector(self._worker, backends))
-        self._requests = self._count("gw_requests", "Requests ended", "protocol", "route", "outcome")
-        self._prompt = self._count("prompt_tokens", "Prompt tokens", *_ARM)
-        self._generated = self._count("generation_tokens", "Generated tokens", *_ARM)
-        self._served = self._count("gw_served_requests", "Requests ended, by arm", *_ARM, "outcome")
-        self._fallbacks = self._count("gw_fallbacks", "Requests passed on by a failed arm", *_ARM)
-        self._shadows = self._count("gw_shadow_requests", "Copies for shadows, by end", *_ARM, "outcome")
-        self._pairs = self._count("gw_pairs", "Answers of the first arm given again, by end", *_ARM, "outcome")
-        self._first = self._times("time_to_first_token_seconds", "Until the first event")
-        self._total = self._times("e2e_request_latency_seconds", "Until the last event")
-        running = Gauge("gw_requests_running", "Requests being answered", ("worker",), registry=self.registry)
-        running.labels(self._worker).set_function(lambda: self._running)
-        self._running = 0
+    Args:
+        backends: by name; those that run an engine have metrics of their own.
+        folder: shared by all workers; None for a worker alone.
+        slot: the name of this worker's files there, which it continues.
+    """
+
+    def __init__(self, backends: Mapping[str, Backend], folder: Path | None = None, slot: str = "0") -> None:
+        self._file = file = SeriesFile(folder, slot)
+        self._requests = Counter(file, "gw_requests", "Finished requests", ("protocol", "route", "outcome"))
+        self._prompt = Counter(file, "prompt_tokens", "Prompt tokens", _ARM)
+        self._generated = Counter(file, "generation_tokens", "Generated tokens", _ARM)
+        self._served = Counter(file, "gw_served_requests", "Finished requests by served entity", (*_ARM, "outcome"))
+        self._fallbacks = Counter(file, "gw_fallbacks", "Requests passed on by a failed served entity", _ARM)
+        self._shadows = Counter(file, "gw_shadow_requests", "Copies for shadows by outcome", (*_ARM, "outcome"))
+        self._pairs = Counter(
+            file, "gw_pairs", "Answers of the first served entity repeated by a paired one", (*_ARM, "outcome")
+        )
+        self._first = Histogram(file, "time_to_first_token_seconds", "Time to the first event", _ARM, _SECONDS)
+        self._total = Histogram(file, "e2e_request_latency_seconds", "Time to the last event", _ARM, _SECONDS)
+        self._running = Gauge(file, "gw_requests_running", "Running requests")
+        instruments = (
+            self._requests,
+            self._prompt,
+            self._generated,
+            self._served,
+            self._fallbacks,
+            self._shadows,
+            self._pairs,
+            self._first,
+            self._total,
+            self._running,
+        )
+        self._registry = CollectorRegistry()
+        self._registry.register(EngineCollector(backends))
+        self._registry.register(SummingCollector(file, instruments))
 
     def began(self) -> None:
-        """A request is being answered."""
-        self._running += 1
+        """Increment the running gauge."""
+        self._running.add(1.0)
 
     def ended(self, protocol: str, route: str, outcome: str) -> None:
-        """It is not any more."""
-        self._running -= 1
+        """Decrement the running gauge, and count the outcome."""
+        self._running.add(-1.0)
         self._requests.add((protocol, route, outcome))
 
     def served(self, model: str, arm: str, outcome: str) -> None:
-        """A request ended that had reached an arm."""
+        """Count the outcome of a request that had reached a served entity."""
         self._served.add((model, arm, outcome))
 
     def fell_back(self, model: str, arm: str) -> None:
-        """An arm failed, and the next is asked."""
+        """Count a failure of a served entity after which the next one is asked."""
         self._fallbacks.add((model, arm))
 
     def shadowed(self, model: str, arm: str, outcome: str) -> None:
-        """A copy for a shadow ended, or was not sent ("dropped")."""
+        """Count a copy for a shadow that ended, or was not sent ("dropped")."""
         self._shadows.add((model, arm, outcome))
 
     def paired(self, model: str, arm: str, outcome: str) -> None:
-        """A pair was made ("ok"), or could not be."""
+        """Count a pair that was made ("ok"), or why it could not be."""
         self._pairs.add((model, arm, outcome))
 
     def answered(self, model: str, arm: str, prompt: int, generated: int, first: float, total: float) -> None:
-        """A whole answer was given; times in seconds."""
+        """Count the tokens and times (seconds) of a complete answer."""
         labels = (model, arm)
         self._prompt.add(labels, prompt)
         self._generated.add(labels, generated)
-        self._first.add(labels, first)
-        self._total.add(labels, total)
+        self._first.observe(labels, first)
+        self._total.observe(labels, total)
 
     def render(self) -> bytes:
-        """The text exposition."""
-        return generate_latest(self.registry)
+        """Return the text exposition."""
+        return generate_latest(self._registry)
 
-    def _count(self, name: str, help: str, *labels: str) -> Count:
-        count = Count(name, help, ("worker", *labels), (self._worker,))
-        self.registry.register(count)
-        return count
-
-    def _times(self, name: str, help: str) -> Times:
-        times = Times(name, help, ("worker", *_ARM), _SECONDS, (self._worker,))
-        self.registry.register(times)
-        return times
+    def close(self) -> None:
+        """Stop counting as a living worker; the counts stay in the sums."""
+        self._file.close()

@@ -1,10 +1,12 @@
-"""Starts what serves and keeps it alive: the listening sockets, one engine per native backend, N workers.
+"""The supervisor: starts what serves, and keeps it running: listening sockets, engines, and HTTP workers.
 
-Single-threaded and synchronous: it has nothing to do with requests. Children die with it, however it dies: workers
-watch their standard input, which it holds open, and the kernel sends engines a signal.
+Strategy: single-threaded and synchronous, as it takes no part in requests. It listens and hands its sockets to N
+workers; each native backend has one engine process, which all workers share. All of them end with the supervisor,
+however it ends: workers watch their standard input, which it holds open, and the kernel sends engines a signal.
 
-On SIGHUP the configuration is read again. Its workers start beside the old ones, share their sockets, and listen once
-every endpoint can answer; then the old ones end their streams and go. An engine whose options are the same goes on.
+On SIGHUP it reads the configuration again. The workers of the new configuration (a generation) start beside the old
+ones, share their sockets, and listen once every endpoint can answer; then the old ones finish their streams and exit.
+An engine whose options are the same is kept.
 """
 
 from __future__ import annotations
@@ -26,37 +28,41 @@ from typing import Any
 import msgspec
 import structlog
 
+from backends.process import BackOff, SupervisedProcess, start_bound_to_parent, stop
 from gateway.app import backend_class
 from gateway.config import Config, ConfigError
-from gateway.process.child import Child, dying_with_us, end
 from gateway.process.worker import Orders
 
 log = structlog.get_logger()
 
-_PATIENCE = 5.0  # seconds that an engine gets to end after the workers have
-_POLL = 0.05
+_ENGINE_STOP_TIMEOUT = 5.0  # seconds that an engine gets to end after the workers have
+_WORKER_STOP_TIMEOUT = 1.0  # seconds that a worker gets that serves nobody
+_DRAIN_MARGIN = 5.0  # seconds beyond the configured drain times before a worker is killed
+_POLL_INTERVAL = 0.05
+_ENGINE_BACK_OFF = BackOff(longest=2.0)
+_WORKER_BACK_OFF = BackOff(longest=1.0)
 
 Command = tuple[str, ...]
 
 
 @dataclass(slots=True, eq=False)
-class Running:
-    """The processes that serve a configuration."""
+class Generation:
+    """The processes that serve one reading of the configuration."""
 
     config: Config
-    engines: dict[Command, Child]
-    workers: list[Child]
+    engines: dict[Command, SupervisedProcess]
+    workers: list[SupervisedProcess]
 
 
 class Supervisor:
     """Runs a configuration.
 
     Args:
-        read: reads it, now and again when told so.
+        read: reads the configuration, at the start and on each SIGHUP.
         log_level: for the workers.
 
     Raises:
-        ConfigError: it is wrong, an address cannot be listened on, or a backend does not exist.
+        ConfigError: the configuration is invalid, an address cannot be listened on, or a backend does not exist.
     """
 
     def __init__(self, read: Callable[[], Config], log_level: str = "info") -> None:
@@ -66,109 +72,112 @@ class Supervisor:
         self._sockets = _listen(self.config)
         self._with_engines(self.config)
         self._log_level = log_level
-        self._stopping = False
-        self._told_to_read = False
-        self._now: Running | None = None
-        self._next: Running | None = None
-        self._leaving: list[Running] = []
+        self._stop_requested = False
+        self._reload_requested = False
+        self._current: Generation | None = None
+        self._next: Generation | None = None
+        self._leaving: list[Generation] = []
         self._generations = count()
 
     @property
     def port(self) -> int:
-        """Where it listens: the configuration's port, or the free one that was found for 0."""
+        """The port that it listens on: the configured one, or the free one that was found for 0."""
         return int(self._sockets[0].getsockname()[1])
 
     def run(self, tend: Callable[[], bool] = lambda: True) -> int:
-        """Serve until SIGTERM or SIGINT, or until `tend`, called often, says no. Returns the exit code."""
+        """Serve until SIGTERM or SIGINT, or until `tend`, called often, returns False. Return the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop)
-        # At a terminal it means that the terminal is gone.
-        signal.signal(signal.SIGHUP, self._stop if sys.stdin.isatty() else self._read_again)
-        self._now = now = self._start(self.config)
+            signal.signal(number, self._request_stop)
+        # At a terminal SIGHUP means that the terminal is gone.
+        signal.signal(signal.SIGHUP, self._request_stop if sys.stdin.isatty() else self._request_reload)
+        self._current = current = self._start(self.config)
         failed = False
-        while not self._stopping and not failed:
-            if self._told_to_read:
-                self._told_to_read = False
-                self._prepare(now)
-            now = self._take_over(now)
-            self._see_off()
-            for child in (*now.engines.values(), *now.workers):
-                child.tend(time.monotonic())
+        while not self._stop_requested and not failed:
+            if self._reload_requested:
+                self._reload_requested = False
+                self._prepare(current)
+            current = self._take_over(current)
+            self._stop_unused_engines()
+            for process in (*current.engines.values(), *current.workers):
+                process.poll(time.monotonic())
             failed = not tend()
-            time.sleep(_POLL)
+            time.sleep(_POLL_INTERVAL)
         if self._next is not None:
-            self._drop(self._next, now)
-        drained = now.config.server.drain_delay + now.config.server.drain_timeout
-        running = [now, *self._leaving]
-        end([worker for each in running for worker in each.workers], 1.0 if failed else drained + _PATIENCE)
-        end([engine for each in running for engine in each.engines.values()], _PATIENCE)
+            self._drop(self._next, current)
+        drain = current.config.server.drain_delay + current.config.server.drain_timeout + _DRAIN_MARGIN
+        running = [current, *self._leaving]
+        stop([worker for each in running for worker in each.workers], _WORKER_STOP_TIMEOUT if failed else drain)
+        stop([engine for each in running for engine in each.engines.values()], _ENGINE_STOP_TIMEOUT)
         self._folder.cleanup()
         return 1 if failed else 0
 
-    def _stop(self, *_: Any) -> None:
-        self._stopping = True
+    def _request_stop(self, *_: Any) -> None:
+        self._stop_requested = True
 
-    def _read_again(self, *_: Any) -> None:
-        self._told_to_read = True
+    def _request_reload(self, *_: Any) -> None:
+        self._reload_requested = True
 
-    def _prepare(self, now: Running) -> None:
-        """Read the configuration and start what serves it; what is wrong with it harms nothing. One that still waits
-        for its backends is given up for it.
+    def _prepare(self, current: Generation) -> None:
+        """Read the configuration and start its processes. An invalid one changes nothing. A generation that still waits
+        for its backends is dropped.
         """
         try:
             config = self._read()
             if _addresses(config) != _addresses(self.config):
                 raise ConfigError("an address to listen on can only be changed by a restart")
             if self._next is not None:
-                self._drop(self._next, now)
+                self._drop(self._next, current)
             self._next = self._start(config)
         except ConfigError as error:
-            log.error("config.refused", why=str(error))
+            log.error("config.rejected", error=str(error))
 
-    def _take_over(self, now: Running) -> Running:
-        """What is to serve: what is prepared, once it can; or else what did."""
+    def _take_over(self, current: Generation) -> Generation:
+        """Return the generation that is to serve: the next one once all its workers listen, until then the current."""
         if (next := self._next) is None:
-            return now
-        if any(child.ended for child in (*_without(next.engines, now.engines).values(), *next.workers)):
-            log.error("config.refused", why="an endpoint of it cannot answer")
-            self._drop(next, now)
+            return current
+        if any(process.ended for process in (*_without(next.engines, current.engines).values(), *next.workers)):
+            log.error("config.rejected", error="one of its endpoints cannot answer")
+            self._drop(next, current)
             self._next = None
-            return now
-        if not all(self._serving(worker.process.pid).exists() for worker in next.workers):
-            return now
+            return current
+        if not all(self._listening_mark(worker.process.pid).exists() for worker in next.workers):
+            return current
         log.info("config.changed")
-        self._now, self._next = next, None
-        for worker in now.workers:
+        self._current, self._next = next, None
+        for worker in current.workers:
             worker.signal(signal.SIGINT)
-        self._leaving.append(Running(now.config, _without(now.engines, next.engines), now.workers))
+        self._leaving.append(Generation(current.config, _without(current.engines, next.engines), current.workers))
         return next
 
-    def _see_off(self) -> None:
-        """End the engines that nobody is left to ask."""
+    def _stop_unused_engines(self) -> None:
+        """Stop the engines of generations whose workers have all ended."""
         for gone in [each for each in self._leaving if all(worker.ended for worker in each.workers)]:
-            end(list(gone.engines.values()), _PATIENCE)
+            stop(list(gone.engines.values()), _ENGINE_STOP_TIMEOUT)
             self._leaving.remove(gone)
 
-    def _drop(self, next: Running, now: Running) -> None:
-        end(next.workers, 1.0)
-        end(list(_without(next.engines, now.engines).values()), _PATIENCE)
+    def _drop(self, next: Generation, current: Generation) -> None:
+        stop(next.workers, _WORKER_STOP_TIMEOUT)
+        stop(list(_without(next.engines, current.engines).values()), _ENGINE_STOP_TIMEOUT)
 
-    def _start(self, config: Config) -> Running:
+    def _start(self, config: Config) -> Generation:
         config, commands = self._with_engines(config)
-        kept = self._now.engines if self._now is not None else {}
+        kept = self._current.engines if self._current is not None else {}
         engines = {
-            command: kept.get(command) or Child(f"engine {name}", dying_with_us(command), 2.0)
+            command: kept.get(command)
+            or SupervisedProcess(f"engine {name}", partial(start_bound_to_parent, command), _ENGINE_BACK_OFF)
             for name, command in commands.items()
         }
         generation = next(self._generations)
         workers = [
-            Child(f"worker {n}", partial(self._worker, config, f"worker-{generation}-{n}"), 1.0)
+            SupervisedProcess(
+                f"worker {n}", partial(self._start_worker, config, f"worker-{generation}-{n}"), _WORKER_BACK_OFF
+            )
             for n in range(config.server.workers)
         ]
-        return Running(config, engines, workers)
+        return Generation(config, engines, workers)
 
     def _with_engines(self, config: Config) -> tuple[Config, dict[str, Command]]:
-        """The configuration as workers see it, with the sockets of engines, and the engines' commands."""
+        """Return the configuration for workers, with the sockets of engines, and the commands that start engines."""
         commands: dict[str, Command] = {}
         backends: dict[str, dict[str, Any]] = {}
         for name, section in config.backends.items():
@@ -185,7 +194,7 @@ class Supervisor:
                 commands[name] = tuple(command)
         return msgspec.structs.replace(config, backends=backends), commands
 
-    def _worker(self, config: Config, slot: str) -> subprocess.Popen[bytes]:
+    def _start_worker(self, config: Config, slot: str) -> subprocess.Popen[bytes]:
         descriptors = tuple(listener.fileno() for listener in self._sockets)
         process = subprocess.Popen(
             [sys.executable, "-m", "gateway.process.worker"],
@@ -194,25 +203,27 @@ class Supervisor:
             start_new_session=True,
         )
         assert process.stdin is not None
-        first = self._now is None or self._now.config is config
+        first = self._current is None or self._current.config is config
         orders = Orders(
             config,
             descriptors,
             self._log_level,
             folder=str(Path(self._folder.name) / "experiments"),
             slot=slot,
-            serving=None if first else str(self._serving(process.pid)),
+            serving=None if first else str(self._listening_mark(process.pid)),
         )
         process.stdin.write(msgspec.json.encode(orders) + b"\n")
         process.stdin.flush()
         return process
 
-    def _serving(self, pid: int) -> Path:
-        """The file that a worker makes when it listens."""
+    def _listening_mark(self, pid: int) -> Path:
+        """Return the file that a worker makes when it listens."""
         return Path(self._folder.name) / f"serving-{pid}"
 
 
-def _without(engines: Mapping[Command, Child], others: Collection[Command]) -> dict[Command, Child]:
+def _without(
+    engines: Mapping[Command, SupervisedProcess], others: Collection[Command]
+) -> dict[Command, SupervisedProcess]:
     return {command: engine for command, engine in engines.items() if command not in others}
 
 

@@ -1,7 +1,7 @@
-"""uvicorn's HTTP connection, in which a response's head leaves together with the body's first bytes.
+"""uvicorn's HTTP protocol, with the headers of a response coalesced with the first bytes of its body.
 
-uvicorn writes them apart, which costs a second system call and wakes the client twice: in all a tenth of what a whole
-answer costs. Not a place for protocol: what is written is uvicorn's, byte for byte and in order.
+uvicorn writes headers and body separately, which costs a second system call and wakes the client twice: together a
+tenth of what a whole answer costs. What is written is uvicorn's, byte for byte and in order; HTTP is not touched here.
 """
 
 from __future__ import annotations
@@ -12,42 +12,45 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
-class Connection(HttpToolsProtocol):
-    """A client's connection."""
+class HeaderCoalescingProtocol(HttpToolsProtocol):
+    """One client connection."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """The socket is there."""
-        super().connection_made(cast(asyncio.Transport, HeadWaits(transport, self.loop)))
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        """Wrap the transport."""
+        super().connection_made(cast(asyncio.Transport, CoalescingTransport(transport, self.loop)))
 
 
-class HeadWaits:
-    """A transport that holds a head back until more is written, or the loop's next turn; else the one that is given."""
+class CoalescingTransport:
+    """A transport that holds headers back until the next write, the next turn of the event loop, or `close`.
+
+    Everything else is the wrapped transport's.
+    """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
-        self._head = b""
+        self._headers = b""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Write. What begins like a head and is none is written as soon."""
-        if self._head:
-            self._transport.write(self._head + data)
-            self._head = b""
+        """Write, or hold back what begins like headers: if it is part of a body, it is only one turn late."""
+        if self._headers:
+            self._transport.write(self._headers + data)
+            self._headers = b""
         elif data.startswith(b"HTTP/"):
-            self._head = data
+            self._headers = data
             self._loop.call_soon(self._flush)
         else:
             self._transport.write(data)
 
     def close(self) -> None:
-        """Close, once all is written."""
+        """Write what was held back, and close."""
         self._flush()
         self._transport.close()
 
     def _flush(self) -> None:
-        if self._head:
-            self._transport.write(self._head)
-            self._head = b""
+        if self._headers:
+            self._transport.write(self._headers)
+            self._headers = b""

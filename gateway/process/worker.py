@@ -1,8 +1,8 @@
-"""One worker: ``python -m gateway.process.worker``, started by the supervisor with its listening sockets.
+"""An HTTP worker: ``python -m gateway.process.worker``, started by the supervisor with its listening sockets.
 
-Its orders come as JSON on standard input, which then stays open: when it ends, the supervisor is gone and the worker
-goes too. SIGTERM: not ready at once, no new connection after the drain delay, exit when the last stream has ended.
-SIGINT: others have taken over, so no new connection from now on.
+The worker reads its orders as JSON from standard input, which then stays open: when it is closed, the supervisor is
+gone and the worker exits. On SIGTERM it reports not ready at once, accepts no connection after the drain delay, and
+exits when its last stream has ended. On SIGINT other workers have taken over: it accepts no connection from then on.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ from litestar import Litestar
 from gateway.app import create_app
 from gateway.config import Config, ServerSection
 from gateway.observability import logging
-from gateway.process.uvicorn_protocol import Connection
+from gateway.process.uvicorn_protocol import HeaderCoalescingProtocol
 
-_GRACE, _LONGEST_GRACE = 0.5, 3.0
-"""Seconds for requests that are on their way when the worker ends, and at most for those who have connected."""
-_TURN = 0.05
+_CLOSE_GRACE = 0.5
+"""Seconds that open connections get at the end, for requests that are on their way."""
+_FIRST_REQUEST_GRACE = 3.0
+"""Seconds that connections get that have not sent a request yet."""
+_POLL_INTERVAL = 0.05
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What a worker is told.
+    """What the supervisor sends a worker at its start.
 
     Attributes:
         config: what to serve.
-        sockets: inherited file descriptors.
-        log_level: what to log.
-        folder: where workers share their counts.
-        slot: its place there, maybe after one that ended.
-        serving: a file to make once it listens; it then waits before it does until every endpoint can answer.
+        sockets: inherited file descriptors to listen on.
+        log_level: for the log.
+        folder: the folder that workers share.
+        slot: the name of this worker's files there; it continues those of a worker that ended.
+        serving: a file to create once the worker listens, which it then does only when every endpoint can answer.
     """
 
     config: Config
@@ -52,7 +54,7 @@ class Orders(msgspec.Struct, frozen=True):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that drains before it stops, and exits with 0."""
+    """A uvicorn server that drains connections before it stops, and exits with 0."""
 
     def __init__(self, config: uvicorn.Config, service: Any, serving: str | None) -> None:
         super().__init__(config)
@@ -62,7 +64,7 @@ class _Server(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        threading.Thread(target=self._wait_for_orphanhood, daemon=True).start()
+        threading.Thread(target=self._stop_when_orphaned, daemon=True).start()
         await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -71,29 +73,30 @@ class _Server(uvicorn.Server):
             Path(self._serving).touch()  # noqa: ASYNC240 - once, an empty file
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no new connection, but what those send who have just connected or keep one open; then they are told to
-        close it, and not cut off with a request on its way.
+        """Accept no new connection, but answer requests on the open ones, with `connection: close`: no client is cut
+        off with a request on its way.
         """
         for server in self.servers:
             server.close()
         self.server_state.default_headers.append((b"connection", b"close"))
-        await self._hear_out()
+        await self._drain_connections()
         await super().shutdown(sockets)
 
-    async def _hear_out(self) -> None:
-        """Wait for requests that are on their way. In turns of the loop, not in seconds: after a pause of our own, what
-        has come meanwhile is still to be read.
+    async def _drain_connections(self) -> None:
+        """Wait for requests that are on their way. Counts sleeps instead of reading a clock: if this process was
+        halted meanwhile, what has arrived is still to be read.
         """
         waited = 0.0
-        while waited < (_LONGEST_GRACE if self._expecting() else _GRACE):
-            await asyncio.sleep(_TURN)
-            waited += _TURN
+        while waited < (_FIRST_REQUEST_GRACE if self._awaits_first_request() else _CLOSE_GRACE):
+            await asyncio.sleep(_POLL_INTERVAL)
+            waited += _POLL_INTERVAL
             if not self.server_state.connections:
                 return
 
-    def _expecting(self) -> bool:
-        """Whether somebody has connected who has not asked anything yet."""
-        return any(isinstance(each, Connection) and each.cycle is None for each in self.server_state.connections)
+    def _awaits_first_request(self) -> bool:
+        """Whether a client has connected and has not sent a request yet."""
+        connections = self.server_state.connections
+        return any(isinstance(each, HeaderCoalescingProtocol) and each.cycle is None for each in connections)
 
     def handle_exit(self, sig: int, frame: Any) -> None:  # noqa: ARG002 - uvicorn's signature
         assert self._loop is not None
@@ -107,7 +110,7 @@ class _Server(uvicorn.Server):
     def _stop(self) -> None:
         self.should_exit = True
 
-    def _wait_for_orphanhood(self) -> None:
+    def _stop_when_orphaned(self) -> None:
         while os.read(0, 1):
             pass
         assert self._loop is not None
@@ -122,7 +125,7 @@ def uvicorn_config(app: Litestar, server: ServerSection) -> uvicorn.Config:
     """
     return uvicorn.Config(
         app,
-        http=Connection,
+        http=HeaderCoalescingProtocol,
         loop="uvloop",
         lifespan="on",
         log_config=None,
@@ -135,12 +138,12 @@ def uvicorn_config(app: Litestar, server: ServerSection) -> uvicorn.Config:
 
 
 def main() -> None:
-    """Serve until told to stop."""
+    """Serve until a signal or the end of standard input."""
     orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
     logging.configure(orders.log_level)
     folder = Path(orders.folder) if orders.folder else None
     app = create_app(orders.config, folder=folder, slot=orders.slot, waits=orders.serving is not None)
-    gc.freeze()  # requests in flight are many and die young: by default the collector walks them all too often
+    gc.freeze()  # many short-lived objects are in flight: by default the collector walks them all too often
     gc.set_threshold(50_000, 20, 50)
     server = _Server(uvicorn_config(app, orders.config.server), app.state.service, orders.serving)
     server.run([socket.socket(fileno=fd) for fd in orders.sockets])

@@ -96,7 +96,7 @@ def test_what_cannot_be_served_leaves_what_is(file: Path, tmp_path: Path, text: 
         workers = gateway.workers()
         file.write_text(text)
         gateway.process.send_signal(signal.SIGHUP)
-        until(lambda: "config.refused" in log.read_text(), log)
+        until(lambda: "config.rejected" in log.read_text(), log)
         assert why in log.read_text()
         until(lambda: gateway.workers() == workers, log)
         assert known(gateway, "echo")

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.routing.assignment import assign
-from tests.gateway.processes import LIMIT, Gateway, serving, state, until
+from tests.gateway.processes import LIMIT, Gateway, serving
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +34,7 @@ def test_workers_agree_and_report_all_counters(tmp_path: Path) -> None:
     with serving("--config", str(file), log=tmp_path / "log") as gateway:
         workers, ids = gateway.workers(), list[str]()
         for worker in workers:
-            with stopped([each for each in workers if each != worker], gateway):
+            with gateway.only(worker):
                 ids += [ask(gateway, user) for user in range(50)]
         assert len({id[:16] for id in ids}) == len(workers) == 4
         for number, id in enumerate(ids):
@@ -48,17 +44,6 @@ def test_workers_agree_and_report_all_counters(tmp_path: Path) -> None:
     arms = reports[0]["arms"]
     assert sum(arm["exposures"] for arm in arms) == 200
     assert sum(arm["exposures"] * arm["means"]["liked"] for arm in arms) == pytest.approx(100)
-
-
-@contextmanager
-def stopped(workers: list[int], gateway: Gateway) -> Iterator[None]:
-    """What is asked meanwhile, the others must answer."""
-    for worker in workers:
-        os.kill(worker, signal.SIGSTOP)
-    until(lambda: all(state(worker) == "T" for worker in workers), gateway.log)
-    yield
-    for worker in workers:
-        os.kill(worker, signal.SIGCONT)
 
 
 def ask(gateway: Gateway, user: int) -> str:

@@ -76,6 +76,19 @@ class Gateway:
     def engines(self) -> list[int]:
         return [pid for pid, line in self.children().items() if "native.engine" in line]
 
+    @contextmanager
+    def only(self, worker: int) -> Iterator[None]:
+        """Halt all other workers, so that this one answers."""
+        others = [pid for pid in self.workers() if pid != worker]
+        for pid in others:
+            os.kill(pid, signal.SIGSTOP)
+        until(lambda: all(state(pid) == "T" for pid in others), self.log)
+        try:
+            yield
+        finally:
+            for pid in others:
+                os.kill(pid, signal.SIGCONT)
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         """End it, and return its exit code."""
         self.process.send_signal(number)

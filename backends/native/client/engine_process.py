@@ -1,104 +1,85 @@
-"""An engine process of the backend's own, for when no supervisor runs one: started, started again, stopped."""
+"""The engine process of a backend that no supervisor runs one for."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from signal import SIGKILL, SIGTERM
 
 import msgspec
-import structlog
 
 from backends.native.protocol.engine_options import EngineOptions
-
-log = structlog.get_logger()
+from backends.process import BackOff, SupervisedProcess, stop
 
 _ROOT = Path(__file__).resolve().parents[3]
-_FIRST_DELAY, _LONGEST_DELAY = 0.5, 10.0
-"""Seconds before it is started again; each time twice as many, until it ran for long."""
+_POLL_INTERVAL = 0.05  # seconds
+_BACK_OFF = BackOff(first=0.5, longest=10.0, forgiven_after=10.0)
 
 
 class EngineProcess:
-    """Keeps an engine running.
+    """Keeps an engine running, from the event loop.
 
     Args:
-        command: how to start it.
-        on_exit: told each time it ended by itself, with its exit code.
-        stop_limit: seconds that its last step may take.
+        command: starts the engine.
+        on_exit: called with the exit code each time the engine has ended by itself.
+        stop_timeout: seconds that its last step may take after SIGTERM.
+        back_off: the delays before it is started again.
     """
 
-    def __init__(self, command: list[str], on_exit: Callable[[int], None], *, stop_limit: float = 10.0) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        on_exit: Callable[[int], None],
+        *,
+        stop_timeout: float = 10.0,
+        back_off: BackOff = _BACK_OFF,
+    ) -> None:
         self._command = command
         self._on_exit = on_exit
-        self._stop_limit = stop_limit
-        self._process: asyncio.subprocess.Process | None = None
+        self._stop_timeout = stop_timeout
+        self._back_off = back_off
+        self._process: SupervisedProcess | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start it; it listens a moment later."""
-        self._process = await self._spawn()
-        self._task = asyncio.create_task(self._keep(self._process), name="engine-process")
+        """Start the engine; it listens a moment later.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        self._process = SupervisedProcess("engine", self._spawn, self._back_off, self._on_exit)
+        self._task = asyncio.create_task(self._keep_running(self._process), name="engine-process")
 
     async def aclose(self) -> None:
-        """Stop it, and do not start another. Idempotent."""
-        if self._task is None:
+        """Stop the engine, and do not start it again. Idempotent."""
+        if self._task is None or self._process is None:
             return
         self._task.cancel()
         await asyncio.wait([self._task])
         self._task = None
-        if self._process is not None:
-            await self._stop(self._process)
+        await asyncio.to_thread(stop, [self._process], self._stop_timeout)
 
-    async def _keep(self, process: asyncio.subprocess.Process) -> None:
-        delay = _FIRST_DELAY
+    async def _keep_running(self, process: SupervisedProcess) -> None:
         while True:
-            started = asyncio.get_running_loop().time()
-            code = await process.wait()
-            log.error("engine.exited", code=code)
-            self._on_exit(code)
-            if asyncio.get_running_loop().time() - started > _LONGEST_DELAY:
-                delay = _FIRST_DELAY
-            await asyncio.sleep(delay)
-            delay = min(_LONGEST_DELAY, 2 * delay)
-            self._process = process = await self._spawn_again(delay)
+            process.poll(time.monotonic())
+            await asyncio.sleep(_POLL_INTERVAL)
 
-    async def _spawn_again(self, delay: float) -> asyncio.subprocess.Process:
-        while True:
-            try:
-                return await self._spawn()
-            except OSError as error:  # no memory or process to be had, which may be why the last one ended
-                log.error("engine.not_started", error=str(error), again_in=delay)
-                await asyncio.sleep(delay)
-
-    async def _spawn(self) -> asyncio.subprocess.Process:
+    def _spawn(self) -> subprocess.Popen[bytes]:
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-        return await asyncio.create_subprocess_exec(
-            *self._command,
+        return subprocess.Popen(  # noqa: S603 - our own program
+            self._command,
             env={**os.environ, "PYTHONPATH": path},
-            stdin=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # a Ctrl-C is for us: requests in flight still need the engine
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is handled here: requests in flight still need the engine
         )
-
-    async def _stop(self, process: asyncio.subprocess.Process) -> None:
-        self._signal(SIGTERM)
-        try:
-            await asyncio.wait_for(process.wait(), self._stop_limit)
-        except TimeoutError:
-            self._signal(SIGKILL)
-            await process.wait()
-
-    def _signal(self, signum: int) -> None:
-        if self._process is not None:
-            with suppress(ProcessLookupError):  # it has just ended
-                self._process.send_signal(signum)
 
 
 def engine_command(options: EngineOptions, socket: Path) -> list[str]:
-    """How an engine is started that listens on `socket`; `engine.process` reads the options back."""
+    """Return the command of an engine that listens on `socket`; `engine.serving.__main__` reads the options back."""
     command = [sys.executable, "-m", "backends.native.engine.serving", "--socket", str(socket)]
     for field in msgspec.structs.fields(EngineOptions):
         flag, value = field.name.replace("_", "-"), getattr(options, field.name)

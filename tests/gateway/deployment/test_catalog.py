@@ -1,89 +1,87 @@
-"""What listings say of an endpoint, from its deployment and its backends."""
+"""The catalog: cards of endpoints, from deployments and the health of backends."""
 
 from __future__ import annotations
 
-import msgspec
+from msgspec.structs import replace
 
-from backends.base import Backend, Capabilities, Feature, Health
+from backends.base import Feature, Health
 from backends.scripted import ScriptedBackend
 from gateway.config import Endpoint, ServedEntity, Shadow
 from gateway.deployment.catalog import catalog
 from gateway.deployment.deployments import Deployment
 from schemas.catalog import Catalog
 
-READY, LOADING = Health("ready"), Health("loading", "weights 40%")
+
+def entity(name: str, backend: str = "s", model: str | None = None, share: int = 100) -> ServedEntity:
+    return ServedEntity(name=name, backend=backend, model=model, traffic_percentage=share)
 
 
 def backend(name: str, **capabilities: object) -> ScriptedBackend:
     made = ScriptedBackend(name)
-    made.capabilities = Capabilities(**capabilities)  # type: ignore[arg-type]
+    made.capabilities = replace(made.capabilities, **capabilities)
     return made
 
 
-def arm(backend: str, model: str | None = None, name: str = "", share: int = 100, **fields: object) -> ServedEntity:
-    return ServedEntity(name=name or backend, backend=backend, model=model, traffic_percentage=share, **fields)  # type: ignore[arg-type]
+def build(deployments: dict[str, Deployment], **health: Health) -> Catalog:
+    backends = {
+        "s": backend("s", adapters=("lora",), context_length=100, features=frozenset()),
+        "t": backend("t", features=frozenset({Feature.IMAGES}), generates=False),
+    }
+    known = {"s": Health("ready"), "t": Health("ready")} | health
+    return catalog(deployments, backends, known, created=7, max_concurrent_requests=9)
 
 
-def listed(backends: list[ScriptedBackend], health: dict[str, Health] | None = None, **found: Deployment) -> Catalog:
-    by_name: dict[str, Backend] = {each.name: each for each in backends}
-    states = dict.fromkeys(by_name, READY) | (health or {})
-    return catalog(found, by_name, states, created=7, max_concurrent_requests=9)
+def one(*entities: ServedEntity) -> Deployment:
+    return Deployment(endpoint=Endpoint(served_entities=entities))
 
 
-def deployed(*arms: ServedEntity, **fields: object) -> Deployment:
-    return Deployment(endpoint=Endpoint(served_entities=arms), **fields)  # type: ignore[arg-type]
+def test_the_first_endpoint_is_the_default() -> None:
+    found = build({"b": one(entity("x")), "a": one(entity("x"))})
+    assert (list(found.cards), found.default, found.max_concurrent_requests) == (["b", "a"], "b", 9)
+    assert build({}).default is None
 
 
-def test_a_card_lists_the_first_backend_and_every_arm() -> None:
-    first = backend("s", context_length=512, dtype="int8", device="cpu", vocab_size=99)
-    found = listed(
-        [first, backend("t")], chat=deployed(arm("s", "m", share=60), arm("t", share=40), since=5 * 10**9, version=3)
-    )
-    card = found.cards["chat"]
-    assert (card.context_length, card.dtype, card.device, card.vocab_size) == (512, "int8", "cpu", 99)
-    assert (card.created, card.changed, card.version) == (7, 5, 3)
-    assert [(each.name, each.entity_name, each.traffic_percentage) for each in card.served_entities] == [
-        ("s", "s/m", 60),
-        ("t", "t", 40),
-    ]
-    assert (found.default, found.max_concurrent_requests) == ("chat", 9)
+def test_a_card_shows_the_first_served_entitys_capabilities() -> None:
+    deployment = replace(one(entity("x", model="m")), since=3 * 10**9 + 5, version=4)
+    card = build({"a": deployment}).cards["a"]
+    assert (card.created, card.changed, card.version, card.context_length, card.task) == (7, 3, 4, 100, "chat")
+    assert [(each.name, each.entity_name, each.state) for each in card.served_entities] == [("x", "s/m", "ready")]
+    assert build({"a": one(entity("x", "t"))}).cards["a"].task == "embeddings"
 
 
-def test_an_endpoint_is_ready_when_all_its_arms_but_shadows_are() -> None:
-    arms = arm("s"), arm("t", share=0, shadow=Shadow())
-    both = [backend("s"), backend("t")]
-    assert listed(both, {"t": LOADING}, chat=deployed(*arms)).cards["chat"].ready
-    loading = listed(both, {"s": LOADING}, chat=deployed(*arms)).cards["chat"]
-    assert not loading.ready
-    assert (loading.served_entities[0].state, loading.served_entities[0].detail) == ("loading", "weights 40%")
+def test_an_endpoint_is_ready_when_every_served_entity_but_shadows_is() -> None:
+    shadow = replace(entity("y", "t", share=0), shadow=Shadow())
+    loading = Health("loading", "1 of 2")
+    deployments = {"plain": one(entity("x"), entity("y", "t", share=0)), "shadowed": one(entity("x"), shadow)}
+    cards = build(deployments, t=loading).cards
+    assert (cards["plain"].ready, cards["shadowed"].ready) == (False, True)
+    assert (cards["plain"].served_entities[1].state, cards["plain"].served_entities[1].detail) == ("loading", "1 of 2")
 
 
-def test_images_are_listed_only_if_every_arm_takes_them() -> None:
-    sees, blind = backend("s", features=frozenset({Feature.IMAGES})), backend("t")
-    assert listed([sees], chat=deployed(arm("s"))).cards["chat"].images
-    assert not listed([sees, blind], chat=deployed(arm("s", share=50), arm("t", share=50))).cards["chat"].images
+def test_an_endpoint_takes_images_if_all_its_backends_do() -> None:
+    cards = build({"a": one(entity("x", "t")), "b": one(entity("x", "t"), entity("y", "s", share=0))}).cards
+    assert (cards["a"].images, cards["b"].images) == (True, False)
 
 
-def test_a_model_that_makes_only_vectors_is_for_embeddings() -> None:
-    assert listed([backend("s", generates=False)], chat=deployed(arm("s"))).cards["chat"].task == "embeddings"
+def test_the_parent_of_a_lora_adapter_is_the_first_endpoint_of_its_model() -> None:
+    cards = build(
+        {
+            "lora": one(entity("x", model="lora")),
+            "base": one(entity("x")),
+            "again": one(entity("x", model="base")),
+            "mixed": one(entity("x", model="lora", share=50), entity("y", share=50)),
+        }
+    ).cards
+    assert {name: card.parent for name, card in cards.items()} == {
+        "lora": "base",
+        "base": None,
+        "again": None,
+        "mixed": None,
+    }
 
 
-def test_an_update_under_way_is_pending_and_a_failed_one_is_marked() -> None:
-    waiting = msgspec.structs.replace(
-        deployed(arm("s")), pending=Endpoint(served_entities=(arm("t"),)), failed="It failed."
-    )
-    card = listed([backend("s"), backend("t")], {"t": LOADING}, chat=waiting).cards["chat"]
-    assert [each.name for each in card.served_entities] == ["s"]
-    assert [(each.name, each.state) for each in card.pending] == [("t", "loading")]
-    assert card.update_failed
-
-
-def test_an_endpoint_of_a_lora_adapter_has_its_model_for_a_parent() -> None:
-    found = listed(
-        [backend("s", adapters=("polite",))], base=deployed(arm("s")), polite=deployed(arm("s", "polite", "p"))
-    )
-    assert (found.cards["base"].parent, found.cards["polite"].parent) == (None, "base")
-
-
-def test_nothing_deployed_is_an_empty_catalog() -> None:
-    assert (listed([]).cards, listed([]).default) == ({}, None)
+def test_an_update_is_shown_while_it_is_pending_and_when_it_failed() -> None:
+    pending = replace(one(entity("x")), pending=Endpoint(served_entities=(entity("y"),)))
+    cards = build({"a": pending, "b": replace(one(entity("x")), failed="why")}).cards
+    assert ([each.name for each in cards["a"].pending], cards["a"].update_failed) == (["y"], False)
+    assert (cards["b"].pending, cards["b"].update_failed) == ((), True)

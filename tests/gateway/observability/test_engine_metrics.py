@@ -1,4 +1,4 @@
-"""What is told of native engines at `/metrics`."""
+"""Metrics of native engines at `/metrics`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ class Engine(ScriptedBackend):
     engine_state: EngineState | None = None
 
 
-def told(**backends: ScriptedBackend) -> list[str]:
+def exposed(**backends: ScriptedBackend) -> list[str]:
     registry = CollectorRegistry()
-    registry.register(EngineCollector("7", backends))
+    registry.register(EngineCollector(backends))
     return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
 
 
-def test_an_engine_is_told_of_under_vllms_stems() -> None:
+def test_an_engine_has_metrics_under_vllms_names() -> None:
     engine = Engine("local")
     engine.engine_state = EngineState(3, 2, 0.25, 1, 100, 64)
-    assert told(local=engine, scripted=ScriptedBackend("scripted")) == [
-        'num_requests_running{backend="local",worker="7"} 3.0',
-        'num_requests_waiting{backend="local",worker="7"} 2.0',
-        'kv_cache_usage_perc{backend="local",worker="7"} 0.25',
-        'num_preemptions_total{backend="local",worker="7"} 1.0',
-        'prefix_cache_queries_total{backend="local",worker="7"} 100.0',
-        'prefix_cache_hits_total{backend="local",worker="7"} 64.0',
+    assert exposed(local=engine, scripted=ScriptedBackend("scripted")) == [
+        'num_requests_running{backend="local"} 3.0',
+        'num_requests_waiting{backend="local"} 2.0',
+        'kv_cache_usage_perc{backend="local"} 0.25',
+        'num_preemptions_total{backend="local"} 1.0',
+        'prefix_cache_queries_total{backend="local"} 100.0',
+        'prefix_cache_hits_total{backend="local"} 64.0',
     ]
 
 
-def test_where_there_is_no_engine_nothing_is_told() -> None:
-    assert told(local=Engine("local"), scripted=ScriptedBackend("scripted")) == []
+def test_without_an_engine_there_are_no_samples() -> None:
+    assert exposed(local=Engine("local"), scripted=ScriptedBackend("scripted")) == []

@@ -1,4 +1,4 @@
-"""A response's head waits for the body's first bytes, for one turn of the loop at most, and nothing else waits."""
+"""Response headers wait for the first bytes of the body, for one turn of the event loop at most; nothing else waits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.process.uvicorn_protocol import HeadWaits
+from gateway.process.uvicorn_protocol import CoalescingTransport
 from tests.gateway.serving import listening, scripted
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
@@ -35,8 +35,8 @@ async def recorder() -> Recorder:
 
 
 @pytest.fixture
-async def transport(recorder: Recorder) -> HeadWaits:
-    return HeadWaits(recorder, asyncio.get_running_loop())  # type: ignore[arg-type]
+async def transport(recorder: Recorder) -> CoalescingTransport:
+    return CoalescingTransport(recorder, asyncio.get_running_loop())  # type: ignore[arg-type]
 
 
 async def test_a_head_leaves_with_what_follows(transport: Any, recorder: Recorder) -> None:

@@ -1,4 +1,4 @@
-"""What a worker does at its end, in this process."""
+"""How a worker ends, in this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import uvicorn
 
 from gateway.config import ServerSection
 from gateway.process import worker
-from gateway.process.uvicorn_protocol import Connection
+from gateway.process.uvicorn_protocol import HeaderCoalescingProtocol
 from gateway.process.worker import _Server, uvicorn_config
 from tests.gateway.serving import scripted
 
@@ -21,9 +21,9 @@ GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 
 @asynccontextmanager
 async def ending() -> AsyncIterator[tuple[_Server, asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A worker that has been told to stop, and somebody who had connected to it just before."""
+    """A worker that stops, and a client that had connected to it just before."""
     app, _ = scripted("echo")
-    settings = uvicorn.Config(app, http=Connection, lifespan="on", log_config=None, access_log=False)
+    settings = uvicorn.Config(app, http=HeaderCoalescingProtocol, lifespan="on", log_config=None, access_log=False)
     server = _Server(settings, app.state.service, None)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server._serve([listener]))
@@ -38,20 +38,20 @@ async def ending() -> AsyncIterator[tuple[_Server, asyncio.StreamReader, asyncio
         await serving
 
 
-async def test_who_has_just_connected_is_heard_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "_GRACE", 0.0)
-    monkeypatch.setattr(worker, "_LONGEST_GRACE", 60.0)
+async def test_a_client_that_has_just_connected_is_still_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_CLOSE_GRACE", 0.0)
+    monkeypatch.setattr(worker, "_FIRST_REQUEST_GRACE", 60.0)
     async with ending() as (_, reader, writer):
         for _ in range(3):
-            await asyncio.sleep(worker._TURN)
+            await asyncio.sleep(worker._POLL_INTERVAL)
         writer.write(GET)
         answer = await reader.read()  # to the connection's end
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert b"\r\nconnection: close\r\n" in answer
 
 
-async def test_who_never_asks_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "_LONGEST_GRACE", 3 * worker._TURN)
+async def test_a_client_that_never_sends_a_request_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_FIRST_REQUEST_GRACE", 3 * worker._POLL_INTERVAL)
     async with ending() as (_, reader, _writer):
         assert await reader.read() == b""
 

@@ -1,0 +1,130 @@
+"""Processes that are started again when they end: the gateway's workers and engines, and a backend's own engine."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import structlog
+
+log = structlog.get_logger()
+
+_PR_SET_PDEATHSIG = 1
+
+
+class BackOff(msgspec.Struct, frozen=True):
+    """How long to wait before a process is started again; all in seconds.
+
+    Attributes:
+        first: after its first end.
+        step: after the next one, if `first` is 0; then twice as long each time.
+        longest: at most; also after an attempt to start that failed.
+        forgiven_after: a process that has run for longer than this starts with `first` again.
+    """
+
+    first: float = 0.0
+    step: float = 0.5
+    longest: float = 2.0
+    forgiven_after: float = 5.0
+
+    def after(self, delay: float) -> float:
+        """Return the delay that follows `delay`."""
+        return min(max(self.step, 2 * delay), self.longest)
+
+
+class SupervisedProcess:
+    """A process that is started again whenever it ends, later and later if it does not last.
+
+    It has no thread and no event loop of its own: its owner calls `poll` every few milliseconds, and `stop` at the end.
+
+    Args:
+        name: for the log.
+        start: starts the process.
+        back_off: the delays.
+        on_exit: called with the exit code each time the process has ended by itself.
+
+    Raises:
+        OSError: it cannot be started the first time.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        start: Callable[[], subprocess.Popen[bytes]],
+        back_off: BackOff,
+        on_exit: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.name = name
+        self._start = start
+        self._back_off = back_off
+        self._on_exit = on_exit
+        self._delay = back_off.first
+        self._start_at: float | None = None
+        self._started_at = time.monotonic()
+        self.process = start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended and has not been started again yet."""
+        return self._start_at is not None or self.process.poll() is not None
+
+    def poll(self, now: float) -> None:
+        """Notice the end of the process, and start it again when its delay is over; `now` is of `time.monotonic`."""
+        if self._start_at is not None:
+            if now >= self._start_at:
+                self._start_again(now)
+        elif (code := self.process.poll()) is not None:
+            if now - self._started_at > self._back_off.forgiven_after:
+                self._delay = self._back_off.first
+            log.warning("process.exited", process=self.name, code=code, restart_in=self._delay)
+            self._start_at = now + self._delay
+            self._delay = self._back_off.after(self._delay)
+            self._on_exit(code)
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if the process runs."""
+        if not self.ended:
+            self.process.send_signal(number)
+
+    def _start_again(self, now: float) -> None:
+        try:
+            self.process = self._start()
+        except OSError as error:  # no memory or no process number left, which may be why it ended
+            log.error("process.not_started", process=self.name, error=str(error), retry_in=self._back_off.longest)
+            self._start_at = now + self._back_off.longest
+        else:
+            self._started_at = now
+            self._start_at = None
+
+
+def stop(processes: Sequence[SupervisedProcess], timeout: float) -> None:
+    """Send SIGTERM to all processes, and SIGKILL to those that still run after `timeout` seconds. Blocks."""
+    for each in processes:
+        each.signal(signal.SIGTERM)
+    deadline = time.monotonic() + timeout
+    for each in processes:
+        try:
+            each.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            log.warning("process.killed", process=each.name, timeout=timeout)
+            each.process.kill()
+            each.process.wait()
+
+
+def start_bound_to_parent(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a process that the kernel ends with SIGTERM when this one ends, however it does.
+
+    It has a session of its own: Ctrl-C at a terminal is handled here, and requests in flight still need the process.
+    """
+    return subprocess.Popen(command, start_new_session=True, preexec_fn=_die_with_parent)  # noqa: S603, PLW1509
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() == 1:
+        os._exit(1)

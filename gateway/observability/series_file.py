@@ -1,0 +1,136 @@
+"""The numbers of one worker's time series, in files that all workers read and add up.
+
+Strategy: a worker has two files. In `SLOT.cells`, which is mapped into memory, each series has a fixed run of doubles:
+an increment is a store to memory, without a lock. In `SLOT.index` each series has a line of JSON, in the order of its
+doubles: `[name, number of doubles, labels]`. A series is written to the index before its first increment. Whoever is
+asked for `/metrics` reads both files of every worker.
+
+The files of a worker that died stay, so that no sum ever goes down, and the worker that takes its slot continues them.
+A living worker holds a lock on its index, which the kernel drops when the worker dies, however it does: gauges of dead
+workers are left out. Without a folder the numbers are in memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+import structlog
+
+from gateway.mapped_file import map_file
+
+log = structlog.get_logger()
+
+Labels = tuple[str, ...]
+Cells: TypeAlias = "memoryview[float]"
+"""Doubles in mapped memory."""
+Totals = dict[str, dict[Labels, list[float]]]
+"""By the name of a metric and the values of its labels: the doubles of a series, added up over workers."""
+
+_CELLS = 1 << 20
+"""Doubles in a file: room for about 25,000 served entities. Unused ones take no space."""
+
+
+class SeriesFile:
+    """The series of this worker for writing, and those of all workers for reading.
+
+    Args:
+        folder: shared by all workers; None: memory of this process alone.
+        slot: the name of this worker's files; only one process at a time may use it.
+
+    Raises:
+        OSError: the files cannot be made.
+    """
+
+    def __init__(self, folder: Path | None = None, slot: str = "0") -> None:
+        self._folder = folder
+        cells = folder / f"{slot}.cells" if folder is not None else None
+        self._cells = memoryview(map_file(cells, 8 * _CELLS)).cast("d")
+        self._used = 0
+        self._own: dict[tuple[str, Labels], Cells] = {}
+        self._index: int | None = None
+        if folder is not None:
+            self._index = os.open(folder / f"{slot}.index", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            fcntl.flock(self._index, fcntl.LOCK_SH)
+            self._continue(folder / f"{slot}.index")
+
+    def series(self, name: str, labels: Labels, width: int) -> Cells:
+        """Return the doubles of one of this worker's series; they begin with zeros."""
+        if (found := self._own.get((name, labels))) is not None:
+            return found
+        if self._used + width > _CELLS:
+            log.error("metrics.full", metric=name, labels=labels)
+            found = memoryview(bytearray(8 * width)).cast("d")  # counted, but never shown
+        else:
+            if self._index is not None:
+                os.write(self._index, msgspec.json.encode((name, width, labels)) + b"\n")
+            found = self._take(width)
+        self._own[name, labels] = found
+        return found
+
+    def read(self, *, living: bool = False) -> Totals:
+        """Return the sums over all workers, or over the `living` ones only, as for gauges."""
+        totals: Totals = {}
+        if self._folder is None:
+            for (name, labels), cells in self._own.items():
+                totals.setdefault(name, {})[labels] = list(cells)
+            return totals
+        for index in sorted(self._folder.glob("*.index")):
+            if not living or _is_locked(index):
+                _add(totals, index)
+        return totals
+
+    def close(self) -> None:
+        """Count as dead from now on. Numbers may still be added."""
+        if self._index is not None:
+            os.close(self._index)
+            self._index = None
+
+    def _continue(self, index: Path) -> None:
+        """Take over what an earlier worker in this slot has counted."""
+        data = index.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            os.truncate(index, whole)  # it was killed while it wrote a line
+        for name, width, labels in _entries(data):
+            self._own[name, labels] = self._take(width)
+
+    def _take(self, width: int) -> Cells:
+        taken = self._cells[self._used : self._used + width]
+        self._used += width
+        return taken
+
+
+def _entries(index: bytes) -> list[tuple[str, int, Labels]]:
+    lines = index[: index.rfind(b"\n") + 1].splitlines()
+    return [msgspec.json.decode(line, type=tuple[str, int, Labels]) for line in lines]
+
+
+def _add(totals: Totals, index: Path) -> None:
+    entries = _entries(index.read_bytes())
+    size = 8 * sum(width for _, width, _ in entries)
+    with index.with_suffix(".cells").open("rb") as file:
+        cells = memoryview(file.read(size)).cast("d")
+    at = 0
+    for name, width, labels in entries:
+        values = cells[at : at + width]
+        series = totals.setdefault(name, {})
+        old = series.get(labels)
+        series[labels] = list(values) if old is None else [a + b for a, b in zip(old, values, strict=True)]
+        at += width
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether the worker that writes the file lives."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        return True
+    finally:
+        os.close(descriptor)
