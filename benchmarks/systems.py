@@ -37,7 +37,7 @@ def interlingua(
 
     With `caching` prompts share what they begin with alike, but nothing is kept from one run to the next.
     """
-    runner = PackedRunner(model, KVCache(KV_TOKENS // BLOCK, BLOCK), adapters=tuple(adapters))
+    runner = PackedRunner(model, KVCache(KV_TOKENS // BLOCK, BLOCK), lora_adapters=tuple(adapters))
     vocab, context = model.config.vocab_size, model.config.max_position_embeddings
 
     def run(jobs: Sequence[Job]) -> list[list[int]]:

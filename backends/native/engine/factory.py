@@ -27,7 +27,7 @@ from backends.native.engine.pooling.hidden_states import HiddenStates
 from backends.native.engine.pooling.pooler import Pooler
 from backends.native.engine.runner.embedder import Embedder
 from backends.native.engine.runner.packed import PackedRunner, Runner
-from backends.native.engine.runner.per_sequence import CacheRunner
+from backends.native.engine.runner.per_sequence import PerSequenceRunner
 from backends.native.engine.sampling.grammar_masks import Constraints
 from backends.native.engine.scheduling.block_pool import BlockPool
 from backends.native.engine.scheduling.scheduler import Scheduler
@@ -199,10 +199,10 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         loaded,
         options,
         context,
-        tier=runner.tier,
+        tier=runner.execution_path,
         image_tokens=runner.image_tokens,
         embedding_size=hidden.size if hidden else 0,
-        adapters=runner.adapters,
+        adapters=runner.lora_adapters,
     )
     engine = Engine(
         runner,
@@ -240,7 +240,7 @@ def _packed(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
     if blocks < 1 or (blocks > affordable and loaded.model.device.type != "cpu"):
         raise LoadError(f"The KV cache does not fit into the memory that the model leaves of {loaded.model.device}.")
     adapters = tuple(options.adapters)
-    return PackedRunner(loaded.model, probe.cache.resized(blocks), embedder=embedder, adapters=adapters), blocks
+    return PackedRunner(loaded.model, probe.cache.resized(blocks), embedder=embedder, lora_adapters=adapters), blocks
 
 
 def _embedder(loaded: LoadedModel, options: EngineOptions) -> Embedder | None:
@@ -263,7 +263,7 @@ def _cached(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
         raise _images_not_served(loaded, "it runs on the cache tier, which takes text only")
     most = max(_CACHE_TIER_TOKENS, _context(loaded, options)) // options.block_size
     blocks = _wanted_blocks(loaded, options)
-    return CacheRunner(loaded.model, tuple(options.adapters)), blocks if options.kv_tokens else min(blocks, most)
+    return PerSequenceRunner(loaded.model, tuple(options.adapters)), blocks if options.kv_tokens else min(blocks, most)
 
 
 def _cache_bytes(device: torch.device, taken: int) -> int:

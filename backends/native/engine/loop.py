@@ -124,7 +124,7 @@ class Engine:
         """
         held = self._follow_grammars()
         works = self._scheduler.schedule()
-        if self._runner.adapters:
+        if self._runner.lora_adapters:
             works.sort(key=_ADAPTER)  # those of an adapter go through it together
         if held and not works:
             Constraints.wait(held)
@@ -146,7 +146,7 @@ class Engine:
             raise Refused(f"an image takes more than the {self._runner.image_tokens} tokens that are made ready for")
         if request.pool and self._hidden is None:
             raise Refused("the model makes no vectors")
-        if request.adapter and request.adapter not in self._runner.adapters:
+        if request.adapter and request.adapter not in self._runner.lora_adapters:
             raise Refused(f"there is no adapter '{request.adapter}'")
         biased = (token for token, _ in request.sampling.logit_bias)
         named = (*request.prompt, *biased, *request.stop_token_ids, *request.eos_token_ids)

@@ -32,7 +32,7 @@ class HiddenStates:
         """What watches a model run by `runner`; None if its rows could not be told apart."""
         keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         linear = hasattr(model.get_output_embeddings(), "in_features")
-        return cls(model) if keeps and linear and runner.tier == "packed" else None
+        return cls(model) if keeps and linear and runner.execution_path == "packed" else None
 
     def collect(self, works: Seq[Work]) -> None:
         """Add what the step that ran `works` gave to the sums of the sequences that want a vector."""

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from threading import Event
 from typing import Protocol
 
-from backends.native.engine.attention.progress import heed
+from backends.native.engine.attention.progress import on_progress
 from backends.native.protocol.messages import FromEngine, Ping, Pong, Step, ToEngine
 
 Letter = tuple[int, ToEngine | None]
@@ -45,7 +45,7 @@ class Steps(Protocol):
 def serve(engine: Steps, inbox: Inbox, send: Send, stopping: Event) -> None:
     """Run until `stopping` is set; the step in progress is finished and told."""
     post = _Post(engine, inbox, send)
-    heed(post.answer_pings)
+    on_progress(post.answer_pings)
     while not stopping.is_set():
         post.take()
         if engine.busy:

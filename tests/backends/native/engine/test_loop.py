@@ -45,8 +45,8 @@ class Scripted:
     `fault` is called with the works of each run.
     """
 
-    tier = "scripted"
-    adapters: tuple[str, ...] = ()
+    execution_path = "scripted"
+    lora_adapters: tuple[str, ...] = ()
     chunked = True
 
     def __init__(self, fault: Callable[[Seq[Work]], None] = lambda _: None) -> None:

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.loop import Engine
 from backends.native.engine.runner.packed import PackedRunner, Runner
-from backends.native.engine.runner.per_sequence import CacheRunner
+from backends.native.engine.runner.per_sequence import PerSequenceRunner
 from backends.native.engine.scheduling.block_pool import BlockPool
 from backends.native.engine.scheduling.scheduler import Scheduler
 from backends.native.protocol.messages import Logprobs, Output, Submit
@@ -174,9 +174,9 @@ def tiny(
     return Tiny(engine, scheduler, runner, preemptions)
 
 
-def cache_runner(family: str) -> CacheRunner:
+def cache_runner(family: str) -> PerSequenceRunner:
     """The slow tier, over a model with its own attention."""
-    return CacheRunner(plain(family))
+    return PerSequenceRunner(plain(family))
 
 
 @dataclass(slots=True, frozen=True)

@@ -127,7 +127,7 @@ def run(layer: Any, rows: int, dtype: torch.dtype, kernel: Any = best_kernel) ->
 @pytest.mark.parametrize("rows", [1, 2, 7, 24, 25, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_says_what_its_parts_do(family: str, dtype: torch.dtype, rows: int, threads: int) -> None:
+def test_it_equals_its_parts(family: str, dtype: torch.dtype, rows: int, threads: int) -> None:
     own = fused(build(family).to(dtype))
     if not wholes(own):
         pytest.skip("oneDNN does not multiply this here")

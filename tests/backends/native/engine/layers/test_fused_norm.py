@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from backends.native.engine.kernels import jit
 from backends.native.engine.layers.fused_norm import FusedNorm
-from backends.native.engine.layers.fusion import replace_parts
+from backends.native.engine.layers.fusion import replace_modules
 
 pytestmark = pytest.mark.torch
 DTYPES = [(torch.float32, 2**-21), (torch.bfloat16, 2**-8)]
@@ -73,12 +73,12 @@ def test_other_formulas_stay() -> None:
     gemma.variance_epsilon = gemma.eps
     model = nn.Sequential(Centred(32), Careless(32), gemma, nn.LayerNorm(32), norm(32).half(), nn.Linear(32, 32))
     kinds = [type(part) for part in model]
-    replace_parts(model, FusedNorm.of)
+    replace_modules(model, FusedNorm.of)
     assert [type(part) for part in model] == kinds
 
 
 def test_without_a_compiler_all_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jit, "load", lambda _: None)
     model = nn.Sequential(norm(32))
-    replace_parts(model, FusedNorm.of)
+    replace_modules(model, FusedNorm.of)
     assert type(model[0]) is LlamaRMSNorm

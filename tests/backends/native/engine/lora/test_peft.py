@@ -91,7 +91,7 @@ def expected(model: Any, adapter: str, tokens: torch.Tensor) -> torch.Tensor:
 def engine(family: str, found: dict[str, Adapter]) -> Tiny:
     model = build(family)
     put_on(model, found)
-    return tiny(PackedRunner(model, KVCache(64, 4), adapters=("one", "other")))
+    return tiny(PackedRunner(model, KVCache(64, 4), lora_adapters=("one", "other")))
 
 
 @cases
