@@ -74,7 +74,7 @@ def build(family: str) -> Any:
 plain = functools.lru_cache(build)
 """The reference's model of a family."""
 _packed = functools.lru_cache(build)
-"""The packed tier's, whose attention is set to ours."""
+"""The packed path's model of a family, whose attention is set to ours."""
 
 
 def prompt(length: int, seed: int) -> tuple[int, ...]:
@@ -141,7 +141,7 @@ class Tiny:
 
 
 def packed_runner(family: str, blocks: int = 64, size: int = 4) -> PackedRunner:
-    """The fast tier."""
+    """The packed execution path."""
     return PackedRunner(_packed(family), KVCache(blocks, size))
 
 
@@ -175,7 +175,7 @@ def tiny(
 
 
 def cache_runner(family: str) -> PerSequenceRunner:
-    """The slow tier, over a model with its own attention."""
+    """The per-sequence execution path, over a model with its own attention."""
     return PerSequenceRunner(plain(family))
 
 

@@ -1,4 +1,4 @@
-"""The kernels against attention written out, with every option alone and together."""
+"""The kernels against attention written out, for every option alone and all together."""
 
 from __future__ import annotations
 

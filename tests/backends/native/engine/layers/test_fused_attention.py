@@ -36,7 +36,7 @@ def is_replaced(module: nn.Module) -> bool:
 @pytest.mark.parametrize("join", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("normed", [False, True])
-def test_output_and_cache_are_those_of_the_model_s_own(normed: bool, dtype: torch.dtype, join: bool) -> None:
+def test_output_and_cache_are_those_of_the_models_own(normed: bool, dtype: torch.dtype, join: bool) -> None:
     own: Any = attention()
     if normed:
         sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}

@@ -26,7 +26,7 @@ def mlp(width: int = 48, *, act: str = "silu", bias: bool = False) -> LlamaMLP:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("act", ["silu", "gelu_pytorch_tanh"])
 @pytest.mark.parametrize("shape", [(1, 1, 48), (3, 40), (2, 5, 6), (90, 512), (0, 64), (1, 0, 64)])
-def test_it_equals_the_model_s_own(dtype: torch.dtype, act: str, shape: tuple[int, ...]) -> None:
+def test_it_equals_the_models_own(dtype: torch.dtype, act: str, shape: tuple[int, ...]) -> None:
     plain, rows = mlp(shape[-1], act=act, bias=True).to(dtype), torch.randn(shape).to(dtype)
     fused = FusedMLP.of(plain)
     assert fused is not None
