@@ -35,7 +35,7 @@ from backends.native.engine.pooling.hidden_states import HiddenStates
 from backends.native.engine.pooling.pooler import Pooler
 from backends.native.engine.runner.embedder import Embedder
 from backends.native.engine.runner.packed import PackedRunner, Runner
-from backends.native.engine.runner.per_sequence import CacheRunner
+from backends.native.engine.runner.per_sequence import PerSequenceRunner
 from backends.native.engine.sampling.grammar_masks import Constraints
 from backends.native.engine.scheduling.block_pool import BlockPool
 from backends.native.engine.scheduling.scheduler import Scheduler
@@ -274,7 +274,9 @@ def _per_sequence_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[R
         raise _images_not_served(loaded, "it takes the per-sequence execution path, which is for text only")
     most = max(_PER_SEQUENCE_TOKENS, _context(loaded, options)) // options.block_size
     blocks = _wanted_blocks(loaded, options)
-    return CacheRunner(loaded.model, tuple(options.lora_adapters)), blocks if options.kv_tokens else min(blocks, most)
+    return PerSequenceRunner(loaded.model, tuple(options.lora_adapters)), blocks if options.kv_tokens else min(
+        blocks, most
+    )
 
 
 def _cache_bytes(device: torch.device, step_bytes: int) -> int:

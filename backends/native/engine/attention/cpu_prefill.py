@@ -1,8 +1,9 @@
-"""Attention of prompts on CPUs that multiply bfloat16: compiled, over pages where they lie.
+"""Attention of prompts on CPUs that multiply bfloat16, by compiled code over pages where they lie.
 
-torch's own attends in bfloat16 as slowly as in float32. Here keys and values are laid out once a call as `few_rows`
-wants its weights, and that routine multiplies: queries by 64 keys, their softmax so far by 64 values, and on. The
-softmax is kept in float32. Other dtypes and widths, and what cannot be compiled, are left to `reference`.
+Strategy: torch's own attention takes as long in bfloat16 as in float32. The compiled code (`src/cpu_prefill.cpp`) packs
+a sequence's keys and values once a call into the order that the skinny GEMM reads, and uses that GEMM twice for each 64
+keys: queries by keys, and the online softmax's weights by values. The softmax is in float32. Other dtypes and widths,
+and CPUs without bfloat16 products, are left to `reference`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from backends.native.engine.attention.interface import AttentionMetadata, Attent
 from backends.native.engine.attention.kv_cache import LayerCache
 from backends.native.engine.kernels.jit import Function, function
 
-_BLOCK = 64  # keys, and numbers of a value, that lie together
-_MAX_WIDTH = 512  # of keys and values; MAX_WIDTH of `src/cpu_prefill.cpp`
+_BLOCK = 64  # keys, and numbers of a value, that are packed together; BLOCK of `src/gemm.h`
+_MAX_WIDTH = 512  # of a key or a value; MAX_WIDTH of `src/cpu_prefill.cpp`
 
 
 def attend_prompts(
@@ -29,11 +30,11 @@ def attend_prompts(
     params: AttentionParams,
     output: Tensor,
 ) -> bool:
-    """Write what `attention.Kernel` gives to `output`, for sequences of several new tokens; False if it cannot.
+    """Write attention's result to `output` for the sequences of several new tokens; False if it cannot.
 
-    Softcap and sinks are not looked at.
+    Softcap and sinks are not applied: callers check `params.is_plain`.
     """
-    attend = _function() if _takes(queries, cache) else None
+    attend = _function() if _fits(queries, cache) else None
     if attend is None:
         return False
     lengths = zip(metadata.starts, metadata.query_lengths, metadata.context_lengths, strict=True)
@@ -54,7 +55,7 @@ def _attend(
     params: AttentionParams,
     output: Tensor,
 ) -> None:
-    """For one sequence: `queries` and `output` are its own, and `table` [blocks] its pages."""
+    """Attend for one sequence: `queries` and `output` are its rows, `table` [blocks] its pages."""
     new, heads, width = queries.shape
     key_heads = cache.keys.shape[1]
     packed = cache.keys.new_empty(2, key_heads, -(-context // _BLOCK), _BLOCK * width)
@@ -81,7 +82,8 @@ def _attend(
     )
 
 
-def _takes(queries: Tensor, cache: LayerCache) -> bool:
+def _fits(queries: Tensor, cache: LayerCache) -> bool:
+    """Whether the tensors are as the compiled code reads them; it checks nothing."""
     width = queries.shape[2]
     return (
         queries.device.type == "cpu"
@@ -89,7 +91,7 @@ def _takes(queries: Tensor, cache: LayerCache) -> bool:
         and width == cache.values.shape[2] <= _MAX_WIDTH
         and width % _BLOCK == 0
         and queries.stride(2) == 1
-        and queries.stride(0) % 2 == queries.stride(1) % 2 == queries.data_ptr() % 4 == 0  # pairs are read
+        and queries.stride(0) % 2 == queries.stride(1) % 2 == queries.data_ptr() % 4 == 0  # numbers are read in pairs
     )
 
 

@@ -1,9 +1,9 @@
 """Attention over the paged cache, as transformers' models call it.
 
-A model whose attention implementation is set to `NAME` hands every layer's queries, keys and values for the packed
-step to `attend`, which stores the new keys and values and runs the step's kernel. What the kernel must know beside
-them is in a `Forward`, current while the runner is inside `running(...)`; models need not pass anything through.
-`reference` has the kernel that every other is measured by.
+A model whose attention implementation is set to `NAME` calls `attend` in every layer with the queries, keys and values
+of the packed step; `attend` stores the new keys and values and calls the step's kernel. What the kernel needs beside
+them is in a `Forward`, a context variable that the runner sets by `running(...)`: models need not pass anything on.
+Kernels stand in `registry`; `reference` is the one that all others must equal.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from backends.native.engine.attention.kv_cache import KVCache, LayerCache
-from backends.native.engine.attention.progress import progressed
+from backends.native.engine.attention.progress import report_progress
 
 NAME = "interlingua_paged"
+"""The attention implementation's name in transformers."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,11 +32,11 @@ class AttentionMetadata:
     """Where the tokens of a packed step belong.
 
     Attributes:
-        slots: [tokens] int64, the cache slot each token's keys and values go to.
-        query_lengths: tokens of each sequence in this step; the pack holds them one after the other.
+        slots: [tokens] int64, the cache slot for each token's keys and values.
+        query_lengths: tokens of each sequence in this step; the pack holds them one sequence after the other.
         context_lengths: tokens of each sequence up to the end of this step.
         block_tables: [sequences, most blocks] int64, padded with block 0.
-        plans: a kernel's own, made in the first layer and used in the others.
+        plans: what kernels compute in the first layer and reuse in the others; each kernel has its own keys.
     """
 
     slots: Tensor
@@ -52,13 +53,13 @@ class AttentionMetadata:
 
 @dataclass(slots=True, frozen=True)
 class AttentionParams:
-    """What one layer's attention does beside the ordinary.
+    """How one layer attends.
 
     Attributes:
-        scale: factor on the scores.
-        sliding_window: a token sees itself and the `sliding_window - 1` before it; None: all before it.
+        scale: the factor of the scores.
+        sliding_window: a token sees itself and the `sliding_window - 1` tokens before it; None: all before it.
         softcap: scores become `softcap * tanh(score / softcap)`.
-        sinks: [query heads], a learnt score in every softmax that goes nowhere (gpt-oss).
+        sinks: [query heads], a learned score that takes part in the softmax and has no value (gpt-oss).
     """
 
     scale: float
@@ -68,12 +69,12 @@ class AttentionParams:
 
     @property
     def is_plain(self) -> bool:
-        """Whether scores are only scaled."""
+        """Whether there is neither a softcap nor sinks."""
         return self.softcap is None and self.sinks is None
 
 
 def index_tensor(values: Iterable[int], device: torch.device) -> Tensor:
-    """[values] int64. By way of an array, which takes a seventh of the time that `torch.tensor` needs for a list."""
+    """[values] int64. By way of an array, in a seventh of the time that `torch.tensor` takes for a list."""
     numbers = values if isinstance(values, array) else array("q", values)
     if not numbers:
         return torch.empty(0, dtype=torch.int64, device=device)
@@ -81,7 +82,10 @@ def index_tensor(values: Iterable[int], device: torch.device) -> Tensor:
 
 
 class Kernel(Protocol):
-    """Causal attention of packed queries over their sequences' pages."""
+    """Causal attention of packed queries over the pages of their sequences.
+
+    A kernel changes none of its arguments but `metadata.plans`.
+    """
 
     def __call__(
         self, queries: Tensor, cache: LayerCache, block_size: int, metadata: AttentionMetadata, params: AttentionParams
@@ -92,7 +96,7 @@ class Kernel(Protocol):
 
 @dataclass(slots=True, eq=False, frozen=True)
 class Forward:
-    """What a forward pass in progress attends with."""
+    """What attention needs beside a layer's own tensors, for one forward pass."""
 
     cache: KVCache
     metadata: AttentionMetadata
@@ -103,13 +107,13 @@ _current: ContextVar[Forward] = ContextVar("interlingua_forward")
 
 
 def current() -> Forward:
-    """The forward pass that a model is called in."""
+    """The forward pass that runs in this context."""
     return _current.get()
 
 
 @contextmanager
 def running(forward: Forward) -> Iterator[None]:
-    """Make `forward` current for the model called inside."""
+    """Make `forward` the current one, for models called inside."""
     token = _current.set(forward)
     try:
         yield
@@ -122,15 +126,15 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001 - None by the mask function below
+    attention_mask: Tensor | None,  # noqa: ARG001 - always None: see `_no_mask`
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention function: [1, heads, tokens, width] each, to [1, tokens, heads, width]."""
-    progressed()
+    """Attention function for transformers: [1, heads, tokens, width] each, to [1, tokens, heads, width]."""
+    report_progress()
     forward = current()
     keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
     layer = forward.cache.layer(module.layer_idx, keys, values)
@@ -142,13 +146,13 @@ def attend(
 
 
 def text_part(model: Any) -> Any:
-    """The part of a causal or composite model whose attention is ours: not its towers for images or sound."""
+    """The text decoder of a causal or composite model, whose attention is ours; not its towers for images or audio."""
     decoder = model.get_decoder()
     return decoder if hasattr(decoder, "set_attn_implementation") else model
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
-    """The metadata says what a mask would."""
+    """No mask: `AttentionMetadata` says which keys a query sees."""
 
 
 AttentionInterface.register(NAME, attend)

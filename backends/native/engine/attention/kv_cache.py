@@ -1,8 +1,8 @@
 """The paged KV cache: one pool of keys and one of values per layer, addressed by slot.
 
-A slot is `block * block_size + offset` and holds one token. Which block belongs to whom is the block pool's business
-(`blocks`). Layers may differ in heads and widths, and keys from values (MLA), so each layer's pools are made when its
-first keys arrive.
+A slot is `block * block_size + offset` and holds one token. The block pool (`scheduling.block_pool`) decides which
+sequence owns which block. Layers may differ in heads and widths, and keys from values (MLA), so each layer's pools are
+made when its first keys arrive.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(slots=True, eq=False)
 class LayerCache:
-    """A layer's pools: [slots, key/value heads, width]."""
+    """One layer's pools: [slots, key/value heads, width] each."""
 
     keys: Tensor
     values: Tensor
@@ -35,7 +35,7 @@ class KVCache:
         self._layers: dict[int, LayerCache] = {}
 
     def layer(self, index: int, keys: Tensor, values: Tensor) -> LayerCache:
-        """The pools of layer `index`, made to fit `keys` and `values` [tokens, heads, width] if they are its first."""
+        """The pools of layer `index`; the first call makes them to fit `keys` and `values` [tokens, heads, width]."""
         found = self._layers.get(index)
         if found is None:
             found = self._layers[index] = LayerCache(self._pool(keys), self._pool(values))
@@ -43,12 +43,12 @@ class KVCache:
 
     @property
     def bytes_per_block(self) -> int:
-        """Memory of one block over the layers seen so far."""
+        """Bytes of one block, over all layers that have pools."""
         pools = [pool for layer in self._layers.values() for pool in (layer.keys, layer.values)]
         return sum(pool[: self.block_size].numel() * pool.element_size() for pool in pools)
 
     def resized(self, blocks: int) -> KVCache:
-        """An empty cache of the same layers with another number of blocks."""
+        """An empty cache with pools for the same layers and another number of blocks."""
         cache = KVCache(blocks, self.block_size)
         for index, layer in self._layers.items():
             cache.layer(index, layer.keys, layer.values)

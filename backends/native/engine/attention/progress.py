@@ -1,7 +1,8 @@
-"""Signs of life from the middle of a step, which may take longer than a worker waits for one.
+"""Progress within a step, which may take longer than a worker waits for a sign of life.
 
-A model says `progressed` before each layer; whoever owns the engine `heed`s that, in the engine's thread. What is done
-then must be quick and leave the engine as it is. A step that hangs says nothing. Imports no torch.
+A model calls `report_progress` before each layer. Whoever runs the engine sets a callback by `on_progress`, in the
+engine's thread; the callback must be quick and must not change the engine. A step that hangs reports nothing. Imports
+no torch.
 """
 
 from __future__ import annotations
@@ -10,21 +11,24 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-_heeded: ContextVar[Callable[[], None]] = ContextVar("interlingua_progress", default=lambda: None)
+_callback: ContextVar[Callable[[], None]] = ContextVar("interlingua_progress", default=lambda: None)
 
 
-def heed(told: Callable[[], None]) -> None:
-    """Have `told` called whenever a model that this thread runs gets on."""
-    _heeded.set(told)
+def on_progress(callback: Callable[[], None]) -> None:
+    """Have `callback` called before each layer of every model that this thread runs."""
+    _callback.set(callback)
 
 
-def progressed() -> None:
-    """A model gets on."""
-    _heeded.get()()
+def report_progress() -> None:
+    """Call the thread's callback."""
+    _callback.get()()
 
 
 def watch_layers(model: Any) -> None:
-    """Have a model say so before each of its layers. It costs microseconds a layer: `attention` tells by itself."""
+    """Have a model report progress before each of its layers; it costs microseconds a layer.
+
+    For models whose attention is not ours: ours (`interface.attend`) reports by itself.
+    """
     lists = (module for module in model.modules() if type(module).__name__ == "ModuleList")
     for layer in (layer for layers in lists for layer in layers):
-        layer.register_forward_pre_hook(lambda *_: progressed())
+        layer.register_forward_pre_hook(lambda *_: report_progress())

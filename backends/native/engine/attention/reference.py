@@ -1,9 +1,9 @@
-"""The attention kernel in plain torch: gather what a sequence may see from its pages, then scaled dot product
-attention.
+"""The reference attention kernel, in plain torch: gather the keys and values that a sequence sees from its pages, then
+scaled dot-product attention.
 
-Right for every option on every device, and what faster kernels are measured by. Sequences in decode, one new token
-each, are attended to in batches of similar length; longer pieces one by one. Padding repeats a slot of the sequence's
-own, so that no sequence ever reads another's numbers, not even to multiply them by zero: they might be NaN.
+It supports every option on every device, and all other kernels must equal it. Sequences in decode (one new token each)
+are attended to in batches of similar length; prompts one by one. Padding repeats a slot of the sequence itself: no
+sequence ever reads the numbers of another, which might be NaN, not even to multiply them by zero.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from torch.nn import functional
 from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams, index_tensor
 from backends.native.engine.attention.kv_cache import LayerCache
 
-# The most bytes of keys gathered at once for sequences in decode. On a CPU as many as stay in its caches; larger copies
-# would be made in memory fresh from the system, page by page, which took four times as long.
+# The most bytes of keys that are gathered at once for sequences in decode. On a CPU as many as stay in its caches:
+# larger copies would be made in memory newly mapped by the system, whose page faults took four times as long.
 _CPU_BYTES = 1024 * 1024
 _DEVICE_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(slots=True, eq=False, frozen=True)
 class Group:
-    """Sequences with equally many new tokens.
+    """Sequences that are attended to in one call; all have equally many new tokens.
 
     Attributes:
-        tokens: [sequences * new] where their new tokens are in the pack.
-        slots: [sequences * keys] where their keys and values are in the cache.
-        mask: [sequences, 1, heads a key head has * new, keys] (or what broadcasts to it), True where a query sees a
-            key; None: everywhere, or as `causal` says.
+        tokens: [sequences * new], where their new tokens stand in the pack.
+        slots: [sequences * keys], where their keys and values stand in the cache.
+        mask: [sequences, 1, query heads per key head * new, keys] (or what broadcasts to it), True where a query sees a
+            key; None: it sees all, or what `causal` says.
         sequences: how many.
-        causal: a whole prompt: a query sees the keys up to its own, which torch does faster without a mask.
+        causal: the group is one whole prompt, for which torch is faster with `is_causal` than with a mask.
     """
 
     tokens: Tensor
@@ -45,7 +45,7 @@ class Group:
     causal: bool = False
 
     def split(self, most: int) -> list[Group]:
-        """The same in groups of at most `most` sequences, for sequences of one new token."""
+        """The group in groups of at most `most` sequences; only for sequences of one new token."""
         if self.sequences <= most:
             return [self]
         masks = torch.split(self.mask, most) if self.mask is not None else repeat(None)
@@ -54,14 +54,14 @@ class Group:
         return [Group(tokens, rows.flatten(), mask, len(tokens)) for tokens, rows, mask in parts]
 
     def select(self, rows: Tensor, index: Tensor) -> Tensor:
-        """The rows at `index`, by sequence: [sequences, rows of each, heads, width]."""
+        """The rows at `index`, as [sequences, rows of each, heads, width]."""
         return rows.index_select(0, index).view(self.sequences, -1, *rows.shape[1:])
 
 
 def reference_kernel(
     queries: Tensor, cache: LayerCache, block_size: int, metadata: AttentionMetadata, params: AttentionParams
 ) -> Tensor:
-    """See `attention.Kernel`."""
+    """Implements `interface.Kernel`."""
     output = queries.new_empty(*queries.shape[:2], cache.values.shape[2])
     fill(output, queries, cache, block_size, metadata, params)
     return output
@@ -77,7 +77,7 @@ def fill(
     *,
     decoding: bool = True,
 ) -> None:
-    """Write what `reference_kernel` gives to `output`; without `decoding`, only for sequences of several new tokens."""
+    """Write attention's result to `output`; without `decoding`, only for sequences of several new tokens."""
     sharing = queries.shape[1] // cache.keys.shape[1]
     masked = params.softcap is not None or params.sinks is not None
     most_bytes = _CPU_BYTES if queries.device.type == "cpu" else _DEVICE_BYTES
@@ -105,8 +105,9 @@ def plan(
     most_keys: int,
     decoding: bool,
 ) -> list[Group]:
-    """Put sequences that decode together if their lengths are within a factor of two, up to `most_keys` together; all
-    others stay alone. Without `decoding` only those.
+    """Group sequences in decode whose lengths are within a factor of two, up to `most_keys` keys; prompts stay single.
+
+    Without `decoding`, prompts only.
     """
     alone: list[list[int]] = []
     together: defaultdict[int, list[int]] = defaultdict(list)
@@ -129,7 +130,7 @@ def _group(
     device = metadata.block_tables.device
     new = metadata.query_lengths[indices[0]]
     contexts = [metadata.context_lengths[index] for index in indices]
-    # The beginning of the block with the first key that anybody's oldest query sees, and how many keys follow it.
+    # Position of the first key of the block that each sequence's oldest query reaches back to, and the keys from there.
     firsts = [max(0, context - new - window + 1) // size * size for context in contexts] if window else []
     lengths = [context - first for context, first in zip(contexts, firsts, strict=True)] if window else contexts
 
@@ -151,7 +152,7 @@ def _group(
 
 
 def _own(lengths: list[int], device: torch.device) -> Tensor | None:
-    """[sequences, most keys], True where a sequence has a key of its own; None if all do."""
+    """[sequences, most keys], True for a key and False for padding; None if nothing is padded."""
     most = max(lengths)
     if min(lengths) == most:
         return None
@@ -159,7 +160,7 @@ def _own(lengths: list[int], device: torch.device) -> Tensor | None:
 
 
 def _slots(tables: Tensor, firsts: list[int], most: int, own: Tensor | None, size: int) -> Tensor:
-    """[sequences, most keys]: slots from position `firsts` (0 if empty) on; the first of them where it is not `own`."""
+    """[sequences, most keys]: slots from position `firsts` (0 if empty) on; padding repeats a sequence's first slot."""
     device = tables.device
     if any(firsts):
         columns = index_tensor([first // size for first in firsts], device).unsqueeze(1)
@@ -203,7 +204,7 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, group: Group, params:
 
 
 def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, params: AttentionParams) -> Tensor:
-    """Attention with its scores in hand, for what torch's own cannot do."""
+    """Attention with explicit scores, for softcap and sinks, which torch's own function does not have."""
     scores = (q @ k.transpose(2, 3)).float() * params.scale
     if params.softcap is not None:
         scores = torch.tanh(scores / params.softcap) * params.softcap
@@ -211,7 +212,7 @@ def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, params: Atte
         scores = scores.masked_fill(~mask, float("-inf"))
     if params.sinks is None:
         return scores.softmax(-1).to(v.dtype) @ v
-    # One more column, whose weight is dropped: [query heads] to the rows of each key head.
+    # A sink is one more column of scores, whose weight is dropped: [query heads] to the rows of each key head.
     rows = q.shape[1] * q.shape[2] // len(params.sinks)
     sinks = params.sinks.float().repeat_interleave(rows).view(1, q.shape[1], q.shape[2], 1)
     weights = torch.cat([scores, sinks.expand(len(q), -1, -1, -1)], dim=-1).softmax(-1)[..., :-1]

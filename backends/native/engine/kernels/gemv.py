@@ -1,8 +1,9 @@
 """Skinny GEMM: few rows by a weight in oneDNN's blocked order, which is most of a decode step.
 
-oneDNN reads such a weight at two thirds of the rate at which memory can be read, and the rows of a decode step cost
-little beside the reading. The C++ (`src/gemm.h`) streams through the same bytes, so no weight is held twice. Without
-it, or where oneDNN chose another order, `packed_linear` calls oneDNN alone.
+Strategy: with few rows, a product takes as long as its weight takes to be read, and oneDNN reads at two thirds of the
+rate that memory allows. The C++ (`src/gemm.h`) streams once through the same blocked bytes, so that no weight is held
+twice, with the sums of up to six rows in registers. For more than 24 rows, or where oneDNN chose another order or
+nothing was compiled, `packed_linear` calls oneDNN.
 """
 
 from __future__ import annotations

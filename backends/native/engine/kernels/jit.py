@@ -1,9 +1,9 @@
-"""Compiles the C++ of `src/` when the engine first needs it, and loads it.
+"""Just-in-time compilation of the C++ in `src/`, when the engine first needs it.
 
-Every compiled function has a torch equivalent: a machine without a C++ compiler gets None here and is slower, not
-wrong. Libraries are compiled for one kind of CPU (`-march=native`; `INTERLINGUA_KERNEL_MARCH` names another), and kept
-(`library_cache`) under a name that holds a digest of sources, flags, CPU and compiler. Without a compiler a library of
-any compiler will do, so that an image can be built with one (`gateway build-kernels`) and run without.
+Strategy: every compiled function has a torch equivalent, so a machine without a C++ compiler gets None here and is
+slower, not wrong. Libraries are built for one kind of CPU (`-march=native`; `INTERLINGUA_KERNEL_MARCH` names another)
+and kept (`library_cache`) under a name that holds a digest of sources, flags, CPU and compiler. Without a compiler, a
+library of any compiler is loaded, so that an image can be built with one (`gateway build-kernels`) and run without.
 
 OpenMP is compiled in and not linked: its symbols are found among those that torch has loaded, so that there is one pool
 of threads.
@@ -40,7 +40,7 @@ _INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
 
 def function(library: str, symbol: str) -> Function | None:
-    """The function `symbol` of `library`, with its argument types set; None if the library cannot be had here."""
+    """The function `symbol` of `library`, with its argument types set; None if the library cannot be loaded."""
     signature = LIBRARIES[library].symbols[symbol]
     loaded = load(LIBRARIES[library])
     if loaded is None:
@@ -51,14 +51,14 @@ def function(library: str, symbol: str) -> Function | None:
 
 
 def typed_function(library: str, base: str, dtype: object) -> Function | None:
-    """The version of `base` for a torch dtype; None for dtypes that have none, too."""
+    """The version of `base` for a torch dtype; None also for a dtype that has none."""
     symbol = f"{base}_{str(dtype).removeprefix('torch.')}"
     return function(library, symbol) if symbol in LIBRARIES[library].symbols else None
 
 
 @cache
 def load(library: Library) -> ctypes.CDLL | None:
-    """The library, compiled if the cache has none; None, and a warning, if it cannot be had."""
+    """The library, compiled if the cache has none; None, and a warning, if it cannot be compiled or loaded."""
     try:
         return _open(library, LibraryCache.default())[0]
     except (OSError, subprocess.SubprocessError) as error:
@@ -68,7 +68,7 @@ def load(library: Library) -> ctypes.CDLL | None:
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """What `build_all` made of one library: where it lies, or why there is none."""
+    """One library of `build_all`: its path, or why it could not be built."""
 
     name: str
     path: Path | None
@@ -131,7 +131,7 @@ def source_files(source: Path) -> list[Path]:
 
 
 def _open(library: Library, kept: LibraryCache) -> tuple[ctypes.CDLL, Path]:
-    """The library and where it lies, from the cache or newly built."""
+    """The loaded library and its path, from the cache or newly built."""
     import torch  # noqa: F401 - brings the OpenMP runtime whose symbols the library needs
 
     key = _source_key(library)
@@ -145,11 +145,12 @@ def _open(library: Library, kept: LibraryCache) -> tuple[ctypes.CDLL, Path]:
             kept.reject(path, str(error))
     with kept.building() as folder:
         built = _build(library, folder)
-        path = kept.keep(built, key)
-        return _dlopen(library, path), path  # loaded before `folder` goes: it may still lie there
+        loaded = _dlopen(library, built)  # before it is kept, and before `folder` is removed
+        return loaded, kept.keep(built, key)
 
 
 def _build(library: Library, folder: Path) -> Path:
+    """Compile and link the library in `folder`; in two steps, since `-shared` with `-fopenmp` would link OpenMP."""
     compiled, linked = folder / "compiled.o", folder / "linked.so"
     compile_object(library.source, compiled, *FLAGS, f"-march={march()}")
     _run(None, "-shared", str(compiled), "-o", str(linked))
@@ -157,7 +158,7 @@ def _build(library: Library, folder: Path) -> Path:
 
 
 def _dlopen(library: Library, path: Path) -> ctypes.CDLL:
-    """Load it.
+    """Load the library at `path`.
 
     Raises:
         OSError: it cannot be loaded, or lacks a function.
@@ -170,9 +171,7 @@ def _dlopen(library: Library, path: Path) -> ctypes.CDLL:
 
 
 def _source_key(library: Library) -> str:
-    """What a library's file name begins with: its name, and a digest of all that its machine code depends on but the
-    compiler.
-    """
+    """The beginning of a library's file name: its name, and a digest of sources, flags and CPU."""
     parts = [part for file in source_files(library.source) for part in (file.name.encode(), file.read_bytes())]
     cpu = _cpu_field("flags", "Features") or platform.processor() if march() == "native" else ""
     settings = (*FLAGS, march(), platform.machine(), cpu)
@@ -194,7 +193,7 @@ def _run(compiler: str | None, *arguments: str) -> str:
 
 
 def _cpu_field(*names: str) -> str:
-    """The first line of /proc/cpuinfo that begins with one of these names, its value; empty if there is none."""
+    """The value of the first line of /proc/cpuinfo with one of these names; empty if there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

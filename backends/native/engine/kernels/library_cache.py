@@ -55,6 +55,15 @@ def why_untrusted(path: Path, *, folder: bool = False) -> str | None:
     return None
 
 
+def _why_replaceable(folder: Path) -> str | None:
+    """Why others could put another folder in the place of `folder` after it was checked; None if they cannot."""
+    for parent in folder.resolve().parents:
+        mode = parent.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:  # with the sticky bit (/tmp) only owners rename
+            return f"everybody can rename what is in {parent} (mode {stat.S_IMODE(mode):04o})"
+    return None
+
+
 def default_folder() -> Path:
     """The folder that this user's engines share.
 
@@ -81,7 +90,7 @@ class LibraryCache:
             OSError: it cannot be made, or must not be trusted.
         """
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
-        why = why_untrusted(folder, folder=True)
+        why = why_untrusted(folder, folder=True) or _why_replaceable(folder)
         if why is not None:
             raise UntrustedFolderError(f"kernels are not loaded from {folder}: {why}")
         return cls(folder)

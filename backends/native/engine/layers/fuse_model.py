@@ -1,4 +1,4 @@
-"""Which parts of a model are joined, and then which layers."""
+"""Which modules of a model are replaced by fused ones, in which order."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ from backends.native.engine.layers.fused_attention import FusedAttention
 from backends.native.engine.layers.fused_decoder_layer import FusedDecoderLayer
 from backends.native.engine.layers.fused_mlp import FusedMLP
 from backends.native.engine.layers.fused_norm import FusedNorm
-from backends.native.engine.layers.fusion import replace_parts
+from backends.native.engine.layers.fusion import replace_modules
 
 
 @torch.inference_mode()
 def fuse_layers(model: Any, longest: int, *, join: bool = True) -> None:
-    """Replace the parts of `model` that can be, in place.
+    """Replace the attention, MLP and norm modules of `model` that can be replaced, in place.
 
     Args:
-        model: a causal language model that will run packed; its attention is set to ours.
-        longest: tokens that a sequence may have.
-        join: whether its linear layers may be joined; LoRA adapters must find them under their own names.
+        model: a causal language model that will run packed; its attention implementation is set to ours.
+        longest: the most tokens of a sequence.
+        join: whether linear layers may be joined; LoRA adapters must find them under their own names.
     """
     text = text_part(model)
     text.set_attn_implementation(NAME)
-    replace_parts(text, partial(FusedAttention.of, longest=longest, join=join))
-    replace_parts(text, partial(FusedMLP.of, join=join))
-    replace_parts(model, FusedNorm.of)
+    replace_modules(text, partial(FusedAttention.of, longest=longest, join=join))
+    replace_modules(text, partial(FusedMLP.of, join=join))
+    replace_modules(model, FusedNorm.of)
 
 
 def fuse_decoder_layers(model: Any) -> None:
-    """Replace the layers of `model` that can be, in place; their parts were joined and their linear layers packed."""
-    replace_parts(text_part(model), FusedDecoderLayer.of)
+    """Replace the decoder layers of `model` that can be replaced, in place.
+
+    After `fuse_layers` and `pack_linears`: only layers of which all parts were replaced qualify.
+    """
+    replace_modules(text_part(model), FusedDecoderLayer.of)

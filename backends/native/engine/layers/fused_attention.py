@@ -1,8 +1,9 @@
-"""A layer's attention on CPUs: queries, keys and values in one product, and one compiled pass that turns them to their
-positions and stores keys and values in their pages.
+"""Attention modules on CPUs: one product for queries, keys and values, and one compiled pass that applies norms and
+rotary embeddings and stores keys and values in the cache.
 
-Of what the model's own does between its projections and its attention function only norms of the heads (Qwen3) and
-rotary embeddings are known; one that does anything else is seen to ask for something else, and stays.
+Between a module's projections and its attention function, the compiled pass (`src/rotary.h`) knows norms of the heads
+(Qwen3) and rotary embeddings over halves, and nothing else. A module that computes anything else there calls the
+attention function with other queries or stores other keys, which `_probe` sees; such a module stays.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams, Forward, current, running
 from backends.native.engine.attention.kv_cache import KVCache, LayerCache
-from backends.native.engine.attention.progress import progressed
+from backends.native.engine.attention.progress import report_progress
 from backends.native.engine.kernels.jit import Function, typed_function
 from backends.native.engine.layers.fusion import Projections, alike
 
@@ -25,73 +26,74 @@ _NORMS = ("q_norm", "k_norm")
 
 
 class FusedAttention(Projections):
-    """Takes the place of an attention module whose attention function is ours.
+    """Replaces an attention module whose attention function is ours.
 
     Args:
         module: the model's own.
-        place: the compiled pass.
-        asked: what the model's own asks of the attention function.
+        rotate_and_store: the compiled pass.
+        params: the parameters with which the model's own calls the attention function.
         join: whether its linear layers may be joined.
     """
 
-    def __init__(self, module: Any, place: Function, asked: AttentionParams, *, join: bool) -> None:
+    def __init__(self, module: Any, rotate_and_store: Function, params: AttentionParams, *, join: bool) -> None:
         super().__init__({name: getattr(module, name) for name in _PROJECTIONS}, "qkv_proj" if join else "")
         self.o_proj = module.o_proj
         self.layer: int = module.layer_idx
         self.width: int = module.head_dim
         self.heads: int = module.q_proj.out_features // module.head_dim
         self.key_heads: int = module.k_proj.out_features // module.head_dim
-        self.params = asked
+        self.params = params
         norms = [getattr(module, name, None) for name in _NORMS]
         self.norm_weights: list[Tensor | None] = [None if norm is None else norm.weight for norm in norms]
         self.epsilon: float = 0.0 if norms[0] is None else norms[0].variance_epsilon
-        self._place = place
+        self._rotate_and_store = rotate_and_store
 
     @classmethod
     def of(cls, module: Any, longest: int, *, join: bool = True) -> Self | None:
-        """In place of `module`; None if it is something else, or nothing can be compiled.
+        """A replacement for `module`; None if it is no such attention, or nothing was compiled.
 
         Args:
-            module: of a model whose attention implementation is ours.
-            longest: tokens that a sequence may have.
+            module: any module of a model whose attention implementation is ours.
+            longest: the most tokens of a sequence.
             join: whether its linear layers may be joined.
         """
         if not _is_made_of_heads(module) or module.q_proj.weight.device.type != "cpu":
             return None
-        place = typed_function("fused_attention", "rotate_and_store", module.q_proj.weight.dtype)
-        if place is None:
+        compiled = typed_function("fused_attention", "rotate_and_store", module.q_proj.weight.dtype)
+        if compiled is None:
             return None
         try:
-            asked = _ask(module, module, longest)
+            call = _probe(module, module, longest)
         except Exception:  # a foreign module may raise anything if it is another kind of attention
             return None
-        fused = cls(module, place, asked.params, join=join)
-        return fused if asked.is_like(_ask(fused, module, longest)) else None
+        fused = cls(module, compiled, call.params, join=join)
+        return fused if call.equals(_probe(fused, module, longest)) else None
 
     @property
     def norm_addresses(self) -> list[int | None]:
-        """Of the queries' and the keys' norm's weight."""
+        """Addresses of the weights of the queries' and the keys' norm; None where there is no norm."""
         return [None if weight is None else weight.data_ptr() for weight in self.norm_weights]
 
     def forward(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
     ) -> tuple[Tensor, None]:
-        """[1, tokens, width] to the same, beside the attention weights, of which there are none."""
-        progressed()
+        """[1, tokens, width] to the same, and None for the attention weights, which are never made."""
+        report_progress()
         forward = current()
         joined = self.project(hidden_states)[0]
         heads = joined.view(len(joined), -1, self.width)
         queries, keys = heads[:, : self.heads], heads[:, self.heads : self.heads + self.key_heads]
         layer = forward.cache.layer(self.layer, keys, keys)
-        self._turn_and_store(joined, position_embeddings, layer, forward.metadata.slots)
+        self._write_heads(joined, position_embeddings, layer, forward.metadata.slots)
         attended = forward.kernel(queries, layer, forward.cache.block_size, forward.metadata, self.params)
         return self.o_proj(attended.view(1, len(joined), -1)), None
 
-    def _turn_and_store(
+    def _write_heads(
         self, joined: Tensor, position_embeddings: tuple[Tensor, Tensor], layer: LayerCache, slots: Tensor
     ) -> None:
+        """Turn queries and keys in place, and store keys and values at `slots`."""
         cosines, sines = rotary_tables(position_embeddings, len(joined), self.width, joined.dtype)
-        self._place(
+        self._rotate_and_store(
             joined.data_ptr(),
             cosines.data_ptr(),
             sines.data_ptr(),
@@ -107,74 +109,75 @@ class FusedAttention(Projections):
 
 
 def rotary_tables(given: tuple[Tensor, Tensor], rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines for so many rows, as the compiled passes read them: [1, rows, at most `width`].
+    """Cosines and sines as the compiled passes read them: [1, rows, at most `width`], contiguous, in `dtype`.
 
     Raises:
-        ValueError: they are others.
+        ValueError: they have another shape.
     """
     cosines, sines = (part.to(dtype).contiguous() for part in given)
-    turned = cosines.shape[-1]
-    if turned > width or not cosines.numel() == sines.numel() == rows * turned:
+    rotated = cosines.shape[-1]
+    if rotated > width or not cosines.numel() == sines.numel() == rows * rotated:
         raise ValueError(f"rotary embeddings of shape {list(cosines.shape)} for {rows} tokens of width {width}")
     return cosines, sines
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
-    """What a module asked of the attention function, and what it made of the answer."""
+class _AttentionCall:
+    """What a module gave to the attention function, what it stored, and what it made of the function's output."""
 
     queries: Tensor
     cache: LayerCache
     params: AttentionParams
     output: Tensor
 
-    def is_like(self, other: _Asked) -> bool:
+    def equals(self, other: _AttentionCall) -> bool:
+        """Whether both calls are the same but for roundings."""
         mine, theirs = ((each.queries, each.cache.keys, each.cache.values, each.output) for each in (self, other))
         return all(alike(expected, found) for expected, found in zip(mine, theirs, strict=True))
 
 
 @torch.inference_mode()
-def _ask(asked: Any, module: Any, longest: int) -> _Asked:
-    """What `asked`, which is `module` or would be in its place, asks for the next tokens of three sequences.
+def _probe(called: Any, module: Any, longest: int) -> _AttentionCall:
+    """The attention call that `called`, which is `module` or its replacement, makes for three tokens.
 
-    They are at their begin, in the middle and at the end; one is ordinary, one so large that nothing may be cut off,
-    and one so small that a norm's epsilon counts.
+    Their positions are the first, the middle and the last, so that a factor for far tokens shows. One row is ordinary,
+    one so large that a clamp shows, and one so small that a norm's epsilon counts.
     """
     draw = torch.Generator().manual_seed(0)
     weight, width = module.q_proj.weight, module.head_dim
     hidden = torch.randn(1, 3, weight.shape[1], generator=draw) * torch.tensor([[[1.0], [1e3], [1e-3]]])
-    turns = torch.rand(1, 3, width // 2, generator=draw).mul(6.3).repeat(1, 1, 2)
-    answer = torch.randn(3, module.q_proj.out_features // width, width, generator=draw).to(weight.dtype)
-    told: list[_Asked] = []
+    angles = torch.rand(1, 3, width // 2, generator=draw).mul(6.3).repeat(1, 1, 2)
+    attended = torch.randn(3, module.q_proj.out_features // width, width, generator=draw).to(weight.dtype)
+    calls: list[_AttentionCall] = []
 
     def kernel(
         queries: Tensor,
         cache: LayerCache,
-        block_size: int,  # noqa: ARG001 - named as kernels are
+        block_size: int,  # noqa: ARG001 - parameters of `Kernel`
         metadata: AttentionMetadata,  # noqa: ARG001
         params: AttentionParams,
     ) -> Tensor:
-        told.append(_Asked(queries.clone(), cache, params, answer))
-        return answer
+        calls.append(_AttentionCall(queries.clone(), cache, params, attended))
+        return attended
 
     metadata = AttentionMetadata(torch.arange(3), [1, 1, 1], [1, 1, 1], torch.zeros(3, 1, dtype=torch.int64))
     positions = torch.tensor([[0, longest // 2, longest - 1]])
     with running(Forward(KVCache(1, 3), metadata, kernel)):
-        output, _ = asked(
+        output, _ = called(
             hidden_states=hidden.to(weight.dtype),
-            position_embeddings=(turns.cos().to(weight.dtype), turns.sin().to(weight.dtype)),
+            position_embeddings=(angles.cos().to(weight.dtype), angles.sin().to(weight.dtype)),
             attention_mask=None,
             position_ids=positions,
             cache_position=positions[0],
             past_key_values=None,
             use_cache=False,
         )
-    told[0].output = output
-    return told[0]
+    calls[0].output = output
+    return calls[0]
 
 
 def _is_made_of_heads(module: Any) -> bool:
-    """Whether it has the parts, and they the widths, that the compiled pass takes for granted."""
+    """Whether the module has the parts, and the parts the widths, that the compiled pass reads without checks."""
     linears = [getattr(module, name, None) for name in _PROJECTIONS]
     width = getattr(module, "head_dim", None)
     if not all(type(linear) is nn.Linear for linear in linears) or not isinstance(width, int):
@@ -185,10 +188,11 @@ def _is_made_of_heads(module: Any) -> bool:
     if width % 2 or queries % width or keys % width or keys != values:
         return False
     norms = [getattr(module, name, None) for name in _NORMS]
-    return norms == [None, None] or all(_norms_heads(norm, module, norms[0]) for norm in norms)
+    return norms == [None, None] or all(_is_head_norm(norm, module, norms[0]) for norm in norms)
 
 
-def _norms_heads(norm: Any, module: Any, like: Any) -> bool:
+def _is_head_norm(norm: Any, module: Any, like: Any) -> bool:
+    """Whether `norm` has a weight for one head and the epsilon of `like`."""
     weight, epsilon = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", None)
     same = epsilon is not None and epsilon == getattr(like, "variance_epsilon", None)
     return (

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from backends.native.engine.attention.cpu_decode import MAX_WIDTH, decode_batch
 from backends.native.engine.attention.interface import AttentionMetadata, Forward, current, running
 from backends.native.engine.attention.kv_cache import KVCache
-from backends.native.engine.attention.progress import progressed
+from backends.native.engine.attention.progress import report_progress
 from backends.native.engine.attention.registry import CPU_PAGED, best_kernel, find_kernel
 from backends.native.engine.kernels.gemv import MAX_ROWS
 from backends.native.engine.kernels.jit import Function, typed_function
@@ -99,7 +99,7 @@ class FusedDecoderLayer(nn.Module):
         if not self._takes(hidden_states, forward):
             output: Tensor = self.layer(hidden_states, **given)
             return output
-        progressed()
+        report_progress()
         hidden, metadata = hidden_states.clone(memory_format=torch.contiguous_format), forward.metadata
         layer = forward.cache.layer(self._index, self._like, self._like)
         batch = decode_batch(metadata)

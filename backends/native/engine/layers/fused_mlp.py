@@ -1,4 +1,4 @@
-"""Gated feed-forward layers on CPUs: gate and up in one product, their activation and product in one compiled pass."""
+"""Gated feed-forward layers on CPUs: gate and up in one product, activation and multiplication in one compiled pass."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from backends.native.engine.kernels.jit import Function, typed_function
 from backends.native.engine.layers.fusion import Projections, alike
 
 _PROJECTIONS = ("gate_proj", "up_proj")
-_ACTIVATIONS = ("silu", "gelu")  # the latter by its tanh
+_ACTIVATIONS = ("silu", "gelu")  # GELU by its tanh approximation
 
 
 class FusedMLP(Projections):
-    """Takes the place of `down(activation(gate(x)) * up(x))`."""
+    """Replaces `down(activation(gate(x)) * up(x))`.
+
+    Args:
+        module: the model's own.
+        activation: `silu` or `gelu`.
+        activate: the compiled pass (`src/gated_activation.h`).
+        join: whether gate and up may be joined.
+    """
 
     def __init__(self, module: Any, activation: str, activate: Function, *, join: bool) -> None:
         super().__init__({name: getattr(module, name) for name in _PROJECTIONS}, "gate_up_proj" if join else "")
@@ -25,10 +32,10 @@ class FusedMLP(Projections):
 
     @classmethod
     def of(cls, module: Any, *, join: bool = True) -> Self | None:
-        """In place of `module`; None if it is something else, or nothing can be compiled.
+        """A replacement for `module`; None if it is no such layer, or nothing was compiled.
 
         Args:
-            module: perhaps a gated layer.
+            module: any module. Which activation it has is found by comparing its output with each of ours.
             join: whether its linear layers may be joined.
         """
         parts = [getattr(module, name, None) for name in (*_PROJECTIONS, "down_proj")]
@@ -37,14 +44,12 @@ class FusedMLP(Projections):
         gate, up = module.gate_proj, module.up_proj
         if gate.weight.device.type != "cpu" or gate.weight.shape != up.weight.shape:
             return None
-        kinds = {
-            activation: typed_function("fused_mlp", f"{activation}_and_mul", gate.weight.dtype)
-            for activation in _ACTIVATIONS
-        }
-        candidates = (
-            cls(module, name, activate, join=join) for name, activate in kinds.items() if activate is not None
-        )
-        return next((fused for fused in candidates if _agree(module, fused, gate.weight)), None)
+        for activation in _ACTIVATIONS:
+            activate = typed_function("fused_mlp", f"{activation}_and_mul", gate.weight.dtype)
+            fused = cls(module, activation, activate, join=join) if activate is not None else None
+            if fused is not None and _is_equal(module, fused, gate.weight):
+                return fused
+        return None
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., width] to the same."""
@@ -56,12 +61,12 @@ class FusedMLP(Projections):
         return product
 
 
-def _agree(module: Any, fused: FusedMLP, weight: Tensor) -> bool:
-    """Whether both say the same of an ordinary row, and of one so large that nothing may be cut off."""
+def _is_equal(module: Any, fused: FusedMLP, weight: Tensor) -> bool:
+    """Whether both give the same for an ordinary row, and for one so large that a clamp would show."""
     rows = torch.randn(2, weight.shape[1], generator=torch.Generator().manual_seed(0)) * torch.tensor([[1.0], [1e3]])
     rows = rows.to(weight.dtype)
     try:
         expected = module(rows)
-    except Exception:  # a foreign module may raise anything if it wants to be given more
+    except Exception:  # a foreign module may raise anything if it needs other arguments
         return False
     return alike(expected, fused(rows))

@@ -1,7 +1,6 @@
-"""RMS norms on CPUs as one compiled routine instead of seven operations of torch.
+"""RMS norms on CPUs as one compiled function (`src/rms_norm.h`) instead of seven torch operations.
 
-For the few rows of a decode step starting seven operations takes longer than what they do. A norm is replaced if it is
-seen to compute what the routine does; one with a formula of its own (Gemma's) stays. Without a compiler all stay.
+A norm is replaced if it computes what that function computes; one with another formula (Gemma's) stays.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from backends.native.engine.layers.fusion import alike
 
 
 class FusedNorm(nn.Module):
-    """Takes the place of a norm that rounds `x / sqrt(mean(x²) + epsilon)` and multiplies it by its weight."""
+    """Replaces a norm that rounds `x / sqrt(mean(x²) + epsilon)` and multiplies it by its weight."""
 
     def __init__(self, norm: Any, function: Function) -> None:
         super().__init__()
@@ -27,18 +26,18 @@ class FusedNorm(nn.Module):
 
     @classmethod
     def of(cls, module: Any) -> Self | None:
-        """In place of `module`; None if it is something else, or nothing can be compiled."""
+        """A replacement for `module`; None if it is no such norm, or nothing was compiled."""
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or weight.dim() != 1 or not hasattr(module, "variance_epsilon"):
             return None
         function = typed_function("fused_norm", "rms_norm", weight.dtype) if weight.device.type == "cpu" else None
         fused = cls(module, function) if function else None
-        return fused if fused and _agree(module, fused, weight) else None
+        return fused if fused and _is_equal(module, fused, weight) else None
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., width] to the same."""
         width = len(self.weight)
-        if rows.dtype != self.weight.dtype or rows.shape[-1] != width:  # the compiled code does not look
+        if rows.dtype != self.weight.dtype or rows.shape[-1] != width:  # the compiled code does not check
             normed: Tensor = self.norm(rows)
             return normed
         rows = rows.contiguous()
@@ -55,8 +54,8 @@ class FusedNorm(nn.Module):
         return normed
 
 
-def _agree(norm: Any, fused: FusedNorm, weight: Tensor) -> bool:
-    """Whether both say the same of an ordinary row, and of one so small that epsilon counts."""
+def _is_equal(norm: Any, fused: FusedNorm, weight: Tensor) -> bool:
+    """Whether both give the same for an ordinary row, and for one so small that epsilon counts."""
     rows = torch.randn(2, len(weight), generator=torch.Generator().manual_seed(0)) * torch.tensor([[3.0], [1e-3]])
     expected, found = norm(rows.to(weight.dtype)), fused(rows.to(weight.dtype))
     return alike(expected, found)

@@ -1,8 +1,9 @@
-"""Parts of a model that are joined to one each, and how they are put in the place of the model's own.
+"""Module replacement: what fused modules share, and how they take the place of a model's own.
 
-For the few rows of a decode step starting torch's small operations takes longer than what they do, and a layer has some
-sixty. What a part joins is seen by what it computes, not by its class: it is asked beside the model's own at load, and
-one that says anything else is not used.
+For the few rows of a decode step, starting torch's small operations takes longer than what they compute, and a decoder
+layer has some sixty. A fused module does the work of several operations at once. Whether it may replace a module is
+decided by what the module computes, not by its class: both are called with the same rows at load, and a fused module
+that gives other numbers is not used (decision 14).
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-# How far a number may be from the model's own, as part of the largest in its row: sums are taken in another order.
+# How far a number may be from the model's own, in roundings of the largest in its row: sums are taken in another order.
 _ROUNDINGS = 4
 
 
-def replace_parts(parent: nn.Module, of: Callable[[nn.Module], nn.Module | None]) -> None:
-    """Put `of(part)`, where it is not None, in the place of each part of `parent`; of others look at their parts.
+def replace_modules(parent: nn.Module, replacement: Callable[[nn.Module], nn.Module | None]) -> None:
+    """Replace every module below `parent` for which `replacement` gives one; look inside the others.
 
-    One after the other, so that memory holds out.
+    One module at a time, so that memory never holds two copies of the model.
     """
-    for name, part in list(parent.named_children()):
-        own = of(part)
-        if own is None:
-            replace_parts(part, of)
+    for name, module in list(parent.named_children()):
+        replaced = replacement(module)
+        if replaced is None:
+            replace_modules(module, replacement)
         else:
-            setattr(parent, name, own)
+            setattr(parent, name, replaced)
 
 
 def alike(expected: Tensor, found: Tensor) -> bool:
@@ -40,7 +41,10 @@ def alike(expected: Tensor, found: Tensor) -> bool:
 
 
 def join(*linears: nn.Linear) -> nn.Linear | None:
-    """One linear layer whose outputs are those of several, one after the other; None if they are of other kinds."""
+    """One linear layer with the outputs of several, one after the other.
+
+    None if they differ in dtype, inputs, or whether they have a bias.
+    """
     first = linears[0]
     biases = [linear.bias for linear in linears if linear.bias is not None]
     kinds = {(linear.in_features, linear.weight.dtype) for linear in linears}
@@ -55,11 +59,11 @@ def join(*linears: nn.Linear) -> nn.Linear | None:
 
 
 class Projections(nn.Module):
-    """Linear layers that are given the same, joined to one or each under its own name, where LoRA adapters look for it.
+    """Linear layers of the same input: joined to one, or each under its own name, where LoRA adapters look for it.
 
     Args:
         linears: by name.
-        joined: the name of all as one; none: they stay apart.
+        joined: the name of the joined layer; empty: they stay separate.
     """
 
     def __init__(self, linears: dict[str, nn.Linear], joined: str = "") -> None:
@@ -70,6 +74,6 @@ class Projections(nn.Module):
             setattr(self, name, linear)
 
     def project(self, rows: Tensor) -> Tensor:
-        """[..., width] to what each makes of it, one after the other."""
+        """[..., width] to the outputs of all, one after the other."""
         parts = [getattr(self, name)(rows) for name in self._names]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)

@@ -1,9 +1,9 @@
-"""Linear layers on CPUs, with their weights in the blocked order that oneDNN multiplies in.
+"""Linear layers on CPUs whose weights are kept in the blocked order that oneDNN multiplies in.
 
-A plain `nn.Linear` has its weight laid out anew at every call, or is multiplied by a slower routine: for the few rows
-of a decode step the packed layer is up to three times as fast, and with `SkinnyGemm`, where it can be had, half as fast
-again. What is computed is the same. A packed weight can only be multiplied with, so a model whose code looks at
-`weight` itself cannot have it: the self-check tells.
+A plain `nn.Linear` has its weight reordered at every call, or is multiplied by a slower routine. For the few rows of a
+decode step the packed layer is up to three times as fast, and with `SkinnyGemm`, where it can be used, half as fast
+again. The product is the same. A packed weight can only be multiplied with, so a model whose code reads `weight` itself
+cannot be packed; the self-check finds such models.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from backends.native.engine.kernels.gemv import SkinnyGemm
-from backends.native.engine.layers.fusion import replace_parts
+from backends.native.engine.layers.fusion import replace_modules
 
-# For how many rows the order is chosen; other numbers work with it, too.
+# oneDNN chooses its order for so many rows; other numbers of rows work with it, too.
 _ROWS = 32
-# A smaller weight, in numbers, is multiplied as soon as it is (measured on one row).
+# A weight of fewer numbers is multiplied as fast unpacked (measured with one row).
 _LEAST = 2**16
-# Fewer rows take oneDNN longer: one row a seventh more in bfloat16, a quarter more in float32 (measured).
+# Fewer rows than these are padded, since they take oneDNN longer: one row a seventh longer in bfloat16, a quarter
+# longer in float32 (measured).
 _FEWEST_ROWS = 4
 
 
 class PackedLinear(nn.Module):
-    """Takes the place of a linear layer."""
+    """Replaces a linear layer."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -53,22 +54,22 @@ class PackedLinear(nn.Module):
 
 
 def pack_linears(model: Any, least: int = _LEAST) -> None:
-    """Pack every plain linear layer of `model` that this machine can, one after the other, so that memory holds out.
+    """Pack every plain linear layer of `model` that oneDNN can multiply here, in place.
 
     Args:
-        model: the model, changed in place.
-        least: how many numbers a weight must have to be packed.
+        model: the model.
+        least: the fewest numbers of a weight that is packed.
     """
 
-    def pack(part: Any) -> PackedLinear | None:
-        fits = type(part) is nn.Linear and part.weight.numel() >= least and _packable(part.weight)
-        return PackedLinear(part) if fits else None
+    def pack(module: Any) -> PackedLinear | None:
+        fits = type(module) is nn.Linear and module.weight.numel() >= least and _is_packable(module.weight)
+        return PackedLinear(module) if fits else None
 
-    replace_parts(model, pack)
+    replace_modules(model, pack)
 
 
 def _reordered(weight: Tensor) -> Tensor:
-    """In oneDNN's order for one thread: for more it lays small weights out in blocks that `SkinnyGemm` cannot read."""
+    """In the order that oneDNN chooses for one thread; for more, `SkinnyGemm` could not read that of small weights."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -78,7 +79,7 @@ def _reordered(weight: Tensor) -> Tensor:
     return packed
 
 
-def _packable(weight: Tensor) -> bool:
+def _is_packable(weight: Tensor) -> bool:
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if weight.dtype == torch.bfloat16:

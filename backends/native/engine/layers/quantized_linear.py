@@ -1,9 +1,9 @@
 """Linear layers on CPUs whose weights are rounded to 8 or 4 bits, for decode steps of a few rows.
 
-Weights only: activations stay as they are. A step of few rows is bound by how fast weights can be read, and reads a
-half or a quarter as much. One of more rows is bound by arithmetic, for which the same rounded weights are kept in the
-model's dtype too: this saves time, not memory. The output head stays as it is; its errors would go straight to the
-logits.
+Only weights are quantized, not activations. A step of few rows is bound by how fast weights can be read, and reads a
+half or a quarter of the bytes. A step of more rows is bound by arithmetic; for it the same rounded weights are also
+kept in the model's dtype. So quantization saves time here, not memory. The output head stays in the model's dtype: its
+errors would go straight to the logits.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ Product = Callable[[Tensor], Tensor]
 """[rows, in_features] to [rows, out_features]."""
 
 BITS = {"int8": 8, "int4": 4}
-"""The dtypes of an engine's options that mean these layers."""
-# For more rows than this the product of whole weights is faster (measured).
+"""The values of the engine's option `dtype` that mean quantized layers."""
+# With more rows than this the product with the model's dtype is faster (measured).
 _MOST_ROWS = {8: 2, 4: 4}
-# So many weights of an output share a scale and a middle, in 4 bits; the number of outputs must divide by the other.
-_GROUP = 32
-_OUTPUTS = 16
+_GROUP = 32  # weights of one output that share a scale and a middle, in 4 bits
+_OUTPUTS = 16  # the number of outputs must be a multiple of it, in 4 bits
 
 
 class QuantizedLinear(nn.Module):
-    """Takes the place of a linear layer. `many` is that layer, its weight now rounded; another may be put there."""
+    """Replaces a linear layer.
+
+    `many` is that layer with its weight rounded, for steps of many rows; it may be replaced (by a packed one).
+    """
 
     def __init__(self, linear: nn.Linear, bits: int) -> None:
         super().__init__()
@@ -52,14 +54,14 @@ class QuantizedLinear(nn.Module):
 
 
 def quantize_linears(model: Any, bits: int) -> int:
-    """Round the plain linear layers of a language model but its head, one after the other, so that memory holds out.
+    """Quantize the plain linear layers of a language model but its head, in place, one at a time to save memory.
 
     Args:
-        model: the model, changed in place; what it has for pictures is left alone.
+        model: the model; its towers for images are left alone.
         bits: 8 or 4.
 
     Returns:
-        How many layers were rounded.
+        How many layers were quantized.
     """
     head = model.get_output_embeddings()
     found = [
@@ -78,7 +80,7 @@ def _fits(linear: nn.Linear, bits: int) -> bool:
 
 
 def _to_int8(weight: Tensor) -> tuple[Product, Tensor]:
-    """A scale for each output. Scales are brought to the kernel's precision before they are divided by."""
+    """Symmetric, with a scale for each output. Scales are rounded to the kernel's dtype before weights are divided."""
     scales = (weight.float().abs().amax(1) / 127).clamp_(min=1e-12).to(weight.dtype)
     levels = (weight / scales.float().unsqueeze(1)).round_().clamp_(-127, 127).to(torch.int8)
     multiply = torch.ops.aten._weight_int8pack_mm  # noqa: SLF001
@@ -86,7 +88,7 @@ def _to_int8(weight: Tensor) -> tuple[Product, Tensor]:
 
 
 def _to_int4(weight: Tensor) -> tuple[Product, Tensor]:
-    """A scale and a middle for each group: of 16 levels from the least weight to the greatest, what number 8 means."""
+    """Asymmetric: 16 levels from a group's least weight to its greatest, by a scale and a middle, which is level 8."""
     groups = weight.float().reshape(len(weight), -1, _GROUP)
     least, greatest = groups.aminmax(dim=2, keepdim=True)
     scales = ((greatest - least) / 15).clamp_(min=1e-12).to(weight.dtype).float()

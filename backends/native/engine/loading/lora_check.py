@@ -27,7 +27,7 @@ from backends.native.engine.loading.self_check import (
     prompts,
 )
 from backends.native.engine.lora.layers import LoraAdapter, LowRank, inject_lora
-from backends.native.engine.runner.per_sequence import CacheRunner
+from backends.native.engine.runner.per_sequence import PerSequenceRunner
 from backends.native.engine.scheduling.sequence import Sequence, Work
 from backends.native.protocol.messages import Submit
 
@@ -76,7 +76,7 @@ def _packed_error(small: Any, tokens: list[Tensor], expected: list[Tensor]) -> f
 
 def _per_sequence_error(small: Any, tokens: list[Tensor], expected: list[Tensor]) -> float:
     """The largest difference after all tokens but the last, and after the last."""
-    runner = CacheRunner(small)
+    runner = PerSequenceRunner(small)
     errors = []
     for index, (row, logits) in enumerate(zip(tokens, expected, strict=True)):
         sequence = Sequence(0, Submit(index, tuple(row.tolist()), 1, lora_adapter=_NAMES[index]), index)

@@ -1,7 +1,7 @@
-"""The engine's part: the pictures of a step's work as embeddings, each picture encoded once while it is remembered.
+"""Input embeddings of a step's work with images; each image is encoded once while the cache holds it.
 
-The cache holds embeddings and counts them, least recently used ones go first. What a sequence needs and the cache has
-lost is encoded again, since a sequence keeps its arrays; so nothing here can be wrong, only slow.
+The cache (LRU) bounds embeddings by their number. A sequence keeps its images' arrays, so an image that the cache has
+evicted is encoded again: eviction costs time and is never wrong.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from backends.native.multimodal.interfaces import SupportsMultiModal
 from backends.native.protocol.messages import Feature
 
 Positions = tuple[Tensor, int]
-"""A prompt's positions, [3, tokens], and what later tokens add to their index."""
+"""A prompt's positions, [3, tokens], and what is added to the index of later tokens for theirs."""
 
 
 class EncoderCache:
-    """Embeddings by content, `capacity` of them or one item, if that has more."""
+    """Embeddings of images by content: `capacity` of them, or one image if that alone has more."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -30,14 +30,14 @@ class EncoderCache:
         self._held = 0
 
     def get(self, identifier: bytes) -> Tensor | None:
-        """An item's embeddings, [tokens, hidden]."""
+        """An image's embeddings, [tokens, hidden]."""
         found = self._items.get(identifier)
         if found is not None:
             self._items.move_to_end(identifier)
         return found
 
     def put(self, identifier: bytes, embeddings: Tensor) -> None:
-        """Remember them, and forget others for it."""
+        """Keep an image's embeddings, and evict the least recently used for them."""
         self._items[identifier] = embeddings
         self._held += len(embeddings)
         while self._held > self._capacity and len(self._items) > 1:
@@ -45,12 +45,12 @@ class EncoderCache:
 
 
 class Embedder:
-    """Input embeddings of works with pictures.
+    """Makes input embeddings and positions for works with images.
 
     Args:
         model: the multimodal model.
-        capacity: embeddings remembered.
-        worst: the picture of the most tokens, where there is a limit.
+        capacity: the most embeddings that are kept.
+        worst: the image with the most tokens, where their number is bounded.
     """
 
     def __init__(self, model: SupportsMultiModal, capacity: int, worst: Feature | None = None) -> None:
@@ -62,7 +62,7 @@ class Embedder:
         self.cache = EncoderCache(capacity)
 
     def embed(self, ids: Tensor, works: Seq[Work]) -> Tensor | None:
-        """[1, tokens, hidden] for the packed `ids` [1, tokens] of `works`; None if no picture is among them."""
+        """[1, tokens, hidden] for the packed `ids` [1, tokens] of `works`; None if no image is among them."""
         mask = torch.zeros(ids.shape[1], dtype=torch.bool)
         rows: list[Tensor] = []
         first = 0
@@ -79,7 +79,7 @@ class Embedder:
         return self._model.get_input_embeddings(ids, rows, is_multimodal=mask.to(self._device))
 
     def encode(self, feature: Feature) -> Tensor:
-        """A picture's embeddings, [tokens, hidden]: remembered, or made by the model's encoder."""
+        """An image's embeddings, [tokens, hidden], from the cache or the model's encoder."""
         found = self.cache.get(feature.identifier)
         if found is None:
             found = self._model.get_multimodal_embeddings(**self._fields(feature))[0]
@@ -87,7 +87,7 @@ class Embedder:
         return found
 
     def positions(self, works: Seq[Work]) -> Tensor | None:
-        """[3, 1, tokens] for the packed `works`; None if all positions are what they seem."""
+        """[3, 1, tokens] for the packed `works`; None if every token's position is its index."""
         found = [self._sequence_positions(work.sequence) for work in works]
         if all(each is None for each in found):
             return None
@@ -95,7 +95,7 @@ class Embedder:
         return torch.cat(parts, dim=1).unsqueeze(1).to(self._device)
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence ended or was preempted."""
+        """Drop the positions of a sequence that ended or was preempted."""
         self._positions.pop(sequence, None)
 
     def _sequence_positions(self, sequence: Sequence) -> Positions | None:
@@ -114,7 +114,7 @@ class Embedder:
         return self._positions[sequence]
 
     def _fields(self, feature: Feature) -> dict[str, Tensor]:
-        """A picture's arrays as tensors."""
+        """An image's arrays as tensors on the model's device."""
         return {
             array.name: torch.from_numpy(np.frombuffer(array.data, array.dtype).reshape(array.shape).copy()).to(
                 self._device
@@ -123,7 +123,7 @@ class Embedder:
         }
 
     def _part(self, feature: Feature, work: Work) -> tuple[list[int], Tensor] | None:
-        """Where in `work` tokens of a picture are replaced, and by what; None if nowhere."""
+        """Which tokens of `work` an image replaces, and the embeddings in their place; None if it replaces none."""
         begin = max(work.start, feature.offset) - feature.offset
         end = min(work.start + work.count, feature.offset + feature.length) - feature.offset
         if begin >= end:
@@ -134,11 +134,13 @@ class Embedder:
             return None
         before, embeddings = sum(is_embed[:begin]), self.encode(feature)
         part = embeddings[before : before + len(where)]
-        return where, part if len(part) == len(embeddings) else part.clone()  # not to keep all of it past the cache
+        return where, part if len(part) == len(
+            embeddings
+        ) else part.clone()  # a view would keep the whole after eviction
 
 
 def _positions(work: Work, found: Positions | None) -> Tensor:
-    """[3, count] of a piece of work."""
+    """[3, count], the positions of one work's tokens."""
     plain = torch.arange(work.start, work.start + work.count).expand(3, -1)
     if found is None:
         return plain

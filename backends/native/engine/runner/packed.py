@@ -1,8 +1,8 @@
-"""Runs a step's work through the model and returns the wanted logits.
+"""Runners: a step's work through the model, to the logits that are wanted.
 
-`PackedRunner` is the fast tier: the tokens of all sequences in one row, attention over the paged cache. The slow tier
-is in `cache_runner`. A runner keeps nothing between steps that it could not rebuild from a sequence's tokens and
-blocks.
+`PackedRunner` is the packed execution path: the tokens of all sequences in one row, attention over the paged cache. The
+per-sequence path is in `per_sequence`. Whatever a runner keeps between steps can be rebuilt from a sequence's tokens
+and blocks.
 """
 
 from __future__ import annotations
@@ -35,23 +35,26 @@ class Runner(Protocol):
     """How the engine runs its model."""
 
     execution_path: str
-    """Its name, for the log and for `Ready`."""
+    """`packed` or `per_sequence`, for the log and for `Ready`."""
     chunked: bool
-    """Whether a prompt may be run in pieces."""
+    """Whether a prompt may be run in chunks."""
     image_tokens: int
-    """The most that a picture may take in a prompt; 0: prompts hold no pictures."""
+    """The most tokens of one image in a prompt; 0: prompts hold no images."""
     lora_adapters: tuple[str, ...]
-    """Those that a sequence may ask for."""
+    """Names of the LoRA adapters that a sequence may ask for."""
 
     def run(self, works: Seq[Work]) -> Tensor:
-        """[rows, vocabulary] logits: for each work in turn, its `wanted`.
+        """Run the works' tokens.
 
-        May be called again with a part of the same works if it raised.
+        If it raised, it may be called again with some of the same works.
+
+        Returns:
+            [rows, vocabulary] logits: of each work in turn, the `wanted` last rows.
         """
         ...
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence ended or was preempted."""
+        """Drop what is kept for a sequence that ended or was preempted."""
         ...
 
 
@@ -59,9 +62,11 @@ class PackedRunner:
     """Many sequences in one `[1, tokens]` forward over a paged cache.
 
     Args:
-        model: a causal language model of transformers with an attention interface; its decoder is set to ours.
-        embedder: puts pictures in, if it takes any.
-        lora_adapters: those that were put on the model (`inject_lora`).
+        model: a causal language model of transformers with an attention interface; its decoder's is set to ours.
+        cache: the keys and values.
+        kernel: how attention is computed.
+        embedder: makes input embeddings of images; None: the model takes none.
+        lora_adapters: names of the LoRA adapters in the model.
     """
 
     execution_path = "packed"
@@ -83,14 +88,14 @@ class PackedRunner:
         self._embedder = embedder
         self.image_tokens = embedder.worst.length if embedder is not None and embedder.worst is not None else 0
         self.lora_adapters = lora_adapters
-        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def run(self, works: Seq[Work]) -> Tensor:
         """See `Runner`."""
         ids, positions = _inputs(works)
         tokens, places = (index_tensor(values, self._device) for values in (ids, positions))
         rows = index_tensor(wanted_rows(works), self._device)
-        extra = {"logits_to_keep": rows} if self._keeps else {}
+        extra = {"logits_to_keep": rows} if self._selects_rows else {}
         with running(Forward(self.cache, self._metadata(works, places), self._kernel)), adapting(works):
             logits: Tensor = self._model(
                 **self._embedded(tokens.unsqueeze(0), works),
@@ -98,19 +103,19 @@ class PackedRunner:
                 use_cache=False,
                 **extra,
             ).logits[0]
-        return logits if self._keeps else logits[rows]
+        return logits if self._selects_rows else logits[rows]
 
     def _embedded(self, ids: Tensor, works: Seq[Work]) -> dict[str, Tensor]:
         embeds = self._embedder.embed(ids, works) if self._embedder is not None else None
         return {"input_ids": ids} if embeds is None else {"inputs_embeds": embeds}
 
     def _positions(self, places: Tensor, works: Seq[Work]) -> Tensor:
-        """[1, tokens], or [3, 1, tokens] for pictures whose model wants it so."""
+        """[1, tokens]; [3, 1, tokens] for a model that gives images positions in time, height and width."""
         found = self._embedder.positions(works) if self._embedder is not None else None
         return places.unsqueeze(0) if found is None else found
 
     def forget(self, sequence: Sequence) -> None:
-        """Its blocks are all there was, but for what pictures left."""
+        """See `Runner`: beside blocks there are only the positions of images."""
         if self._embedder is not None:
             self._embedder.forget(sequence)
 
@@ -142,7 +147,7 @@ class PackedRunner:
 
 
 def _inputs(works: Seq[Work]) -> tuple[array[int], array[int]]:
-    """Tokens and positions of the pack."""
+    """The pack's tokens and their positions in their sequences."""
     if all(work.count == 1 for work in works):
         return array("q", [work.sequence.tokens[work.start] for work in works]), array("q", [w.start for w in works])
     ids, positions = array("q"), array("q")
@@ -153,7 +158,7 @@ def _inputs(works: Seq[Work]) -> tuple[array[int], array[int]]:
 
 
 def wanted_rows(works: Seq[Work]) -> array[int]:
-    """The positions in the pack whose logits are wanted."""
+    """The rows of the pack whose logits are wanted."""
     if all(work.count == 1 and work.samples for work in works):
         return array("q", range(len(works)))
     rows = array("q")

@@ -1,8 +1,8 @@
-"""The slow tier: each sequence by itself, over a cache object of the model's own making.
+"""The per-sequence execution path: one sequence at a time, over the model's own cache object.
 
-For models that the packed tier would answer wrongly: recurrent or convolutional state, no attention interface,
-positions of their own. It drives a model as `generate` does, so whatever `generate` can run this can, one sequence at
-a time. A prompt is run whole, since recurrent models restart their state when given several tokens.
+For models that the packed path would run wrongly: with recurrent or convolutional state, without an attention
+interface, or with positions of their own. The runner calls the model as `generate` does, so it can run whatever
+`generate` can. A prompt is run whole, since recurrent models restart their state when given several tokens.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from backends.native.engine.scheduling.sequence import Sequence, Work
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """How far a sequence was run, and what the model wants to be told next time."""
+    """The tokens of a sequence that were run, and the model's keyword arguments for the next call."""
 
     computed: int
     inputs: dict[str, Any]
 
 
-class CacheRunner:
-    """Implements `runner.Runner` for any causal language model that `generate` can run.
+class PerSequenceRunner:
+    """Implements `packed.Runner` for any causal language model that `generate` can run.
 
     Args:
         model: the model.
-        lora_adapters: those that were put on it (`inject_lora`).
+        lora_adapters: names of the LoRA adapters in the model.
     """
 
     execution_path = "per_sequence"
@@ -45,19 +45,19 @@ class CacheRunner:
         self.lora_adapters = lora_adapters
         self._states: dict[Sequence, _State] = {}
         watch_layers(model)
-        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def run(self, works: Seq[Work]) -> Tensor:
-        """See `runner.Runner`."""
+        """See `packed.Runner`."""
         return torch.cat([self._run_one(work) for work in works])
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop its cache."""
+        """Drop the sequence's cache object."""
         self._states.pop(sequence, None)
 
     def _run_one(self, work: Work) -> Tensor:
         state = self._states.pop(work.sequence, None)
-        if state is None or state.computed != work.start:  # new, preempted, or half run in a step that failed
+        if state is None or state.computed != work.start:  # new, preempted, or partly run in a step that failed
             state = None
         end = work.start + work.count
         tokens = torch.tensor([work.sequence.tokens[:end]], device=self._model.device)
@@ -68,9 +68,9 @@ class CacheRunner:
         return logits[len(logits) - work.wanted :]
 
     def _forward(self, tokens: Tensor, state: _State | None, rows: int) -> tuple[Any, _State]:
-        """Run what `state` has not seen of `tokens` [1, length]."""
+        """Run the part of `tokens` [1, length] that `state` lacks; `rows` last logits are wanted."""
         inputs = state.inputs if state else {"attention_mask": torch.ones_like(tokens), "use_cache": True}
-        if self._keeps:
+        if self._selects_rows:
             inputs["logits_to_keep"] = max(rows, 1)
         prepared = self._model.prepare_inputs_for_generation(
             tokens,

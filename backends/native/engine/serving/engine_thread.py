@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from threading import Event
 from typing import TYPE_CHECKING
 
-from backends.native.engine.attention.progress import heed
+from backends.native.engine.attention.progress import on_progress
 from backends.native.protocol.messages import FromEngine, Ping, ToEngine
 
 if TYPE_CHECKING:  # it imports torch, and this module is imported before a process listens on its socket
@@ -36,7 +36,7 @@ def serve(engine: Steps, inbox: Inbox, send: Send, stopping: Event) -> None:
         stopping: set by `stop`.
     """
     pump = _InboxPump(engine, inbox, send)
-    heed(pump.answer_pings)
+    on_progress(pump.answer_pings)
     while not stopping.is_set():
         pump.take()
         if engine.busy:

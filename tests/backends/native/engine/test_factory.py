@@ -14,7 +14,7 @@ from backends.native.engine.errors import LoadError
 from backends.native.engine.factory import load_engine
 from backends.native.engine.loop import Engine
 from backends.native.engine.runner.packed import PackedRunner
-from backends.native.engine.runner.per_sequence import CacheRunner
+from backends.native.engine.runner.per_sequence import PerSequenceRunner
 from backends.native.protocol.engine_options import EngineOptions
 from backends.native.protocol.messages import Loading, Ready
 from tests.backends.native.engine.tiny import CONTEXT, VOCAB, build
@@ -57,7 +57,7 @@ def test_a_model_that_passes_the_self_check_is_packed_and_the_log_names_the_path
 def test_a_model_that_fails_the_self_check_runs_per_sequence_with_a_warning(models: Path) -> None:
     with capture_logs() as logs:
         engine, ready = made(models / "lfm2", kv_tokens=100)
-    assert isinstance(engine._runner, CacheRunner)
+    assert isinstance(engine._runner, PerSequenceRunner)
     assert (ready.execution_path, ready.embedding_size) == ("per_sequence", 0)
     (warning,) = [entry for entry in logs if entry["log_level"] == "warning"]
     assert (warning["event"], warning["execution_path"]) == ("model.not_packed", "per_sequence")

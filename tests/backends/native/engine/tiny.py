@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.loop import Engine
 from backends.native.engine.runner.packed import PackedRunner, Runner
-from backends.native.engine.runner.per_sequence import CacheRunner
+from backends.native.engine.runner.per_sequence import PerSequenceRunner
 from backends.native.engine.scheduling.block_pool import BlockPool
 from backends.native.engine.scheduling.scheduler import Scheduler
 from backends.native.protocol.messages import Logprobs, Output, Submit
@@ -74,7 +74,7 @@ def build(family: str) -> Any:
 plain = functools.lru_cache(build)
 """The model of a family that the reference runs."""
 _packed = functools.lru_cache(build)
-"""The model of the packed execution path, whose attention is replaced by the engine's."""
+"""The model of the packed execution path, whose attention is set to the engine's."""
 
 
 def prompt(length: int, seed: int) -> tuple[int, ...]:
@@ -174,9 +174,9 @@ def tiny(
     return Tiny(engine, scheduler, runner, preemptions)
 
 
-def cache_runner(family: str) -> CacheRunner:
+def cache_runner(family: str) -> PerSequenceRunner:
     """The per-sequence execution path, over a model with its own attention."""
-    return CacheRunner(plain(family))
+    return PerSequenceRunner(plain(family))
 
 
 @dataclass(slots=True, frozen=True)

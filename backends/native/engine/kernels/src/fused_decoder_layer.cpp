@@ -33,10 +33,23 @@ void compute(const Layer& of, void* hidden, const void* cosines, const void* sin
   auto* normed = static_cast<typename Dtype::scalar*>(scratch);
   auto *joined = normed + rows * of.width, *mixed = joined + rows * std::max(qkv, 2 * of.inner);
   auto* gates = mixed + rows * attended;
-  const rotary::Sizes rotary_sizes = {rows, of.heads, of.key_heads, of.head_width, step.rotated, step.threads};
-  const paged_decode::Sizes decode_sizes = {rows,     step.table,    step.page,     of.window,
-                                            of.heads, of.key_heads,  of.head_width, of.head_width,
-                                            qkv,      of.head_width, step.threads};
+  const rotary::Sizes rotary_sizes = {.tokens = rows,
+                                      .heads = of.heads,
+                                      .key_heads = of.key_heads,
+                                      .width = of.head_width,
+                                      .rotated = step.rotated,
+                                      .threads = step.threads};
+  const paged_decode::Sizes decode_sizes = {.sequences = rows,
+                                            .table = step.table,
+                                            .block = step.page,
+                                            .window = of.window,
+                                            .heads = of.heads,
+                                            .key_heads = of.key_heads,
+                                            .key_width = of.head_width,
+                                            .value_width = of.head_width,
+                                            .token_stride = qkv,
+                                            .head_stride = of.head_width,
+                                            .threads = step.threads};
 #pragma omp parallel num_threads(step.threads)
   {
     rms_norm::norm_rows<Dtype>(hidden, of.norm, normed, rows, of.width, of.epsilon);

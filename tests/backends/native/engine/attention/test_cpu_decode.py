@@ -1,4 +1,4 @@
-"""The compiled kernel beside the reference: what `test_reference` does not try."""
+"""The compiled kernel against the reference, for what `test_reference` does not try."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_rows_of_other_counts_widths_and_dtypes_are_not_taken(rows: torch.Tensor
 
 
 @pytest.mark.parametrize("shape", [(40, 64), (64, 24), (63, 63)])
-def test_weights_in_another_order_are_left_to_onednn(shape: tuple[int, int]) -> None:
+def test_weights_that_are_not_blocked_are_left_to_onednn(shape: tuple[int, int]) -> None:
     weight = torch.randn(shape)
     assert SkinnyGemm.of(weight, packed(weight), None) is None
 

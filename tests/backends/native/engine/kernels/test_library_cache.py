@@ -144,6 +144,16 @@ def test_a_link_to_a_folder_is_refused(tmp_path: Path) -> None:
         LibraryCache.at(tmp_path / "link")
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o757])
+def test_a_folder_that_others_can_replace_is_refused(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(mode)
+    with pytest.raises(UntrustedFolderError, match=f"everybody can rename what is in .*shared \\(mode {mode:04o}\\)"):
+        LibraryCache.at(tmp_path / "shared" / "cache")
+    (tmp_path / "shared").chmod(mode | 0o1000)
+    LibraryCache.at(tmp_path / "shared" / "cache")
+
+
 def no_home() -> Any:
     raise RuntimeError("no home")
 

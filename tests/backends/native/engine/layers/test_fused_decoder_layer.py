@@ -1,4 +1,4 @@
-"""A layer in one call gives what its parts do, in the steps that it takes, and takes the place of no other layer."""
+"""The fused decoder layer gives what its parts give, in the steps that it takes, and replaces no other layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from backends.native.engine.attention.interface import AttentionMetadata, Forwar
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.attention.reference import reference_kernel
 from backends.native.engine.attention.registry import best_kernel
-from backends.native.engine.kernels import jit
 from backends.native.engine.layers.fuse_model import fuse_decoder_layers, fuse_layers
 from backends.native.engine.layers.fused_decoder_layer import FusedDecoderLayer
 from backends.native.engine.layers.fusion import alike
@@ -24,9 +23,10 @@ from backends.native.engine.layers.packed_linear import pack_linears
 from backends.native.engine.loading.self_check import why_not_packed
 from backends.native.engine.runner.packed import PackedRunner
 from backends.native.protocol.messages import Submit
+from tests.backends.native.engine.kernels.compilers import needs_compiler
 from tests.backends.native.engine.tiny import CONTEXT, VOCAB, prompt, tiny
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, needs_compiler]
 
 SIZES = {
     "vocab_size": VOCAB,
@@ -41,19 +41,13 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-"""Whose weights `few_rows` can read."""
+"""Sizes whose weights the skinny GEMM can read."""
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True},
     "qwen2": {},
     "qwen3": {},
     "mistral": {"sliding_window": 10},
 }
-
-
-@pytest.fixture(autouse=True)
-def _compiler() -> None:
-    if jit.find_compiler() is None:
-        pytest.skip("missing tool: g++")
 
 
 def build(family: str, **more: Any) -> Any:
@@ -75,17 +69,17 @@ def fused(model: Any, *, join: bool = True) -> Any:
     return own
 
 
-def wholes(model: Any) -> list[FusedDecoderLayer]:
+def fused_layers(model: Any) -> list[FusedDecoderLayer]:
     return [part for part in model.modules() if type(part) is FusedDecoderLayer]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_with_them_answers_as_generate_does(family: str) -> None:
+def test_a_fused_model_answers_as_generate_does(family: str) -> None:
     plain = build(family)
     own = fused(plain)
-    assert len(wholes(own)) == 2
+    assert len(fused_layers(own)) == 2
     asked = [Submit(seq, prompt(length, seq), 12) for seq, length in enumerate((3, 17, 30, 41))]
-    for apart in (0, 1):  # prompts beside sequences in decode, which parts do, too
+    for apart in (0, 1):  # 1: with prompts beside sequences in decode, for which the parts are called
         answers = tiny(PackedRunner(own, KVCache(64, 4))).answers(asked, apart=apart)
         for request in asked:
             ids = torch.tensor([request.prompt])
@@ -94,7 +88,7 @@ def test_a_model_with_them_answers_as_generate_does(family: str) -> None:
 
 
 def step(rows: int, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tensor], AttentionMetadata]:
-    """Next tokens of so many sequences, from their second to their hundred and thirtieth."""
+    """A decode step of `rows` sequences of 2 to 130 tokens."""
     torch.manual_seed(rows)
     angles = torch.rand(1, rows, 16).mul(6.3).repeat(1, 1, 2)
     contexts = torch.randint(2, 131, (rows,)).tolist()
@@ -110,7 +104,7 @@ def step(rows: int, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tensor], 
 
 
 def run(layer: Any, rows: int, dtype: torch.dtype, kernel: Any = best_kernel) -> tuple[Tensor, Tensor, Tensor]:
-    """What a layer says, and all keys and values after it."""
+    """The layer's output, and all keys and values after it."""
     hidden, places, metadata = step(rows, dtype)
     given, cache = hidden.clone(), KVCache(rows * 9, 16)
     pools = cache.layer(0, torch.empty(1, 2, 32, dtype=dtype), torch.empty(1, 2, 32, dtype=dtype))
@@ -118,7 +112,7 @@ def run(layer: Any, rows: int, dtype: torch.dtype, kernel: Any = best_kernel) ->
         pool.normal_(generator=torch.Generator().manual_seed(1))
     with running(Forward(cache, metadata, kernel)):
         output = layer(given, position_embeddings=places)
-    assert torch.equal(given, hidden), "what it was given is not its own"
+    assert torch.equal(given, hidden), "the layer must not change its input"
     return output, pools.keys, pools.values
 
 
@@ -127,11 +121,11 @@ def run(layer: Any, rows: int, dtype: torch.dtype, kernel: Any = best_kernel) ->
 @pytest.mark.parametrize("rows", [1, 2, 7, 24, 25, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_says_what_its_parts_do(family: str, dtype: torch.dtype, rows: int, threads: int) -> None:
+def test_it_equals_its_parts(family: str, dtype: torch.dtype, rows: int, threads: int) -> None:
     own = fused(build(family).to(dtype))
-    if not wholes(own):
+    if not fused_layers(own):
         pytest.skip("oneDNN does not multiply this here")
-    whole = wholes(own)[0]
+    whole = fused_layers(own)[0]
     torch.set_num_threads(threads)
     try:
         for expected, found in zip(run(whole.layer, rows, dtype), run(whole, rows, dtype), strict=True):
@@ -141,8 +135,8 @@ def test_it_says_what_its_parts_do(family: str, dtype: torch.dtype, rows: int, t
 
 
 @torch.inference_mode()
-def test_the_steps_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = wholes(fused(build("llama")))[0]
+def test_only_decode_steps_of_up_to_64_sequences_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = fused_layers(fused(build("llama")))[0]
     calls = []
     monkeypatch.setattr(whole, "_compute", lambda *_: calls.append(1))
     run(whole, 64, torch.float32)
@@ -164,36 +158,36 @@ def test_the_steps_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gemma2", {"attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 32}),
         ("olmo2", {}),  # norms after
         ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-        ("llama", {"intermediate_size": 100}),  # no whole block
+        ("llama", {"intermediate_size": 100}),  # 100 is no multiple of a block's 64 outputs
     ],
 )
-def test_other_layers_stay(family: str, more: dict[str, Any]) -> None:
-    assert not wholes(fused(build(family, **more)))
+def test_layers_of_another_form_stay(family: str, more: dict[str, Any]) -> None:
+    assert not fused_layers(fused(build(family, **more)))
 
 
-class Wanting(LlamaDecoderLayer):
+class NeedsAnotherArgument(LlamaDecoderLayer):
     def forward(self, hidden_states: Tensor, louder: float, **given: Any) -> Any:
         return super().forward(hidden_states * louder, **given)
 
 
-def test_a_layer_that_wants_more_stays() -> None:
+def test_a_layer_that_needs_another_argument_stays() -> None:
     model = build("llama")
-    model.model.layers[1].__class__ = Wanting
-    assert len(wholes(fused(model))) == 1
+    model.model.layers[1].__class__ = NeedsAnotherArgument
+    assert len(fused_layers(fused(model))) == 1
 
 
-def test_layers_with_lora_adapters_stay() -> None:
-    assert not wholes(fused(build("llama"), join=False))
+def test_layers_whose_linears_are_not_joined_stay() -> None:
+    assert not fused_layers(fused(build("llama"), join=False))
 
 
-def test_models_see_the_layer_itself() -> None:
-    whole = wholes(fused(build("qwen2")))[0]
-    assert whole.hidden_size == 64
+def test_attributes_are_those_of_the_models_own_layer() -> None:
+    layer = fused_layers(fused(build("qwen2")))[0]
+    assert layer.hidden_size == 64
     with pytest.raises(AttributeError):
-        _ = whole.nothing_like_it
+        _ = layer.nothing_like_it
 
 
-def test_the_self_check_runs_with_them() -> None:
+def test_the_self_check_passes_with_fused_layers() -> None:
     def change(small: Any) -> None:
         partial(fuse_layers, longest=CONTEXT)(small)
         pack_linears(small, least=1)

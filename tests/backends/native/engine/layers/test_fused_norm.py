@@ -1,4 +1,4 @@
-"""The compiled norm gives what the model's own does, and only takes the place of one that it equals."""
+"""The fused norm gives what the model's own does, and replaces only one that it equals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from backends.native.engine.kernels import jit
 from backends.native.engine.layers.fused_norm import FusedNorm
-from backends.native.engine.layers.fusion import replace_parts
+from backends.native.engine.layers.fusion import replace_modules
 
 pytestmark = pytest.mark.torch
 DTYPES = [(torch.float32, 2**-21), (torch.bfloat16, 2**-8)]
@@ -34,7 +34,7 @@ def of(module: nn.Module) -> FusedNorm:
 @torch.inference_mode()
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1, 64), (7, 896), (3, 40), (2, 5, 7), (90, 512), (0, 64), (1, 0, 64)])
-def test_it_computes_the_same(dtype: torch.dtype, tolerance: float, shape: tuple[int, ...]) -> None:
+def test_it_equals_the_models_own(dtype: torch.dtype, tolerance: float, shape: tuple[int, ...]) -> None:
     plain, rows = norm(shape[-1], dtype), torch.randn(shape).to(dtype)
     found = of(plain)(rows)
     assert found.dtype == dtype
@@ -42,13 +42,13 @@ def test_it_computes_the_same(dtype: torch.dtype, tolerance: float, shape: tuple
 
 
 @torch.inference_mode()
-def test_rows_that_do_not_lie_together() -> None:
+def test_rows_that_are_not_contiguous() -> None:
     plain, rows = norm(24), torch.randn(5, 24, 2)[..., 1]
     torch.testing.assert_close(of(plain)(rows), plain(rows))
 
 
 @torch.inference_mode()
-def test_no_number_stays_none_in_its_row() -> None:
+def test_nan_stays_in_its_row() -> None:
     rows = torch.ones(3, 32)
     rows[1, 7] = float("inf")
     assert of(norm(32))(rows).isnan().any(1).tolist() == [False, True, False]
@@ -73,12 +73,12 @@ def test_other_formulas_stay() -> None:
     gemma.variance_epsilon = gemma.eps
     model = nn.Sequential(Centred(32), Careless(32), gemma, nn.LayerNorm(32), norm(32).half(), nn.Linear(32, 32))
     kinds = [type(part) for part in model]
-    replace_parts(model, FusedNorm.of)
+    replace_modules(model, FusedNorm.of)
     assert [type(part) for part in model] == kinds
 
 
-def test_without_a_compiler_all_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_norms_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jit, "load", lambda _: None)
     model = nn.Sequential(norm(32))
-    replace_parts(model, FusedNorm.of)
+    replace_modules(model, FusedNorm.of)
     assert type(model[0]) is LlamaRMSNorm

@@ -1,4 +1,4 @@
-"""Packed linear layers compute what plain ones do, and are left out where they would not."""
+"""Packed linear layers give what plain ones give; layers that cannot be packed stay."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
 @pytest.mark.parametrize("shape", [(1, 24), (33, 24), (1, 5, 24), (0, 24), (1, 0, 24)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_it_computes_the_same(shape: tuple[int, ...], bias: bool, dtype: torch.dtype, tolerance: float) -> None:
+def test_it_equals_the_plain_layer(shape: tuple[int, ...], bias: bool, dtype: torch.dtype, tolerance: float) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(24, 40, bias=bias)).to(dtype)
     rows = torch.randn(shape).to(dtype)
@@ -58,7 +58,7 @@ def test_a_packed_model_answers_as_generate_does(family: str) -> None:
     assert_equal(family, asked, tiny(runner).answers(asked, apart=1))
 
 
-def test_the_self_check_notices_a_model_that_cannot_have_them() -> None:
+def test_the_self_check_finds_a_model_that_cannot_be_packed() -> None:
     def wrong(model: Any) -> None:
         pack_linears(model, least=1)
         model.lm_head.forward = lambda rows: rows.new_zeros(*rows.shape[:-1], model.lm_head.out_features)
@@ -73,7 +73,7 @@ def test_the_self_check_notices_a_model_that_cannot_have_them() -> None:
     assert "AttributeError" in (why_not_packed(model, change=broken) or "")
 
 
-def test_a_small_layer_has_the_compiled_product_with_any_number_of_threads() -> None:
+def test_a_small_layer_has_the_skinny_gemm_with_any_number_of_threads() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(4)
     try:

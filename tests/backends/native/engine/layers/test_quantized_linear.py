@@ -1,4 +1,4 @@
-"""Rounded weights: one and the same whatever the rows, close to the float ones, and as good on a trained model."""
+"""Quantized weights: the same for few and many rows, close to the original ones, and as good on a trained model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_few_rows_and_many_see_the_same_weights(name: str, dtype: torch.dtype, b
 
 @names
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_rounding_takes_away_is_bounded(name: str, dtype: torch.dtype) -> None:
+def test_the_rounding_error_is_bounded(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     plain = linear(dtype)
     nn.init.normal_(plain.weight)
@@ -83,7 +83,7 @@ def test_the_head_and_layers_that_do_not_fit_are_left_alone() -> None:
     assert quantize_linears(build("llama"), 4) == 2  # the others' 48 inputs are no multiple of 32
 
 
-def test_the_many_rows_product_can_be_packed_too() -> None:
+def test_the_layer_for_many_rows_can_be_packed() -> None:
     model = build("llama")
     quantize_linears(model, 8)
     pack_linears(model, least=1)
@@ -108,9 +108,7 @@ def questions() -> list[tuple[list[int], list[int]]]:
 
 
 @names
-def test_a_trained_model_says_almost_what_it_says_in_float32(
-    name: str, questions: list[tuple[list[int], list[int]]]
-) -> None:
+def test_a_trained_model_answers_almost_as_in_float32(name: str, questions: list[tuple[list[int], list[int]]]) -> None:
     plain, rounded = (load(str(WEIGHTS), "float32").model for _ in range(2))
     assert quantize_linears(rounded, BITS[name])
     same, moved, count = 0, 0.0, 0
@@ -146,14 +144,14 @@ def engine(dtype: str) -> Engine:
 
 
 def answers(made: Engine, asked: list[Submit]) -> dict[int, list[int]]:
-    told: dict[int, list[int]] = {request.seq: [] for request in asked}
+    found: dict[int, list[int]] = {request.seq: [] for request in asked}
     for request in asked:
         made.submit(0, request)
     while made.busy:
         for output in (output for step in made.step().values() for output in step.outputs):
             assert output.error is None
-            told[output.seq] += output.ids
-    return told
+            found[output.seq] += output.ids
+    return found
 
 
 @pytest.mark.parametrize(
@@ -163,7 +161,7 @@ def answers(made: Engine, asked: list[Submit]) -> dict[int, list[int]]:
         ({"dtype": "int4"}, "This model has no linear layers that could run in int4"),
     ],
 )
-def test_what_cannot_be_rounded_is_refused(options: dict[str, str], why: str, tmp_path: Path) -> None:
+def test_models_that_cannot_be_quantized_are_refused(options: dict[str, str], why: str, tmp_path: Path) -> None:
     build("gpt2").save_pretrained(tmp_path)
     with pytest.raises(LoadError, match=why):
         load_engine(EngineOptions(str(tmp_path), **options), lambda _: None)  # type: ignore[arg-type]

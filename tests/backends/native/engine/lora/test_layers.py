@@ -16,7 +16,7 @@ from backends.native.engine.layers.packed_linear import pack_linears
 from backends.native.engine.lora.layers import LoraAdapter, LoraLinear, LowRank, adapting, inject_lora, spans
 from backends.native.engine.lora.weights import load_lora_adapters
 from backends.native.engine.runner.packed import PackedRunner
-from backends.native.engine.runner.per_sequence import CacheRunner
+from backends.native.engine.runner.per_sequence import PerSequenceRunner
 from backends.native.engine.scheduling.sequence import Sequence, Work
 from backends.native.protocol.messages import Submit
 from tests.backends.native.engine.lora import folders
@@ -131,13 +131,13 @@ def test_beside_packed_linears(worlds: Any) -> None:
 @pytest.mark.parametrize("family", ["llama", "gpt2", "lfm2", "bloom"])
 def test_on_the_cache_tier(family: str, worlds: Any) -> None:
     world, asked = worlds(family), requests()
-    runner = CacheRunner(world.model(), ("a", "b"))
+    runner = PerSequenceRunner(world.model(), ("a", "b"))
     assert world.error(asked, tiny(runner).answers(asked, apart=1)) < 1e-4
 
 
 def test_a_sequence_that_lost_its_cache_is_run_again_with_its_lora_adapter(worlds: Any) -> None:
     world, tokens = worlds("llama"), prompt(9, 0)
-    runner, sequence = CacheRunner(world.model(), ("a",)), Sequence(0, Submit(0, tokens, 1, lora_adapter="a"), 0)
+    runner, sequence = PerSequenceRunner(world.model(), ("a",)), Sequence(0, Submit(0, tokens, 1, lora_adapter="a"), 0)
     with torch.inference_mode():
         runner.run([Work(sequence, 0, 8, samples=True)])
         runner.forget(sequence)
