@@ -1,4 +1,4 @@
-"""Databricks' row of the OpenAI protocol's table, and what only Databricks has.
+"""The dialect of Databricks as data: OpenAI's groups of fields with the platform's values, and one field more.
 
 Sources: Databricks' page "Foundation Model REST API reference"; recorded traffic (chunks that all carry the usage, a
 last delta `{"content": ""}`); databricks/databricks-sdk-py:databricks/sdk/errors and mlflow:mlflow/exceptions.py for
@@ -72,7 +72,7 @@ _FAILURES = {
     "rate_limited": Failure(429, "rate_limit_error", "REQUEST_LIMIT_EXCEEDED"),
     "overloaded": _UNAVAILABLE,
     "shutting_down": _UNAVAILABLE,
-    # Not 503: the SDK would ask again for five minutes.
+    # Not 503, which the SDK would retry for five minutes.
     "backend_failed": _INTERNAL,
     "backend_unavailable": _UNAVAILABLE,
     "timeout": Failure(504, _SERVER, "DEADLINE_EXCEEDED", final=True),
