@@ -126,7 +126,7 @@ class Answer:
             self.submits.append(submit)
             detokenizer = self._text.vocabulary.detokenizer(ids)
             self._builders[submit.seq] = ChoiceBuilder(index, stopping, detokenizer, effective)
-            if offered(request):
+            if request.tools and offered(request):
                 self._parsers[submit.seq] = ToolParser(most_calls(request))
 
     def _take(self, output: Output) -> FinishReason | None:

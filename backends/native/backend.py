@@ -209,10 +209,10 @@ class NativeBackend:
 
     async def _grammar(self, request: Generate, text: TextCodec) -> str | None:
         """What the answer must be, checked."""
-        if offered(request):
+        if request.tools and offered(request):
             source, param = tool_grammar(request, tags_are_tokens=text.has_call_tokens), "tools"
         else:
-            source, param = _source(request), "response_format"
+            source, param = None if request.grammar is None else grammar_source(request.grammar), "response_format"
         if source is None:
             return None
         if self._grammars is None:
@@ -222,7 +222,7 @@ class NativeBackend:
 
     async def _prompts(self, request: Generate, text: TextCodec) -> list[MultiModalInputs]:
         """The request's prompts as the model reads them, with their pictures, if they have any."""
-        tools, truncate = offered(request), request.truncate_prompt_tokens
+        tools, truncate = offered(request) if request.tools else (), request.truncate_prompt_tokens
         asked = tuple(map(self._images.marked, as_asked(request))) if self._images else as_asked(request)
         encoded = [
             await text.encode_around(prompt, request.suffix, truncate=truncate)
@@ -277,10 +277,6 @@ def _recipe(model: str) -> Recipe:
         return read_recipe(model) or PLAIN
     except RecipeError as error:
         raise BackendUnavailable(str(error)) from None
-
-
-def _source(request: Generate) -> str | None:
-    return None if request.grammar is None else grammar_source(request.grammar)
 
 
 def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilities:
