@@ -150,7 +150,7 @@ class Answer:
             self.submits.append(submit)
             detokenizer = self._text.vocabulary.detokenizer(ids)
             self._builders[submit.seq] = ChoiceBuilder(index, stopping, detokenizer, effective_seed)
-            if offered_tools(request):
+            if request.tools and offered_tools(request):
                 self._parsers[submit.seq] = ToolParser(max_calls(request))
 
     def _add(self, output: Output) -> FinishReason | None:

@@ -216,7 +216,7 @@ class NativeBackend:
 
     async def _check_grammar(self, request: Generate, text: TextCodec) -> str | None:
         """The grammar that constrains the answer, in llguidance's form, checked; None if the answer is free."""
-        if offered_tools(request):
+        if request.tools and offered_tools(request):
             source, param = tool_grammar(request, tags_are_tokens=text.has_call_tokens), "tools"
         elif request.grammar is not None:
             source, param = grammar_source(request.grammar), "response_format"
@@ -231,7 +231,8 @@ class NativeBackend:
 
     async def _encode_prompts(self, request: Generate, text: TextCodec) -> list[MultiModalInputs]:
         """The request's prompts as token ids, with their processed images."""
-        tools, truncate = offered_tools(request), request.truncate_prompt_tokens
+        tools = offered_tools(request) if request.tools else ()
+        truncate = request.truncate_prompt_tokens
         prompts = as_asked(request)
         if self._images is not None:
             prompts = tuple(map(self._images.with_placeholders, prompts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from urllib.parse import parse_qsl
 
 from litestar.types import HTTPScope, Receive
@@ -53,11 +54,6 @@ class RequestReader:
         self._scope = scope
         self._request_id = request_id
         self.records: OwnRecords | None = None
-
-    @property
-    def is_description(self) -> bool:
-        """Whether the route only describes what is served."""
-        return self._operation.route.kind == "describe"
 
     async def read(self, receive: Receive) -> Call | None:
         """Everything but the body's meaning; None if the client left before it had sent the body.
@@ -118,6 +114,6 @@ def decode_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
     All are decoded in one go, since they are many and short: joined by NUL, which no header holds.
     """
-    joined = b"\0".join([part for pair in raw for part in pair])
+    joined = b"\0".join(chain.from_iterable(raw))
     parts = joined.decode("latin-1").split("\0")
     return dict(zip(parts[::2], parts[1::2], strict=True)) if joined else {}

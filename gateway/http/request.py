@@ -31,13 +31,14 @@ class RequestHandler:
         scope, send: ASGI's.
     """
 
-    __slots__ = ("_account", "_reader", "_responder", "_service")
+    __slots__ = ("_account", "_reader", "_responder", "_route", "_service")
 
     def __init__(
         self, service: Service, operation: Operation, parameters: Mapping[str, str], scope: HTTPScope, send: Send
     ) -> None:
         request_id = service.new_id()
         self._service = service
+        self._route = operation.route
         self._account = RequestAccount(service, operation.protocol, operation.route.name, request_id)
         self._reader = RequestReader(service, operation, parameters, scope, request_id)
         self._responder = Responder(operation.codec, self._account, send, head=scope["method"] == "HEAD")
@@ -62,7 +63,7 @@ class RequestHandler:
             call = await reader.read(receive)
             if call is None:
                 return None
-            if reader.is_description:
+            if self._route.kind == "describe":
                 account.stage = "describe"
                 await responder.reply(reader.describe())
                 return None

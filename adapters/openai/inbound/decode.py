@@ -66,7 +66,7 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
     check(dialect, given)
     check_chat(dialect, given)
     _refuse_unsupported(given)
-    tools = read_tools(dialect, given.tools or ())
+    tools = read_tools(dialect, given.tools) if given.tools else ()
     limit = given.max_tokens if given.max_completion_tokens is None else given.max_completion_tokens
     options = given.stream_options or wire.StreamOptions()
     return Generate(
@@ -84,9 +84,9 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
         logprobs=bool(given.logprobs),
         top_logprobs=given.top_logprobs or 0,
         tools=tools,
-        tool_choice=read_tool_choice(given.tool_choice, tools),
+        tool_choice=None if given.tool_choice is None else read_tool_choice(given.tool_choice, tools),
         parallel_tool_calls=given.parallel_tool_calls,
-        grammar=read_response_format(given.response_format),
+        grammar=None if given.response_format is None else read_response_format(given.response_format),
         user=given.user,
         hints=_hints(given),
         extra=extra,
