@@ -30,7 +30,7 @@ _CLOSE_GRACE = 0.5
 _FIRST_REQUEST_GRACE = 3.0
 """Seconds that connections get that have not sent a request yet."""
 _POLL_INTERVAL = 0.05
-KEEP_ALIVE = 75
+_KEEP_ALIVE = 75
 """Seconds that an idle connection is kept: longer than clients and load balancers keep theirs (at most 60 by default),
 as whoever closes first may close on a request that the other side has just sent.
 """
@@ -120,13 +120,9 @@ class _Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._stop)
 
 
-def main() -> None:
-    """Serve until a signal or the end of standard input."""
-    orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
-    logging.configure(orders.log_level)
-    folder = Path(orders.folder) if orders.folder else None
-    app = create_app(orders.config, folder=folder, slot=orders.slot, waits=orders.serving is not None)
-    config = uvicorn.Config(
+def server_settings(app: Any, config: Config) -> uvicorn.Config:
+    """Return uvicorn's settings for an application."""
+    return uvicorn.Config(
         app,
         http=HeaderCoalescingProtocol,
         loop="uvloop",
@@ -135,12 +131,20 @@ def main() -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=int(orders.config.server.drain_timeout),
+        timeout_keep_alive=_KEEP_ALIVE,
+        timeout_graceful_shutdown=int(config.server.drain_timeout),
     )
+
+
+def main() -> None:
+    """Serve until a signal or the end of standard input."""
+    orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
+    logging.configure(orders.log_level)
+    folder = Path(orders.folder) if orders.folder else None
+    app = create_app(orders.config, folder=folder, slot=orders.slot, waits=orders.serving is not None)
     gc.freeze()  # many short-lived objects are in flight: by default the collector walks them all too often
     gc.set_threshold(50_000, 20, 50)
-    server = _Server(config, app.state.service, orders.serving)
+    server = _Server(server_settings(app, orders.config), app.state.service, orders.serving)
     server.run([socket.socket(fileno=fd) for fd in orders.sockets])
 
 

@@ -21,7 +21,7 @@ def child(code: str) -> Iterator[SupervisedProcess]:
         stop([made], 60)
 
 
-def test_an_engine_that_dies_in_a_reload_does_not_end_it() -> None:
+def test_an_engine_that_dies_during_a_reload_does_not_stop_the_reload() -> None:
     config = Config(server=ServerSection(port=0))
     supervisor = Supervisor(lambda: config)
     command = ("engine",)

@@ -8,11 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-import uvicorn
 
 from gateway.process import worker
-from gateway.process.uvicorn_protocol import HeaderCoalescingProtocol
-from gateway.process.worker import _Server
+from gateway.process.worker import _Server, server_settings
 from tests.gateway.serving import scripted
 
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -22,8 +20,7 @@ GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 async def ending() -> AsyncIterator[tuple[_Server, asyncio.StreamReader, asyncio.StreamWriter]]:
     """A worker that stops, and a client that had connected to it just before."""
     app, _ = scripted("echo")
-    settings = uvicorn.Config(app, http=HeaderCoalescingProtocol, lifespan="on", log_config=None, access_log=False)
-    server = _Server(settings, app.state.service, None)
+    server = _Server(server_settings(app, app.state.service.config), app.state.service, None)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server._serve([listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
@@ -53,3 +50,8 @@ async def test_a_client_that_never_sends_a_request_is_disconnected(monkeypatch: 
     monkeypatch.setattr(worker, "_FIRST_REQUEST_GRACE", 3 * worker._POLL_INTERVAL)
     async with ending() as (_, reader, _writer):
         assert await reader.read() == b""
+
+
+def test_idle_connections_are_kept_longer_than_load_balancers_keep_theirs() -> None:
+    app, _ = scripted("echo")
+    assert server_settings(app, app.state.service.config).timeout_keep_alive == 75
