@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
+from litestar.types import HTTPScope, Send
 
 from gateway.service import Service
 from schemas.errors import MethodNotAllowed, ModelNotFound
@@ -12,7 +11,7 @@ from schemas.errors import MethodNotAllowed, ModelNotFound
 PATH = "/serving-endpoints/{name}/experiment"
 
 
-async def answer(service: Service, name: str, scope: Any, send: Any) -> None:
+async def answer(service: Service, name: str, scope: HTTPScope, send: Send) -> None:
     """Answer a request for the report of endpoint `name`.
 
     Raw ASGI: Litestar would prefer the mount to a route with a parameter.
@@ -29,4 +28,5 @@ async def answer(service: Service, name: str, scope: Any, send: Any) -> None:
     body = msgspec.json.encode(service.experiments[name].report())
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+    body = b"" if scope["method"] == "HEAD" else body
+    await send({"type": "http.response.body", "body": body, "more_body": False})
