@@ -1,27 +1,29 @@
 """Files of a fixed size that one process writes as memory and others read.
 
-For what every request writes: a write is a store to memory, with no lock and no system call, and outlives the process
-that was killed. The machine's power failure is not survived. What it costs beside SQLite: decision 15.
+For what every request writes: a write is a store to memory, with no lock and no system call, and survives the process
+that made it, but no power failure. What SQLite would cost instead: decision 15.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 from pathlib import Path
 
 
 def map_file(path: Path | None, size: int) -> mmap.mmap:
-    """Map `size` bytes of a file into memory, shared and writable; a file that is not there begins with zeros.
+    """Map a file into memory, shared and writable. A new file is filled with zeros, and its folder is made if need be.
 
-    A new file appears under its name with its whole size. Its folder is made if need be. The space on the disk is
-    taken page by page, as it is written.
+    A new file appears under its name with its whole size, which is reserved on the disk: a store to a page for which
+    there is no space would kill the process (SIGBUS).
 
     Args:
         path: the file, which only one process creates; None: memory of this process alone.
-        size: bytes; those of a file that is there already must be as many.
+        size: bytes; a file that exists must have as many.
 
     Raises:
-        OSError: the file cannot be made or mapped.
+        OSError: the file cannot be made or mapped, or there is no space for it.
+        ValueError: the file has fewer bytes.
     """
     if path is None:
         return mmap.mmap(-1, size)
@@ -30,6 +32,8 @@ def map_file(path: Path | None, size: int) -> mmap.mmap:
         new = path.with_name(f".{path.name}.new")
         with new.open("wb") as file:
             file.truncate(size)
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                os.posix_fallocate(file.fileno(), 0, size)
         new.rename(path)
     with path.open("r+b") as file:
         return mmap.mmap(file.fileno(), size)

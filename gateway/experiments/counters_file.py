@@ -56,8 +56,8 @@ class CountersFile:
         return data[: self._totals_at].reshape(self._shape), data[self._totals_at :].reshape(self._shape[0], -1)
 
     def close(self) -> None:
-        """Remove the files of all workers. The mapped memory stays valid. A worker that has not heard of the change of
-        the endpoint yet may create its file again, and removes it itself.
+        """Remove the files of all workers. The mapped memory stays valid. A worker that does not know of the change of
+        the endpoint yet may create its file again, and then removes it itself.
         """
         for file in self._files():
             file.unlink(missing_ok=True)

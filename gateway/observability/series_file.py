@@ -31,8 +31,8 @@ Cells: TypeAlias = "memoryview[float]"
 Totals = dict[str, dict[Labels, list[float]]]
 """By the name of a metric and the values of its labels: the doubles of a series, added up over workers."""
 
-_CELLS = 1 << 20
-"""Doubles in a file: room for about 25,000 served entities. Unused ones take no space."""
+_CELLS = 1 << 17
+"""Doubles in a file (1 MiB): room for about 3,000 served entities."""
 
 
 class SeriesFile:
@@ -62,8 +62,9 @@ class SeriesFile:
         """Return the doubles of one of this worker's series; they begin with zeros."""
         if (found := self._own.get((name, labels))) is not None:
             return found
-        if self._used + width > _CELLS:
-            log.error("metrics.full", metric=name, labels=labels)
+        closed = self._folder is not None and self._index is None
+        if closed or self._used + width > _CELLS:
+            log.error("series.not_added", metric=name, labels=labels, closed=closed)
             found = memoryview(bytearray(8 * width)).cast("d")  # counted, but never shown
         else:
             if self._index is not None:
@@ -85,7 +86,7 @@ class SeriesFile:
         return totals
 
     def close(self) -> None:
-        """Count as dead from now on. Numbers may still be added."""
+        """Count as dead from now on. Numbers may still be added to series that exist."""
         if self._index is not None:
             os.close(self._index)
             self._index = None

@@ -59,6 +59,17 @@ def test_a_line_that_a_killed_worker_left_unfinished_is_dropped(tmp_path: Path) 
     assert other.read()["requests"] == {("a",): [2.0]}
 
 
+def test_a_closed_file_takes_no_new_series(tmp_path: Path) -> None:
+    file = SeriesFile(tmp_path, "0")
+    file.series("requests", ("a",), 1)[0] += 1.0
+    file.close()
+    file.series("requests", ("a",), 1)[0] += 1.0
+    file.series("requests", ("b",), 1)[0] += 1.0
+    successor = SeriesFile(tmp_path, "0")
+    successor.series("requests", ("c",), 1)
+    assert successor.read() == {"requests": {("a",): [2.0], ("c",): [0.0]}}
+
+
 def test_a_file_without_room_counts_no_further_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(series_file, "_CELLS", 2)
     file = SeriesFile(tmp_path)

@@ -8,11 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-import uvicorn
 
 from gateway.config import ServerSection
 from gateway.process import worker
-from gateway.process.uvicorn_protocol import HeaderCoalescingProtocol
 from gateway.process.worker import _Server, uvicorn_config
 from tests.gateway.serving import scripted
 
@@ -23,8 +21,7 @@ GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 async def ending() -> AsyncIterator[tuple[_Server, asyncio.StreamReader, asyncio.StreamWriter]]:
     """A worker that stops, and a client that had connected to it just before."""
     app, _ = scripted("echo")
-    settings = uvicorn.Config(app, http=HeaderCoalescingProtocol, lifespan="on", log_config=None, access_log=False)
-    server = _Server(settings, app.state.service, None)
+    server = _Server(uvicorn_config(app, app.state.service.config.server), app.state.service, None)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server._serve([listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
