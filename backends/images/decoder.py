@@ -100,6 +100,7 @@ class _DecoderProcess:
 
     async def _started(self) -> Process:
         if self._child is None or self._child.returncode is not None:
+            # Isolated mode: neither PYTHON* variables nor the working directory can change what is imported.
             arguments = ("-I", str(_SCRIPT), str(self._options.decode_memory))
             self._child = await asyncio.create_subprocess_exec(
                 sys.executable, *arguments, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=_ENVIRONMENT

@@ -127,7 +127,7 @@ def _decode_data(ref: str, options: ImageOptions) -> bytes:
     if found is None and ref[:5].lower() == "data:":
         raise InvalidRequest("The image's data URI is not base64.")
     text = ref[found.end() :] if found else ref
-    if len(text) > options.max_bytes // 3 * 4 + 4:
+    if len(text) > options.max_bytes // 3 * 4 + 4:  # four characters for three bytes, padded
         raise too_many_bytes(options)
     try:
         return base64.b64decode(text, validate=True)

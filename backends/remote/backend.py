@@ -154,6 +154,7 @@ class RemoteBackend:
             raise self._redact(error) from None
         try:
             filled = self._with_ids(events)
+            # Only if the retokeniser had nothing to fill in does the server return ids where its protocol has them.
             ids_from_server = codec.returns_token_ids(request) and filled == events
             yield _marked(filled, self._id_source(response, from_server=ids_from_server))
             while stream is not None and not isinstance(events[-1], Usage):
@@ -163,7 +164,7 @@ class RemoteBackend:
             self._breaker.record_success()
         except GatewayError as error:
             self._breaker.record_failure(error)
-            raise self._redact(error) from None
+            raise self._redact(error) from None  # the cause, in a traceback, could hold the key as well
         finally:
             response.close()
 
@@ -224,10 +225,11 @@ class RemoteBackend:
                 stream = EventStream(response, codec.decoder(request), self._options.timeouts.idle)
                 return response, stream, await stream.first(deadline)
             reply = await response.reply(deadline)
+            # Proxies answer 200 with an HTML page; servers that ignore `stream` answer a stream with one JSON object.
             if reply.media_type not in ("application/json", ""):
                 raise BackendFailed("The backend's answer is not of its protocol.", fault=Fault.MALFORMED)
             return response, None, codec.decode(request, reply)
-        except BaseException:
+        except BaseException:  # cancellation included
             response.close()
             raise
 

@@ -63,6 +63,7 @@ class Retokeniser:
         encoding: Encoding = self._tokenizer.encode(text, add_special_tokens=False)
         tokens, done = [], 0
         for place, (id, (_, stop)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True), 1):
+            # Tokenizers may drop characters (normalization, spaces at the end): the last token carries the rest.
             stop = len(text) if place == len(encoding.ids) else max(stop, done)  # noqa: PLW2901
             tokens.append(Token(id, text[done:stop]))
             done = stop

@@ -123,6 +123,7 @@ class Retrier:
             return await attempt()
 
         def retryable(error: BaseException) -> bool:
+            # Counted per fault, so that refused connections do not use up the one retry after a reset.
             fault = error.fault if isinstance(error, BackendError) else None
             occurrences[fault] += 1
             return may_retry(error, occurrences[fault])

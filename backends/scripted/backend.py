@@ -166,7 +166,7 @@ class ScriptedBackend:
                 len(ids), request.stopping.max_new_tokens, self._options.context_length, overflow=request.overflow
             )
             for place in range(count):
-                effective = (first + place) % 2**64
+                effective = (first + place) % 2**64  # each choice has its own seed, so that choices differ
                 scripted = answer(script, request, prompt, effective, self._tokenizer)
                 choices.append(play(scripted, request, limit, len(choices), effective, self._tokenizer))
         return choices

@@ -21,6 +21,7 @@ from backends.transport.limits import TransportLimits
 from backends.transport.pool import Pool
 from schemas.errors import BackendFailed, BackendUnavailable, Fault
 
+# Neither a path nor a header value may hold CR or LF, or it could add a header or a request (CWE-93; RFC 9110, 5.5).
 _TARGET = re.compile(r"[!-~]+")
 _HEADER = re.compile(r"[\t -~]*")
 _CACHED_HEADS = 256  # serialized request heads: an upstream gets few different paths and headers
@@ -51,7 +52,7 @@ class Response:
         self.headers: Headers = tuple(
             [(name.decode("latin-1"), value.decode("latin-1")) for name, value in connection.headers]
         )
-        self._first = dict(reversed(self.headers))
+        self._first = dict(reversed(self.headers))  # of a repeated header, the first value wins
         self.media_type = self.header("content-type").partition(";")[0].strip().lower()
 
     def header(self, name: str) -> str:
@@ -64,7 +65,7 @@ class Response:
         Raises:
             schemas.errors.BackendError: the rest will not arrive, or no byte of it by `deadline`.
         """
-        return self._connection.read(deadline)
+        return self._connection.read(deadline)  # not awaited here: one coroutine less for every chunk
 
     async def reply(self, deadline: float | None) -> Reply:
         """Read the whole answer. The caller still ends it.
@@ -125,6 +126,7 @@ class Transport:
         self._base = parts.path.rstrip("/")
         self._limits = limits or TransportLimits()
         self._connect_timeout = connect_timeout
+        # No compression: servers that compress a stream hold events back until a block is full.
         fixed = (("host", parts.netloc), ("accept-encoding", "identity"), ("user-agent", "interlingua"), *headers)
         self._fixed = _header_lines(fixed)
         self._head = lru_cache(_CACHED_HEADS)(self._serialize_head)
@@ -155,7 +157,7 @@ class Transport:
             response = Response(connection, self._limits)
             if response.header("content-encoding") not in ("", "identity"):
                 raise BackendFailed("The backend's answer has a content encoding.", fault=Fault.MALFORMED)
-        except BaseException:
+        except BaseException:  # cancellation included: what the socket would deliver next belongs to nobody
             connection.abort()
             raise
         return response
@@ -166,7 +168,7 @@ class Transport:
 
     def _serialize(self, request: Outbound) -> bytes:
         head = self._head(request.method, request.path, request.headers)
-        if request.method == "GET":
+        if request.method == "GET":  # no body, hence no content-length (RFC 9110, 8.6)
             return head + b"\r\n"
         return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(request.body), request.body)
 

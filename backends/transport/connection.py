@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
         """Begin an exchange with the bytes of a whole request."""
         self._reset()
         self._uses += 1
-        if self._socket is None:
+        if self._socket is None:  # closed between `acquire` and here
             self._failure = _reset_by_peer()
         else:
             self._socket.write(data)
@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
         # A header line without an end calls no callback, so `on_header` alone would not bound the head.
         if not self._head_complete and self._received > self._limits.head:
             self._fail("too many headers")
-        if self._linger_timer is not None:
+        if self._linger_timer is not None:  # the exchange has ended; only the end of its response is awaited
             self._chunks.clear()
             if self._complete:
                 self._linger_timer.cancel()
@@ -186,6 +186,7 @@ class Connection(asyncio.Protocol):
             if timer is not None:
                 timer.cancel()
         self._linger_timer = self._deadline_timer = None
+        # `exc` is None after a FIN. After a reset even a body without framing is not known to be whole.
         if self._head_complete and not self._complete and not self._has_framing() and exc is None:
             self._complete = True
         elif not self._complete and self._failure is None:
