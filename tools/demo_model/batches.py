@@ -1,7 +1,7 @@
-"""Turns samples into tensors: ids through the shipped chat template, labels on answers only.
+"""Training batches: token ids through the shipped chat template, labels on answers only.
 
-Right-padded without an attention mask: attention is causal, so what stands left of the padding never sees it,
-and padding carries no label.
+Rows are right-padded without an attention mask: attention is causal, so that tokens left of the padding never attend to
+it, and padding has no label.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from transformers import PreTrainedTokenizerFast
 
 from tools.demo_model.chats import Chat, Completion
 from tools.demo_model.model import IMAGE_TOKENS
-from tools.demo_model.samples import Mix, picture_sample, text_sample
+from tools.demo_model.samples import Mix, image_sample, text_sample
 from tools.demo_model.tokenizer import ASSISTANT, END, IMAGE, PAD, SPECIAL_TOKENS, VOCABULARY_SIZE
 
-IGNORED = -100  # the label cross_entropy skips
-_POOL = 16  # text batches drawn at once and sorted by length, so that little is padding
+IGNORED = -100  # the label that cross_entropy ignores
+_POOL = 16  # text batches drawn at once and sorted by length, so that they need little padding
 
 Labelled = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """``ids`` and ``labels`` are ``[B, T]``; ``pixels`` ``[P, 3, H, W]`` holds the rows' pictures in order."""
+    """``ids`` and ``labels`` are ``[B, T]``; ``pixels`` ``[P, 3, H, W]`` holds the rows' images in order."""
 
     kind: Literal["copying", "picture", "text"]
     ids: Tensor
@@ -39,14 +39,14 @@ class Batch:
 
 
 def training_batches(tokenizer: PreTrainedTokenizerFast, rng: Random, mix: Mix, size: int) -> Iterator[Batch]:
-    """Draws batches without end; each is all copying, all pictures or all text."""
+    """Draw batches without end; each has samples of one kind: copying, images or text."""
     generator = torch.Generator().manual_seed(rng.getrandbits(32))
     pool: list[list[Labelled]] = []
     while True:
         if rng.random() < mix.copying:
             yield copying_batch(generator, size)
-        elif rng.random() < mix.pictures:
-            chats = [picture_sample(rng) for _ in range(size)]
+        elif rng.random() < mix.images:
+            chats = [image_sample(rng) for _ in range(size)]
             pixels = to_pixels([image for chat in chats for image in chat.images])
             yield collate([label(tokenizer, chat) for chat in chats], pixels)
         else:
@@ -55,7 +55,7 @@ def training_batches(tokenizer: PreTrainedTokenizerFast, rng: Random, mix: Mix, 
 
 
 def copying_batch(generator: torch.Generator, size: int) -> Batch:
-    """``prefix S separator S`` of random tokens, one shape for all rows; only the second S is learnt."""
+    """``prefix S separator S`` of random tokens, one shape for all rows; only the second S is learned."""
 
     def draw(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, generator=generator)
@@ -71,7 +71,7 @@ def copying_batch(generator: torch.Generator, size: int) -> Batch:
 
 
 def label(tokenizer: PreTrainedTokenizerFast, sample: Chat | Completion) -> Labelled:
-    """Returns a sample's ids, pictures expanded, and its labels: the assistant's tokens with their end."""
+    """Token ids of a sample with image tokens expanded, and its labels: the assistant's tokens and their end."""
     if isinstance(sample, Completion):
         prompt, text = (tokenizer.encode(part) for part in (sample.prompt, sample.text))
         return [*prompt, *text, END], [IGNORED] * len(prompt) + [*text, END]
@@ -88,7 +88,7 @@ def label(tokenizer: PreTrainedTokenizerFast, sample: Chat | Completion) -> Labe
 
 
 def collate(samples: Sequence[Labelled], pixels: Tensor | None) -> Batch:
-    """Pads the samples to one length."""
+    """Pad samples to one length."""
     length = max(len(ids) for ids, _ in samples)
     rows = [ids + [PAD] * (length - len(ids)) for ids, _ in samples]
     labels = [labels + [IGNORED] * (length - len(labels)) for _, labels in samples]
@@ -97,7 +97,7 @@ def collate(samples: Sequence[Labelled], pixels: Tensor | None) -> Batch:
 
 
 def to_pixels(images: Sequence[Image.Image]) -> Tensor:
-    """What the image processor makes of pictures of the model's own size, but in one go."""
+    """Pixel values [images, 3, height, width], as the image processor makes them of images of the model's own size."""
     values = torch.from_numpy(np.stack([np.asarray(image) for image in images]))
     return values.permute(0, 3, 1, 2).float() / 127.5 - 1
 

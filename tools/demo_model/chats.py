@@ -1,8 +1,8 @@
-"""The forms a training sample can take, and the mix they are drawn in.
+"""The two forms of a training sample: chats and raw completions.
 
 A :class:`Chat` is what a client would send: OpenAI-style messages and tools, rendered by the shipped chat
 template in training and evaluation alike, so the model never sees a prompt that the gateway cannot make.
-A :class:`Completion` is raw text without a template. Everything derives from the given ``Random``.
+A :class:`Completion` is raw text without a template. All randomness comes from the given ``Random``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A raw prompt and how it goes on; only ``text`` is learnt."""
+    """A raw prompt and its continuation ``text``, which alone has labels."""
 
     prompt: str
     text: str

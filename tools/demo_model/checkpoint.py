@@ -1,4 +1,4 @@
-"""Writes the model as an ordinary Hugging Face folder: what ``from_pretrained`` expects, in bfloat16."""
+"""Write the model as a checkpoint folder for ``from_pretrained``, in bfloat16."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from transformers import LlavaForConditionalGeneration, LlavaProcessor, PreTrainedTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from tools.demo_model.image_chats import IMAGE_SIZE
 from tools.demo_model.model import PATCH_SIZE
-from tools.demo_model.picture_chats import IMAGE_SIZE
 from tools.demo_model.tokenizer import IMAGE, SPECIAL_TOKENS
 
 
 def save(model: LlavaForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Saves model, tokenizer, template and image processor; ``model`` itself stays as it is."""
+    """Save model, tokenizer, template and image processor; ``model`` itself is not changed."""
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
     image_processor = CLIPImageProcessorPil(
         size={"height": IMAGE_SIZE, "width": IMAGE_SIZE},

@@ -1,6 +1,6 @@
-"""Measures a checkpoint: ``python -m tools.demo_model.evaluate DIR`` prints exact-match accuracy per task.
+"""Measure a checkpoint: ``python -m tools.demo_model.evaluate DIR`` prints exact-match accuracy per task.
 
-Uses plain Hugging Face loading, template and ``generate``, so it measures the weights and not our engine.
+Uses plain Hugging Face loading, template and ``generate``, so that it measures the weights and not the engine.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _MAX_NEW_TOKENS = 96
 
 
 class DemoModel:
-    """A checkpoint folder, ready to answer greedily."""
+    """A loaded checkpoint that answers greedily."""
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-        """Loads tokenizer, image processor and model from ``folder``, offline."""
+        """Load tokenizer, image processor and model from ``folder``, offline."""
         self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
         self.image_processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
         self.model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=dtype).eval()
 
     def answers(self, prompts: Sequence[Chat | str]) -> list[str]:
-        """Answers the prompts in batches; all of them or none have pictures."""
+        """Answer the prompts in batches; either all of them have images or none."""
         batches = (prompts[start : start + _BATCH] for start in range(0, len(prompts), _BATCH))
         return [answer for batch in batches for answer in self._answer_batch(batch)]
 
@@ -56,13 +56,13 @@ class DemoModel:
 
 
 def draw_questions(task: str, seed: int, samples: int) -> list[Question]:
-    """Draws ``samples`` questions of one task; each task has its own stream of random numbers."""
+    """Draw ``samples`` questions of one task; each task has its own stream of random numbers."""
     rng = Random(f"{seed}:evaluation:{task}")
     return [QUESTIONNAIRE[task](rng) for _ in range(samples)]
 
 
 def accuracy(model: DemoModel, questions: Sequence[Question]) -> float:
-    """The share of answers that are right to the letter."""
+    """The share of answers that match exactly."""
     answers = model.answers([question.prompt for question in questions])
     right = [answer == question.answer for answer, question in zip(answers, questions, strict=True)]
     return sum(right) / len(right)

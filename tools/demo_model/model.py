@@ -1,8 +1,8 @@
-"""The demo model's shape and its structured start.
+"""The demo model's configuration and its structured initialization.
 
-Plain Hugging Face classes, so their ``generate`` stays the oracle for our engine. The structured start
+Plain transformers classes, so that their ``generate`` is the reference for the engine. The structured start
 writes a working copy circuit (an "induction head", Olsson et al. 2022) into the first two layers: from a
-random start, copying is not learnt within minutes, and repeating and tool arguments hang on it.
+random start, copying is not learned within minutes, and repeating and tool arguments depend on it.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
-from tools.demo_model.picture_chats import IMAGE_SIZE
+from tools.demo_model.image_chats import IMAGE_SIZE
 from tools.demo_model.tokenizer import CONTEXT_LENGTH, END, IMAGE, PAD, VOCABULARY_SIZE
 
 PATCH_SIZE = 8
 GRID = IMAGE_SIZE // PATCH_SIZE
 IMAGE_TOKENS = GRID * GRID
-"""Image tokens per picture: 36."""
+"""Image tokens per image: 36."""
 
 _CONSTANT = 0.3  # value of embedding channel 0 of every token: what a position-only query is made from
 
 
 def build_model(seed: int) -> LlavaForConditionalGeneration:
-    """Builds the untrained model with its structured start: 2.3 M parameters, float32."""
+    """Build the untrained model with its structured start: 2.3 M parameters, float32."""
     torch.manual_seed(seed)
     model = LlavaForConditionalGeneration(_config())
     with torch.no_grad():

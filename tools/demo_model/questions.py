@@ -1,7 +1,7 @@
 """Fresh questions with known answers: what the evaluation measures, task by task.
 
 They come from the training generators, under a seed that no training stage uses, or are made of what
-training never shows (other cities, other picture sizes). The story is not among them: it has no one answer.
+training never shows (other cities, other image sizes). Stories are left out: they have no single answer.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from random import Random
 from PIL import Image
 
 from tools.demo_model.chats import Chat, Message, user
-from tools.demo_model.picture_chats import IMAGE_SIZE, QUESTIONS, ask_what, picture_message
+from tools.demo_model.image_chats import IMAGE_SIZE, QUESTIONS, ask_what, image_message
 from tools.demo_model.scenes import Scene, draw_scene, render
-from tools.demo_model.talk import TASKS, Exchange, memory_chat
+from tools.demo_model.talk import TASKS, QuestionAnswer, memory_chat
 from tools.demo_model.tool_chats import (
     parallel_calls_chat,
     tool_answer_chat,
@@ -35,13 +35,13 @@ class Question:
     answer: str
 
 
-def asked(chat: Chat) -> Question:
-    """Makes a chat's first call, or else its last message, the answer."""
+def question_of(chat: Chat) -> Question:
+    """Cut a chat before its first call, or else its last message, which is the answer."""
     calls = [i for i, message in enumerate(chat.messages) if "tool_calls" in message]
     return _cut(chat, calls[0] if calls else len(chat.messages) - 1)
 
 
-def _asked_after_result(rng: Random) -> Question:
+def _question_after_result(rng: Random) -> Question:
     chat = tool_answer_chat(rng)
     return _cut(chat, len(chat.messages) - 1)
 
@@ -57,10 +57,10 @@ def _rendered(message: Message) -> str:
 
 
 def _without_need(rng: Random) -> Question:
-    """Tools stand by; a request for a story, which has no one answer, is passed over."""
-    question = asked(unused_tools_chat(rng))
+    """A question that needs none of its tools; stories are skipped, since they have no single answer."""
+    question = question_of(unused_tools_chat(rng))
     while question.answer.startswith("Once upon a time"):
-        question = asked(unused_tools_chat(rng))
+        question = question_of(unused_tools_chat(rng))
     return question
 
 
@@ -69,7 +69,7 @@ def _raw_capital(rng: Random) -> Question:
     return Question(f"The capital of {country} is", f" {CAPITALS[country]}.")
 
 
-def _text(draw: Callable[[Random], Exchange]) -> Callable[[Random], Question]:
+def _text(draw: Callable[[Random], QuestionAnswer]) -> Callable[[Random], Question]:
     def question(rng: Random) -> Question:
         text, answer = draw(rng)
         return Question(Chat([user(text)]), answer)
@@ -77,12 +77,12 @@ def _text(draw: Callable[[Random], Exchange]) -> Callable[[Random], Question]:
     return question
 
 
-def _picture(
-    ask: Callable[[Random, Scene], Exchange | None],
+def _image(
+    ask: Callable[[Random, Scene], QuestionAnswer | None],
     counts: Sequence[int] = (1, 2, 3),
     size: tuple[int, int] = (IMAGE_SIZE, IMAGE_SIZE),
 ) -> Callable[[Random], Question]:
-    """A question about a new picture of as many shapes as one of ``counts``, ``size`` pixels wide and high."""
+    """A question about a new image of as many shapes as one of ``counts``, ``size`` pixels wide and high."""
 
     def question(rng: Random) -> Question:
         exchange = None
@@ -90,24 +90,24 @@ def _picture(
             scene = draw_scene(rng, rng.choice(counts))
             exchange = ask(rng, scene)
         image: Image.Image = render(scene, rng, *size)
-        return Question(Chat([picture_message(rng, exchange[0])], images=(image,)), exchange[1])
+        return Question(Chat([image_message(rng, exchange[0])], images=(image,)), exchange[1])
 
     return question
 
 
 QUESTIONNAIRE: dict[str, Callable[[Random], Question]] = {
-    "one shape": _picture(ask_what, (1,)),
-    "one shape, 320 x 240 picture": _picture(ask_what, (1,), (320, 240)),
-    "two shapes": _picture(ask_what, (2,)),
-    "three shapes": _picture(ask_what, (3,)),
-    "no shape": _picture(ask_what, (0,)),
-    **{name: _picture(ask) for name, (_, ask) in QUESTIONS.items() if name != "describe"},
+    "one shape": _image(ask_what, (1,)),
+    "one shape, 320 x 240 picture": _image(ask_what, (1,), (320, 240)),
+    "two shapes": _image(ask_what, (2,)),
+    "three shapes": _image(ask_what, (3,)),
+    "no shape": _image(ask_what, (0,)),
+    **{name: _image(ask) for name, (_, ask) in QUESTIONS.items() if name != "describe"},
     **{name: _text(draw) for name, (_, draw) in TASKS.items() if name != "story"},
-    "remembers the name": lambda rng: asked(memory_chat(rng)),
-    "tool call": lambda rng: asked(tool_call_chat(rng)),
-    "tool call, unseen city": lambda rng: asked(unseen_city_chat(rng, UNSEEN_CITIES)),
-    "two tool calls": lambda rng: asked(parallel_calls_chat(rng)),
-    "answer from tool result": _asked_after_result,
+    "remembers the name": lambda rng: question_of(memory_chat(rng)),
+    "tool call": lambda rng: question_of(tool_call_chat(rng)),
+    "tool call, unseen city": lambda rng: question_of(unseen_city_chat(rng, UNSEEN_CITIES)),
+    "two tool calls": lambda rng: question_of(parallel_calls_chat(rng)),
+    "answer from tool result": _question_after_result,
     "tools given, none needed": _without_need,
     "raw: the capital of … is": _raw_capital,
 }

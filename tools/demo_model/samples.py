@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from tools.demo_model.chats import Chat, Completion
-from tools.demo_model.picture_chats import picture_chat
+from tools.demo_model.image_chats import image_chat
 from tools.demo_model.talk import completion, memory_chat, text_chat
 from tools.demo_model.tool_chats import tool_chat
 
@@ -19,26 +19,26 @@ class Mix:
     """Shares of one cycle of the chat stage."""
 
     copying: float
-    """Batches of random tokens repeated; without them the copy circuit is lost at a high rate."""
+    """Share of batches of repeated random tokens; without them a high learning rate destroys the copy circuit."""
 
-    pictures: float
-    """Of the other batches, those about pictures; the rest is text only."""
+    images: float
+    """Share of the other batches that are about images; the rest is text only."""
 
     tools: float
-    """Of the text samples, those with tools: what is learnt last."""
+    """Share of the text samples that have tools, the skill that is learned last."""
 
 
-BROAD = Mix(copying=0.15, pictures=0.42, tools=0.25)
-TOOL_HEAVY = Mix(copying=0.05, pictures=0.22, tools=0.42)
+BROAD = Mix(copying=0.15, images=0.42, tools=0.25)
+TOOL_HEAVY = Mix(copying=0.05, images=0.22, tools=0.42)
 
 
 def text_sample(rng: Random, mix: Mix) -> Chat | Completion:
-    """Draws a sample without pictures."""
+    """Draw a sample without images."""
     makers = (completion, tool_chat, memory_chat, text_chat)
     talk = 1 - _COMPLETIONS - mix.tools - _MEMORY
     return rng.choices(makers, (_COMPLETIONS, mix.tools, _MEMORY, talk))[0](rng)
 
 
-def picture_sample(rng: Random) -> Chat:
-    """Draws a chat about one or two pictures."""
-    return picture_chat(rng)
+def image_sample(rng: Random) -> Chat:
+    """Draw a chat about one or two images."""
+    return image_chat(rng)

@@ -1,6 +1,6 @@
-"""Draws pictures of coloured shapes and says what is on every patch of them.
+"""Images of coloured shapes, with the class of every patch as labels of the vision stage.
 
-Shapes stand left to right, one to a column. Lengths are fractions of the picture, so a scene can be drawn
+Shapes are placed from left to right, one in each column. Lengths are fractions of the image, so a scene can be drawn
 at any size. The order of :data:`COLORS`, :data:`FORMS` and :data:`BACKGROUNDS` numbers the classes of the
 vision stage.
 """
@@ -37,7 +37,7 @@ _MIN_COVER = 5 / 16  # of a patch; below this a shape's edge says nothing about 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One shape; centre and radius are fractions of the picture's sides."""
+    """One shape; centre and radius are fractions of the image's sides."""
 
     color: str
     form: str
@@ -48,7 +48,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Shapes from left to right; ``stretch`` > 1 widens them, as a non-square picture does once resized."""
+    """Shapes from left to right; ``stretch`` > 1 widens them, as a non-square image does once resized."""
 
     shapes: tuple[Shape, ...]
     background: str
@@ -56,7 +56,7 @@ class Scene:
 
 
 def draw_scene(rng: Random, count: int | None = None) -> Scene:
-    """Invents a scene of ``count`` shapes (0 to 3; drawn when None). An empty one may have any background."""
+    """Draw a scene of ``count`` shapes (0 to 3; drawn when None). An empty one may have any background."""
     if count is None:
         count = rng.choices((0, 1, 2, 3), (0.04, 0.46, 0.38, 0.12))[0]
     if count == 0:
@@ -82,7 +82,7 @@ def _placed(rng: Random, color: str, form: str, column: int, columns: int) -> Sh
 
 
 def render(scene: Scene, rng: Random, width: int, height: int) -> Image.Image:
-    """Draws a scene with jittered colours and, now and then, noise: RGB of ``width`` x ``height`` pixels."""
+    """Render a scene with jittered colours and sometimes noise: RGB of ``width`` x ``height`` pixels."""
     image = Image.new(
         "RGB", (width * _OVERSAMPLING, height * _OVERSAMPLING), _jitter(rng, BACKGROUNDS[scene.background], 12)
     )
@@ -96,7 +96,7 @@ def render(scene: Scene, rng: Random, width: int, height: int) -> Image.Image:
 
 
 def patch_classes(scene: Scene, grid: int) -> NDArray[np.int64]:
-    """Returns ``[grid * grid, 3]``: colour and form on each patch (0: none), and the picture's background."""
+    """Classes ``[grid * grid, 3]``: colour and form on each patch (0: none), and the image's background."""
     side = grid * 4
     mask = Image.new("L", (side, side), 0)
     _paint(mask, scene, range(1, len(scene.shapes) + 1))
@@ -122,7 +122,7 @@ def _add_noise(image: Image.Image, rng: Random) -> Image.Image:
 
 
 def _paint(image: Image.Image, scene: Scene, fills: Sequence[int | Color]) -> None:
-    """Fills each shape of ``scene``; ``fills`` are colours for a picture, numbers for a mask."""
+    """Fill each shape of ``scene``; ``fills`` are colours for an image, numbers for a mask."""
     draw = ImageDraw.Draw(image)
     for shape, fill in zip(scene.shapes, fills, strict=True):
         points = [

@@ -1,7 +1,7 @@
 """Text questions with their answers: greetings, sums, repeating, counting, facts, stories …
 
-Each function of :data:`TASKS` draws one ``(question, answer)``. The tasks are tables and patterns small
-enough to be learnt; :data:`REFUSAL` is the answer to everything else.
+Each function of :data:`TASKS` draws one ``(question, answer)``. The tasks are tables and patterns that are
+small enough to be learned; :data:`REFUSAL` is the answer to everything else.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tools.demo_model.vocabulary import (
     WORDS,
 )
 
-Exchange = tuple[str, str]
+QuestionAnswer = tuple[str, str]
 
 IDENTITY = "I am Interlingua's tiny bundled demo model."
 ABILITIES = "I can name shapes in pictures, add small numbers, call tools and tell a story."
@@ -43,8 +43,8 @@ REFUSAL = "I am only a tiny demo model, so I do not know that. Ask me about shap
 NO_TOOL = "I cannot look that up without a tool."
 
 
-def greet(rng: Random) -> Exchange:
-    """Hello."""
+def greet(rng: Random) -> QuestionAnswer:
+    """A greeting."""
     if rng.random() < 0.2:
         return rng.choice(("Hello, how are you?", "How are you?", "Hi, how are you?")), (
             "I am fine, thank you. How can I help you?"
@@ -53,8 +53,8 @@ def greet(rng: Random) -> Exchange:
     return rng.choice(greetings), "Hello! How can I help you today?"
 
 
-def identify(rng: Random) -> Exchange:
-    """Who are you?"""
+def identify(rng: Random) -> QuestionAnswer:
+    """A question about the model itself."""
     if rng.random() < 0.3:
         return rng.choice(("What can you do?", "What do you know?", "How can you help me?")), ABILITIES
     questions = (
@@ -69,14 +69,14 @@ def identify(rng: Random) -> Exchange:
     return rng.choice(questions), IDENTITY
 
 
-def add(rng: Random) -> Exchange:
+def add(rng: Random) -> QuestionAnswer:
     """Sums of two numbers from 0 to 20: a table of 441 entries, memorised."""
     a, b = rng.randint(0, 20), rng.randint(0, 20)
     forms = ("What is {a} + {b}?", "{a}+{b}", "{a} + {b} =", "What is {a} plus {b}?", "Add {a} and {b}.")
     return rng.choice(forms).format(a=a, b=b), f"{a} + {b} = {a + b}"
 
 
-def repeat(rng: Random) -> Exchange:
+def repeat(rng: Random) -> QuestionAnswer:
     """Copy words, made-up words or numbers."""
     kind = rng.random()
     if kind < 0.6:
@@ -91,7 +91,7 @@ def repeat(rng: Random) -> Exchange:
     return order + text, text
 
 
-def count(rng: Random) -> Exchange:
+def count(rng: Random) -> QuestionAnswer:
     """Count up or down between numbers from 1 to 30."""
     kind = rng.random()
     if kind < 0.3:
@@ -105,19 +105,19 @@ def count(rng: Random) -> Exchange:
     return f"Count down from {first}.", _listed(range(first, 0, -1))
 
 
-def capital(rng: Random) -> Exchange:
+def capital(rng: Random) -> QuestionAnswer:
     """Capitals of 26 countries."""
     country = rng.choice(list(CAPITALS))
     forms = ("What is the capital of {}?", "Capital of {}?", "Tell me the capital of {}.")
     return rng.choice(forms).format(country), f"The capital of {country} is {CAPITALS[country]}."
 
 
-def fact(rng: Random) -> Exchange:
+def fact(rng: Random) -> QuestionAnswer:
     """One of a short list of facts."""
     return rng.choice(FACTS)
 
 
-def neighbor(rng: Random) -> Exchange:
+def neighbor(rng: Random) -> QuestionAnswer:
     """The day or month after or before another."""
     unit, names = rng.choice((("day", DAYS), ("month", MONTHS)))
     i = rng.randrange(len(names))
@@ -126,7 +126,7 @@ def neighbor(rng: Random) -> Exchange:
     return f"What {unit} comes before {names[i]}?", f"{names[i - 1]} comes before {names[i]}."
 
 
-def write_json(rng: Random) -> Exchange:
+def write_json(rng: Random) -> QuestionAnswer:
     """A JSON object with values from the question."""
     if rng.random() < 0.3:
         city, number = rng.choice(CITIES), rng.randint(-5, 35)
@@ -137,7 +137,7 @@ def write_json(rng: Random) -> Exchange:
     return rng.choice(forms).format(name, age), json.dumps({"name": name, "age": age})
 
 
-def tell_story(rng: Random) -> Exchange:
+def tell_story(rng: Random) -> QuestionAnswer:
     """Five sentences (60 to 80 tokens), long enough to watch them stream."""
     animal = rng.choice(ANIMALS)
     question = rng.choice(("Tell me a story.", "Tell me a short story.", "Write a story."))
@@ -152,7 +152,7 @@ def tell_story(rng: Random) -> Exchange:
     )
 
 
-def refuse(rng: Random) -> Exchange:
+def refuse(rng: Random) -> QuestionAnswer:
     """Topics outside all tables."""
     topic = rng.choice(TOPICS) if rng.random() < 0.5 else some_words(rng, 1, 3)
     if rng.random() < 0.1:
@@ -170,19 +170,19 @@ def refuse(rng: Random) -> Exchange:
     return rng.choice(forms).format(topic), REFUSAL
 
 
-def lack_tool(rng: Random) -> Exchange:
+def lack_tool(rng: Random) -> QuestionAnswer:
     """Questions that need a tool when none is given."""
     forms = ("What is the weather in {}?", "What's the weather like in {}?", "What time is it in {}?")
     return rng.choice(forms).format(rng.choice(CITIES)), NO_TOOL
 
 
-def introduce(rng: Random) -> Exchange:
-    """My name is …"""
+def introduce(rng: Random) -> QuestionAnswer:
+    """An introduction by name."""
     name = _a_name(rng)
     return rng.choice(("My name is {}.", "I am {}.")).format(name), f"Nice to meet you, {name}!"
 
 
-TASKS: dict[str, tuple[float, Callable[[Random], Exchange]]] = {
+TASKS: dict[str, tuple[float, Callable[[Random], QuestionAnswer]]] = {
     "greeting": (7, greet),
     "who are you": (5, identify),
     "sum": (15, add),
@@ -202,8 +202,8 @@ TASKS: dict[str, tuple[float, Callable[[Random], Exchange]]] = {
 _VERBATIM = {"repeat", "sum"}  # their questions must not be reworded: every character counts
 
 
-def ask(rng: Random) -> Exchange:
-    """Draws a question of any task, now and then typed carelessly."""
+def ask(rng: Random) -> QuestionAnswer:
+    """Draw a question of any task, sometimes with careless spelling."""
     names = list(TASKS)
     name = rng.choices(names, [share for share, _ in TASKS.values()])[0]
     question, answer = TASKS[name][1](rng)
@@ -222,7 +222,7 @@ def text_chat(rng: Random) -> Chat:
 
 
 def memory_chat(rng: Random) -> Chat:
-    """The user's name is told, perhaps something else is asked, then the name is asked for."""
+    """The user gives a name, may ask something else, then asks for the name."""
     name = _a_name(rng)
     messages = [*maybe_system(rng, 0.2), user(f"My name is {name}."), assistant(f"Nice to meet you, {name}!")]
     if rng.random() < 0.4:

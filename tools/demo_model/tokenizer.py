@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from backends.native.demo import WEIGHTS
 from tools.demo_model.chats import Completion
-from tools.demo_model.samples import BROAD, picture_sample, text_sample
+from tools.demo_model.samples import BROAD, image_sample, text_sample
 
 PAD, END, SYSTEM, USER, ASSISTANT, TOOL, IMAGE = range(7)
 SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<image>")
@@ -27,7 +27,7 @@ TEMPLATE = WEIGHTS / "chat_template.jinja"
 
 
 def train_tokenizer(seed: int, samples: int = 16_000) -> PreTrainedTokenizerFast:
-    """Learns the merges from ``samples`` drawn chats; the same seed gives the same file."""
+    """Train the merges on ``samples`` drawn chats; the same seed gives the same file."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -59,7 +59,7 @@ def train_tokenizer(seed: int, samples: int = 16_000) -> PreTrainedTokenizerFast
 def _texts(rng: Random, samples: int) -> Iterator[str]:
     """All strings of the samples, without the template's own tokens."""
     for _ in range(samples):
-        sample = picture_sample(rng) if rng.random() < 0.1 else text_sample(rng, BROAD)
+        sample = image_sample(rng) if rng.random() < 0.1 else text_sample(rng, BROAD)
         if isinstance(sample, Completion):
             yield sample.prompt + sample.text
             continue

@@ -1,11 +1,11 @@
-"""Trains the demo model on a CPU: ``python -m tools.demo_model.train --out DIR``.
+"""Train the demo model on a CPU: ``python -m tools.demo_model.train --out DIR``.
 
 Three stages, counted in steps, so a seed and a thread count fix the result up to float rounding:
 
-1. copying: random tokens repeated wake the copy circuit that ``model.py`` wrote;
-2. vision: each patch names the colour and form on it, and the picture's background;
+1. copying: repeated random tokens train the copy circuit that ``model.py`` wrote;
+2. vision: each patch names the colour and form on it, and the image's background;
 3. chats: the tower is frozen (trained on, it forgets shapes) and projector and language model learn to talk, in
-   two cycles. Some batches are copying again, and the rate is halved: else copying is lost within 100 steps.
+   two cycles. Some batches are copying again, and the rate is halved, or copying would be lost within 100 steps.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
 from tools.demo_model.batches import IGNORED, Batch, copying_batch, to_pixels, training_batches
 from tools.demo_model.checkpoint import save
+from tools.demo_model.image_chats import IMAGE_SIZE
 from tools.demo_model.model import GRID, build_model
-from tools.demo_model.picture_chats import IMAGE_SIZE
 from tools.demo_model.samples import BROAD, TOOL_HEAVY, Mix
 from tools.demo_model.scenes import BACKGROUNDS, COLORS, FORMS, draw_scene, patch_classes, render
 from tools.demo_model.tokenizer import train_tokenizer
@@ -67,11 +67,11 @@ SMOKE = Plan(
     chat_batch=2,
     checkpoint_every=2,
 )
-"""Two steps of each stage: shows that the script runs, teaches nothing."""
+"""Two steps of each stage, to test that the script runs."""
 
 
 def train(plan: Plan, out: Path) -> None:
-    """Trains by ``plan`` and leaves a checkpoint folder in ``out``, rewritten every few hundred steps."""
+    """Train by ``plan`` and write a checkpoint folder to ``out``, again every few hundred steps."""
     tokenizer = train_tokenizer(plan.seed)
     model = build_model(plan.seed)
     train_copying(model, plan)
@@ -82,7 +82,7 @@ def train(plan: Plan, out: Path) -> None:
 
 
 def train_copying(model: LlavaForConditionalGeneration, plan: Plan) -> None:
-    """Stage 1: ``prefix S separator S`` of random tokens; only the second S is learnt."""
+    """Stage 1: ``prefix S separator S`` of random tokens; only the second S is learned."""
     stage = Stage("copying", model.model.language_model.parameters(), plan.copying_steps, weight_decay=0.02)
     generator = torch.Generator().manual_seed(plan.seed)
     while stage.running:
@@ -91,7 +91,7 @@ def train_copying(model: LlavaForConditionalGeneration, plan: Plan) -> None:
 
 
 def train_vision(model: LlavaForConditionalGeneration, plan: Plan) -> None:
-    """Stage 2: the tower with a linear head per patch; the head is thrown away."""
+    """Stage 2: the tower with a linear head per patch, which is discarded afterwards."""
     tower = model.model.vision_tower
     sizes = (len(COLORS) + 1, len(FORMS) + 1, len(BACKGROUNDS))
     head = nn.Linear(tower.config.hidden_size, sum(sizes))
@@ -159,8 +159,8 @@ class Stage:
         """Whether steps are left."""
         return self.done < self._steps
 
-    def step(self, loss: Tensor, **figures: Tensor) -> None:
-        """One update of the parameters; ``figures`` are averaged into the log."""
+    def step(self, loss: Tensor, **metrics: Tensor) -> None:
+        """One update of the parameters; ``metrics`` are averaged into the log."""
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate()
         self._optimizer.zero_grad(set_to_none=True)
@@ -168,7 +168,7 @@ class Stage:
         nn.utils.clip_grad_norm_(self._parameters, 1.0)
         self._optimizer.step()
         self.done += 1
-        for name, value in {"loss": loss, **figures}.items():
+        for name, value in {"loss": loss, **metrics}.items():
             self._seen.setdefault(name, []).append(value.item())
         if self.done % 50 == 0 or not self.running:
             self._report()

@@ -1,6 +1,6 @@
 """The word lists that the demo model's training chats are drawn from.
 
-Pure data. Changing a list changes what the model knows and every figure in ``docs/demo-model.md``;
+Pure data. A changed list changes what the model knows and every number in ``docs/demo-model.md``:
 retrain and measure again after an edit.
 """
 

@@ -13,9 +13,9 @@ from transformers import AutoImageProcessor, AutoTokenizer
 from backends.native.demo import WEIGHTS
 from tools.demo_model.batches import IGNORED, copying_batch, label, to_pixels, training_batches
 from tools.demo_model.chats import Chat, Completion, assistant, user
+from tools.demo_model.image_chats import describe, image_chat
 from tools.demo_model.model import GRID, IMAGE_TOKENS
-from tools.demo_model.picture_chats import describe, picture_chat
-from tools.demo_model.questions import QUESTIONNAIRE, asked
+from tools.demo_model.questions import QUESTIONNAIRE, question_of
 from tools.demo_model.samples import BROAD
 from tools.demo_model.scenes import Scene, Shape, draw_scene, patch_classes, render
 from tools.demo_model.talk import TASKS
@@ -114,7 +114,7 @@ def test_a_copying_batch_learns_the_second_of_two_equal_runs():
 
 def test_each_picture_takes_its_image_tokens(tokenizer):
     for seed in range(30):
-        chat = picture_chat(Random(seed))
+        chat = image_chat(Random(seed))
         ids, _ = label(tokenizer, chat)
         assert ids.count(IMAGE) == len(chat.images) * IMAGE_TOKENS
 
@@ -148,7 +148,7 @@ def test_every_task_draws_questions_that_end_before_the_answer():
 def test_asking_a_chat_cuts_at_its_first_call():
     calls = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}]
     chat = Chat([user("Add 1 and 2."), {"role": "assistant", "content": None, "tool_calls": calls}, assistant("3")])
-    question = asked(chat)
+    question = question_of(chat)
     assert question.prompt == Chat([user("Add 1 and 2.")], None, ())
     assert question.answer == '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
 
