@@ -46,6 +46,7 @@ bench: $(VENV)/.installed  ## what the gateway itself costs, in CPU time per req
 	$(VENV)/bin/python -m benchmarks.gateway
 	$(VENV)/bin/python -m benchmarks.remote
 	$(VENV)/bin/python -m benchmarks.routing
+	$(VENV)/bin/python -m benchmarks.stores
 	$(VENV)/bin/python -m benchmarks.grammar
 	$(VENV)/bin/python -m benchmarks.hostile
 	$(VENV)/bin/python -m benchmarks.images

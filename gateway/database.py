@@ -25,7 +25,7 @@ _CHECKPOINT_PAGES = 64
 
 
 def connect(path: Path | None, schema: Sequence[str], version: int, *, wait: float = 0.0) -> sqlite3.Connection:
-    """Open a database in autocommit mode, and create it if it is not there.
+    """Open a database in autocommit mode, and create it if it is not there. Opening one that is there never waits.
 
     Args:
         path: its file (mode 0600), in a folder that is made with mode 0700 if need be; None: a private database that
@@ -46,8 +46,10 @@ def connect(path: Path | None, schema: Sequence[str], version: int, *, wait: flo
         _set_wal(connection)
         connection.execute("PRAGMA synchronous = OFF")
         connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
-        with transaction(connection):
-            _migrate(connection, schema, version)
+        if _version(connection) == 0:
+            _create(connection, schema, version)
+        if (found := _version(connection)) != version:
+            raise sqlite3.DatabaseError(f"the database has schema version {found}, this program needs {version}")
         connection.execute(f"PRAGMA busy_timeout = {round(wait * 1000)}")
     except BaseException:
         connection.close()
@@ -90,11 +92,13 @@ def _set_wal(connection: sqlite3.Connection) -> None:
             return
 
 
-def _migrate(connection: sqlite3.Connection, schema: Sequence[str], version: int) -> None:
-    (found,) = connection.execute("PRAGMA user_version").fetchone()
-    if found == 0:
-        for statement in schema:
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {version}")
-    elif found != version:
-        raise sqlite3.DatabaseError(f"the database has schema version {found}, this program needs {version}")
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _create(connection: sqlite3.Connection, schema: Sequence[str], version: int) -> None:
+    with transaction(connection):
+        if _version(connection) == 0:  # another process may have been faster
+            for statement in schema:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {version}")

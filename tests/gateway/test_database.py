@@ -55,6 +55,15 @@ def test_a_connection_that_does_not_wait_reports_a_busy_database(tmp_path: Path)
     other.close()
 
 
+def test_opening_an_existing_database_does_not_wait_for_a_writer(tmp_path: Path) -> None:
+    one = connect(tmp_path / "notes.sqlite3", SCHEMA, 1)
+    with transaction(one):
+        other = connect(tmp_path / "notes.sqlite3", SCHEMA, 1)
+        assert notes(other) == []
+    one.close()
+    other.close()
+
+
 def test_another_schema_version_is_refused(tmp_path: Path) -> None:
     connect(tmp_path / "notes.sqlite3", SCHEMA, 1).close()
     with pytest.raises(sqlite3.DatabaseError, match="schema version 1, this program needs 2"):
