@@ -29,9 +29,9 @@ async def test_feedback_reaches_the_arm_whichever_worker_takes_it(tmp_path: Path
     async with running(worker(tmp_path)) as one, running(worker(tmp_path)) as two:
         for value in (1.0, 0.0):
             answer = await chat(one, user=unit_for("b"))
-            told = {"request_id": answer.headers["x-request-id"], "metric": "liked", "value": value}
+            feedback = {"request_id": answer.headers["x-request-id"], "metric": "liked", "value": value}
             for client in (one, two):
-                assert (await client.post("/v1/feedback", json=told)).status_code == 204
+                assert (await client.post("/v1/feedback", json=feedback)).status_code == 204
         for client in (one, two):
             found = await figures(client)
             assert found["b"]["means"]["liked"] == 0.5
@@ -41,7 +41,7 @@ async def test_feedback_reaches_the_arm_whichever_worker_takes_it(tmp_path: Path
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_feedback_may_come_as_soon_as_the_end_is_out(stream: bool, tmp_path: Path) -> None:
     """The client has the last bytes while the worker that sent them is still at it."""
-    app, headers, told = worker(tmp_path), dict[bytes, bytes](), list[dict[str, Any]]()
+    app, headers, reports = worker(tmp_path), dict[bytes, bytes](), list[dict[str, Any]]()
     async with running(app), running(worker(tmp_path)) as other:
 
         async def watched(scope: Any, receive: Any, send: Any) -> None:
@@ -49,14 +49,14 @@ async def test_feedback_may_come_as_soon_as_the_end_is_out(stream: bool, tmp_pat
                 await send(message)
                 headers.update(message.get("headers", ()))
                 if b"[DONE]" in message.get("body", b"") or not (stream or message.get("more_body", True)):
-                    await tell(other, headers[b"x-request-id"].decode(), 1.0)
-                    told.append((await figures(other))["b"])
+                    await send_feedback(other, headers[b"x-request-id"].decode(), 1.0)
+                    reports.append((await figures(other))["b"])
 
             await app(scope, receive, sent)
 
         async with httpx.AsyncClient(transport=httpx.ASGITransport(watched), base_url="http://gateway") as client:
             await chat(client, user=unit_for("b"), stream=stream)
-    (found,) = told
+    (found,) = reports
     assert (found["means"]["success"], found["means"]["liked"], found["finish_reasons"]) == (1.0, 1.0, {"eos": 1})
 
 
@@ -64,18 +64,18 @@ def kept(folder: Path, pattern: str) -> int:
     return len(list(folder.glob(pattern)))
 
 
-async def tell(client: httpx.AsyncClient, id: str, value: float, metric: str = "liked") -> None:
-    told = {"request_id": id, "metric": metric, "value": value}
-    assert (await client.post("/v1/feedback", json=told)).status_code == 204
+async def send_feedback(client: httpx.AsyncClient, id: str, value: float, metric: str = "liked") -> None:
+    feedback = {"request_id": id, "metric": metric, "value": value}
+    assert (await client.post("/v1/feedback", json=feedback)).status_code == 204
 
 
 async def test_of_feedback_sent_twice_the_last_counts_whichever_worker_takes_it(tmp_path: Path) -> None:
     async with running(worker(tmp_path)) as one, running(worker(tmp_path)) as two, running(worker(tmp_path)) as three:
         ids = [(await chat(one, user=unit_for("b"))).headers["x-request-id"] for _ in range(2)]
         for client, value in ((one, 1.0), (two, 1.0), (two, 5.0), (three, 3.0), (three, 3.0)):
-            await tell(client, ids[0], value)
-        await tell(two, ids[0], 7.0, "hated")
-        await tell(two, ids[1], 2.0)
+            await send_feedback(client, ids[0], value)
+        await send_feedback(two, ids[0], 7.0, "hated")
+        await send_feedback(two, ids[1], 2.0)
         for client in (one, two, three):
             found = (await figures(client))["b"]
             assert (found["means"]["liked"], found["means"]["hated"]) == (2.5, 7.0)
@@ -84,11 +84,11 @@ async def test_of_feedback_sent_twice_the_last_counts_whichever_worker_takes_it(
 async def test_a_worker_in_anothers_slot_continues_its_counters(tmp_path: Path) -> None:
     async with running(worker(tmp_path, "worker-0")) as first, running(worker(tmp_path, "worker-1")) as other:
         id = (await chat(first, user=unit_for("b"))).headers["x-request-id"]
-        await tell(other, id, 1.0)
+        await send_feedback(other, id, 1.0)
     for count in range(2, 6):  # each takes the place of the last one, which may have been killed
         async with running(worker(tmp_path, "worker-0")) as client:
             if count == 2:
-                await tell(client, id, 3.0)
+                await send_feedback(client, id, 3.0)
             await chat(client, user=unit_for("b"))
             found = (await figures(client))["b"]
             assert (found["exposures"], found["means"]["success"], found["means"]["liked"]) == (count, 1.0, 3.0)
@@ -97,7 +97,7 @@ async def test_a_worker_in_anothers_slot_continues_its_counters(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("told", "word"),
+    ("feedback", "word"),
     [
         ({"request_id": "no-such", "metric": "liked", "value": 1}, "remembered"),
         ({"request_id": "0" * 24, "metric": "liked", "value": 1}, "remembered"),
@@ -106,11 +106,13 @@ async def test_a_worker_in_anothers_slot_continues_its_counters(tmp_path: Path) 
         ({"request_id": "{id}", "metric": "liked"}, "value"),
     ],
 )
-async def test_what_cannot_be_counted_is_refused(told: dict[str, object], word: str, tmp_path: Path) -> None:
+async def test_what_cannot_be_counted_is_refused(feedback: dict[str, object], word: str, tmp_path: Path) -> None:
     async with running(worker(tmp_path)) as client:
         answer = await chat(client)
-        told = {name: answer.headers["x-request-id"] if value == "{id}" else value for name, value in told.items()}
-        refused = await client.post("/v1/feedback", json=told)
+        feedback = {
+            name: answer.headers["x-request-id"] if value == "{id}" else value for name, value in feedback.items()
+        }
+        refused = await client.post("/v1/feedback", json=feedback)
         assert refused.status_code == 400
         assert word in refused.json()["error"]["message"]
 
