@@ -38,7 +38,7 @@ class RequestAccount:
         status: the HTTP status sent; 0 before.
         first_event: when the backend's first event came; 0.0 before.
         finish_reasons: of the choices that have finished.
-        outcome: "ok", an error's kind, or "cancelled"; "client_gone" unless told otherwise.
+        outcome: "ok", an error's kind, or "cancelled"; "client_gone" until another is known.
         duration: None until the outcome is known.
     """
 

@@ -37,7 +37,7 @@ class Responder:
 
     Args:
         codec: the protocol's.
-        account: the request's; knows the service, and is told what happens.
+        account: the request's; records target, stage, usage and outcome.
         send: ASGI's.
         head: whether the body is left out, as HEAD wants it.
     """

@@ -1,8 +1,8 @@
 """The disconnect watcher: cancels the work for a client that has left.
 
-Strategy: ASGI tells of a disconnect by `receive`, which is a coroutine. A task for each request that awaits it, or a
-timeout around it, would cost a twentieth of what the whole request costs. So the coroutine is driven by hand: `send` it
-a None, get the future that it waits for, and continue it from that future's callback.
+Strategy: ASGI reports a disconnect through `receive`, which is a coroutine. A task for each request that awaits it, or
+a timeout around it, would cost a twentieth of what the whole request costs. So the coroutine is driven by hand: `next`
+gives the future that it waits for, and that future's callback continues it.
 """
 
 from __future__ import annotations

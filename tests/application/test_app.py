@@ -51,9 +51,9 @@ async def test_the_openapi_document_names_every_route() -> None:
         for operation in methods.values():
             asked = {parameter["name"] for parameter in operation.get("parameters", ())}
             assert asked == {part[1:-1] for part in path.split("/") if part.startswith("{")}, path
-    told = document["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
-    assert told["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatCompletion"}
-    assert told["text/event-stream"]["schema"] == {"type": "string"}  # and not one whole answer
+    content = document["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
+    assert content["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatCompletion"}
+    assert content["text/event-stream"]["schema"] == {"type": "string"}  # and not one whole answer
 
 
 async def test_head_is_get_without_a_body() -> None:

@@ -1,6 +1,6 @@
-"""An engine killed or stopped at random moments under load: each is answered whole, or told why not; none twice.
+"""An engine killed or stopped at random moments under load: each request is answered whole or fails; none twice.
 
-Five kills and a stop by default; `KILLS=50 STOPS=20 pytest -s tests/application/test_chaos.py` prints figures of more.
+Five kills and a stop by default; `KILLS=50 STOPS=20 pytest -s tests/application/test_chaos.py` prints more statistics.
 """
 
 from __future__ import annotations

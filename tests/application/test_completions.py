@@ -112,11 +112,11 @@ async def test_echo_with_logprobs_is_the_prompts_likelihood(client: httpx.AsyncC
     for limit in (0, 1):
         answer = await complete(client, prompt=[ids] if as_ids else ONCE, echo=True, logprobs=1, max_tokens=limit)
         (choice,) = answer["choices"]
-        told = choice["logprobs"]
-        assert len(told["tokens"]) == len(told["top_logprobs"]) == len(ids) + limit
-        assert told["token_logprobs"][0] is None
-        assert told["token_logprobs"][1 : len(ids)] == pytest.approx(expected, abs=1e-4)
-        for token, score, top in list(zip(*(told[name] for name in _LISTS), strict=True))[1:]:
+        logprobs = choice["logprobs"]
+        assert len(logprobs["tokens"]) == len(logprobs["top_logprobs"]) == len(ids) + limit
+        assert logprobs["token_logprobs"][0] is None
+        assert logprobs["token_logprobs"][1 : len(ids)] == pytest.approx(expected, abs=1e-4)
+        for token, score, top in list(zip(*(logprobs[name] for name in _LISTS), strict=True))[1:]:
             assert top[token] == score == pytest.approx(min(score, max(top.values())))
         assert choice["text"].startswith(ONCE)
         assert answer["usage"]["completion_tokens"] == limit

@@ -90,13 +90,15 @@ async def test_an_arm_dies_and_returns_under_load() -> None:
                     assert (await chat(client, user=unit_for("a"))).headers["served-model-name"] == "a"
             found = await arms(client)
             assert {status for status, _ in answers} == {200}
-            told = Counter(arm for _, arm in answers)
+            answered = Counter(arm for _, arm in answers)
             fell_back = found["a"]["apart"]["fell_back"]
             assert fell_back > 20
             assert [found[arm]["means"]["success"] for arm in "ab"] == [1.0, 1.0]
-            assert found["a"]["exposures"] == told["a"] + 1 + fell_back
-            assert found["a"]["finish_reasons"] == {"eos": told["a"] + 1}
-            assert found["b"]["finish_reasons"] == {"eos": found["b"]["exposures"]} == {"eos": told["b"] - fell_back}
+            assert found["a"]["exposures"] == answered["a"] + 1 + fell_back
+            assert found["a"]["finish_reasons"] == {"eos": answered["a"] + 1}
+            assert (
+                found["b"]["finish_reasons"] == {"eos": found["b"]["exposures"]} == {"eos": answered["b"] - fell_back}
+            )
 
 
 @asynccontextmanager

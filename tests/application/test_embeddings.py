@@ -78,8 +78,8 @@ async def test_every_route(config: Config) -> None:
 async def test_what_it_is_and_is_not(config: Config) -> None:
     async with both_arms(create_app(config)) as client:
         (listed,) = (await client.get("/api/2.0/serving-endpoints")).json()["endpoints"]
-        told = (await client.get("/api/2.0/serving-endpoints/vectors")).json()
-        assert [listed["task"], told["task"]] == ["llm/v1/embeddings"] * 2
+        retrieved = (await client.get("/api/2.0/serving-endpoints/vectors")).json()
+        assert [listed["task"], retrieved["task"]] == ["llm/v1/embeddings"] * 2
         for path, status, body in CHATS:
             answer = await client.post(path, json=body)
             assert (answer.status_code, "makes embeddings, and no text" in answer.text) == (status, True), path

@@ -1,4 +1,4 @@
-"""The watch over a server that comes up: whatever a worker says, or half says, does not end the server."""
+"""The startup monitor: incomplete or malformed answers of a worker do not stop the server."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_only_a_backend_that_failed_ends_it(answer: bytes, goes_on: bool, capsys
     with worker(answer) as port:
         monitor = _StartupMonitor(Config(backends={"s": {"kind": "scripted"}}), port)
         assert monitor.poll() is goes_on
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", "" if goes_on else "Error: weights\n")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "" if goes_on else "Error: weights\n")
 
 
 def test_once_it_is_ready_it_says_where(capsys: pytest.CaptureFixture[str]) -> None:

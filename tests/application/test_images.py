@@ -80,7 +80,7 @@ def within(wanted: Any, found: Any) -> bool:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_a_model_that_takes_none(stream: bool) -> None:
-    """Never answered as if there were no picture, nor as if its base64 were words; a link is text like any other."""
+    """Never answered as if there were no image, nor as if its base64 were words; a link is text like any other."""
     backend = ScriptedBackend("s", {"features": sorted(set(Feature) - {Feature.IMAGES})})
     async with running(create_app(config("echo", server=SERVER), {"s": backend})) as client:
         for form in FORMS:
@@ -119,7 +119,7 @@ async def test_images_that_cannot_be_decoded(native: httpx.AsyncClient, name: st
     data, words = REFUSED[name]
     for number, form in enumerate(FORMS):
         if form == "mindie, bare base64" and not as_base64(data).startswith(("iVBORw0KGgo", "/9j/")):
-            continue  # a string that is no picture's base64 is a path
+            continue  # a string that is no image's base64 is a path
         stream = bool(number % 2)
         answer = await post(native, form, as_base64(data), stream=stream, model="demo")
         said = check(answer, form, NOT_HAD)

@@ -122,7 +122,7 @@ UNKNOWN = "has no LoRA adapter 'none'."
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "told"),
+    ("path", "body", "status", "expected"),
     [
         (
             "/generate",
@@ -158,11 +158,11 @@ UNKNOWN = "has no LoRA adapter 'none'."
     ],
 )
 async def test_an_unknown_lora_adapter_is_refused_before_any_work(
-    path: str, body: Any, status: int, told: Any, engine: FakeEngine
+    path: str, body: Any, status: int, expected: Any, engine: FakeEngine
 ) -> None:
     async with serving(engine) as client:
         answer = await client.post(path, json=body)
-        assert (answer.status_code, answer.json()) == (status, told)
+        assert (answer.status_code, answer.json()) == (status, expected)
         assert not engine.submitted
 
 

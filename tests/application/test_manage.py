@@ -62,18 +62,18 @@ async def create(client: httpx.AsyncClient, name: str, body: dict[str, Any]) -> 
     return await client.post(URL, json={"name": name, "config": body}, headers=ADMIN)
 
 
-def split(told: dict[str, Any]) -> dict[str, int]:
-    routes = told["config"]["traffic_config"]["routes"]
+def split(received: dict[str, Any]) -> dict[str, int]:
+    routes = received["config"]["traffic_config"]["routes"]
     return {route["served_entity_name"]: route["traffic_percentage"] for route in routes}
 
 
 async def test_a_split_is_changed(tmp_path: Path) -> None:
     async with running(worker(tmp_path)) as client:
         assert (await chat(client, user=unit_for("b"))).headers["served-model-name"] == "a"
-        told = (await put(client, arms(("a", "s/echo", 50), ("b", "s/scripted", 50)))).json()
-        assert (split(told), told["config"]["config_version"]) == ({"a": 50, "b": 50}, 2)
-        assert told["state"] == {"ready": "READY", "config_update": "NOT_UPDATING"}
-        assert (await client.get(f"{URL}/chat")).json() == told
+        received = (await put(client, arms(("a", "s/echo", 50), ("b", "s/scripted", 50)))).json()
+        assert (split(received), received["config"]["config_version"]) == ({"a": 50, "b": 50}, 2)
+        assert received["state"] == {"ready": "READY", "config_update": "NOT_UPDATING"}
+        assert (await client.get(f"{URL}/chat")).json() == received
         for arm in "ab":
             assert (await chat(client, user=unit_for(arm))).headers["served-model-name"] == arm
 
@@ -82,8 +82,8 @@ async def test_shares_alone_can_be_changed_and_a_listed_configuration_can_be_sen
     async with running(worker(tmp_path)) as client:
         entities = (await client.get(f"{URL}/chat")).json()["config"]["served_entities"]
         shares = arms(("a", "", 10), ("b", "", 90))["traffic_config"]
-        told = (await put(client, {"traffic_config": shares})).json()
-        assert split(told) == {"a": 10, "b": 90}
+        received = (await put(client, {"traffic_config": shares})).json()
+        assert split(received) == {"a": 10, "b": 90}
         again = (await put(client, {"served_entities": entities, "traffic_config": shares})).json()
         assert again["config"]["served_entities"] == entities
         assert again["config"]["config_version"] == 3
@@ -91,9 +91,9 @@ async def test_shares_alone_can_be_changed_and_a_listed_configuration_can_be_sen
 
 async def test_an_endpoint_is_created_served_and_deleted(tmp_path: Path) -> None:
     async with running(worker(tmp_path)) as client:
-        told = await create(client, "new", {"served_entities": [{"entity_name": "s/echo", "entity_version": "3"}]})
-        assert (told.status_code, split(told.json())) == (200, {"s-echo-3": 100})
-        assert told.json()["config"]["config_version"] == 1
+        received = await create(client, "new", {"served_entities": [{"entity_name": "s/echo", "entity_version": "3"}]})
+        assert (received.status_code, split(received.json())) == (200, {"s-echo-3": 100})
+        assert received.json()["config"]["config_version"] == 1
         answer = await chat(client, model="new")
         assert (answer.status_code, answer.headers["served-model-name"]) == (200, "s-echo-3")
         listed = (await client.get(URL)).json()["endpoints"]
@@ -194,10 +194,10 @@ async def test_an_update_waits_for_its_backends_and_bars_others(tmp_path: Path) 
     async with running(app) as client:
         slow.health = Health("loading")
         await app.state.service._check_health()
-        told = (await put(client, arms(("a", "s/echo", 0), ("c", "t/echo", 100)))).json()
-        assert told["state"]["config_update"] == "IN_PROGRESS"
-        assert (split(told), told["config"]["config_version"]) == ({"a": 100, "b": 0}, 1)
-        assert (told["pending_config"]["config_version"], split({"config": told["pending_config"]})) == (
+        received = (await put(client, arms(("a", "s/echo", 0), ("c", "t/echo", 100)))).json()
+        assert received["state"]["config_update"] == "IN_PROGRESS"
+        assert (split(received), received["config"]["config_version"]) == ({"a": 100, "b": 0}, 1)
+        assert (received["pending_config"]["config_version"], split({"config": received["pending_config"]})) == (
             2,
             {"a": 0, "c": 100},
         )
@@ -207,9 +207,9 @@ async def test_an_update_waits_for_its_backends_and_bars_others(tmp_path: Path) 
         slow.health = Health("ready")
         for _ in range(2):
             await app.state.service._check_health()
-        told = (await client.get(f"{URL}/chat")).json()
-        assert (split(told), told["config"]["config_version"]) == ({"a": 0, "c": 100}, 2)
-        assert "pending_config" not in told
+        received = (await client.get(f"{URL}/chat")).json()
+        assert (split(received), received["config"]["config_version"]) == ({"a": 0, "c": 100}, 2)
+        assert "pending_config" not in received
         assert (await chat(client)).headers["served-model-name"] == "c"
 
 
@@ -234,11 +234,11 @@ async def test_an_update_fails_with_its_backend_and_the_old_arms_go_on(tmp_path:
     async with running(app) as client:
         dead.health = Health("failed")
         await app.state.service._check_health()
-        told = (await put(client, arms(("c", "t/echo", 100)))).json()
-        assert (told["state"]["config_update"], split(told)) == ("UPDATE_FAILED", {"a": 100, "b": 0})
+        received = (await put(client, arms(("c", "t/echo", 100)))).json()
+        assert (received["state"]["config_update"], split(received)) == ("UPDATE_FAILED", {"a": 100, "b": 0})
         assert (await chat(client)).headers["served-model-name"] == "a"
-        told = (await put(client, arms(("a", "s/echo", 100), ("c", "t/echo", 0)))).json()
-        assert (told["state"]["config_update"], told["config"]["config_version"]) == ("NOT_UPDATING", 2)
+        received = (await put(client, arms(("a", "s/echo", 100), ("c", "t/echo", 0)))).json()
+        assert (received["state"]["config_update"], received["config"]["config_version"]) == ("NOT_UPDATING", 2)
 
 
 async def test_a_new_endpoint_that_waits_answers_as_far_as_it_can_and_leaves_the_server_ready(tmp_path: Path) -> None:
@@ -247,8 +247,8 @@ async def test_a_new_endpoint_that_waits_answers_as_far_as_it_can_and_leaves_the
     async with running(app) as client:
         slow.health = Health("loading")
         await app.state.service._check_health()
-        told = (await create(client, "new", arms(("c", "t/echo", 100), ("d", "s/echo", 0)))).json()
-        assert (told["state"], told["config"]["config_version"]) == (
+        received = (await create(client, "new", arms(("c", "t/echo", 100), ("d", "s/echo", 0)))).json()
+        assert (received["state"], received["config"]["config_version"]) == (
             {"ready": "NOT_READY", "config_update": "IN_PROGRESS"},
             0,
         )
@@ -257,8 +257,8 @@ async def test_a_new_endpoint_that_waits_answers_as_far_as_it_can_and_leaves_the
         slow.health = Health("ready")
         for _ in range(2):
             await app.state.service._check_health()
-        told = (await client.get(f"{URL}/new")).json()
-        assert (told["state"]["config_update"], told["config"]["config_version"]) == ("NOT_UPDATING", 1)
+        received = (await client.get(f"{URL}/new")).json()
+        assert (received["state"]["config_update"], received["config"]["config_version"]) == ("NOT_UPDATING", 1)
 
 
 async def test_a_change_on_one_worker_is_known_to_the_other_at_once(tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ async def test_changes_under_load_lose_no_request_and_cut_no_stream(tmp_path: Pa
 
 
 async def test_a_request_in_flight_counts_where_it_was_assigned(tmp_path: Path) -> None:
-    app = create_app(config(tmp_path), {name: ScriptedBackend(name) for name in "st"})  # figures are its own
+    app = create_app(config(tmp_path), {name: ScriptedBackend(name) for name in "st"})  # counts alone
     async with running(app) as client:
         await put(client, arms(("a", "s/slow", 100), ("b", "t/slow", 0)))
         experiment = app.state.service.experiments.of("chat")

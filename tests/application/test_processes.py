@@ -76,16 +76,16 @@ def test_streams_finish_before_the_end(scripted: Callable[[int], str], log: Path
 def test_a_killed_worker_is_replaced(scripted: Callable[[int], str], log: Path) -> None:
     with serving("--config", scripted(1), log=log) as gateway:
         assert gateway.ask("/v1/chat/completions", CHAT | {"model": "echo"})["choices"]
-        until(lambda: told(gateway) == (1, {"length": 1}), log)  # an answer is counted once it is out
+        until(lambda: reported(gateway) == (1, {"length": 1}), log)  # an answer is counted once it is out
         (worker,) = gateway.workers()
         os.kill(worker, signal.SIGKILL)
         until(lambda: gateway.workers() not in ([], [worker]), log)
         until(lambda: status(f"{gateway.url}/health/ready") == 200, log)
         assert gateway.ask("/v1/chat/completions", CHAT | {"model": "echo"})["choices"]
-        until(lambda: told(gateway) == (2, {"length": 2}), log)
+        until(lambda: reported(gateway) == (2, {"length": 2}), log)
 
 
-def told(gateway: Gateway) -> tuple[int, dict[str, int]]:
+def reported(gateway: Gateway) -> tuple[int, dict[str, int]]:
     """Exposures of the endpoint "echo", and how its answers ended."""
     with urllib.request.urlopen(f"{gateway.url}/serving-endpoints/echo/experiment", timeout=LIMIT) as answer:
         (arm,) = json.load(answer)["arms"]

@@ -170,6 +170,6 @@ async def test_failures_before_and_after_the_first_event(spoken: tuple[str, str]
             began = stream and model == "error-after-2"
             assert answer.status_code in ({200} if began else {424, 500, 502, 503}), (route.name, answer.text)
             last = answer.text.removesuffix("data: [DONE]\n\n").rsplit("data:", 1)[-1]
-            told = json.loads(last)
-            assert {"error", "error_code"} & set(told.get("response", told)), answer.text
+            error = json.loads(last)
+            assert {"error", "error_code"} & set(error.get("response", error)), answer.text
     assert seen

@@ -1,4 +1,4 @@
-"""Several worker processes: a unit has the same arm on each of them, and each tells the figures of all."""
+"""Several worker processes: a unit has the same arm on each of them, and each reports the counters of all."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_workers_agree_and_report_all_counters(tmp_path: Path) -> None:
                 ids += [ask(gateway, user) for user in range(50)]
         assert len({id[:16] for id in ids}) == len(workers) == 4
         for number, id in enumerate(ids):
-            tell(gateway, id, number % 2)
+            send_feedback(gateway, id, number % 2)
         reports = [report(gateway) for _ in range(20)]
     assert all(each == reports[0] for each in reports)
     arms = reports[0]["arms"]
@@ -54,13 +54,13 @@ def ask(gateway: Gateway, user: int) -> str:
         return str(answer.headers["x-request-id"])
 
 
-def tell(gateway: Gateway, id: str, value: int) -> None:
+def send_feedback(gateway: Gateway, id: str, value: int) -> None:
     """Send feedback, to whichever worker takes it."""
     with gateway.open("/v1/feedback", {"request_id": id, "metric": "liked", "value": value}) as answer:
         assert answer.status == 204
 
 
 def report(gateway: Gateway) -> Any:
-    """The figures, as whichever worker tells them."""
+    """The report, from any worker."""
     with urllib.request.urlopen(f"{gateway.url}/serving-endpoints/chat/experiment", timeout=LIMIT) as answer:
         return json.load(answer)

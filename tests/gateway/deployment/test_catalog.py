@@ -24,7 +24,7 @@ def backend(name: str, **capabilities: object) -> ScriptedBackend:
 
 def build(deployments: dict[str, Deployment], **health: Health) -> Catalog:
     backends = {
-        "s": backend("s", adapters=("lora",), context_length=100, features=frozenset()),
+        "s": backend("s", lora_adapters=("lora",), context_length=100, features=frozenset()),
         "t": backend("t", features=frozenset({Feature.IMAGES}), generates=False),
     }
     known = {"s": Health("ready"), "t": Health("ready")} | health

@@ -19,7 +19,7 @@ async def ends(client: httpx.AsyncClient) -> dict[str, int]:
 
 
 async def pairs_report(client: httpx.AsyncClient, count: int) -> dict[str, Any]:
-    """What the figures say once so many pairs have ended, well or not."""
+    """The report of the pairs, once so many have ended, well or not."""
     for _ in range(10_000):
         if sum((await ends(client)).values()) == count:
             break

@@ -1,4 +1,4 @@
-"""What a pair's figures are, and what many tell."""
+"""The metrics of a pair, and the summary of many."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_whose_answer_by_whose_model() -> None:
 
 
 def sums(values: np.ndarray) -> np.ndarray:
-    """[figures, (counts, sums), buckets] of pairs [pairs, figures], each of a unit of its own."""
+    """[metrics, (counts, sums), buckets] of pairs [pairs, metrics], each of a unit of its own."""
     made = np.zeros((len(PAIR_METRICS), 2, BUCKETS))
     for number, pair in enumerate(values):
         made[:, 0, number % BUCKETS] += 1

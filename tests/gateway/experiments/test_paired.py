@@ -1,4 +1,4 @@
-"""Pairs of answers: what is counted of them, exactly, and that no client can tell."""
+"""Pairs of answers: exact counts, and no difference for clients."""
 
 from __future__ import annotations
 

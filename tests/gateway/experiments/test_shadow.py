@@ -1,4 +1,4 @@
-"""Shadows get copies and never answer, and whatever becomes of a copy, the client cannot tell."""
+"""Shadows get copies and never answer; the outcome of a copy makes no difference for clients."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ async def test_a_shadow_whose_backend_is_gone_leaves_the_endpoint_ready() -> Non
         backend.health = Health("failed")
         await app.state.service._check_health()
         assert (await client.get("/health/ready")).status_code == 200
-        told = (await client.get("/api/2.0/serving-endpoints/chat")).json()
-        assert told["state"]["ready"] == "READY"
+        listed = (await client.get("/api/2.0/serving-endpoints/chat")).json()
+        assert listed["state"]["ready"] == "READY"
         assert (await chat(client)).status_code == 200
         assert await ends(client) == {"dropped": 1}
 

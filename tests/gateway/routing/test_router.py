@@ -1,4 +1,4 @@
-"""Endpoints with several served entities, through the application: who answers, who is told, who is asked next."""
+"""Endpoints with several served entities: which one answers, which one the answer names, and which one is next."""
 
 from __future__ import annotations
 
@@ -185,8 +185,8 @@ served_entities = [
 """)
     for arm in "ab":
         unit = unit_for(arm)
-        told = CliRunner().invoke(main, ["explain", "--config", str(file), "--endpoint", "chat", "--unit", unit])
-        assert told.exit_code == 0
-        assert told.output.startswith(f"chat: unit '{unit}' is answered by {arm}\n")
-    told = CliRunner().invoke(main, ["explain", "--config", str(file), "--endpoint", "other", "--unit", "u"])
-    assert "there is no endpoint 'other'" in told.output
+        result = CliRunner().invoke(main, ["explain", "--config", str(file), "--endpoint", "chat", "--unit", unit])
+        assert result.exit_code == 0
+        assert result.output.startswith(f"chat: unit '{unit}' is answered by {arm}\n")
+    result = CliRunner().invoke(main, ["explain", "--config", str(file), "--endpoint", "other", "--unit", "u"])
+    assert "there is no endpoint 'other'" in result.output
