@@ -115,6 +115,8 @@ def test_no_decision_depends_on_the_code_of_an_error(path: Path) -> None:
             assert not any(map(is_code, (node.left, *node.comparators))), f"line {node.lineno} compares a code"
         elif isinstance(node, ast.Match):
             assert not is_code(node.subject), f"line {node.lineno} matches a code"
+        elif isinstance(node, ast.keyword) and node.arg == "code" and isinstance(node.value, ast.Constant):
+            assert node.value.value not in set(errors.Fault), f"line {node.value.lineno}: fault=, which sets the code"
 
 
 def test_every_error_kind_is_listed_once() -> None:
