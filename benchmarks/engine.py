@@ -1,12 +1,12 @@
-"""The native engine beside transformers' own `generate` and `generate_batch`: same weights, threads and run.
+"""Compare the native engine with transformers' `generate` and `generate_batch`: same weights, threads and run.
 
     python -m benchmarks.engine [--dtypes float32 bfloat16] [--rounds 3] [--threads N] [--scale 4] [--only WORD ...]
 
-Each runs in a process of its own, as an engine does: OpenMP's threads no longer wait awake for the next product once a
-process has more of them than there are cores. Each makes the same random weights (the shape of Qwen2.5 0.5B on a CPU,
-of Llama 8B on a CUDA device); answers must be equal; then they are measured in turns, and medians printed. Nothing is
-downloaded. What the machine can do at most, in the same run, stands beside. Time is the wall's; with `--threads 1` it
-is the processor's, which a busy machine disturbs less.
+Each system runs in a process of its own, as an engine does: OpenMP threads stop spinning between products once a
+process has more of them than there are cores. Each builds the same random weights (the shape of Qwen2.5 0.5B on a CPU,
+of Llama 8B on a CUDA device). Their answers must be equal; then they are measured in turns, and medians are printed
+beside the limits of the machine in the same run. Nothing is downloaded. Times are wall-clock; with `--threads 1` they
+are CPU times, which a busy machine disturbs less.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch
 from backends.native.engine.layers.quantized_linear import BITS
 from backends.native.machine import physical_cores
 from benchmarks.gateway import cpu_seconds
-from benchmarks.lines import asked
+from benchmarks.lines import line_system
 from benchmarks.overhead import print_overhead
 from benchmarks.shapes import build
 from benchmarks.systems import System
@@ -38,12 +38,12 @@ from benchmarks.workloads import EIGHT, ONE, PREFILL, PREFIX, SCALE, Job, worklo
 Clock = Callable[[], float]
 OURS, STATIC, BATCH = "interlingua", "generate", "generate_batch"
 BESIDE = {ONE: {"copying the weights": "copying"}, PREFIX: {OURS: "caching", BATCH: "sharing"}}
-"""Other systems than those three, by workload and by what they are called there."""
+"""Further systems by workload, with their labels there."""
 ROUNDED, SAMPLED = f"{ONE}, rounded weights", "decode, mixed sampling"
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the benchmark and print its results."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_cpu = device.type == "cpu"
     parser = argparse.ArgumentParser(description=__doc__)
@@ -75,12 +75,14 @@ class Table:
         self.clock = clock
 
     def wants(self, workload: str) -> bool:
-        """Whether it is one of those asked for."""
+        """Whether the workload was selected on the command line."""
         return any(word in workload for word in self._words)
 
     def add(self, workload: str, jobs: Sequence[Job], systems: dict[str, System]) -> dict[str, float]:
-        """Median seconds of each, measured in turns; of decoding, those after the first token. Prints tokens a second,
-        and how much faster the first is.
+        """Measure the systems in turns and print their tokens per second, relative to the first one.
+
+        Returns:
+            Median seconds by system; for decoding without the time to the first token.
         """
         if not self.wants(workload):
             return {}
@@ -99,7 +101,7 @@ class Table:
 
 
 def measure(dtype: str, device: torch.device, table: Table, threads: int, scale: int, folder: Path) -> None:
-    """All workloads in one precision."""
+    """Measure all workloads in one dtype."""
     shape = "qwen2.5-0.5b" if device.type == "cpu" else "llama-8b"
     model = build(shape, getattr(torch, dtype), torch.device("meta"))  # no weights, only sizes
     some = torch.empty(0, dtype=model.dtype, device=device)
@@ -108,7 +110,7 @@ def measure(dtype: str, device: torch.device, table: Table, threads: int, scale:
     print(f"\n{dtype}: weights {weights / 1e9:.2f} GB, copy {copied / 1e9:.1f} GB/s (read and", end=" ")
     print(f"written), product of 2048² matrices {multiplied / 1e9:.0f} GFLOP/s", flush=True)
     jobs = workloads(model.config.vocab_size, scale=scale)
-    start = partial(apart, shape=shape, dtype=dtype, threads=threads, folder=folder)
+    start = partial(in_process, shape=shape, dtype=dtype, threads=threads, folder=folder)
     with ExitStack() as stack:
         peers = {name: stack.enter_context(start(name)) for name in (OURS, STATIC, BATCH)}
         check(peers, model.config.vocab_size, exact=model.dtype == torch.float32)
@@ -127,30 +129,31 @@ def measure(dtype: str, device: torch.device, table: Table, threads: int, scale:
     if device.type == "cpu" and model.dtype == torch.bfloat16:
         own[ROUNDED] = (jobs[ONE], {name: name for name in (OURS, *BITS)})
     for workload in filter(table.wants, own):
-        asked_for, names = own[workload]
+        own_jobs, names = own[workload]
         with ExitStack() as stack:
-            table.add(workload, asked_for, {label: stack.enter_context(start(name)) for label, name in names.items()})
+            table.add(workload, own_jobs, {label: stack.enter_context(start(name)) for label, name in names.items()})
 
 
-def apart(name: str, *, shape: str, dtype: str, threads: int, folder: Path) -> AbstractContextManager[System]:
-    """One of `systems.SYSTEMS` in a process of its own, whose log is in `folder`."""
+def in_process(name: str, *, shape: str, dtype: str, threads: int, folder: Path) -> AbstractContextManager[System]:
+    """One of `systems.SYSTEMS` in a process of its own, with its log in `folder`."""
     log = folder / f"{name}.log"
-    return asked(Path(sys.executable), "benchmarks.systems", name, shape, dtype, log=log, threads=threads)
+    return line_system(Path(sys.executable), "benchmarks.systems", name, shape, dtype, log=log, threads=threads)
 
 
 def check(systems: dict[str, System], vocab: int, *, exact: bool) -> None:
-    """Greedy answers must be the same: in float32 to the last token, in other dtypes most of their first. The two
-    likeliest of random tokens are often nearer than bfloat16 rounds, and which is first depends on the order of sums;
-    an engine that is wrong says none of them.
+    """Compare greedy answers: in float32 all tokens must be equal, in other dtypes most of the first tokens.
+
+    With random weights the two most likely tokens are often closer than bfloat16's rounding, so that the order of sums
+    decides between them; an engine that is wrong has none of them right.
 
     Raises:
-        SystemExit: they are not; nothing is measured then.
+        SystemExit: the engine's answers differ; nothing is measured then.
     """
     draw = random.Random(1)
     jobs: list[Job] = [([draw.randrange(vocab) for _ in range(length)], 12) for length in (5, 17, 33, 70) * 3]
-    told = {name: run(jobs) for name, run in systems.items()}
-    expected = told[STATIC]
-    for name, answers in told.items():
+    results = {name: run(jobs) for name, run in systems.items()}
+    expected = results[STATIC]
+    for name, answers in results.items():
         same = sum(a == b for rows in zip(answers, expected, strict=True) for a, b in zip(*rows, strict=True))
         first = sum(a[0] == b[0] for a, b in zip(answers, expected, strict=True))
         print(f"{name:28} {first} of {len(jobs)} first tokens as `generate`,", end=" ")
@@ -160,21 +163,21 @@ def check(systems: dict[str, System], vocab: int, *, exact: bool) -> None:
 
 
 def copy_rate(like: Any, clock: Clock) -> float:
-    """Bytes a second read and written by a large copy on the device of `like`."""
+    """Bytes per second read and written by a large copy on the device of `like`."""
     source = torch.ones(64 * 1024**2, device=like.device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / _median(clock, target.copy_, source)
 
 
 def gemm_rate(like: Any, clock: Clock) -> float:
-    """Operations a second of a large matrix product, on the device and in the precision of `like`."""
+    """Operations per second of a large matrix product on the device and in the dtype of `like`."""
     side = 2048
     left, right = (torch.randn(side, side, device=like.device).to(like.dtype) for _ in range(2))
     return 2 * side**3 / _median(clock, torch.mm, left, right)
 
 
 def _median(clock: Clock, call: Callable[..., object], *arguments: object, times: int = 8) -> float:
-    """Seconds of a short call, made several times between two looks at the clock, which may tell hundredths only."""
+    """Seconds of a short call, averaged over `times` calls, since the clock may have a resolution of 10 ms."""
 
     def calls() -> None:
         for _ in range(times):

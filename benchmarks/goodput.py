@@ -1,8 +1,8 @@
-"""What overload costs: whole answers a second at three times what the bundled model can do, beside the most it can do.
+"""Goodput under overload: complete answers per second at three times the peak rate, relative to the peak.
 
-`python -m benchmarks.goodput`. Requests come by themselves, at random times, at a rate that grows until no more are
-answered: that is the peak. Then three come for each that could be answered, and two of them are to be told so soon and
-cheaply. An answer counts if it is whole and came while requests still did.
+`python -m benchmarks.goodput`. Requests arrive in an open loop, as a Poisson process, at a rate that grows until no
+more are answered: that is the peak. Then they arrive at three times this rate, and two of three must be refused quickly
+and cheaply. An answer counts if it is complete and came while requests were still arriving.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ kind = "native"
 served_entities = [{ name = "m", backend = "local" }]
 """
 SECONDS = float(os.environ.get("BENCH_SECONDS", "5"))
-FIRST, GROWTH, MOST = 50.0, 1.4, 12
-"""The first rate, how fast it grows, and how often at most."""
+FIRST, GROWTH, MAX_STEPS = 50.0, 1.4, 12
+"""The first rate in requests per second, its growth factor, and the most steps."""
 OVERLOAD = 3
-PATIENCE = 10.0
-"""Seconds after which nobody waits for an answer any more."""
+CLIENT_TIMEOUT = 10.0
+"""Seconds after which a client gives up."""
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 40, "temperature": 0}
-"""A request, and a limit that its answer always reaches."""
+"""A request whose answer always has `max_tokens` tokens."""
 
 Ended = Counter[str]
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the benchmark and print its results."""
     with server(CONFIG) as (_, port):
         asyncio.run(_offer(port, FIRST))  # warm up
         peak = 0.0
-        for step in range(MOST):
+        for step in range(MAX_STEPS):
             offered = FIRST * GROWTH**step
             served, _ = asyncio.run(_offer(port, offered))
             print(f"{offered:6.0f} requests/s: {served:6.0f} answers/s")
@@ -54,9 +54,9 @@ def main() -> None:
 
 
 async def _offer(port: int, rate: float) -> tuple[float, Ended]:
-    """Whole answers a second at so many requests a second, and how all of them ended."""
+    """Complete answers per second at `rate` requests per second, and the outcomes of all requests."""
     ended: Ended = Counter()
-    chance = random.Random(1)
+    rng = random.Random(1)
     until = time.perf_counter() + SECONDS
     in_time = 0
 
@@ -69,18 +69,18 @@ async def _offer(port: int, rate: float) -> tuple[float, Ended]:
     async with asyncio.TaskGroup() as callers:
         due = time.perf_counter()
         while due < until:
-            due += chance.expovariate(rate)
+            due += rng.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             callers.create_task(caller())
     return in_time / SECONDS, ended
 
 
 async def _ask(port: int) -> str:
-    """How a request ended."""
+    """Send a request; return its outcome."""
     body = json.dumps(BODY).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\nconnection: close\r\n"
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(CLIENT_TIMEOUT):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             answer = await reader.read()

@@ -1,8 +1,8 @@
-"""What grammars cost the engine: throughput of a batch with a quarter of its rows constrained, over that of a free one.
+"""The cost of grammars: throughput of a batch with a quarter of its rows constrained, relative to a free one.
 
-`python -m benchmarks.grammar`. Both batches sample with the bundled model, whose steps are the shortest there are, so
-that a larger model's share is smaller. They run in turns, step by step, since the machine's speed changes meanwhile.
-The goal is a ratio of at least 0.85.
+`python -m benchmarks.grammar`. Both batches sample with the bundled model, whose steps are so short that the share of
+grammars is larger than with any other model. They run in turns, step by step, since the machine's speed changes
+meanwhile. The goal is a ratio of at least 0.85.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
     options = EngineOptions(str(WEIGHTS), dtype="float32", device="cpu", threads=1, max_sequences=ROWS)
     free, mixed = (load_engine(options, lambda _: None)[0] for _ in range(2))
     ratios = []
-    for place in range(-1, ROUNDS):  # the first only warms up
+    for place in range(-1, ROUNDS):  # the first round only warms up
         submit(free, None)
         submit(mixed, grammar_source(Grammar("json_schema", SCHEMA)))
         taken = dict.fromkeys((free, mixed), 0.0)
@@ -50,14 +50,14 @@ def main() -> None:
 
 
 def submit(engine: Steps, grammar: str | None) -> None:
-    """A batch, every fourth row under `grammar`."""
+    """Submit a batch in which every fourth row has `grammar`."""
     for seq in range(ROWS):
         sampling = SamplingParams(temperature=1.0, seed=seq)
         engine.handle(0, Submit(seq, (5, 6, 7), TOKENS, sampling, grammar=None if seq % 4 else grammar))
 
 
 def seconds(engine: Steps) -> float:
-    """Process time for a step, if there is one to do."""
+    """CPU seconds of a step; 0 if the engine is idle."""
     start = time.process_time()
     if engine.busy:
         engine.step()

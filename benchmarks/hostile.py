@@ -1,10 +1,10 @@
-"""What hostile grammars do to others: the time between a stream's tokens, while somebody else sends such grammars.
+"""Isolation of hostile grammars: the time between a stream's tokens while another client sends such grammars.
 
 `python -m benchmarks.hostile`, beside `python -m benchmarks.grammar`. The bundled model streams to one client, in turns
-undisturbed, beside another client with ordinary requests, beside a process that only computes, and beside a client that
-sends hostile schemas and regular expressions back to back, no two the same. The ordinary requests go on for as many
-tokens; they come at the rate that the hostile ones were answered at, or back to back. What these do, and what the
-computing does, is not the grammars' fault.
+alone, beside another client with ordinary requests, beside a process that only computes, and beside a client that sends
+hostile schemas and regular expressions back to back, no two the same. The ordinary requests have as many tokens, and
+arrive at the rate at which the hostile ones were answered, or back to back. They and the computing process are the
+controls: their effect is not caused by grammars.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ served_entities = [{ name = "m", backend = "local" }]
 ROUNDS = 7
 SECONDS = 3.0
 TOKENS = 20
-"""Of a request that comes beside the stream."""
+"""The most tokens of a request beside the stream."""
 STREAMED = 60
 SITUATIONS = ("alone", "same rate", "back to back", "computing", "hostile")
 REGEXES = (
@@ -63,7 +63,7 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the benchmark and print its results."""
     with server(CONFIG) as (_, port):
         _measure(port)
 
@@ -71,28 +71,28 @@ def main() -> None:
 def _measure(port: int) -> None:
     gaps: dict[str, list[list[float]]] = {what: [] for what in SITUATIONS}
     rate, answered = 1.0, 0
-    for place in range(-1, ROUNDS):  # the first only warms up and finds a rate
+    for place in range(-1, ROUNDS):  # the first round only warms up and finds a rate
         for what in SITUATIONS[:: place % 2 or -1]:
             with _beside(port, what, rate, first=answered) as count:
                 found = asyncio.run(_gaps(port))
                 if what == "hostile":
-                    answered += count.value + 1  # and the one that was not waited for
+                    answered += count.value + 1  # and the one that is still running
                     rate = answered / (place + 2) / SECONDS
             if place >= 0:
                 gaps[what].append(found)
     print(f"a stream beside {rate:.1f} requests/s of up to {TOKENS} tokens, {ROUNDS} rounds:")
     print("times between its tokens, and what they are of those when alone in the same round")
     for what, rounds in gaps.items():
-        _tell(what, rounds, gaps["alone"])
+        _print_line(what, rounds, gaps["alone"])
 
 
-def _tell(what: str, rounds: list[list[float]], alone: list[list[float]]) -> None:
-    told = []
+def _print_line(what: str, rounds: list[list[float]], alone: list[list[float]]) -> None:
+    columns = []
     for name, part in (("median", 0.5), ("p95", 0.95), ("largest", 1.0)):
         found = [_quantile(some, part) for some in rounds]
         ratios = [one / other for one, other in zip(found, (_quantile(some, part) for some in alone), strict=True)]
-        told.append(f"{name} {statistics.median(found) * 1e3:6.1f} ms ({statistics.median(ratios):.2f} times)")
-    print(f"{what:12}", "   ".join(told))
+        columns.append(f"{name} {statistics.median(found) * 1e3:6.1f} ms ({statistics.median(ratios):.2f} times)")
+    print(f"{what:12}", "   ".join(columns))
 
 
 def _quantile(found: list[float], part: float) -> float:
@@ -111,7 +111,7 @@ async def _gaps(port: int) -> list[float]:
 
 @contextmanager
 def _beside(port: int, what: str, rate: float, first: int) -> Iterator[Any]:
-    """What another process does meanwhile; yields how many requests of it were answered so far."""
+    """Run a situation in another process; yields its number of answered requests so far."""
     context = multiprocessing.get_context("spawn")
     answered = context.Value("i", 0)
     process = context.Process(target=_act, args=(port, what, rate, first, answered))
@@ -147,7 +147,7 @@ def _act(port: int, what: str, rate: float, first: int, answered: Any) -> None:
 
 
 async def _events(port: int, body: dict[str, Any]) -> AsyncIterator[bytes]:
-    """The lines of an answer that hold something."""
+    """The data lines of a streamed answer."""
     data = json.dumps(body).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\nconnection: close\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
@@ -166,7 +166,7 @@ def _body(tokens: int, **fields: Any) -> dict[str, Any]:
 
 
 def _hostile(number: int) -> dict[str, Any]:
-    """One of them, with that number in it, so that nobody knows it yet."""
+    """A request with a hostile grammar, made unique by `number`, so that no cache has it."""
     grammar = (REGEXES + SCHEMAS)[number % (len(REGEXES) + len(SCHEMAS))]
     if isinstance(grammar, str):
         return _body(TOKENS, response_format={"type": "regex", "value": f"({grammar}){number}"})

@@ -1,6 +1,6 @@
-"""How an engine in another environment is asked: a line of JSON for a line of JSON, over its standard input and output.
+"""Run a system in another process or environment: a line of JSON in, a line of JSON out, over its standard streams.
 
-Both ends are here. The far one (`answer`) runs in that environment, so nothing is imported but the standard library.
+Both ends are here. `serve_lines` runs in the other environment, so this module imports the standard library only.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ System = Callable[[Sequence[Job]], list[list[int]]]
 ROOT = Path(__file__).parents[1]
 
 
-def answer(load: Callable[[], System]) -> None:
-    """Load, then run what comes line by line, until no more does. What the engine itself prints goes to the log."""
-    told = os.fdopen(os.dup(1), "w", buffering=1)
+def serve_lines(load: Callable[[], System]) -> None:
+    """Load a system, then run the jobs of each input line until the input ends. Its own output goes to the log."""
+    results = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     run = load()
-    print(json.dumps("ready"), file=told)
+    print(json.dumps("ready"), file=results)
     for line in sys.stdin:
-        print(json.dumps(run([(prompt, new) for prompt, new in json.loads(line)])), file=told)
+        print(json.dumps(run([(prompt, new) for prompt, new in json.loads(line)])), file=results)
 
 
 @contextmanager
-def asked(python: Path, module: str, *arguments: str, log: Path, threads: int) -> Iterator[System]:
-    """The far end, in the environment of `python`.
+def line_system(python: Path, module: str, *arguments: str, log: Path, threads: int) -> Iterator[System]:
+    """Start a system as a module in the environment of `python`; yields a function that runs jobs in it.
 
     Raises:
-        RuntimeError: it ended; the log says why.
+        RuntimeError: the process ended; the end of its log is in the text.
     """
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
     with log.open("wb") as errors:
@@ -48,7 +48,7 @@ def asked(python: Path, module: str, *arguments: str, log: Path, threads: int) -
             text=True,
         )
 
-    def said() -> list[list[int]]:
+    def read() -> list[list[int]]:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
@@ -59,10 +59,10 @@ def asked(python: Path, module: str, *arguments: str, log: Path, threads: int) -
         assert process.stdin is not None
         process.stdin.write(json.dumps(jobs) + "\n")
         process.stdin.flush()
-        return said()
+        return read()
 
     try:
-        said()
+        read()
         yield run
     finally:
         process.kill()

@@ -37,7 +37,7 @@ BARE = "no LoRA adapters loaded"
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--rank", type=int, default=16)
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def without(model: Any, bare: dict[str, Any], system: System) -> System:
-    """The same with the layers as they were, in the same places in memory."""
+    """The same system with the original layers, at the same addresses in memory."""
 
     def run(jobs: Sequence[Job]) -> list[list[int]]:
         adapted = {layer: model.get_submodule(layer) for layer in bare}
@@ -83,7 +83,7 @@ def without(model: Any, bare: dict[str, Any], system: System) -> System:
 
 
 def fastest(systems: dict[str, System], jobs: Sequence[Job], rounds: int) -> dict[str, float]:
-    """The least CPU seconds of each."""
+    """The least CPU seconds of each system."""
     times: dict[str, list[float]] = {name: [] for name in systems}
     for _ in range(rounds):
         for name, run in systems.items():
@@ -94,7 +94,7 @@ def fastest(systems: dict[str, System], jobs: Sequence[Job], rounds: int) -> dic
 
 
 def build(layers: int) -> Any:
-    """The base model."""
+    """Build the base model."""
     torch.manual_seed(0)
     return Qwen2ForCausalLM(Qwen2Config(num_hidden_layers=layers, **SHAPE)).eval()
 

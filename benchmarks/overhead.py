@@ -1,6 +1,6 @@
-"""What the engine's own Python takes of a decode step, at a model of two small layers.
+"""The overhead of the engine's own Python in a decode step, measured with a model of two small layers.
 
-All of a step but the model's forward pass; of that, what attention prepares in its first layer counts too.
+It is the time of a step without the model's forward pass, plus the metadata that attention prepares in the first layer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONTEXT, STEPS, BLOCK = 128, 40, 16
 
 
 def print_overhead() -> None:
-    """Figures at three batch sizes."""
+    """Print the overhead at three batch sizes."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for batch in (1, 32, 256):
@@ -43,7 +43,7 @@ def print_overhead() -> None:
 
 
 def overhead(batch: int) -> float:
-    """Processor seconds a decode step of `batch` sequences takes beside the model, on one thread."""
+    """CPU seconds of a decode step of `batch` sequences without the model, on one thread."""
     model = LlamaForCausalLM(LlamaConfig(**TOY)).eval()
     engine = _decoding(model, batch)
     taken = []
@@ -60,7 +60,7 @@ def overhead(batch: int) -> float:
 
 
 def _decoding(model: Any, batch: int) -> Engine:
-    """An engine whose sequences have all begun."""
+    """An engine in which all sequences are decoding."""
     blocks = batch * (CONTEXT + 2 * STEPS) // BLOCK
     scheduler = Scheduler(BlockPool(blocks, BLOCK), step_tokens=2048, max_sequences=batch)
     runner = PackedRunner(model, KVCache(blocks, BLOCK))
@@ -75,7 +75,7 @@ def _decoding(model: Any, batch: int) -> Engine:
 
 @contextmanager
 def _timed(owner: Any, name: str) -> Iterator[list[float]]:
-    """Collects how long each call of a function takes."""
+    """Collect the seconds of each call of a function."""
     times: list[float] = []
     original: Callable[..., Any] = getattr(owner, name)
 

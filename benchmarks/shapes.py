@@ -1,4 +1,4 @@
-"""Models of named shapes with random weights, made on the spot."""
+"""Models of named shapes with random weights."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def build(shape: str, dtype: torch.dtype, device: torch.device) -> Any:
 
 
 def as_served(model: Any, bits: int = 0) -> Any:
-    """A copy with the layers that the engine would give it; `bits`: with weights rounded to so many."""
+    """A copy with the layers that the engine would use; `bits`: with quantized weights."""
     own = copy.deepcopy(model)
     fuse_layers(own, own.config.max_position_embeddings)
     if bits:

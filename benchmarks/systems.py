@@ -1,7 +1,7 @@
-"""What `benchmarks.engine` compares: this engine and transformers' two ways, all over the same weights.
+"""The systems that `benchmarks.engine` compares: this engine and transformers' two, all over the same weights.
 
-Each takes jobs (prompt, tokens to generate) at once and returns the tokens; none of them ends early. As a program,
-`python -m benchmarks.systems NAME SHAPE DTYPE`, it is one of them, asked by lines of JSON.
+A system takes all jobs (prompt, tokens to generate) at once and returns the tokens; no job ends early. As a program,
+`python -m benchmarks.systems NAME SHAPE DTYPE`, the module runs one system that is driven by lines of JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from backends.native.engine.scheduling.block_pool import BlockPool
 from backends.native.engine.scheduling.scheduler import Scheduler
 from backends.native.machine import keep_freed_memory
 from backends.native.protocol.messages import SamplingParams, Submit
-from benchmarks.lines import answer
+from benchmarks.lines import serve_lines
 from benchmarks.shapes import as_served, build
 from benchmarks.workloads import EVERY_ROW_ITS_OWN, Job
 
@@ -35,7 +35,7 @@ def interlingua(
 ) -> System:
     """This engine, as a worker's messages drive it; `sampling` and `lora_adapters` are given to the jobs in turn.
 
-    With `caching` prompts share what they begin with alike, but nothing is kept from one run to the next.
+    With `caching` prompts share cached prefixes, but the cache starts empty in every run.
     """
     runner = PackedRunner(model, KVCache(KV_TOKENS // BLOCK, BLOCK), lora_adapters=tuple(lora_adapters))
     vocab, context = model.config.vocab_size, model.config.max_position_embeddings
@@ -59,9 +59,7 @@ def interlingua(
 
 
 def copying(model: Any) -> System:
-    """No engine: for each token, as many bytes are read and written as the weights have. None can decode faster alone
-    unless it reads less.
-    """
+    """Copy as many bytes as the weights have for each token: the bound of decoding at batch 1 by memory bandwidth."""
     weights = sum(parameter.nbytes for parameter in model.parameters())
     source = torch.ones(weights // 8, dtype=torch.float32, device=model.device)  # half as many
     target = torch.empty_like(source)
@@ -75,7 +73,7 @@ def copying(model: Any) -> System:
 
 
 def static(model: Any) -> System:
-    """`generate` over all jobs as one batch, padded on the left, as long as the longest wants."""
+    """`generate` over all jobs as one batch, left-padded, until the longest job ends."""
 
     @torch.inference_mode()
     def run(jobs: Sequence[Job]) -> list[list[int]]:
@@ -90,10 +88,10 @@ def static(model: Any) -> System:
 
 
 def continuous(model: Any, *, sharing: bool = False) -> System:
-    """`generate_batch`'s manager, with as much cache and as many tokens a step as this engine has. It runs in a thread
-    of its own until the process ends.
+    """The manager of `generate_batch`, with the same cache size and tokens per step as this engine.
 
-    With `sharing` prompts share what they begin with alike, and with those of earlier runs, whose pages it keeps.
+    It runs in a thread of its own until the process ends. With `sharing` prompts share cached prefixes, also with those
+    of earlier runs.
     """
     model.set_attn_implementation("sdpa")
     sizes = ContinuousBatchingConfig(
@@ -139,7 +137,7 @@ SYSTEMS: dict[str, Callable[[Any], System]] = {
 
 
 def load(name: str, shape: str, dtype: str) -> System:
-    """One of `SYSTEMS` with its weights, as many threads as OMP_NUM_THREADS says."""
+    """Load one of `SYSTEMS` with random weights and as many threads as OMP_NUM_THREADS."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a second set of threads, of one that only loads, would slow `generate_batch`'s own down
     model = build(shape, getattr(torch, dtype), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
@@ -150,4 +148,4 @@ def load(name: str, shape: str, dtype: str) -> System:
 
 
 if __name__ == "__main__":
-    answer(lambda: load(*sys.argv[1:]))
+    serve_lines(lambda: load(*sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""What the engines are asked: prompts of random tokens, and how many tokens to generate. The same at every call."""
+"""The workloads: prompts of random tokens, and how many tokens to generate. The same at every call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Job = tuple[list[int], int]
 ONE, EIGHT, PREFIX = "decode, batch 1", "decode, batch 8", "prefix, nine tenths shared"
 PREFILL = "prefill, 2048 tokens"
 SCALE = 4
-"""What the published mixed workload is divided by on a CPU: a fourth of its requests, of a fourth of their lengths."""
+"""Divisor of the published mixed workload on a CPU: a fourth of its requests with a fourth of their lengths."""
 EVERY_ROW_ITS_OWN = (
     SamplingParams(temperature=0.7, top_k=50, top_p=0.9, seed=1),
     SamplingParams(temperature=1.0, top_p=0.95, seed=2),
@@ -22,7 +22,7 @@ EVERY_ROW_ITS_OWN = (
 
 
 def workloads(vocab: int, *, scale: int) -> dict[str, list[Job]]:
-    """By name.
+    """The jobs of each workload by its name.
 
     Args:
         vocab: tokens to draw from.

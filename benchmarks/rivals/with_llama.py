@@ -1,7 +1,7 @@
-"""llama.cpp's own server over a GGUF file, asked by HTTP: one connection a request, all at once.
+"""llama.cpp's server over a GGUF file, driven by HTTP with one connection for each request, all at once.
 
-Told to do as the others do: keys and values in bfloat16, no prompt kept, at most so many tokens a step. Requests reach
-it one after the other, so that a batch forms over its first steps.
+Its settings are those of the other engines: keys and values in bfloat16, no prompt cache, equal tokens per step.
+Requests reach it one after the other, so that a batch forms over its first steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SLOTS = 32
 def llama_server(
     binary: Path, model: Path, *, log: Path, threads: int, tokens: int, step_tokens: int
 ) -> Iterator[System]:
-    """The server, with room for `tokens` keys and values, as something that runs jobs."""
+    """Start the server with a KV cache of `tokens` tokens; yields a function that runs jobs in it."""
     port = free_port()
     command = [binary, "--model", model, "--host", "127.0.0.1", "--port", port, "--threads", threads]
     command += ["--threads-batch", threads, "--parallel", SLOTS, "--kv-unified", "--ctx-size", tokens]

@@ -1,7 +1,7 @@
 """OpenVINO GenAI's continuous batching over a GGUF file; runs in an environment that has `openvino-genai`.
 
-Told to do as the others do: compute and keep keys and values in bfloat16 (by default it keeps those in 8 bits), no
-prefix cache, at most so many tokens a step.
+Its settings are those of the other engines: computation, keys and values in bfloat16 (by default the cache has 8 bits),
+no prefix cache, equal tokens per step.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy
 import openvino
 from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig
 
-from benchmarks.lines import Job, System, answer
+from benchmarks.lines import Job, System, serve_lines
 
 
 def load(model: str, threads: int, step_tokens: int) -> System:
-    """The pipeline, as something that runs jobs."""
+    """Load the pipeline; return a function that runs jobs in it."""
     scheduler = SchedulerConfig()
     scheduler.max_num_batched_tokens = step_tokens
     scheduler.max_num_seqs = 64
@@ -45,4 +45,4 @@ def _greedy(new: int) -> GenerationConfig:
 
 
 if __name__ == "__main__":
-    answer(lambda: load(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    serve_lines(lambda: load(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

@@ -1,7 +1,7 @@
 """vLLM's offline engine over a folder of transformers; runs in an environment that has vLLM built for CPUs.
 
-Told to do as the others do: bfloat16, no prefix cache, at most so many tokens a step. It compiles the model at start,
-which takes minutes.
+Its settings are those of the other engines: bfloat16, no prefix cache, equal tokens per step. It compiles the model at
+start, which takes minutes.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from benchmarks.lines import Job, System, answer
+from benchmarks.lines import Job, System, serve_lines
 
 
 def load(model: str, step_tokens: int) -> System:
-    """The engine, as something that runs jobs."""
+    """Load the engine; return a function that runs jobs in it."""
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GB
     # As many threads as OMP_NUM_THREADS says, on any core: nobody else's are bound to one either.
     os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -41,4 +41,4 @@ def load(model: str, step_tokens: int) -> System:
 
 
 if __name__ == "__main__":
-    answer(lambda: load(sys.argv[1], int(sys.argv[3])))
+    serve_lines(lambda: load(sys.argv[1], int(sys.argv[3])))
