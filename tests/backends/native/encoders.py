@@ -1,4 +1,4 @@
-"""Small encoders with folders as sentence-transformers writes them, built without it; always the same ones.
+"""Small deterministic encoders in folders of sentence-transformers' format, built without it.
 
 ``python -m tests.backends.native.encoders`` writes the golden vectors, where sentence-transformers is installed: its
 own, of the same folders. The suite does without it, since it would bring torch from elsewhere.
@@ -39,7 +39,7 @@ _SHAPE |= {"eos_token_id": 2}
 
 @dataclass(frozen=True)
 class Case:
-    """A folder. `pooling` and `after` are what its files say; `instruction` is given with the texts."""
+    """A folder. `pooling` and `after` go into its files; `instruction` is sent with the texts."""
 
     family: str
     pooling: dict[str, Any]
@@ -75,7 +75,7 @@ CASES = {
 
 
 def build(folder: Path, case: Case) -> Path:
-    """Write a case's folder."""
+    """Write the folder of a case."""
     model = _model(case.family, case.more)
     model.save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
@@ -103,7 +103,7 @@ def build(folder: Path, case: Case) -> Path:
 
 
 def _model(family: str, more: dict[str, Any]) -> Any:
-    """Random weights, wide enough that all of a text matters, by a generator that numpy promises not to change."""
+    """Random weights, so wide that every token matters, from a generator that numpy keeps stable."""
     model = AutoModel.from_config(AutoConfig.for_model(family, **_SHAPE, **more)).float().eval()
     for seed, (_, parameter) in enumerate(sorted(model.named_parameters())):
         wide = _numbers(*parameter.shape, seed=seed)
@@ -117,7 +117,7 @@ def _numbers(*shape: int, seed: int) -> torch.Tensor:
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    """A word piece is a character; end tokens as encoders have them."""
+    """One word piece per character, and an encoder's special tokens."""
     tokenizer = Tokenizer(models.WordPiece(_VOCABULARY, unk_token="<unk>", max_input_chars_per_word=1000))
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -1,4 +1,4 @@
-"""The native backend over an engine without a model: everything between a request and its events."""
+"""The native backend over an engine without a model: from a request to its events."""
 
 from __future__ import annotations
 
@@ -97,11 +97,11 @@ async def ask(backend: NativeBackend, asked: Generate) -> Completion:
     return laws.check(await laws.collect(backend.generate(asked)), asked)
 
 
-async def test_an_answer(backend: NativeBackend, engine: FakeEngine) -> None:
+async def test_a_streamed_answer(backend: NativeBackend, engine: FakeEngine) -> None:
     asked = request()
     batches = [batch async for batch in backend.generate(asked)]
     assert isinstance(batches[0][0], Started)
-    assert len(batches[0]) == 2, "it starts with the first token"
+    assert len(batches[0]) == 2, "`Started` comes with the first token"
     answer = laws.check(tuple(event for batch in batches for event in batch), asked)
     (choice,) = answer.choices
     assert (answer.model, choice.text, choice.reason) == ("demo", ANSWER, FinishReason.EOS)
@@ -120,8 +120,8 @@ async def test_capabilities_and_health(backend: NativeBackend) -> None:
     assert await backend.healthy() == Health("ready")
 
 
-async def test_it_is_not_ready_before_our_own_side_is(engine: FakeEngine) -> None:
-    engine.ready = msgspec.structs.replace(engine.ready, image_tokens=9)  # whose processor takes a while to load
+async def test_health_is_loading_until_the_image_processor_is_loaded(engine: FakeEngine) -> None:
+    engine.ready = msgspec.structs.replace(engine.ready, image_tokens=9)  # its processor takes a while to load
     backend = NativeBackend("native", {"heartbeat": 0.01}, connect=engine.connect)
     starting = asyncio.create_task(backend.start())
     while not starting.done():
@@ -131,7 +131,7 @@ async def test_it_is_not_ready_before_our_own_side_is(engine: FakeEngine) -> Non
     await backend.aclose()
 
 
-async def test_what_the_engine_tells_of_itself(backend: NativeBackend) -> None:
+async def test_the_engine_state_is_the_latest_pong(backend: NativeBackend) -> None:
     backend._client.pong = None
     assert backend.engine_state is None
     backend._client.pong = Pong(0, 3, 2, 6, 8, 1, 100, 64)
@@ -140,7 +140,7 @@ async def test_what_the_engine_tells_of_itself(backend: NativeBackend) -> None:
     assert backend.engine_state is None
 
 
-async def test_what_the_engine_is_asked(backend: NativeBackend, engine: FakeEngine) -> None:
+async def test_the_request_is_submitted_with_all_parameters(backend: NativeBackend, engine: FakeEngine) -> None:
     sampling = Sampling(
         do_sample=True,
         temperature=0.7,
@@ -177,7 +177,7 @@ async def test_what_the_engine_is_asked(backend: NativeBackend, engine: FakeEngi
     assert (second.sampling.seed, second.prompt_logprobs) == (0, -1)
 
 
-async def test_what_was_not_said_is_neutral(backend: NativeBackend, engine: FakeEngine) -> None:
+async def test_parameters_that_are_not_set_are_neutral(backend: NativeBackend, engine: FakeEngine) -> None:
     await ask(backend, request(sampling=Sampling()))
     await ask(backend, request(sampling=Sampling(do_sample=True)))
     greedy, sampled = engine.submitted
@@ -186,33 +186,35 @@ async def test_what_was_not_said_is_neutral(backend: NativeBackend, engine: Fake
     assert msgspec.structs.replace(greedy.sampling, seed=0) == neutral
     assert greedy.max_new_tokens == 2048 - len(greedy.prompt)
     assert (greedy.top_logprobs, greedy.prompt_logprobs) == (-1, -1)
-    assert greedy.sampling.seed != sampled.sampling.seed, "a seed of its own for each"
+    assert greedy.sampling.seed != sampled.sampling.seed, "each request draws its own seed"
 
 
-async def test_what_nobody_waits_for_lets_others_go_first(backend: NativeBackend, engine: FakeEngine) -> None:
+async def test_background_requests_have_a_lower_priority(backend: NativeBackend, engine: FakeEngine) -> None:
     for background in (False, True):
         await ask(backend, request(background=background))
     usual, background = (submit.priority for submit in engine.submitted)
     assert (usual, background < usual) == (0, True)
 
 
-async def test_seeds_are_told(backend: NativeBackend) -> None:
-    told = [choice.seed for choice in (await ask(backend, request(n=2, sampling=Sampling(seed=2**64 - 1)))).choices]
-    assert told == [2**64 - 1, 0]
+async def test_seeds_are_returned(backend: NativeBackend) -> None:
+    seeds = [choice.seed for choice in (await ask(backend, request(n=2, sampling=Sampling(seed=2**64 - 1)))).choices]
+    assert seeds == [2**64 - 1, 0]
     first, second = [choice.seed for choice in (await ask(backend, request(n=2))).choices]
     assert second == (first + 1) % 2**64
 
 
 @pytest.mark.parametrize(("include", "text"), [(False, "The quick brown 🙂 s"), (True, "The quick brown 🙂 says he")])
 @pytest.mark.parametrize("burst", [1, 3, 100])
-async def test_stop_strings(backend: NativeBackend, engine: FakeEngine, include: bool, text: str, burst: int) -> None:
+async def test_a_stop_string_ends_the_answer_and_the_sequence(
+    backend: NativeBackend, engine: FakeEngine, include: bool, text: str, burst: int
+) -> None:
     engine.burst = burst
     (choice,) = (await ask(backend, request(stopping=Stopping(stop=("xyz", "ays he"), include_stop=include)))).choices
     assert (choice.text, choice.reason, choice.stop) == (text, FinishReason.STOP_STRING, "ays he")
-    assert len(engine.cancelled) == (burst < 100), "the engine need not go on"
+    assert len(engine.cancelled) == (burst < 100), "a sequence that has ended is not cancelled"
 
 
-async def test_length_and_stop_tokens(backend: NativeBackend, engine: FakeEngine) -> None:
+async def test_the_length_and_stop_tokens_end_the_answer(backend: NativeBackend, engine: FakeEngine) -> None:
     (short,) = (await ask(backend, request(stopping=Stopping(max_new_tokens=3)))).choices
     assert (short.reason, short.generated) == (FinishReason.LENGTH, 3)
     second = short.tokens[1].id
@@ -223,7 +225,9 @@ async def test_length_and_stop_tokens(backend: NativeBackend, engine: FakeEngine
     assert (none.text, none.generated, none.reason) == ("", 0, FinishReason.LENGTH)
 
 
-async def test_a_character_cut_by_the_length_is_told(backend: NativeBackend, engine: FakeEngine, codec: Any) -> None:
+async def test_a_character_cut_by_the_length_is_a_replacement_character(
+    backend: NativeBackend, engine: FakeEngine, codec: Any
+) -> None:
     first = codec._tokenizer.encode("🙂")[:1]
     engine.rule = lambda _: iter(first)
     (choice,) = (await ask(backend, request())).choices
@@ -245,7 +249,7 @@ async def test_logprobs(backend: NativeBackend, codec: Any) -> None:
     assert [token.logprob for token in prompt] == [None, *(-(token.id or 0) / 100 for token in prompt[1:])]
 
 
-async def test_echo_tells_the_prompts(backend: NativeBackend) -> None:
+async def test_echo_returns_the_prompts(backend: NativeBackend) -> None:
     chat = ChatPrompt((Message("user", "Hi"),))
     answer = await ask(backend, request(prompts=(TextPrompt("Hello"), chat), echo=True))
     texts = ["".join(token.text for token in prompt if not token.special) for prompt in answer.prompts]
@@ -256,7 +260,7 @@ async def test_echo_tells_the_prompts(backend: NativeBackend) -> None:
 async def test_several_prompts_and_answers(backend: NativeBackend, engine: FakeEngine) -> None:
     asked = request(prompts=(TextPrompt("a"), TokensPrompt((5, 6, 7))), n=2, sampling=Sampling(seed=3))
     answer = await ask(backend, asked)
-    assert [choice.seed for choice in answer.choices] == [3, 4, 3, 4], "as each prompt would alone"
+    assert [choice.seed for choice in answer.choices] == [3, 4, 3, 4], "the same for each prompt"
     assert [submit.prompt for submit in engine.submitted] == [engine.submitted[0].prompt] * 2 + [(5, 6, 7)] * 2
     assert (answer.usage.prompt_tokens, answer.usage.cached_tokens) == (4, 2)
 
@@ -266,18 +270,18 @@ async def test_best_of(backend: NativeBackend, engine: FakeEngine) -> None:
     asked = request(best_of=4, n=2, sampling=Sampling(temperature=1.0, seed=5))
     events = await laws.collect(backend.generate(asked))
     answer = laws.check(events, asked)
-    assert [choice.seed for choice in answer.choices] == [7, 8], "ids 50 and 51 are the likeliest here"
+    assert [choice.seed for choice in answer.choices] == [7, 8], "ids 50 and 51 are the most probable here"
     assert answer.usage.completion_tokens == 4 * 4
 
 
-async def test_text_that_is_not_raw_is_a_users_turn(backend: NativeBackend, engine: FakeEngine) -> None:
+async def test_a_prompt_that_is_not_raw_is_a_user_message(backend: NativeBackend, engine: FakeEngine) -> None:
     await ask(backend, request("Hi", raw_prompt=False))
     await ask(backend, request(prompts=(ChatPrompt((Message("user", "Hi"),)),)))
     first, second = engine.submitted
     assert first.prompt == second.prompt
 
 
-async def test_tools_that_must_not_be_called_are_not_shown(backend: NativeBackend, engine: FakeEngine) -> None:
+async def test_tools_are_not_shown_if_the_choice_is_none(backend: NativeBackend, engine: FakeEngine) -> None:
     chat = (ChatPrompt((Message("user", "Hi"),)),)
     await ask(backend, request(prompts=chat, tools=(Tool("f"),), tool_choice=ToolChoice("none")))
     await ask(backend, request(prompts=chat))
@@ -296,7 +300,7 @@ async def test_tools_that_must_not_be_called_are_not_shown(backend: NativeBacken
         ({"stopping": Stopping(stop_token_ids=(768,))}, InvalidRequest, "stop_token_ids"),
     ],
 )
-async def test_what_does_not_fit_reaches_no_engine(
+async def test_a_request_that_does_not_fit_is_not_submitted(
     backend: NativeBackend, engine: FakeEngine, fields: dict[str, Any], error: type[Exception], param: str | None
 ) -> None:
     with pytest.raises(error) as raised:
@@ -322,15 +326,17 @@ async def test_tokenize(backend: NativeBackend) -> None:
 
 
 @pytest.mark.parametrize("count", range(1, 25, 4))
-async def test_closing_it_anywhere_frees_the_engine(backend: NativeBackend, engine: FakeEngine, count: int) -> None:
+async def test_closing_the_stream_anywhere_frees_the_engine(
+    backend: NativeBackend, engine: FakeEngine, count: int
+) -> None:
     stream = backend.generate(request(n=3, stopping=Stopping(ignore_eos=True)))
     batches = await laws.take(stream, count)
     assert len(batches) == count
-    assert not engine.running, "at once, not some time"
+    assert not engine.running, "immediately"
     assert len(engine.cancelled) == 3
 
 
-async def test_cancelled_while_it_waits(backend: NativeBackend, engine: FakeEngine) -> None:
+async def test_cancelling_a_request_that_waits_frees_the_engine(backend: NativeBackend, engine: FakeEngine) -> None:
     engine.auto = False
     task = asyncio.create_task(laws.collect(backend.generate(request())))
     await until(lambda: bool(engine.running))
@@ -340,7 +346,7 @@ async def test_cancelled_while_it_waits(backend: NativeBackend, engine: FakeEngi
     assert not engine.running
 
 
-async def test_a_slow_taker_gets_one_batch(backend: NativeBackend, engine: FakeEngine) -> None:
+async def test_a_slow_reader_gets_one_batch(backend: NativeBackend, engine: FakeEngine) -> None:
     stream = backend.generate(request(n=2))
     await anext(stream)
     await until(lambda: not engine.running)
@@ -352,7 +358,7 @@ async def test_a_slow_taker_gets_one_batch(backend: NativeBackend, engine: FakeE
         await anext(stream)
 
 
-async def test_an_engine_without_room(backend: NativeBackend, engine: FakeEngine) -> None:
+async def test_a_full_engine_is_overloaded(backend: NativeBackend, engine: FakeEngine) -> None:
     engine.auto = False
     task = asyncio.create_task(laws.collect(backend.generate(request(n=2))))
     await until(lambda: len(engine.running) == 2)
@@ -361,10 +367,10 @@ async def test_an_engine_without_room(backend: NativeBackend, engine: FakeEngine
     with pytest.raises(Overloaded) as raised:
         await task
     assert raised.value.retry_after
-    assert engine.cancelled == [0], "the other half is not left running"
+    assert engine.cancelled == [0], "the other choice is cancelled"
 
 
-async def test_an_engine_that_fails_at_one_request(backend: NativeBackend, engine: FakeEngine) -> None:
+async def test_a_failed_sequence_does_not_affect_the_engine(backend: NativeBackend, engine: FakeEngine) -> None:
     engine.auto = False
     task = asyncio.create_task(laws.collect(backend.generate(request())))
     await until(lambda: bool(engine.running))
@@ -375,28 +381,30 @@ async def test_an_engine_that_fails_at_one_request(backend: NativeBackend, engin
     assert (await backend.healthy()).status == "ready"
 
 
-async def test_an_engine_that_dies(backend: NativeBackend, engine: FakeEngine) -> None:
+async def test_requests_continue_after_the_engine_dies(backend: NativeBackend, engine: FakeEngine) -> None:
     engine.auto = False
     begun, waiting = backend.generate(request()), asyncio.create_task(laws.collect(backend.generate(request())))
     first = asyncio.ensure_future(anext(begun))
     await until(lambda: len(engine.running) == 2)
     engine.running = {key: running for key, running in engine.running.items() if key[1] == 1}
     engine.step()
-    told = await first
+    events = await first
     engine.die()
     engine.auto = True
-    assert laws.check((*told, *await laws.collect(begun)), request()).choices[0].text == ANSWER, "it goes on"
+    assert laws.check((*events, *await laws.collect(begun)), request()).choices[0].text == ANSWER, "it continues"
     assert laws.check(await waiting, request()).choices[0].text == ANSWER
 
 
-async def test_a_whole_answer_is_told_at_its_end(backend: NativeBackend) -> None:
+async def test_non_streamed_requests_emit_their_events_at_completion(backend: NativeBackend) -> None:
     first, last = [batch async for batch in backend.generate(request(n=2, stream=False))]
     assert [type(event) for event in first] == [Started]
     assert [type(event) for event in last] == [Finished, Finished, Usage]
     assert laws.check((*first, *last), request(n=2)).choices[0].text == ANSWER
 
 
-async def test_a_whole_answer_that_goes_on_otherwise_is_begun_anew(backend: NativeBackend, engine: FakeEngine) -> None:
+async def test_a_non_streamed_request_is_generated_again_if_the_next_engine_diverges(
+    backend: NativeBackend, engine: FakeEngine
+) -> None:
     engine.auto = False
     streamed, whole = (
         asyncio.create_task(laws.collect(backend.generate(request(stream=stream)))) for stream in (True, False)
@@ -416,7 +424,7 @@ async def test_a_whole_answer_that_goes_on_otherwise_is_begun_anew(backend: Nati
     assert [token.id for token in laws.check(events, request()).choices[0].tokens] == [*other, 1]
 
 
-async def test_a_model_that_cannot_load() -> None:
+async def test_start_may_be_repeated_after_a_model_could_not_load() -> None:
     engine = FakeEngine(greeting=Failed("no such folder"))
     backend = NativeBackend("native", connect=engine.connect)
     with pytest.raises(BackendUnavailable, match="no such folder"):
@@ -436,7 +444,7 @@ async def test_a_folder_without_a_tokenizer(tmp_path: Any) -> None:
         await backend.start()
 
 
-def test_a_shared_engine_is_started_only_where_there_is_none() -> None:
+def test_the_command_for_a_shared_engine() -> None:
     command = NativeBackend.engine_command({"model": "folder", "threads": 3}, Path("/run/engine"))
     assert command is not None
     assert command[1:5] == ["-m", "backends.native.engine.serving", "--socket", "/run/engine"]
@@ -471,7 +479,7 @@ def test_a_shared_engine_is_started_only_where_there_is_none() -> None:
     ),
     burst=st.integers(1, 6),
 )
-async def test_the_grammar_of_events(
+async def test_events_obey_the_laws_of_backends(
     backend: NativeBackend, engine: FakeEngine, fields: dict[str, Any], burst: int
 ) -> None:
     engine.burst = burst

@@ -1,4 +1,4 @@
-"""Vectors by the bundled model: those of transformers, however the prompts are cut and preempted."""
+"""Embeddings of the bundled model equal those of transformers, however prompts are split and preempted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def embed(backend: NativeBackend, *texts: str | tuple[int, ...], **fields:
 
 
 def by_transformers(texts: tuple[str, ...]) -> torch.Tensor:
-    """[texts, size]: the mean over tokens of the last hidden states, of length 1."""
+    """[texts, size]: the mean over tokens of the last hidden states, normalized."""
     tokenizer = AutoTokenizer.from_pretrained(WEIGHTS, local_files_only=True)
     model = AutoModelForImageTextToText.from_pretrained(WEIGHTS, local_files_only=True, dtype=torch.float32).eval()
     rows = []
@@ -61,7 +61,7 @@ async def test_vectors_are_those_of_transformers(backend: NativeBackend) -> None
 
 
 @module_loop
-async def test_beside_generation(backend: NativeBackend) -> None:
+async def test_embeddings_beside_generation(backend: NativeBackend) -> None:
     prompts = (ChatPrompt((Message("user", "Tell me a story."),)),)
     asked = Generate(id="r", model="demo", prompts=prompts, stopping=Stopping(200, ignore_eos=True))
     stream = backend.generate(asked)
@@ -74,7 +74,7 @@ async def test_beside_generation(backend: NativeBackend) -> None:
 
 
 @module_loop
-async def test_what_was_asked_for(backend: NativeBackend) -> None:
+async def test_dimensions_instructions_and_token_ids(backend: NativeBackend) -> None:
     whole, short = await embed(backend, "Hi"), await embed(backend, "Hi", dimensions=10)
     assert len(short.vectors[0]) == 10
     assert sum(value**2 for value in short.vectors[0]) == pytest.approx(1)
@@ -93,7 +93,7 @@ async def test_what_was_asked_for(backend: NativeBackend) -> None:
 
 
 @module_loop
-async def test_the_answers_are_the_same_after_it(backend: NativeBackend) -> None:
+async def test_generation_is_not_affected(backend: NativeBackend) -> None:
     prompts = (ChatPrompt((Message("user", "What is a star?"),)),)
     asked = Generate(id="r", model="demo", prompts=prompts, sampling=Sampling(temperature=0))
     answer = laws.check(await laws.collect(backend.generate(asked)), asked)

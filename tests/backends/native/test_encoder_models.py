@@ -1,4 +1,4 @@
-"""Vectors of encoder folders: those that sentence-transformers makes of the same folders (`encoders`)."""
+"""Embeddings of encoder folders equal those of sentence-transformers for the same folders (`encoders`)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_vectors_are_those_of_sentence_transformers(name: str, tmp_path: P
     assert (golden[0] - golden[1]).abs().max() > 1e-2  # else they say nothing
 
 
-async def test_what_was_asked_for(tmp_path: Path) -> None:
+async def test_dimensions_and_instructions(tmp_path: Path) -> None:
     async with running(build(tmp_path, CASES["bert, mean"])) as backend:
         (whole,) = (await backend.embed(asked("hi"))).vectors
         assert len(whole) == WIDTH
@@ -66,7 +66,7 @@ async def test_what_was_asked_for(tmp_path: Path) -> None:
         assert instructed.vectors == (await backend.embed(asked("find: hi"))).vectors
 
 
-async def test_what_is_refused(tmp_path: Path) -> None:
+async def test_unsupported_requests_are_rejected(tmp_path: Path) -> None:
     async with running(build(tmp_path, CASES["roberta, prompt left out"])) as backend:
         can = backend.capabilities
         assert (can.generates, can.embeddings, can.context_length) == (False, True, 100)
@@ -80,8 +80,8 @@ async def test_what_is_refused(tmp_path: Path) -> None:
             await backend.embed(asked((5, 100_000)))
 
 
-async def test_positions_that_roberta_cannot_use(tmp_path: Path) -> None:
-    """Its table has 130, the first two of which no token gets."""
+async def test_roberta_has_two_positions_fewer_than_its_table(tmp_path: Path) -> None:
+    """Its table has 130 entries; no token uses the first two."""
     folder = build(tmp_path, CASES["roberta, prompt left out"])
     (folder / "sentence_bert_config.json").unlink()
     async with running(folder) as backend:
@@ -89,17 +89,17 @@ async def test_positions_that_roberta_cannot_use(tmp_path: Path) -> None:
         assert len((await backend.embed(asked((5,) * 128))).vectors) == 1
 
 
-async def test_a_folder_without_a_recipe(tmp_path: Path) -> None:
+async def test_a_folder_without_a_recipe_is_mean_pooled(tmp_path: Path) -> None:
     folder = build(tmp_path, CASES["bert, dense"])
     (folder / "modules.json").unlink()
     mean = build(tmp_path / "mean", CASES["bert, mean"])
     (mean / "sentence_bert_config.json").unlink()
-    async with running(folder) as plain, running(mean) as told:
-        assert (await plain.embed(asked(*TEXTS))).vectors == (await told.embed(asked(*TEXTS))).vectors
+    async with running(folder) as plain, running(mean) as declared:
+        assert (await plain.embed(asked(*TEXTS))).vectors == (await declared.embed(asked(*TEXTS))).vectors
 
 
 @pytest.mark.parametrize(
-    ("file", "said", "why"),
+    ("file", "content", "why"),
     [
         ("modules.json", [{"type": "a.Transformer", "path": ""}, {"type": "a.LSTM", "path": ""}], "LSTM"),
         ("modules.json", "{", "not JSON"),
@@ -108,15 +108,15 @@ async def test_a_folder_without_a_recipe(tmp_path: Path) -> None:
         ("2_Dense/config.json", {"use_residual": True}, "Dense"),
     ],
 )
-async def test_recipes_that_cannot_be_followed(tmp_path: Path, file: str, said: Any, why: str) -> None:
+async def test_unsupported_recipes_are_rejected(tmp_path: Path, file: str, content: Any, why: str) -> None:
     folder = build(tmp_path, CASES["bert, dense"])
-    (folder / file).write_text(said if isinstance(said, str) else json.dumps(said))
+    (folder / file).write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(BackendUnavailable, match=why):
         async with running(folder):
             pass
 
 
-async def test_weights_of_a_dense_layer_that_are_not_there(tmp_path: Path) -> None:
+async def test_missing_weights_of_a_dense_layer_are_rejected(tmp_path: Path) -> None:
     folder = build(tmp_path, CASES["bert, dense"])
     (folder / "2_Dense" / "model.safetensors").unlink()
     with pytest.raises(BackendUnavailable, match=r"2_Dense/model\.safetensors"):

@@ -42,7 +42,7 @@ def save_merged(folder: Path, lora_adapter: Path, model: Any) -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def backends(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Backends]:
-    """One with LoRA adapters, and one for each of them merged."""
+    """A backend with LoRA adapters, and one backend per LoRA adapter merged."""
     folder = tmp_path_factory.mktemp("lora")
     model = AutoModelForImageTextToText.from_pretrained(WEIGHTS, local_files_only=True, dtype=torch.float32)
     targets = r".*language_model.*(q|v|down)_proj"
@@ -80,8 +80,8 @@ def ids(answer: Completion) -> list[list[int | None]]:
 @pytest.mark.parametrize(
     "fields", [{"sampling": Sampling(temperature=0.0)}, {"sampling": Sampling(seed=5, temperature=1.0), "n": 2}]
 )
-async def test_answers(backends: Backends, fields: Any) -> None:
-    """Greedy, and several at a time from a seed; about an image, too."""
+async def test_answers_equal_those_of_merged_weights(backends: Backends, fields: Any) -> None:
+    """Greedy, and several choices from a seed; one prompt has an image."""
     adapted, merged = backends
     expected = [ids(await ask(merged[name], **fields)) for name in NAMES]
     for _ in range(2):  # the second time the prefixes are in the cache
@@ -90,7 +90,7 @@ async def test_answers(backends: Backends, fields: Any) -> None:
     assert expected[0] != expected[1] != expected[2]
 
 
-async def test_vectors(backends: Backends) -> None:
+async def test_embeddings_equal_those_of_merged_weights(backends: Backends) -> None:
     adapted, merged = backends
 
     async def embed(backend: NativeBackend, name: str | None) -> torch.Tensor:
@@ -104,15 +104,15 @@ async def test_vectors(backends: Backends) -> None:
     assert float((embedded[0] - embedded[1]).abs().max()) > 1e-2
 
 
-async def test_it_says_what_it_has(backends: Backends) -> None:
+async def test_capabilities_list_the_lora_adapters(backends: Backends) -> None:
     adapted, merged = backends
     assert adapted.capabilities.lora_adapters == NAMES[1:]
     assert Feature.LORA in adapted.capabilities.features
     assert Feature.LORA not in merged[""].capabilities.features
 
 
-async def test_the_engine_knows_its_own(backends: Backends) -> None:
-    """Who asks it for another all the same gets an error, and never the model without."""
+async def test_the_engine_rejects_unknown_lora_adapters(backends: Backends) -> None:
+    """A request with an unknown name gets an error, not the base model's answer."""
     with pytest.raises(BackendFailed, match="there is no LoRA adapter 'c'"):
         await ask(backends[0], "c")
 
@@ -127,6 +127,6 @@ async def test_a_lora_adapter_that_cannot_be_applied_keeps_the_engine_from_start
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../a", "/a", "a//b", "a/", "-a", "a/-b", "a b", "é", "a" * 257])
-async def test_names_that_no_protocol_could_say_are_refused(name: str) -> None:
+async def test_invalid_names_are_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="lora_adapters"):
         NativeBackend("native", {"lora_adapters": {name: "folder"}})

@@ -1,4 +1,4 @@
-"""Cores and memory, as far as any machine must agree."""
+"""Cores and memory, as far as every machine agrees."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pytest
 from backends.native.machine import available_memory, physical_cores
 
 
-def test_cores() -> None:
+def test_there_are_physical_cores() -> None:
     assert 1 <= physical_cores() <= (os.cpu_count() or 1)
 
 
-def test_memory() -> None:
+def test_there_is_memory() -> None:
     assert 2**20 < available_memory() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
-def test_freed_memory_is_used_again() -> None:
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
+def test_freed_memory_is_reused() -> None:
     code = """
 from resource import RUSAGE_SELF, getrusage
 from backends.native.machine import keep_freed_memory

@@ -83,7 +83,7 @@ async def test_greedy_text_is_that_of_transformers(backend: NativeBackend) -> No
 
 
 @module_loop
-async def test_seeds_replay_alone_and_in_company(backend: NativeBackend) -> None:
+async def test_a_seed_gives_the_same_answer_in_any_batch(backend: NativeBackend) -> None:
     sampling = Sampling(temperature=1.5, seed=11)
     fields: dict[str, Any] = {"prompts": chat("Tell me a story."), "sampling": sampling}
     alone = await ask(backend, **fields)
@@ -100,7 +100,7 @@ async def test_stop_strings_free_the_engine(backend: NativeBackend) -> None:
 
 
 @module_loop
-async def test_logprobs_are_those_of_the_likeliest(backend: NativeBackend) -> None:
+async def test_logprobs_are_those_of_the_most_probable_tokens(backend: NativeBackend) -> None:
     answer = await ask(backend, prompts=chat(QUESTIONS[0]), top_logprobs=3, prompt_logprobs=True)
     for token in answer.choices[0].tokens:
         assert token.logprob is not None
@@ -113,7 +113,7 @@ async def test_logprobs_are_those_of_the_likeliest(backend: NativeBackend) -> No
 
 
 @module_loop
-async def test_the_answers_agree_however_they_are_asked(backend: NativeBackend) -> None:
+async def test_a_prompt_that_is_not_raw_equals_a_chat(backend: NativeBackend) -> None:
     whole = await ask(backend, prompts=(TextPrompt("What is a star?"),), raw_prompt=False)
     same = await ask(backend, prompts=chat("What is a star?"))
     assert whole.choices[0].text == same.choices[0].text == "A star is a big ball of hot gas."
@@ -121,7 +121,7 @@ async def test_the_answers_agree_however_they_are_asked(backend: NativeBackend) 
 
 @module_loop
 @pytest.mark.parametrize("count", [0, 1, 3])
-async def test_closing_it_frees_the_engine(backend: NativeBackend, count: int) -> None:
+async def test_closing_the_streams_frees_the_engine(backend: NativeBackend, count: int) -> None:
     stopping = Stopping(ignore_eos=True)
     streams = [backend.generate(request(prompts=chat("Hi"), stopping=stopping, n=2)) for _ in range(3)]
     await asyncio.gather(*(laws.take(stream, count) for stream in streams))
@@ -129,7 +129,7 @@ async def test_closing_it_frees_the_engine(backend: NativeBackend, count: int) -
 
 
 async def idle(backend: NativeBackend) -> None:
-    """The engine itself says that it runs nothing and holds nothing: once its step, in which it answers pings, ends."""
+    """Wait until the engine reports that it is idle: after its current step, during which it answers pings."""
     client = backend._client
     token = client.pong.token if client.pong else -1
     await until(lambda: client.pong is not None and client.pong.token > token + 1 and not client.pong.running)
@@ -139,7 +139,7 @@ async def idle(backend: NativeBackend) -> None:
     assert not client.busy
 
 
-async def test_an_engine_that_is_killed_is_started_again() -> None:
+async def test_requests_continue_after_the_engine_is_killed() -> None:
     backend = NativeBackend("native", {"threads": 1, "heartbeat": 0.05, "patience": 300.0})
     await backend.start()
     assert backend._process is not None
@@ -147,16 +147,16 @@ async def test_an_engine_that_is_killed_is_started_again() -> None:
     long = {"prompts": chat("Hi"), "stopping": Stopping(200, ignore_eos=True)}
     undisturbed = await ask(backend, **long)
     begun = backend.generate(request(**long))
-    told = await anext(begun)
-    untold = asyncio.create_task(ask(backend, prompts=chat(QUESTIONS[0])))
+    first = await anext(begun)
+    waiting = asyncio.create_task(ask(backend, prompts=chat(QUESTIONS[0])))
     await asyncio.sleep(0)
     assert len(backend._client._unfinished()) == 2
     os.kill(backend._process._process.pid, signal.SIGKILL)
-    disturbed = laws.check((*told, *await laws.collect(begun)), request(**long))
+    disturbed = laws.check((*first, *await laws.collect(begun)), request(**long))
     assert [(one.text, [token.id for token in one.tokens]) for one in disturbed.choices] == [
         (one.text, [token.id for token in one.tokens]) for one in undisturbed.choices
-    ], "it went on where it was"
-    assert "Paris" in (await untold).choices[0].text, "asked again of the next engine"
+    ], "it continued with the next token"
+    assert "Paris" in (await waiting).choices[0].text, "submitted to the next engine"
     assert (await backend.healthy()).status == "ready"
     await backend.aclose()
 
@@ -173,7 +173,7 @@ async def test_several_workers_share_an_engine(tmp_path: Path) -> None:
     await owner.aclose()
 
 
-async def test_a_folder_without_a_model(tmp_path: Path) -> None:
+async def test_start_fails_without_a_model(tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (tmp_path / name).write_bytes((WEIGHTS / name).read_bytes())
     backend = NativeBackend("native", {"model": str(tmp_path), "threads": 1})

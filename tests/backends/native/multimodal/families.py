@@ -1,4 +1,4 @@
-"""Small wide-init checkpoints of families that nobody wrote a file for, saved as their own processors save them."""
+"""Small wide-init checkpoints of unregistered families, saved by their own processors."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def save_llava_next(folder: Path) -> Path:
 
 
 def save_glm4v(folder: Path) -> Path:
-    """Positions in three dimensions; its processor wants one for videos, too."""
+    """M-RoPE positions; its processor has a part for videos, too."""
     tokens = tokenizer("<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>")
     vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "patch_size": 8, "image_size": 32}
     config = AutoConfig.for_model(

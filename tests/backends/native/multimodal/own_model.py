@@ -1,4 +1,4 @@
-"""Run by the examples' test: a model that only an entry point knows gives transformers' logits."""
+"""Run by the examples' test: a model registered by an entry point gives transformers' logits."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.backends.images import files
 
 
 async def measure(folder: str, size: tuple[int, int]) -> list[float]:
-    """Ours and the child's."""
+    """The peaks of this process and of the decoder's."""
     prompts = ImagePrompts.load(folder, ImageOptions(decode_seconds=60.0), max_tokens=1)
     await prompts._item(encoded_image((300, 200)))
     before = held_now()
@@ -27,7 +27,7 @@ async def measure(folder: str, size: tuple[int, int]) -> list[float]:
 
 
 def encoded_image(size: tuple[int, int]) -> ImageFile:
-    """With alpha, so that it is put on white as well."""
+    """An image with alpha, so that it is put on a white background, too."""
     data = files.file(size=size, mode="RGBA")
     return ImageFile(data, "PNG", sha256(data).digest())
 
@@ -43,7 +43,7 @@ def held_now() -> dict[str, float]:
 
 
 def held(process: str, what: str) -> float:
-    """In megabytes."""
+    """The peak in megabytes."""
     return int(Path(f"/proc/{process}/status").read_text().split(f"{what}:")[1].split()[0]) * 1024 / 1e6
 
 

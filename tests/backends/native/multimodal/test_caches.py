@@ -60,7 +60,7 @@ def prompts(checkpoint: Checkpoint) -> list[Asked]:
 
 
 class Rig:
-    """A scheduler and a runner over one pool, as the engine has them."""
+    """A scheduler and a runner over one pool, as in the engine."""
 
     def __init__(self, checkpoint: Checkpoint, *, prefix: bool, capacity: int, step_tokens: int) -> None:
         self.checkpoint = checkpoint
@@ -71,7 +71,7 @@ class Rig:
         self.arrivals = 0
 
     def logits(self, asked: Sequence[Asked]) -> list[Tensor]:
-        """The last position's logits of each, all run together."""
+        """Run all sequences together; the logits of each one's last position."""
         sequences = []
         for inputs, _ in asked:
             self.arrivals += 1
@@ -96,8 +96,8 @@ class Rig:
 
 
 @pytest.mark.parametrize(("prefix", "capacity", "step_tokens"), list(product((False, True), (1, 1000), (5, 1000))))
-def test_logits_with_and_without(checkpoint: Checkpoint, prefix: bool, capacity: int, step_tokens: int) -> None:
-    """Three rounds in other orders: the first fills the caches, in the others all is found."""
+def test_caches_do_not_change_logits(checkpoint: Checkpoint, prefix: bool, capacity: int, step_tokens: int) -> None:
+    """Three rounds in different orders: the first fills the caches, the others hit them."""
     asked = prompts(checkpoint)
     expected = {id(inputs): checkpoint.plain(inputs, items)[-1] for inputs, items in asked}
     rig = Rig(checkpoint, prefix=prefix, capacity=capacity, step_tokens=step_tokens)
@@ -123,7 +123,7 @@ def test_each_image_is_encoded_once_however_small_the_cache(
     assert len(encoded) == 4
 
 
-def test_the_prefix_cache_is_as_long_as_what_is_equal(checkpoint: Checkpoint) -> None:
+def test_the_prefix_cache_hits_up_to_the_first_difference(checkpoint: Checkpoint) -> None:
     """Same words and image: a hit for all but the last token's block; another image: none past its first token."""
     rig = Rig(checkpoint, prefix=True, capacity=1000, step_tokens=1000)
     asked = prompts(checkpoint)
@@ -143,7 +143,7 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
 
 
-def test_a_cached_item_is_what_would_be_made_again(checkpoint: Checkpoint) -> None:
+def test_a_cached_item_equals_a_new_one(checkpoint: Checkpoint) -> None:
     cache = ProcessorCache()
     for seed, size in product((1, 2, 3), ((30, 20), (20, 30))):
         made = checkpoint.item(seed, *size)
@@ -157,7 +157,7 @@ def test_a_cached_item_is_what_would_be_made_again(checkpoint: Checkpoint) -> No
         }
 
 
-def test_the_processor_cache_forgets_what_was_used_least(checkpoint: Checkpoint) -> None:
+def test_the_processor_cache_evicts_the_least_recently_used(checkpoint: Checkpoint) -> None:
     item = checkpoint.item(1)
     cache = ProcessorCache(max_bytes=2 * item.nbytes)
     for name in (b"a", b"b"):

@@ -102,7 +102,7 @@ def test_a_checkpoint_without_an_image_processor_is_a_text_model(tmp_path: Path)
     assert output.error == "this model takes no images"
 
 
-def test_fuyu(tmp_path: Path) -> None:
+def test_fuyus_tokens_are_those_of_generate(tmp_path: Path) -> None:
     save_fuyu(tmp_path)
     engine, ready = start(tmp_path, step_tokens=7, max_sequences=3)
     assert (ready.images, ready.execution_path) == (True, "packed")
@@ -115,7 +115,7 @@ def test_fuyu(tmp_path: Path) -> None:
 
 
 async def test_an_image_that_the_image_processor_does_not_accept(tmp_path: Path) -> None:
-    """Fuyu's would make it as wide as nothing."""
+    """Fuyu's would resize it to a width of 0."""
     backend = NativeBackend("native", {"engine": "inprocess", "threads": 1, "model": str(save_fuyu(tmp_path))})
     await backend.start()
     prompt = TextPrompt("w5", (files.part(files.file(size=(1, 64))),))

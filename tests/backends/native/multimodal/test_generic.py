@@ -1,4 +1,4 @@
-"""Families that nobody wrote a file for: served with transformers' logits, or refused at load with the reason."""
+"""Unregistered families are served with transformers' logits, or rejected at load with the reason."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("save", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_is_refused_at_load(save: Callable[[Path], Path], words: str, tmp_path: Path) -> None:
+def test_unsupported_models_are_rejected_at_load(save: Callable[[Path], Path], words: str, tmp_path: Path) -> None:
     options = {"model": str(save(tmp_path)), "threads": 1, "dtype": "float32"}
     with pytest.raises(LoadError, match=f"cannot be served rightly here: .*{words}.* text_only = true"):
         load_engine(EngineOptions(**options), lambda _: None)
@@ -95,8 +95,8 @@ def test_what_is_refused_at_load(save: Callable[[Path], Path], words: str, tmp_p
     assert run(engine, [MultiModalInputs((5, 6, 7))])[0]
 
 
-def test_a_model_on_the_cache_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused where the execution path was found out, served as a text model where it was asked for."""
+def test_a_model_on_the_per_sequence_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rejected if the engine chose the path, served as a text model if the options did."""
     options = {"model": str(families.save_llava_next(tmp_path)), "threads": 1, "dtype": "float32"}
     monkeypatch.setattr("backends.native.engine.factory.why_not_packed", lambda *_, **__: "of its layers")
     with pytest.raises(LoadError, match=r"rightly here: it takes the per-sequence execution path.* text_only = true"):
@@ -130,7 +130,7 @@ WRONG = [(_Rolled, "other logits"), (_Blind, "other logits"), (_Short, "embeddin
 
 
 @pytest.mark.parametrize(("wrapper", "words"), WRONG)
-def test_the_check_would_notice(folder: Path, wrapper: type[GenericModel], words: str) -> None:
+def test_the_check_notices_mistakes(folder: Path, wrapper: type[GenericModel], words: str) -> None:
     loaded = load(str(folder), "float32", "cpu")
     processor = load_processor(str(folder))
     wrong = Registered(wrapper, GENERIC.processor, GENERIC.info, GENERIC.dummy_inputs)
@@ -144,7 +144,7 @@ def test_the_check_would_notice(folder: Path, wrapper: type[GenericModel], words
 
 
 def test_a_model_of_ordinary_size_is_checked_as_well(tmp_path: Path) -> None:
-    """With the widths of GLM-4.1V-9B: what is checked is a copy of few layers and heads."""
+    """With the widths of GLM-4.1V-9B: the check runs a copy with few layers and heads."""
     families.save_glm4v(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5}
@@ -157,8 +157,8 @@ def test_a_model_of_ordinary_size_is_checked_as_well(tmp_path: Path) -> None:
     assert why_not_served(model, GENERIC, load_processor(str(tmp_path))) is None
 
 
-async def test_in_a_backend(tmp_path: Path) -> None:
-    """From the file to the answer; an image beyond the limit is rejected."""
+async def test_an_unregistered_model_in_a_backend(tmp_path: Path) -> None:
+    """From the image file to the answer; an image beyond the limit is rejected."""
     backend = NativeBackend(
         "native", {"engine": "inprocess", "threads": 1, "model": str(families.save_llava_next(tmp_path))}
     )

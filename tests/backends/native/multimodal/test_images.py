@@ -1,4 +1,4 @@
-"""The bundled model sees: alone and in company, whatever is cached, and refuses what it must."""
+"""The bundled model names images, alone and in batches, with and without caches; bad images are rejected."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def named(scene: Scene) -> str:
     return f"A {shape.color} {shape.form}." if shape.color != "orange" else f"An {shape.color} {shape.form}."
 
 
-async def test_it_says_so(backend: NativeBackend) -> None:
+async def test_capabilities_include_images(backend: NativeBackend) -> None:
     assert Feature.IMAGES in backend.capabilities.features
 
 
@@ -79,7 +79,7 @@ async def test_new_images_in_one_batch(backend: NativeBackend) -> None:
     assert len({form for form in FORMS for answer in said if form in answer}) == len(FORMS)
 
 
-async def test_an_answer_in_company_is_that_alone(backend: NativeBackend) -> None:
+async def test_an_answer_does_not_depend_on_the_batch(backend: NativeBackend) -> None:
     drawn = [drawn_image(seed)[1] for seed in range(8)]
     alone = [await say(backend, part, QUESTION) for part in drawn]
     texts = ["What is the capital of France?", "Tell me a story."]
@@ -126,7 +126,7 @@ async def test_the_prefix_cache_distinguishes_images(backend: NativeBackend) -> 
 RAW = "<|user|>{}What is in the picture?<|end|><|assistant|>"
 
 
-async def test_raw_prompts(backend: NativeBackend) -> None:
+async def test_placeholders_in_raw_prompts(backend: NativeBackend) -> None:
     scene, part = drawn_image(7)
     marked = TextPrompt(RAW.format("<image>"), (part,))
     placed = TextPrompt(RAW.format(""), (part,), (len("<|user|>"),))
@@ -168,7 +168,9 @@ REFUSED: dict[str, tuple[tuple[ImagePart | str, ...], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("parts", "fields", "words"), REFUSED.values(), ids=REFUSED)
-async def test_what_is_refused(backend: NativeBackend, parts: Any, fields: dict[str, Any], words: str) -> None:
+async def test_bad_requests_are_rejected(
+    backend: NativeBackend, parts: Any, fields: dict[str, Any], words: str
+) -> None:
     with pytest.raises(InvalidRequest, match=words) as refused:
         await ask(backend, chat(*parts), **fields)
     assert "a.example" not in refused.value.message
@@ -178,7 +180,7 @@ async def test_what_is_refused(backend: NativeBackend, parts: Any, fields: dict[
 @pytest.mark.parametrize(
     "bad", [ImagePart("data:,", "data"), ImagePart(as_part(Image.new("RGB", (64, 64))).ref[:-40], "data")]
 )
-async def test_which_one_is_refused(backend: NativeBackend, bad: ImagePart) -> None:
+async def test_the_error_names_the_bad_image(backend: NativeBackend, bad: ImagePart) -> None:
     _, good = drawn_image(1)
     with pytest.raises(InvalidRequest) as refused:
         await ask(backend, chat(good, "and", good), chat(QUESTION), chat(good, bad))
@@ -205,7 +207,7 @@ async def test_without_a_prefix_cache_and_in_small_steps() -> None:
     await backend.aclose()
 
 
-async def test_over_a_socket() -> None:
+async def test_images_over_a_socket() -> None:
     backend = NativeBackend("native", {"threads": 1})
     await backend.start()
     scene, part = drawn_image(7)

@@ -1,4 +1,4 @@
-"""Every prompt position's logits are transformers' own; and these tests would notice if they were not."""
+"""The logits of every prompt position equal transformers', within a tolerance that mistakes exceed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def far(found: Tensor, expected: Tensor) -> float:
-    """The greatest difference, as a part of the greatest logit."""
+    """The largest difference, relative to the largest logit."""
     return float((found - expected).abs().max() / expected.abs().max())
 
 
@@ -61,7 +61,7 @@ def test_logits_in_a_mixed_batch(checkpoint: Checkpoint, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("capacity", [1, 9, 1000])
-def test_a_cache_of_any_size_changes_nothing(checkpoint: Checkpoint, capacity: int) -> None:
+def test_the_size_of_the_encoder_cache_does_not_change_logits(checkpoint: Checkpoint, capacity: int) -> None:
     embedder = Embedder(checkpoint.wrapper, capacity)
     asked = mixed(checkpoint)
     for _ in range(2):
@@ -78,7 +78,7 @@ def test_each_image_is_encoded_once(checkpoint: Checkpoint, monkeypatch: pytest.
     assert len(encoded) == 2
 
 
-def test_a_placeholder_that_stands_for_nothing_stays_a_token(llava: Checkpoint) -> None:
+def test_a_placeholder_without_an_image_is_an_ordinary_token(llava: Checkpoint) -> None:
     inputs = prompt(llava, [5, IMAGE, 7, IMAGE, 8], llava.item(1))
     assert sum(feature.length for feature in inputs.features) == 9
     assert inputs.prompt_token_ids.count(IMAGE) == 10
@@ -120,7 +120,7 @@ def fuyu(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
-def test_fuyu(fuyu: Checkpoint, chunk: int) -> None:
+def test_fuyus_logits(fuyu: Checkpoint, chunk: int) -> None:
     asked = [
         (prompt(fuyu, [1, 5, 6, 7], item), [item]) for item in (fuyu.item(n, *size) for n, size in enumerate(FUYU))
     ]
@@ -131,7 +131,7 @@ def test_fuyu(fuyu: Checkpoint, chunk: int) -> None:
 
 
 def test_fuyus_tokens(fuyu: Checkpoint) -> None:
-    """`FuyuProcessor`: lines of patches, each with its end, `<s>`, the text, the beginning of the answer."""
+    """As `FuyuProcessor`: rows of patches, each with a newline token, `<s>`, the text, the answer's first token."""
     inputs = prompt(fuyu, [1, 5, 6], fuyu.item(1, 47, 33))
     assert list(inputs.prompt_token_ids) == [*([IMAGE] * 5 + [94]) * 4, 1, 5, 6, 95]
     assert inputs.features[0].is_embed == (b"\1" * 5 + b"\0") * 4 + b"\0"

@@ -35,7 +35,7 @@ MODELS: dict[str, tuple[Callable[[Path], Path], Any]] = {
     "qwen2_vl": (lambda folder: save_qwen(folder, "qwen2_vl"), Qwen2VLImageProcessorPil()),
     "llava_next": (save_llava_next, LlavaNextImageProcessorPil(**SIZE, image_grid_pinpoints=PINPOINTS)),
 }
-"""Small models with the image processors of large ones; nobody wrote a file for the last."""
+"""Small models with the image processors of large ones; the last one is not registered."""
 
 
 def replace_image_processor(folder: Path, processor: Any) -> None:

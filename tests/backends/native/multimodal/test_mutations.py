@@ -1,4 +1,4 @@
-"""The tests of logits can see: each of these mistakes moves the logits far beyond what those tests allow.
+"""The tests of logits are sensitive: each of these mistakes moves the logits far beyond their tolerance.
 
 A table of mistakes by models. What is right is run beside each, with the bound of `test_logits`.
 """
@@ -75,7 +75,7 @@ def _one_less(feature: Feature) -> Feature:
 
 
 def _one_later(feature: Feature) -> Feature:
-    """Embeddings go one place further than they should, within the image."""
+    """Embeddings are shifted by one token within the image."""
     flags = _is_embed(feature)
     return mutated(feature, is_embed=bytes([0, *flags[:-1]]))
 
@@ -91,7 +91,7 @@ class _Reversed(Embedder):
 
 
 class _Plain(Embedder):
-    """Positions in one dimension."""
+    """One-dimensional positions."""
 
     def positions(self, works: Sequence[Work]) -> None:
         return None
@@ -127,7 +127,7 @@ UNPLACED = ("one embedding less", "embeddings one later")
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_shows(checkpoint: Checkpoint, mistake: str) -> None:
+def test_a_mistake_moves_the_logits(checkpoint: Checkpoint, mistake: str) -> None:
     kind = checkpoint.model.config.model_type
     if mistake == "plain positions" and not kind.startswith("qwen"):
         pytest.skip("its positions are plain")

@@ -38,7 +38,7 @@ def processor(folder: Path) -> BaseMultiModalProcessor[Any]:
 
 
 def of_transformers(folder: Path, pixels: Any) -> dict[str, Any]:
-    """By its own class, unchanged; Fuyu's canvas as patches, of which ours keeps those with image content."""
+    """The arrays of transformers' own class; of Fuyu's canvas, the patches with image content."""
     made = AutoImageProcessor.from_pretrained(folder, backend="pil")
     fuyu = "Fuyu" in type(made).__name__
     found = dict(made([pixels], return_tensors=None if fuyu else "np", input_data_format="channels_last"))
@@ -53,7 +53,7 @@ _UNPADDED = ("image_unpadded_heights", "image_unpadded_widths")
 
 
 @pytest.mark.parametrize(("width", "height"), [(500, 300), (299, 501), (90, 60), (30, 20), (3, 40)])
-def test_it_is_what_transformers_makes(
+def test_the_arrays_are_those_of_transformers(
     folder: Path, processor: BaseMultiModalProcessor[Any], width: int, height: int
 ) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (height, width, 3), np.uint8)

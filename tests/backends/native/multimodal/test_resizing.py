@@ -32,7 +32,7 @@ SIZES: dict[str, Any] = {
 
 
 class Plain(PilBackend):  # type: ignore[misc]
-    """An image processor that decides nothing itself."""
+    """An image processor without overrides."""
 
 
 def noise(height: int, width: int, channels: int = 3) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -41,7 +41,7 @@ def noise(height: int, width: int, channels: int = 3) -> np.ndarray[Any, np.dtyp
 
 @pytest.mark.parametrize("resample", [*Resampling, None])
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-def test_colors_make_the_whole(size: dict[str, int], resample: Resampling | None) -> None:
+def test_channels_give_the_same_result(size: dict[str, int], resample: Resampling | None) -> None:
     image = np.moveaxis(noise(120, 170), -1, 0)
     wanted = Plain().resize(image, SizeDict(**size), resample)
     found = resizing_by_channel(Plain)().resize(image, SizeDict(**size), resample)
@@ -60,7 +60,7 @@ PROCESSORS: dict[str, tuple[type[PilBackend], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("processor", "options"), PROCESSORS.values(), ids=PROCESSORS)
 @pytest.mark.parametrize("shape", [(300, 200), (40, 60), (700, 90)])
-def test_what_processors_make_of_it(
+def test_image_processors_give_the_same_result(
     processor: type[PilBackend], options: dict[str, Any], shape: tuple[int, int]
 ) -> None:
     made = [
@@ -73,12 +73,12 @@ def test_what_processors_make_of_it(
 
 
 def test_arrays_that_are_no_rgb_image_are_resized_by_transformers() -> None:
-    """Pillow multiplies by alpha before both passes, and floats are scaled by what all of them are."""
+    """Pillow premultiplies alpha before both passes, and the scale of floats depends on all channels."""
     for image in (noise(120, 170, 4), noise(120, 170, 1), noise(120, 170) / 255):
         given = np.moveaxis(image, -1, 0), SizeDict(height=50, width=60)
         assert np.array_equal(resizing_by_channel(Plain)().resize(*given), Plain().resize(*given))
 
 
-def test_the_processor_stays_what_it_is() -> None:
+def test_the_subclass_keeps_the_name_and_the_overrides() -> None:
     made = resizing_by_channel(CLIPImageProcessorPil)
     assert (made.__name__, made().to_dict()) == ("CLIPImageProcessorPil", CLIPImageProcessorPil().to_dict())

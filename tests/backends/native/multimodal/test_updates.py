@@ -1,4 +1,4 @@
-"""Where placeholders go, by hand-made expectations."""
+"""Prompt updates, by hand-written expectations."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_updates(ids: list[int], update: PromptUpdate, count: int, expected: lis
     ("ids", "update", "count"),
     [([1], replacing(9), 1), ([9], replacing(9), 2), ([9, 9, 9], replacing(9, 9), 2), ([1], inserting(2), 1)],
 )
-def test_no_place(ids: list[int], update: PromptUpdate, count: int) -> None:
+def test_a_missing_placeholder(ids: list[int], update: PromptUpdate, count: int) -> None:
     with pytest.raises(PlaceholderMissing):
         apply_update(ids, update, count)
 

@@ -97,7 +97,7 @@ def save_fuyu(folder: Path) -> Path:
 
 
 class Checkpoint:
-    """A checkpoint folder, its model as transformers runs it, and the parts that we run it with."""
+    """A checkpoint folder, transformers' model of it, and the engine's parts."""
 
     def __init__(self, folder: Path) -> None:
         self.model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
@@ -110,7 +110,7 @@ class Checkpoint:
         return self.processor.process(DecodedImage(width, height, bytearray(pixels), f"image {seed}".encode()))
 
     def plain(self, inputs: MultiModalInputs, items: Sequence[ImageItem]) -> Tensor:
-        """[tokens, vocabulary]: every position's logits by transformers' own forward."""
+        """The logits of every position by transformers' forward: [tokens, vocabulary]."""
         self.model.get_decoder().set_attn_implementation("eager")
         names = items[0].arrays if items else ()
         arrays = {name: torch.cat([torch.from_numpy(np.array(item.arrays[name])) for item in items]) for name in names}
@@ -128,7 +128,7 @@ class Checkpoint:
     def packed(
         self, prompts: Sequence[MultiModalInputs], chunk: int = 1000, embedder: Embedder | None = None
     ) -> list[Tensor]:
-        """The same by our runner: all prompts at once, each `chunk` tokens a step."""
+        """The same by the engine's runner: all prompts at once, `chunk` tokens of each per step."""
         blocks_each = -(-max(len(prompt.prompt_token_ids) for prompt in prompts) // BLOCK)
         cache = KVCache(blocks_each * len(prompts), BLOCK)
         runner = PackedRunner(self.model, cache, embedder=embedder or Embedder(self.wrapper, 1000))
