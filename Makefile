@@ -7,6 +7,7 @@ VENV := .venv
 CLIENTS := .venv-clients
 RIVALS := .rivals
 NODE := tests/clients/node
+KERNELS := backends/native/engine/kernels/src/*
 PIP := install --quiet --disable-pip-version-check --no-input
 # One thread per torch operation and test process: the suite runs on two cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
@@ -28,6 +29,7 @@ lint: $(VENV)/.checked  ## format, lint, types, import contracts
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/clang-format --dry-run --Werror $(KERNELS)
 
 check: lint  ## lint, and the fast tests that need no torch
 	$(TEST_ENV) HYPOTHESIS_PROFILE=fast $(VENV)/bin/pytest -q -n logical -m "not torch and not slow" --ignore tests/clients
@@ -41,6 +43,7 @@ test: lint $(CLIENTS)/.installed $(NODE)/node_modules/.package-lock.json  ## the
 format: $(VENV)/.checked  ## rewrite the code in the project's format
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/clang-format -i $(KERNELS)
 
 bench: $(VENV)/.installed  ## what the gateway itself costs, in CPU time per request
 	$(VENV)/bin/python -m benchmarks.gateway

@@ -15,6 +15,8 @@ from tests.equality import WAYS, Ask, Said, Way, say
 from tests.faults.recorded import KINDS, MOUNTED, SERVER, remote
 from tests.gateway.serving import listening, scripted
 
+pytestmark = pytest.mark.slow
+
 SPEECHLESS = {("anthropic", False), ("mindie-openai", False), ("tgi-0.9", True), ("triton", True)}
 """Kinds without raw prompts, or without chats."""
 

@@ -39,6 +39,7 @@ def run(folder: Path, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_developer_sees_the_reason(tmp_path: Path) -> None:
     output = run(tmp_path)
     assert "3 skipped" in output
@@ -46,6 +47,7 @@ def test_a_developer_sees_the_reason(tmp_path: Path) -> None:
     assert "missing tool: a package" in output
 
 
+@pytest.mark.slow
 def test_where_tools_are_required_the_test_fails(tmp_path: Path) -> None:
     output = run(tmp_path, INTERLINGUA_REQUIRE_TOOLS="1")
     assert "1 skipped, 2 errors" in output

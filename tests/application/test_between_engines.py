@@ -52,6 +52,7 @@ async def until(true: Callable[[], bool]) -> None:
     raise AssertionError("it did not become true")
 
 
+@pytest.mark.slow
 async def test_requests_wait_for_the_next_engine(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "_LOADING_TIMEOUT", 0.0)  # which is for what has never been ready
     monkeypatch.setattr(service, "_HEALTH_INTERVAL", 0.01)

@@ -77,6 +77,7 @@ LARGEST: dict[str, Callable[[], bytes]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("make", LARGEST.values(), ids=LARGEST)
 async def test_the_largest_images_fit_the_memory_limit(loader: ImageLoader, make: Callable[[], bytes]) -> None:
@@ -85,6 +86,7 @@ async def test_the_largest_images_fit_the_memory_limit(loader: ImageLoader, make
     assert (image.width, image.height) == SIDE
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 async def test_an_image_over_the_memory_limit_is_refused(loader: ImageLoader) -> None:
     """The decoder holds all coefficients of a progressive JPEG before the first pixel."""

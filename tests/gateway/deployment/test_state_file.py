@@ -84,6 +84,7 @@ def _add_many(path: Path) -> None:
         add(StateFile(path), f"{os.getpid()}-{number}")
 
 
+@pytest.mark.slow
 def test_no_change_is_lost_when_several_processes_make_them(tmp_path: Path) -> None:
     processes = [get_context("spawn").Process(target=_add_many, args=(tmp_path / "state.json",)) for _ in range(2)]
     for process in processes:

@@ -28,6 +28,7 @@ def killed(folder: Path) -> None:
     subprocess.run([sys.executable, "-c", KILLED, str(folder)], check=False, timeout=60)
 
 
+@pytest.mark.slow
 def test_what_a_killed_worker_counted_stays_in_the_sums(tmp_path: Path) -> None:
     killed(tmp_path)
     other = SeriesFile(tmp_path, "1")

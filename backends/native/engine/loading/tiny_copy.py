@@ -86,10 +86,7 @@ def shrunken_config(config: Any, *, few_heads: bool, few_layers: bool) -> Any:
     config = copy.deepcopy(config)
     text = config.get_text_config(decoder=True)
     for part in _towers(config, text):
-        _shrink_layers(part, 1)
-        for name, size in _MAX_TOWER_SIZES.items():
-            if isinstance(getattr(part, name, None), int):
-                setattr(part, name, min(size, getattr(part, name)))
+        _shrink_tower(part)
     if few_layers:
         _shrink_layers(text, _fewest_layers(text))
     if few_heads:
@@ -99,17 +96,9 @@ def shrunken_config(config: Any, *, few_heads: bool, few_layers: bool) -> Any:
             for name in _WIDTHS_OF_TEXT:
                 if getattr(part, name, None) == width:
                     setattr(part, name, text.hidden_size)
-    for name, size in _MAX_SIZES.items():
-        present = getattr(text, name, None)
-        if isinstance(present, list):
-            setattr(text, name, [min(each, size) for each in present])
-        elif isinstance(present, int) and present > size:
-            setattr(text, name, size)
+    _shrink_sizes(text)
     for part in (config, text):
-        part.vocab_size = VOCAB
-        for name in _TOKEN_IDS:
-            if getattr(part, name, None) is not None:
-                setattr(part, name, 1)
+        _shrink_vocabulary(part)
     return config
 
 
@@ -117,6 +106,32 @@ def _towers(config: Any, text: Any) -> list[Any]:
     """The configurations of the parts other than text."""
     parts = (getattr(config, kind, None) for kind in config.sub_configs)
     return [part for part in parts if part is not None and part is not text]
+
+
+def _shrink_tower(config: Any) -> None:
+    """Keep one layer of a tower, and reduce its sizes."""
+    _shrink_layers(config, 1)
+    for name, size in _MAX_TOWER_SIZES.items():
+        if isinstance(getattr(config, name, None), int):
+            setattr(config, name, min(size, getattr(config, name)))
+
+
+def _shrink_sizes(config: Any) -> None:
+    """Reduce sizes above `_MAX_SIZES`; a list holds a size for each layer."""
+    for name, size in _MAX_SIZES.items():
+        present = getattr(config, name, None)
+        if isinstance(present, list):
+            setattr(config, name, [min(each, size) for each in present])
+        elif isinstance(present, int) and present > size:
+            setattr(config, name, size)
+
+
+def _shrink_vocabulary(config: Any) -> None:
+    """Set the vocabulary's size to `VOCAB`, and special token ids to one that is in it."""
+    config.vocab_size = VOCAB
+    for name in _TOKEN_IDS:
+        if getattr(config, name, None) is not None:
+            setattr(config, name, 1)
 
 
 def _fewest_layers(config: Any) -> int:
