@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gateway.config import FEEDBACK_METRICS
-from gateway.mapped_file import map_file
+from gateway.storage.mapped_file import map_file
 
 _ENTRIES = 1 << 16
 _WORD, _VALUE = struct.Struct("<Q"), struct.Struct("<d")
