@@ -43,7 +43,7 @@ def test_former_names_and_values_are_read_with_a_warning(
 
 
 def test_present_names_are_read_without_a_warning() -> None:
-    present = {"lora_adapters": LORA, "execution_path": "per_sequence", "reconnect_timeout": 5.0}
+    present: dict[str, Any] = {"lora_adapters": LORA, "execution_path": "per_sequence", "reconnect_timeout": 5.0}
     with capture_logs() as logs:
         assert read_options(present) == NativeOptions(**present)
     assert logs == []
