@@ -20,7 +20,7 @@ from pathlib import Path
 
 from gateway.experiments.counters_file import CountersFile
 from gateway.experiments.feedback_ring import Answered, FeedbackRing
-from gateway.response_store import RecordStore
+from gateway.storage.response_store import ResponseStore
 
 CALLS = 2000
 METRICS = 8
@@ -109,12 +109,12 @@ def response_sqlite(worker: Worker, synchronous: str) -> Operation:
 
 def response_store(worker: Worker) -> Operation:
     """The product's, with its limit, and with its wait for other writers in a thread."""
-    store = RecordStore(1 << 26, worker.folder / "responses")
+    store = ResponseStore(1 << 26, worker.folder / "responses")
     return lambda number: store.put(f"{worker.prefix}{number:08x}".encode(), BODY)
 
 
 def response_store_get(worker: Worker) -> Operation:
-    store = RecordStore(1 << 26, worker.folder / "responses")
+    store = ResponseStore(1 << 26, worker.folder / "responses")
 
     async def get(number: int) -> None:
         if number == 0:
@@ -136,8 +136,8 @@ CASES: dict[str, Callable[[Worker], Operation]] = {
     "store a response, file": response_file,
     "store a response, SQLite OFF": lambda worker: response_sqlite(worker, "OFF"),
     "store a response, SQLite NORMAL": lambda worker: response_sqlite(worker, "NORMAL"),
-    "store a response, RecordStore": response_store,
-    "read a response, RecordStore": response_store_get,
+    "store a response, ResponseStore": response_store,
+    "read a response, ResponseStore": response_store_get,
 }
 RUNS = {"1": (1, 0.0), "3": (3, 0.0), "3 paced": (3, 0.002)}
 

@@ -17,7 +17,7 @@ from adapters.base import Adapter
 from backends.base import Backend
 from gateway.auth import Keys, keys_from
 from gateway.config import Config, ConfigError
-from gateway.deployment.state_file import Live
+from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
 from gateway.http import feedback, health, ui
 from gateway.http.openapi import document
@@ -74,7 +74,7 @@ def validate(config: Config) -> None:
     """
     make_backends(config)
     Mounts(adapters(), config)
-    Live(config)
+    LiveDeployments(config)
 
 
 def create_app(

@@ -26,7 +26,7 @@ import gateway
 from backends.base import Health
 from gateway.auth import keys_from
 from gateway.config import Config, ConfigError, default, load, nearest, remote
-from gateway.deployment.state_file import Live
+from gateway.deployment.state_file import LiveDeployments
 from gateway.observability import logging
 from schemas.errors import GatewayError
 
@@ -98,7 +98,7 @@ def check(file: Path) -> None:
     try:
         config = load(file)
         validate(config)
-        deployments = Live(config).deployments
+        deployments = LiveDeployments(config).deployments
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
     for name, deployed in deployments.items():
@@ -121,7 +121,7 @@ def explain(file: Path, endpoint: str, unit: str) -> None:
     from gateway.routing.policy import policy_for
 
     try:
-        deployments = Live(load(file)).deployments
+        deployments = LiveDeployments(load(file)).deployments
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
     if (deployed := deployments.get(endpoint)) is None:

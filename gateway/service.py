@@ -17,13 +17,13 @@ from backends.base import Backend, Health
 from gateway.auth import Keys
 from gateway.config import Config
 from gateway.deployment.catalog import catalog
-from gateway.deployment.state_file import Live
+from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
 from gateway.experiments.experiments import Experiments
 from gateway.observability.metrics import Metrics
-from gateway.response_store import RecordStore
 from gateway.routing.router import Router
 from gateway.routing.target import Target
+from gateway.storage.response_store import ResponseStore
 from schemas.catalog import Catalog, Change, RequestCounts
 from schemas.errors import BackendUnavailable
 
@@ -64,8 +64,8 @@ class Service:
         self._created = int(time.time())
         self._prefix = secrets.token_hex(8)
         self._numbers = count()
-        room = config.server.limits.stored_responses
-        self.records = RecordStore(room, folder / "responses" if folder is not None else None) if room else None
+        limit = config.server.limits.stored_responses
+        self.responses = ResponseStore(limit, folder / "responses" if folder is not None else None) if limit else None
         slot = slot or self._prefix
         self.metrics = Metrics(backends, folder / "metrics" if folder is not None else None, slot)
         self._counts: dict[str, RequestCounts] = {}
@@ -74,7 +74,7 @@ class Service:
         self._started: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self.experiments = Experiments(self.metrics, self._can_answer, self._prefix, folder, slot)
-        self._live = Live(config)
+        self._live = LiveDeployments(config)
         self._is_changeable = config.server.state_file is not None
         self._serve()
 
@@ -197,8 +197,8 @@ class Service:
         await self.experiments.aclose()
         for backend in self.backends.values():
             await backend.aclose()
-        if self.records is not None:
-            self.records.close()
+        if self.responses is not None:
+            self.responses.close()
         self.metrics.close()
 
     def _can_answer(self, backend: str) -> bool:

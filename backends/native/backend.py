@@ -90,7 +90,7 @@ class NativeBackend:
             connect or self._make_connect(),
             heartbeat=self._options.heartbeat,
             hung_after=self._options.hung_after,
-            reconnect_timeout=self._options.patience,
+            reconnect_timeout=self._options.reconnect_timeout,
         )
 
     @staticmethod

@@ -14,8 +14,10 @@ from backends.native.protocol.engine_options import EngineOptions
 
 log = structlog.get_logger()
 
-_RENAMED = {"adapters": "lora_adapters"}
-"""Former names of options, which are still read."""
+_RENAMED_KEYS = {"adapters": "lora_adapters", "tier": "execution_path", "patience": "reconnect_timeout"}
+"""Former names of options, which are still read, and their names now."""
+_RENAMED_VALUES = {("execution_path", "cache"): "per_sequence"}
+"""Former values of options, by the option's name now, and the same values now."""
 
 
 class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -28,7 +30,7 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
         images: limits and sources of images.
         heartbeat: seconds between pings to the engine.
         hung_after: seconds without a sign of life after which the engine is killed; while it loads, ten times as many.
-        patience: seconds that requests wait for the next engine after a crash.
+        reconnect_timeout: seconds that requests wait for the next engine after a crash.
     """
 
     model: str = str(WEIGHTS)
@@ -37,7 +39,7 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
     images: ImageOptions = ImageOptions()
     heartbeat: float = 1.0
     hung_after: float = 30.0
-    patience: float = 30.0
+    reconnect_timeout: float = 30.0
 
     @property
     def engine_options(self) -> EngineOptions:
@@ -47,16 +49,20 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 def read_options(given: Mapping[str, Any]) -> NativeOptions:
-    """Convert the fields of a backend's configuration; former names of options are accepted with a warning.
+    """Convert the fields of a backend's configuration; former names and values are accepted with a warning.
 
     Raises:
         msgspec.ValidationError: an option is unknown, of a wrong type, or given by its former name and its name.
     """
     fields = dict(given)
-    for former, name in _RENAMED.items():
+    for former, name in _RENAMED_KEYS.items():
         if former in fields:
             if name in fields:
                 raise msgspec.ValidationError(f"`{former}` is the former name of `{name}`: give only `{name}`")
             fields[name] = fields.pop(former)
             log.warning("backend.option_deprecated", option=former, use=name)
+    for (name, former_value), value in _RENAMED_VALUES.items():
+        if fields.get(name) == former_value:
+            fields[name] = value
+            log.warning("backend.option_deprecated", option=f'{name} = "{former_value}"', use=f'{name} = "{value}"')
     return msgspec.convert(fields, NativeOptions)

@@ -109,7 +109,7 @@ def _sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-class Live:
+class LiveDeployments:
     """What is deployed now, as far as this worker knows.
 
     Args:

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from gateway.experiments.confidence import Array
-from gateway.mapped_file import map_file
 from gateway.routing.assignment import BUCKETS
+from gateway.storage.mapped_file import map_file
 
 
 class CountersFile:

@@ -131,8 +131,8 @@ class Experiments:
         if answered is None or experiment is None:
             raise InvalidRequest("No answer with this id is remembered that could be compared.", param="request_id")
         number = experiment.metric(metric)
-        before = self._feedback.replace(request_id, number, value)
-        experiment.feedback(answered.arm, answered.bucket, number, value, before)
+        with self._feedback.replacing(request_id, number, value) as before:
+            experiment.feedback(answered.arm, answered.bucket, number, value, before)
 
     def stopped(self) -> dict[str, Collection[str]]:
         """The arms that guardrails have stopped, by endpoint."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gateway.config import FEEDBACK_METRICS
-from gateway.mapped_file import map_file
+from gateway.storage.mapped_file import map_file
 
 _ENTRIES = 1 << 16
 _WORD, _VALUE = struct.Struct("<Q"), struct.Struct("<d")
@@ -72,16 +72,22 @@ class FeedbackRing:
             (word,) = _WORD.unpack_from(*found)
             return Answered(word >> 34, word >> 9 & 0xFF, word & 0x1FF)
 
-    def replace(self, id: str, metric: int, value: float) -> float | None:
-        """Store a feedback value for an answer; return the one that it replaces, None if there was none."""
+    @contextmanager
+    def replacing(self, id: str, metric: int, value: float) -> Iterator[float | None]:
+        """Yield the feedback value that `value` replaces, None if there was none; store `value` after the block.
+
+        The entry is locked meanwhile. The block counts the value: if the worker is killed in it, nothing is stored, and
+        the next value for this answer is counted as a new one.
+        """
         with self._entry(id) as found:
             if found is None:
-                return None
+                yield None
+                return
             ring, at = found
             place = at + _WORD.size + metric * _VALUE.size
             (old,) = _VALUE.unpack_from(ring, place)
+            yield None if isnan(old) else old
             _VALUE.pack_into(ring, place, value)
-            return None if isnan(old) else old
 
     @contextmanager
     def _entry(self, id: str) -> Iterator[tuple[mmap.mmap, int] | None]:

@@ -19,8 +19,8 @@ from adapters.fold import Fold
 from backends.base import check
 from gateway.errors import is_failover_eligible, to_client_error
 from gateway.http.accounting import RequestAccount, Stage
-from gateway.response_store import OwnRecords
 from gateway.routing.target import Plan, Target
+from gateway.storage.response_store import KeyResponses
 from schemas.completion import Timings
 from schemas.errors import GatewayError, Incomplete, ShuttingDown, UnsupportedFeature
 from schemas.ir import Embed, Events, Finished, Generate, Request, Usage
@@ -42,7 +42,7 @@ class Responder:
         head: whether the body is left out, as HEAD wants it.
     """
 
-    __slots__ = ("_account", "_codec", "_head", "_send", "_service", "records")
+    __slots__ = ("_account", "_codec", "_head", "_send", "_service", "responses")
 
     def __init__(self, codec: ServerCodec, account: RequestAccount, send: Send, *, head: bool) -> None:
         self._codec = codec
@@ -50,7 +50,7 @@ class Responder:
         self._service = account.service
         self._send = send
         self._head = head
-        self.records: OwnRecords | None = None
+        self.responses: KeyResponses | None = None
 
     async def answer(self, request: Request, plan: Plan) -> None:
         """Ask the targets in turn until one has begun to answer; of several failures, the last is sent."""
@@ -174,8 +174,8 @@ class Responder:
                 self._account.finish_reasons.append(event.reason)
 
     async def _keep(self, record: Record) -> None:
-        if self.records is not None:
-            await self.records.keep(record)
+        if self.responses is not None:
+            await self.responses.keep(record)
 
     async def _start(self, status: int, media_type: str, more: Iterable[tuple[str, str]], length: int = -1) -> None:
         account = self._account

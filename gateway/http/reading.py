@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from adapters.base import Call, Reply, Route, ServerCodec
 from gateway.http.body import read_body
-from gateway.response_store import OwnRecords
 from gateway.service import Service
+from gateway.storage.response_store import KeyResponses
 from schemas.catalog import Change
 from schemas.errors import Overloaded
 from schemas.ir import Request
@@ -43,7 +43,7 @@ class RequestReader:
         request_id: the request's.
     """
 
-    __slots__ = ("_body", "_call", "_operation", "_parameters", "_request_id", "_scope", "_service", "records")
+    __slots__ = ("_body", "_call", "_operation", "_parameters", "_request_id", "_scope", "_service", "responses")
 
     def __init__(
         self, service: Service, operation: Operation, parameters: Mapping[str, str], scope: HTTPScope, request_id: str
@@ -53,7 +53,7 @@ class RequestReader:
         self._parameters = parameters
         self._scope = scope
         self._request_id = request_id
-        self.records: OwnRecords | None = None
+        self.responses: KeyResponses | None = None
 
     async def read(self, receive: Receive) -> Call | None:
         """Everything but the body's meaning; None if the client left before it had sent the body.
@@ -72,8 +72,8 @@ class RequestReader:
             return None
         service.refresh()
         query = self._scope.get("query_string", b"")
-        if route.stores and service.records is not None:
-            self.records = service.records.of(headers)
+        if route.stores and service.responses is not None:
+            self.responses = service.responses.of(headers)
         self._body = body
         self._call = Call(
             self._request_id,
@@ -81,7 +81,7 @@ class RequestReader:
             self._parameters,
             headers,
             dict(parse_qsl(query.decode("latin-1"))) if query else {},
-            self.records,
+            self.responses,
         )
         return self._call
 

@@ -75,7 +75,7 @@ class RequestHandler:
                 await responder.reply(reader.describe())
                 return None
             account.stage, account.request = "route", request
-            responder.records = reader.records
+            responder.responses = reader.responses
             account.plan = plan = service.router.plan(request, call.headers)
             if plan.has_experiment:
                 account.exposure = service.experiments.enter(request, plan, shadowed=not service.draining)

@@ -21,7 +21,7 @@ from typing import TypeAlias
 import msgspec
 import structlog
 
-from gateway.mapped_file import map_file
+from gateway.storage.mapped_file import map_file
 
 log = structlog.get_logger()
 

@@ -16,7 +16,7 @@ from backends.base import Health
 from backends.scripted import ScriptedBackend
 from gateway.app import create_app
 from gateway.config import Config, ConfigError, Endpoint, ServerSection, parse
-from gateway.deployment.state_file import Live
+from gateway.deployment.state_file import LiveDeployments
 from tests.gateway.serving import MESSAGES, chat, endpoint, running, unit_for
 
 URL = "/api/2.0/serving-endpoints"
@@ -309,7 +309,7 @@ def test_a_state_that_makes_no_sense_is_refused_at_the_start(state: str, word: s
 
 def test_a_state_file_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written to"):
-        Live(config(tmp_path / "nowhere"))
+        LiveDeployments(config(tmp_path / "nowhere"))
 
 
 async def test_a_state_broken_by_hand_leaves_the_last_one_serving(tmp_path: Path) -> None:

@@ -134,8 +134,8 @@ def _ready(loaded: LoadedModel, options: EngineOptions, context: int, **more: An
 
 
 def _check(options: EngineOptions) -> None:
-    if options.tier not in ("auto", "packed", "cache"):
-        raise LoadError(f"tier must be auto, packed or cache, not '{options.tier}'.")
+    if options.execution_path not in ("auto", "packed", "per_sequence"):
+        raise LoadError(f"execution_path must be auto, packed or per_sequence, not '{options.execution_path}'.")
     for name in ("max_sequences", "step_tokens", "block_size"):
         if getattr(options, name) < 1:
             raise LoadError(f"{name} must be at least 1, not {getattr(options, name)}.")
@@ -146,9 +146,9 @@ def _check(options: EngineOptions) -> None:
 
 def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
     """Whether the model takes the packed execution path; its layers are replaced if the self-check accepts them."""
-    if options.tier != "auto":
+    if options.execution_path != "auto":
         _quantize(loaded, options.dtype)
-        return options.tier == "packed"
+        return options.execution_path == "packed"
     fuse = partial(fuse_layers, longest=loaded.context_length, join=not options.lora_adapters)
 
     def change(small: Any) -> None:
@@ -269,7 +269,7 @@ def _images_not_served(loaded: LoadedModel, why: str) -> LoadError:
 
 def _per_sequence_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
     """A runner without a paged cache, and the number of blocks that limits the tokens of all sequences."""
-    text_only = options.text_only or options.tier == "cache"
+    text_only = options.text_only or options.execution_path == "per_sequence"
     if not text_only and find_processor(loaded.model, options.model) is not None:
         raise _images_not_served(loaded, "it takes the per-sequence execution path, which is for text only")
     most = max(_PER_SEQUENCE_TOKENS, _context(loaded, options)) // options.block_size

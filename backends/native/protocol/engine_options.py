@@ -29,7 +29,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
         kv_tokens: tokens in the KV cache; 0: as many as memory allows.
         prefix_caching: reuse cache blocks of equal prefixes.
         text_only: reject images even if the model takes them.
-        tier: the execution path: `auto` (by the self-check), `packed` or `cache` (per sequence).
+        execution_path: `auto` (the self-check decides), `packed` (paged cache) or `per_sequence`.
         lora_adapters: folders of LoRA adapters, as peft's `save_pretrained` writes them, by name.
     """
 
@@ -45,5 +45,5 @@ class EngineOptions(msgspec.Struct, frozen=True):
     kv_tokens: int = 0
     prefix_caching: bool = True
     text_only: bool = False
-    tier: str = "auto"
+    execution_path: str = "auto"
     lora_adapters: dict[LoraName, str] = {}

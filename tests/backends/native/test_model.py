@@ -140,7 +140,7 @@ async def idle(backend: NativeBackend) -> None:
 
 
 async def test_requests_continue_after_the_engine_is_killed() -> None:
-    backend = NativeBackend("native", {"threads": 1, "heartbeat": 0.05, "patience": 300.0})
+    backend = NativeBackend("native", {"threads": 1, "heartbeat": 0.05, "reconnect_timeout": 300.0})
     await backend.start()
     assert backend._process is not None
     assert backend._process._process is not None

@@ -14,23 +14,38 @@ from backends.native.options import NativeOptions, read_options
 from backends.native.protocol.engine_options import EngineOptions
 
 LORA = {"support": "./lora/support"}
-DEPRECATED = {
-    "event": "backend.option_deprecated",
-    "log_level": "warning",
-    "option": "adapters",
-    "use": "lora_adapters",
-}
+PER_SEQUENCE = 'execution_path = "per_sequence"'
 
 
-def test_the_former_name_of_lora_adapters_is_read_with_a_warning() -> None:
+@pytest.mark.parametrize(
+    ("given", "read", "warnings"),
+    [
+        ({"adapters": LORA}, {"lora_adapters": LORA}, [("adapters", "lora_adapters")]),
+        ({"patience": 5.0}, {"reconnect_timeout": 5.0}, [("patience", "reconnect_timeout")]),
+        ({"tier": "packed"}, {"execution_path": "packed"}, [("tier", "execution_path")]),
+        ({"execution_path": "cache"}, {"execution_path": "per_sequence"}, [('execution_path = "cache"', PER_SEQUENCE)]),
+        (
+            {"tier": "cache"},
+            {"execution_path": "per_sequence"},
+            [("tier", "execution_path"), ('execution_path = "cache"', PER_SEQUENCE)],
+        ),
+    ],
+)
+def test_former_names_and_values_are_read_with_a_warning(
+    given: dict[str, Any], read: dict[str, Any], warnings: list[tuple[str, str]]
+) -> None:
     with capture_logs() as logs:
-        assert read_options({"adapters": LORA}) == NativeOptions(lora_adapters=LORA)
-    assert logs == [DEPRECATED]
+        assert read_options(given) == NativeOptions(**read)
+    assert logs == [
+        {"event": "backend.option_deprecated", "log_level": "warning", "option": option, "use": use}
+        for option, use in warnings
+    ]
 
 
-def test_the_present_name_is_read_without_a_warning() -> None:
+def test_present_names_are_read_without_a_warning() -> None:
+    present: dict[str, Any] = {"lora_adapters": LORA, "execution_path": "per_sequence", "reconnect_timeout": 5.0}
     with capture_logs() as logs:
-        assert read_options({"lora_adapters": LORA}).lora_adapters == LORA
+        assert read_options(present) == NativeOptions(**present)
     assert logs == []
 
 
@@ -44,6 +59,8 @@ def test_the_former_name_reaches_a_shared_engine_process_too() -> None:
     ("given", "message"),
     [
         ({"adapters": LORA, "lora_adapters": LORA}, "`adapters` is the former name of `lora_adapters`"),
+        ({"tier": "packed", "execution_path": "packed"}, "`tier` is the former name of `execution_path`"),
+        ({"patience": 3.0, "reconnect_timeout": 3.0}, "`patience` is the former name of `reconnect_timeout`"),
         ({"adapters": 3}, "lora_adapters"),
         ({"adaptor": {}}, "unknown field `adaptor`"),
     ],

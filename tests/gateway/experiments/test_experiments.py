@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -51,6 +52,22 @@ async def test_an_endpoint_of_one_served_entity_has_a_report_if_it_takes_feedbac
         assert "The endpoint 'alone' has no experiment" in refused.text
     with pytest.raises(ModelNotFound):
         app.state.service.experiments.of("alone")
+
+
+async def test_feedback_that_could_not_be_counted_is_counted_when_it_is_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = application(chat=WITH_FEEDBACK)
+    async with running(app) as client:
+        answer = await chat(client)
+        experiments, id = app.state.service.experiments, answer.headers["x-request-id"]
+        with monkeypatch.context() as patched:
+            patched.setattr("gateway.experiments.experiment.Experiment.feedback", Mock(side_effect=RuntimeError))
+            with pytest.raises(RuntimeError):
+                experiments.feedback(id, "liked", 1.0)
+        experiments.feedback(id, "liked", 1.0)
+        report = await client.get("/serving-endpoints/chat/experiment")
+        assert report.json()["arms"][0]["means"]["liked"] == 1.0
 
 
 async def test_feedback_for_an_endpoint_without_an_experiment_is_refused() -> None:

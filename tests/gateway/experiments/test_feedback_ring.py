@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from multiprocessing import get_context
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -12,6 +14,12 @@ from gateway.experiments.feedback_ring import Answered, FeedbackRing
 
 WORKER, OTHER = "ab" * 8, "cd" * 8
 SOMEBODY = Answered(2**30 - 1, 255, 511)
+
+
+def replace(ring: FeedbackRing, id: str, metric: int, value: float) -> float | None:
+    """Store a value; return the one that it replaces."""
+    with ring.replacing(id, metric, value) as old:
+        return old
 
 
 def test_an_entry_is_found_until_it_is_overwritten() -> None:
@@ -29,7 +37,7 @@ def test_an_entry_is_found_until_it_is_overwritten() -> None:
 def test_a_request_that_was_never_written_is_not_found(number: str) -> None:
     ring = FeedbackRing(WORKER)
     assert ring.find(WORKER + number) is None
-    assert ring.replace(WORKER + number, 0, 1.0) is None
+    assert replace(ring, WORKER + number, 0, 1.0) is None
     assert ring.find(WORKER + number) is None
 
 
@@ -42,16 +50,16 @@ def test_what_is_no_request_id_is_not_found(id: str, tmp_path: Path) -> None:
 def test_a_value_is_replaced_and_a_new_answer_has_none() -> None:
     ring, id = FeedbackRing(WORKER), WORKER + "00000000"
     ring.note(id, SOMEBODY)
-    assert [ring.replace(id, 7, value) for value in (1.0, 2.0, 2.0)] == [None, 1.0, 2.0]
-    assert ring.replace(id, 0, 5.0) is None
+    assert [replace(ring, id, 7, value) for value in (1.0, 2.0, 2.0)] == [None, 1.0, 2.0]
+    assert replace(ring, id, 0, 5.0) is None
     ring.note(WORKER + "00010000", SOMEBODY)
-    assert ring.replace(WORKER + "00010000", 7, 1.0) is None
+    assert replace(ring, WORKER + "00010000", 7, 1.0) is None
 
 
 def _receive_feedback(folder: Path, id: str, replaced: SimpleQueue[float | None]) -> None:
     ring = FeedbackRing(OTHER, folder, "1")
     for _ in range(100):
-        replaced.put(ring.replace(id, 0, 1.0))
+        replaced.put(replace(ring, id, 0, 1.0))
 
 
 def test_feedback_given_several_times_to_several_processes_is_new_once(tmp_path: Path) -> None:
@@ -66,6 +74,22 @@ def test_feedback_given_several_times_to_several_processes_is_new_once(tmp_path:
     for process in processes:
         process.join()
     assert values.count(None) == 1
+
+
+def _be_killed_while_counting(folder: Path, id: str) -> None:
+    with FeedbackRing(OTHER, folder, "1").replacing(id, 0, 1.0):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_value_that_a_killed_process_was_counting_is_not_stored(tmp_path: Path) -> None:
+    ring, id = FeedbackRing(WORKER, tmp_path, "0"), WORKER + "00000001"
+    ring.note(id, SOMEBODY)
+    process = get_context("spawn").Process(target=_be_killed_while_counting, args=(tmp_path, id))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert replace(ring, id, 0, 2.0) is None, "the next value is a new one"
+    assert replace(ring, id, 0, 3.0) == 2.0
 
 
 def test_the_ring_of_the_last_predecessor_is_kept(tmp_path: Path) -> None:

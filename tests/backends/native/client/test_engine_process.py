@@ -99,6 +99,11 @@ def test_the_engine_reads_its_arguments() -> None:
 
     lora_adapters = {"team/a": "folder 'a'", "b": '"b"'}
     options = EngineOptions(
-        "folder", threads=2, kv_tokens=100, prefix_caching=False, tier="cache", lora_adapters=lora_adapters
+        "folder",
+        threads=2,
+        kv_tokens=100,
+        prefix_caching=False,
+        execution_path="per_sequence",
+        lora_adapters=lora_adapters,
     )
     assert parse(engine_command(options, Path("s"))[3:]) == (Path("s"), options)

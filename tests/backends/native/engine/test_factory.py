@@ -66,8 +66,8 @@ def test_a_model_that_fails_the_self_check_runs_per_sequence_with_a_warning(mode
 
 def test_the_path_can_be_chosen_without_a_check(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factory, "why_not_packed", lambda *_, **__: pytest.fail("checked"))
-    assert made(models / "llama", kv_tokens=100, tier="packed")[1].execution_path == "packed"
-    assert made(models / "llama", kv_tokens=100, tier="cache")[1].execution_path == "per_sequence"
+    assert made(models / "llama", kv_tokens=100, execution_path="packed")[1].execution_path == "packed"
+    assert made(models / "llama", kv_tokens=100, execution_path="per_sequence")[1].execution_path == "per_sequence"
 
 
 def test_progress_is_reported_before_the_engine_is_ready(models: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_step_has_a_token_for_every_sequence_and_without_chunks_the_longest_pr
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"tier": "fast"}, "tier must be auto, packed or cache, not 'fast'."),
+        ({"execution_path": "fast"}, "execution_path must be auto, packed or per_sequence, not 'fast'."),
         ({"max_sequences": 0}, "max_sequences must be at least 1, not 0."),
         ({"step_tokens": 0}, "step_tokens must be at least 1, not 0."),
         ({"threads": -1}, "threads must not be negative."),

@@ -101,7 +101,7 @@ def test_a_model_on_the_per_sequence_path(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("backends.native.engine.factory.why_not_packed", lambda *_, **__: "of its layers")
     with pytest.raises(LoadError, match=r"rightly here: it takes the per-sequence execution path.* text_only = true"):
         load_engine(EngineOptions(**options), lambda _: None)
-    for option in ({"text_only": True}, {"tier": "cache"}):
+    for option in ({"text_only": True}, {"execution_path": "per_sequence"}):
         _, ready = load_engine(EngineOptions(**options, **option), lambda _: None)
         assert (ready.execution_path, ready.images) == ("per_sequence", False)
 

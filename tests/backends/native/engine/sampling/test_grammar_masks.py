@@ -31,7 +31,9 @@ ANYTHING = grammar_source(Grammar("json_object", ""))
 
 def engine(kv_tokens: int) -> tuple[Engine, list[int]]:
     """An engine over the bundled model, and the list of the sequences that it preempts."""
-    options = EngineOptions(str(WEIGHTS), dtype="float32", device="cpu", threads=1, kv_tokens=kv_tokens, tier="packed")
+    options = EngineOptions(
+        str(WEIGHTS), dtype="float32", device="cpu", threads=1, kv_tokens=kv_tokens, execution_path="packed"
+    )
     made, _ = load_engine(options, lambda _: None)
     preempted: list[int] = []
     made._scheduler._on_preempted = lambda sequence: preempted.append(sequence.request.seq)

@@ -177,7 +177,7 @@ def test_a_thread_answers_like_generate(family: str, path: str, models: Path) ->
     ("changes", "why"),
     [
         ({"model": "/nowhere"}, "There is no model folder '/nowhere'."),
-        ({"tier": "fast"}, "tier must be auto, packed or cache, not 'fast'."),
+        ({"execution_path": "fast"}, "execution_path must be auto, packed or per_sequence, not 'fast'."),
         ({"block_size": 0}, "block_size must be at least 1, not 0."),
         ({"kv_tokens": -5}, "kv_tokens must not be negative."),
     ],

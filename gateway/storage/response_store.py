@@ -17,7 +17,7 @@ import structlog
 
 from adapters.base import Record
 from gateway.auth import given_key
-from gateway.database import connect, is_busy, transaction
+from gateway.storage.database import connect, is_busy, transaction
 
 log = structlog.get_logger()
 
@@ -36,7 +36,7 @@ _VERSION = 1
 _NEXT_USE = "(SELECT coalesce(max(used), 0) + 1 FROM response)"
 
 
-class RecordStore:
+class ResponseStore:
     """The responses of all workers.
 
     Reads run on the event loop: in WAL mode they never wait. A write runs there, too, as long as no other worker is
@@ -54,9 +54,9 @@ class RecordStore:
         self._lock = threading.Lock()  # large bodies are decoded, and ask for responses, in threads
         self._unwritten_uses: set[bytes] = set()
 
-    def of(self, headers: Mapping[str, str]) -> OwnRecords:
+    def of(self, headers: Mapping[str, str]) -> KeyResponses:
         """Return the responses of the API key in a request's headers."""
-        return OwnRecords(self, given_key(headers))
+        return KeyResponses(self, given_key(headers))
 
     def get(self, name: bytes) -> bytes | None:
         """Return a response and mark it as used; None if there is none."""
@@ -138,10 +138,10 @@ class RecordStore:
                 connection.execute("DELETE FROM response WHERE used = (SELECT min(used) FROM response)")
 
 
-class OwnRecords:
+class KeyResponses:
     """The responses of one API key; `adapters.base.Records`."""
 
-    def __init__(self, store: RecordStore, key: str) -> None:
+    def __init__(self, store: ResponseStore, key: str) -> None:
         self._store = store
         self._key = key
 

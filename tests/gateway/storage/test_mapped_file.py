@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.mapped_file import map_file
+from gateway.storage.mapped_file import map_file
 
 
 def test_a_new_file_is_zeros_with_its_space_reserved(tmp_path: Path) -> None:

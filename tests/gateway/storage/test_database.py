@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.database import connect, is_busy, transaction
+from gateway.storage.database import connect, is_busy, transaction
 
 SCHEMA = ("CREATE TABLE note (text TEXT)",)
 
