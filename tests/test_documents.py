@@ -55,9 +55,9 @@ def test_the_limits_of_images_are_listed_with_their_defaults() -> None:
 
 
 def test_every_metric_is_listed() -> None:
-    told = set(re.findall(r"^# TYPE (\w+)", Metrics({}).render().decode(), re.MULTILINE))
+    rendered = set(re.findall(r"^# TYPE (\w+)", Metrics({}).render().decode(), re.MULTILINE))
     listed = {name for names, _ in rows("## Metrics") for name in re.findall(r"`(\w+)`", names)}
-    assert listed == told
+    assert listed == rendered
 
 
 BLOCKS = [

@@ -1,8 +1,8 @@
 """VipLLaVA for the native engine: LLaVA, but for the features of several layers of the tower.
 
-The four things a model has to say, and where it differs from LLaVA in each: what its pictures cost (`info`), the worst
-of them (`dummy_inputs`), how they become tokens (the processor), and how they become embeddings (the class itself,
-named as in transformers).
+A multimodal model registers four classes: token counts per image (`info`), the largest inputs for memory profiling
+(`dummy_inputs`), prompt replacement (the processor), and image embeddings (the class named as in transformers). Each
+derives from LLaVA's class and overrides what differs.
 """
 
 from __future__ import annotations

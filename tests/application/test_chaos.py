@@ -64,8 +64,8 @@ class Load:
             except urllib.error.HTTPError as error:
                 self.ended[f"refused {error.code}"] += 1
                 time.sleep(0.2)
-            except _Told:
-                self.ended["told in the stream"] += 1
+            except _ErrorEvent:
+                self.ended["error event in the stream"] += 1
             except Exception as error:
                 self.ended[f"broken: {type(error).__name__}"] += 1
                 time.sleep(0.2)
@@ -90,16 +90,16 @@ class Load:
                     continue
                 frame = json.loads(line[6:])
                 if "error" in frame:
-                    raise _Told
+                    raise _ErrorEvent
                 choice = frame["choices"][0]
                 parts.append(choice["delta"].get("content") or "")
                 finished = finished or choice["finish_reason"] is not None
         if not finished:
-            raise EOFError("cut without a word")
+            raise EOFError("the stream ended without a finish reason or an error event")
         return "".join(parts)
 
 
-class _Told(Exception):
+class _ErrorEvent(Exception):
     pass
 
 

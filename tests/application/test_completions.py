@@ -91,7 +91,7 @@ async def test_prompts_are_answered_in_order(client: httpx.AsyncClient) -> None:
     assert [choice["text"] for choice in twice["choices"]] == [said for said in alone for _ in range(2)]
 
 
-async def test_best_of_is_the_likeliest(client: httpx.AsyncClient) -> None:
+async def test_best_of_returns_the_choices_of_the_highest_mean_logprob(client: httpx.AsyncClient) -> None:
     asked = {"temperature": 1.5, "seed": 7, "logprobs": 0}
     all_of_them = (await complete(client, **asked, n=6))["choices"]
     means = [sum(scores) / len(scores) for scores in (choice["logprobs"]["token_logprobs"] for choice in all_of_them)]

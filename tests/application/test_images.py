@@ -1,5 +1,5 @@
-"""Pictures over HTTP, in every form of every protocol: refused in its own words where they cannot be had, whole or
-streamed, and let in where they are large.
+"""Images over HTTP, in every form of every protocol: failures as the protocol's own errors, whole and streamed, and the
+limit of a request's size.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ NATIVE = """
 workers = {workers}
 [backends.local]
 kind = "native"
-reconnect_timeout = {timeout}
+reconnect_timeout = {limit}
 {more}
 [endpoints.interlingua]
 served_entities = [{{ name = "demo", backend = "local" }}]
@@ -56,7 +56,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 def patient(folder: Path, workers: int, more: str = "") -> str:
     """A configuration with a native model, whose requests wait for the next engine however long that takes to start."""
     path = folder / "gateway.toml"
-    path.write_text(NATIVE.format(workers=workers, timeout=LIMIT, more=more))
+    path.write_text(NATIVE.format(workers=workers, limit=LIMIT, more=more))
     return str(path)
 
 

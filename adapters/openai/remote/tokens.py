@@ -106,6 +106,6 @@ def _alternative(listed: RemoteTop) -> TopToken:
 
 
 def _ranked(top: dict[str, float | None] | None) -> tuple[RemoteTop, ...]:
-    """The alternatives of a completion's token, the likeliest first."""
+    """The alternatives of a completion's token, the most probable first."""
     found = ((token, logprob) for token, logprob in (top or {}).items() if logprob is not None)
     return tuple(RemoteTop(token, logprob) for token, logprob in sorted(found, key=lambda item: -item[1]))

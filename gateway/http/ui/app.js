@@ -1,4 +1,4 @@
-// The page behind /ui: what is served, how its arms fare, and a playground. No library; every text is set as text.
+// The page at /ui: endpoints, experiment reports and a playground. No library; all text is set as text nodes, never as markup.
 "use strict";
 
 const API = "/api/2.0/serving-endpoints";
@@ -15,9 +15,9 @@ async function call(path, method = "GET", body) {
   const headers = body === undefined ? {} : { "content-type": "application/json" };
   if ($("key").value) headers.authorization = `Bearer ${$("key").value}`;
   const answer = await fetch(path, { method, headers, body: body && JSON.stringify(body) });
-  const told = await answer.json();
-  if (!answer.ok) throw Object.assign(new Error(told.message || `${answer.status}`), { status: answer.status });
-  return told;
+  const data = await answer.json();
+  if (!answer.ok) throw Object.assign(new Error(data.message || `${answer.status}`), { status: answer.status });
+  return data;
 }
 
 const number = (value) => (value === undefined ? "" : Number(value.toPrecision(3)).toString());
@@ -25,7 +25,7 @@ const row = (cell, ...values) => element("tr", {}, ...values.map((value) => elem
 
 // --- endpoints ---------------------------------------------------------------------------------------------------
 
-const cards = new Map(); // endpoint's name -> { told, article, figures }
+const cards = new Map(); // endpoint name -> { config, article, report }
 
 async function refresh() {
   const names = (await call(API)).endpoints.map((endpoint) => endpoint.name);
@@ -43,7 +43,7 @@ async function refresh() {
   if (options.join() !== names.join()) $("model").replaceChildren(...names.map((name) => new Option(name, name)));
 }
 
-// The report of an endpoint's experiment; null for an endpoint of a single arm, which has none.
+// The report of an endpoint's experiment; null if the endpoint has one arm, thus no experiment.
 async function report(name) {
   try {
     return await call(`/serving-endpoints/${encodeURIComponent(name)}/experiment`);
@@ -55,14 +55,14 @@ async function report(name) {
 
 function show(endpoint, report) {
   const old = cards.get(endpoint.name);
-  const told = JSON.stringify([endpoint.state, endpoint.config]);
-  if (old && old.told === told) { // a slider being moved stays where it is
-    old.figures.replaceChildren(...figures(report));
+  const config = JSON.stringify([endpoint.state, endpoint.config]);
+  if (old && old.config === config) { // keep the sliders: the user may be moving one
+    old.report.replaceChildren(...tables(report));
     return;
   }
   const article = element("article", {}, element("h3", {}, endpoint.name), state(endpoint), split(endpoint));
-  const card = { told, article, figures: element("div", {}, ...figures(report)) };
-  article.append(card.figures);
+  const card = { config, article, report: element("div", {}, ...tables(report)) };
+  article.append(card.report);
   if (old) old.article.replaceWith(article);
   else $("endpoints").append(article);
   cards.set(endpoint.name, card);
@@ -73,7 +73,7 @@ function state(endpoint) {
   return element("p", {}, words.join(" · "));
 }
 
-// One slider an arm. With two arms, one follows the other; with more, what is applied must add up to 100.
+// One slider per arm. With two arms each slider moves the other; with more, Apply is enabled when the shares add up to 100.
 function split(endpoint) {
   const routes = endpoint.config.traffic_config.routes;
   const entities = new Map(endpoint.config.served_entities.map((entity) => [entity.name, entity]));
@@ -95,49 +95,49 @@ function split(endpoint) {
     const ready = entity.state.deployment === "DEPLOYMENT_READY" ? "ready" : "not ready";
     return row("td", entity.name, entity.entity_name, ready, sliders[at], shares[at]);
   });
-  return element("div", {}, element("table", {}, row("th", "arm", "entity", "", "split", ""), ...rows), apply);
+  return element("div", {}, element("table", {}, row("th", "arm", "entity", "state", "traffic", "share"), ...rows), apply);
 }
 
 async function change(name, sliders, apply) {
   const routes = sliders.map((slider) => ({ served_entity_name: slider.name, traffic_percentage: Number(slider.value) }));
   apply.disabled = true;
-  await say(async () => {
+  await showErrors(async () => {
     await call(`${API}/${encodeURIComponent(name)}/config`, "PUT", { traffic_config: { routes } });
     await refresh();
   });
 }
 
-// --- figures -----------------------------------------------------------------------------------------------------
+// --- reports -----------------------------------------------------------------------------------------------------
 
-function figures(report) {
+function tables(report) {
   if (report === null) return [];
   const metrics = [...new Set(report.arms.flatMap((arm) => Object.keys(arm.means)))];
   if (!metrics.length) return [];
   const arms = report.arms.map((arm) => row("td", arm.name, `${arm.exposures}`, ...metrics.map((m) => number(arm.means[m]))));
   const shown = [element("table", {}, row("th", "arm", "requests", ...metrics), ...arms)];
   if (report.comparisons.length) {
-    const against = row("th", `against ${report.control}`, "metric", "difference", "", "");
+    const against = row("th", `compared with ${report.control}`, "metric", "difference", "", "");
     shown.push(element("table", {}, against, ...report.comparisons.map(comparison)));
   }
   shown.push(...report.paired.map((found) => pairs(found, report.control)));
   if (report.sample_ratio_mismatch) {
-    shown.push(element("p", { className: "warning" }, "The arms' requests contradict the split: do not trust the figures."));
+    shown.push(element("p", { className: "warning" }, "Sample-ratio mismatch: the arms' request counts contradict the split. Do not trust this report."));
   }
   return shown;
 }
 
-// What one arm's pairs with the control tell: how alike the answers are, and how likely each model finds them.
+// The paired comparison of one arm with the control: agreement of the answers, and their log-likelihood by each model.
 function pairs(found, control) {
-  const counts = (told) => Object.entries(told).map(([name, count]) => `${name}: ${count}`).join(", ");
+  const counts = (byName) => Object.entries(byName).map(([name, count]) => `${name}: ${count}`).join(", ");
   const shown = [
     row("td", "identical answers", estimate(found.identical), "", ""),
     row("td", "token agreement", estimate(found.token_agreement), "", ""),
-    row("td", "same tokens before the first that differs", counts(found.first_divergence), "", ""),
+    row("td", "equal tokens before the first difference", counts(found.first_divergence), "", ""),
   ];
   if (Object.keys(found.not_paired).length) shown.push(row("td", "not paired", counts(found.not_paired), "", ""));
   shown.push(row("th", "log-likelihood per token", `by ${control}`, `by ${found.arm}`, "difference"));
-  for (const of of found.log_likelihoods) {
-    shown.push(row("td", `answers of ${of.answers_of}`, ...[of.by_control, of.by_arm, of.difference].map(estimate)));
+  for (const entry of found.log_likelihoods) {
+    shown.push(row("td", `answers of ${entry.answers_of}`, ...[entry.by_control, entry.by_arm, entry.difference].map(estimate)));
   }
   const head = row("th", `${found.arm} paired with ${control}`, `${found.pairs} pairs`, "", "");
   return element("table", { className: "pairs" }, head, ...shown);
@@ -188,7 +188,7 @@ async function play(title, path, body) {
   const headers = { "content-type": "application/json" };
   if ($("key").value) headers.authorization = `Bearer ${$("key").value}`;
   const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
-  got.textContent = `${answer.status}  served by ${answer.headers.get("served-model-name") || "nobody"}\n\n`;
+  got.textContent = `${answer.status}  served by ${answer.headers.get("served-model-name") || "no entity"}\n\n`;
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let part = await reader.read(); !part.done; part = await reader.read()) got.append(part.value);
 }
@@ -196,23 +196,23 @@ async function play(title, path, body) {
 $("playground").onsubmit = (event) => {
   event.preventDefault();
   $("streams").replaceChildren();
-  const asked = Object.entries(PROTOCOLS).map(([title, write]) => play(title, ...write($("model").value, $("prompt").value)));
-  say(() => Promise.all(asked));
+  const streams = Object.entries(PROTOCOLS).map(([title, write]) => play(title, ...write($("model").value, $("prompt").value)));
+  showErrors(() => Promise.all(streams));
 };
 
-// --- the loop ----------------------------------------------------------------------------------------------------
+// --- polling ----------------------------------------------------------------------------------------------------
 
-async function say(work) {
+async function showErrors(work) {
   try {
     await work();
-    $("said").textContent = "";
+    $("error").textContent = "";
   } catch (error) {
-    $("said").textContent = error.message;
+    $("error").textContent = error.message;
   }
 }
 
 async function poll() {
-  await say(refresh);
+  await showErrors(refresh);
   setTimeout(poll, POLL);
 }
 

@@ -49,7 +49,7 @@ def accumulate(stream: bytes) -> Json:
 def with_arguments(events: Events) -> Events:
     """The same stream with tool calls whose arguments are a JSON object or empty."""
 
-    def told(event: Event) -> Event:
+    def with_json(event: Event) -> Event:
         if not isinstance(event, Delta):
             return event
         calls = tuple(
@@ -58,7 +58,7 @@ def with_arguments(events: Events) -> Events:
         )
         return msgspec.structs.replace(event, tool_calls=calls)
 
-    return tuple(map(told, events))
+    return tuple(map(with_json, events))
 
 
 @given(
@@ -90,10 +90,10 @@ def test_text_and_a_refusal_in_one_delta_are_both_written() -> None:
     assert accumulate(SERVER.encoder(ask(stream=True)).feed(events)) == message
 
 
-@pytest.mark.parametrize("told", ['{"city": "Par', "{", '{"city": "Paris"'])
-def test_a_truncated_tool_call_has_no_input(told: str) -> None:
+@pytest.mark.parametrize("arguments", ['{"city": "Par', "{", '{"city": "Paris"'])
+def test_a_truncated_tool_call_has_no_input(arguments: str) -> None:
     def answer(reason: FinishReason) -> Json:
-        call = Delta(tool_calls=(ToolDelta(0, "t0", "f", told),))
+        call = Delta(tool_calls=(ToolDelta(0, "t0", "f", arguments),))
         events: Events = (Started("m", 1), call, Finished(reason=reason), Usage(1, 4))
         return json.loads(SERVER.encode(ask(), fold(events)).body)
 

@@ -92,9 +92,9 @@ def test_whole_answers(events: Events) -> None:
 def test_a_truncated_stream_is_never_complete(events: Events, data: st.DataObject) -> None:
     request = asked(stream=True)
     written = SERVER.encoder(request).feed(events)
-    told = written.index(b"event: message_delta")
+    last_delta = written.index(b"event: message_delta")
     reader = CLIENT.decoder(request)
-    reader.feed(written[: data.draw(st.integers(0, told))])
+    reader.feed(written[: data.draw(st.integers(0, last_delta))])
     with pytest.raises(Incomplete):
         reader.close()
 

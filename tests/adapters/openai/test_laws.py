@@ -202,13 +202,13 @@ stoppings = st.builds(
     ignore_eos=st.booleans(),
     include_stop=st.booleans(),
 ).map(effective)
-pictures = st.builds(
+images = st.builds(
     ImagePart,
     st.just("https://example.org/a.png"),
     st.just("url"),
     st.sampled_from([None, "low"]),
 ) | st.just(ImagePart("data:image/png;base64,iVBORw0KGgo=", "data"))
-contents = texts | st.lists(st.builds(TextPart, texts) | pictures, min_size=1, max_size=3).map(tuple)
+contents = texts | st.lists(st.builds(TextPart, texts) | images, min_size=1, max_size=3).map(tuple)
 calls = st.lists(st.builds(ToolCall, st.just("c1"), st.just("f"), texts), min_size=1, max_size=2).map(tuple)
 messages = st.lists(
     st.builds(Message, st.sampled_from(["developer", "system", "user"]), contents, st.none() | st.just("Zoë"))

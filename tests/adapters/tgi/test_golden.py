@@ -51,7 +51,7 @@ class TestEveryDialect:
 
     def test_a_stream_without_tokens(self, name: str) -> None:
         encoder = server(name).encoder(ask(name, {"details": True, "seed": 3}, operation="generate_stream"))
-        assert encoder.feed(WITHOUT_TOKENS) == golden(name, "untold.sse")
+        assert encoder.feed(WITHOUT_TOKENS) == golden(name, "without-tokens.sse")
 
     def test_info(self, name: str) -> None:
         assert server(name).describe(ROUTES["info"], call(), b"").body == golden(name, "info.json")

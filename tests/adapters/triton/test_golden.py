@@ -30,7 +30,7 @@ TWO: Events = (
     Finished(0, "a", (Token(2, "a"),), reason=FinishReason.STOP_STRING, generated=1, stop="x"),
     Usage(3, 2),
 )
-TOLD = [
+RETURN_FLAGS = [
     "return_finish_reason",
     "return_cumulative_logprob",
     "return_logprobs",
@@ -78,11 +78,14 @@ def sent(dialect: str, operation: str) -> bytes:
 CASES: dict[str, Callable[[str], bytes]] = {
     "generate.json": lambda dialect: whole(dialect, body(dialect, id="42")),
     "generate_without_id.json": lambda dialect: whole(dialect, body(dialect)),
-    "generate_all.json": lambda dialect: whole(dialect, body(dialect, *TOLD, id="42"), SCORED),
+    "generate_all.json": lambda dialect: whole(dialect, body(dialect, *RETURN_FLAGS, id="42"), SCORED),
     "stream.sse": lambda dialect: streamed(dialect, body(dialect, id="42")),
-    "stream_all.sse": lambda dialect: streamed(dialect, body(dialect, *TOLD), SCORED),
+    "stream_all.sse": lambda dialect: streamed(dialect, body(dialect, *RETURN_FLAGS), SCORED),
     "stream_failed.sse": lambda dialect: streamed(
-        dialect, body(dialect, *TOLD), ANSWER[:2], Incomplete("The backend's answer stopped before it was finished.")
+        dialect,
+        body(dialect, *RETURN_FLAGS),
+        ANSWER[:2],
+        Incomplete("The backend's answer stopped before it was finished."),
     ),
     "infer.json": lambda dialect: infer(dialect, binary=False),
     "infer.bin": lambda dialect: infer(dialect, binary=True),
@@ -95,7 +98,7 @@ CASES: dict[str, Callable[[str], bytes]] = {
     "error_model.json": lambda dialect: refused(dialect, "{}", model="nope"),
 }
 TRITON_ONLY: dict[str, Callable[[str], bytes]] = {
-    "stream_two.sse": lambda dialect: streamed(dialect, body(dialect, *TOLD, n=2), TWO),
+    "stream_two.sse": lambda dialect: streamed(dialect, body(dialect, *RETURN_FLAGS, n=2), TWO),
     "error_exactly_one.json": lambda dialect: refused(dialect, '{"text_input": "x", "n": 2}'),
     "error_duplicate.json": lambda dialect: refused(dialect, '{"text_input": "x", "text_input": "y"}'),
     "error_parameter.json": lambda dialect: refused(dialect, '{"text_input": "x", "parameters": {"y": {}}}'),

@@ -81,8 +81,10 @@ def _per_sequence_error(small: Any, tokens: list[Tensor], expected: list[Tensor]
     for index, (row, logits) in enumerate(zip(tokens, expected, strict=True)):
         sequence = Sequence(0, Submit(index, tuple(row.tolist()), 1, lora_adapter=_NAMES[index]), index)
         most = len(row) - 1
-        told = [runner.run([Work(sequence, start, count, samples=True)]) for start, count in ((0, most), (most, 1))]
-        errors.append(float((torch.cat(told) - logits[-2:]).abs().max()))
+        logits_of_chunks = [
+            runner.run([Work(sequence, start, count, samples=True)]) for start, count in ((0, most), (most, 1))
+        ]
+        errors.append(float((torch.cat(logits_of_chunks) - logits[-2:]).abs().max()))
     return max(errors)
 
 

@@ -44,7 +44,7 @@ _Number = TypeVar("_Number", int, float)
 
 
 class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys that are heeded, by peft's names."""
+    """The keys that are read, by peft's names."""
 
     r: int = 8
     lora_alpha: float = 8

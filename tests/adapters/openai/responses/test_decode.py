@@ -60,14 +60,14 @@ def ask(**fields: Any) -> Generate:
 
 def events(data: bytes) -> list[dict[str, Any]]:
     """The events of a stream; asserts that their names are their types and that no sequence number is missing."""
-    told = []
+    streamed = []
     for block in data.decode().split("\n\n")[:-1]:
         name, line = block.split("\n")
         event = json.loads(line.removeprefix("data: "))
         assert name == f"event: {event['type']}"
-        assert event["sequence_number"] == len(told)
-        told.append(event)
-    return told
+        assert event["sequence_number"] == len(streamed)
+        streamed.append(event)
+    return streamed
 
 
 def test_the_smallest_request() -> None:
@@ -195,8 +195,8 @@ def test_a_whole_answer() -> None:
 def test_a_stream_ends_with_the_whole_response() -> None:
     request = ask(stream=True)
     writer = server().encoder(request)
-    told = events(b"".join(writer.feed((event,)) for event in EVENTS))
-    assert [event["type"].removeprefix("response.") for event in told] == [
+    streamed = events(b"".join(writer.feed((event,)) for event in EVENTS))
+    assert [event["type"].removeprefix("response.") for event in streamed] == [
         "created",
         "in_progress",
         "output_item.added",
@@ -223,14 +223,16 @@ def test_a_stream_ends_with_the_whole_response() -> None:
         "output_item.done",
         "completed",
     ]
-    assert told[-1]["response"] == json.loads(server().encode(request, fold(EVENTS)).body)
-    done = [event["item"] for event in told if event["type"] == "response.output_item.done"]
-    assert told[-1]["response"]["output"] == done
+    assert streamed[-1]["response"] == json.loads(server().encode(request, fold(EVENTS)).body)
+    done = [event["item"] for event in streamed if event["type"] == "response.output_item.done"]
+    assert streamed[-1]["response"]["output"] == done
     places = [("rs", 0), ("msg", 1), ("msg", 1), ("fc", 2), ("fc", 2), ("fc", 3)]
-    assert [event["item_id"] for event in told if event["type"].endswith(".delta")] == [
+    assert [event["item_id"] for event in streamed if event["type"].endswith(".delta")] == [
         f"{prefix}_{request.id}_{place}" for prefix, place in places
     ]
-    assert "".join(event["delta"] for event in told if event["type"] == "response.output_text.delta") == "Hello\u2028"
+    assert (
+        "".join(event["delta"] for event in streamed if event["type"] == "response.output_text.delta") == "Hello\u2028"
+    )
 
 
 @pytest.mark.parametrize(
@@ -273,12 +275,12 @@ def test_log_probabilities_whole_and_streamed() -> None:
     assert [entry["logprob"] for entry in part["logprobs"]] == [-0.25, -0.5, -2.0, -0.5]
     assert [top["token"] for top in part["logprobs"][0]["top_logprobs"]] == ["He", "Hi"]
     writer = server().encoder(request)
-    told = events(b"".join(writer.feed((event,)) for event in SCORES))
-    deltas = [event for event in told if event["type"] == "response.output_text.delta"]
+    streamed = events(b"".join(writer.feed((event,)) for event in SCORES))
+    deltas = [event for event in streamed if event["type"] == "response.output_text.delta"]
     assert [entry for event in deltas for entry in event["logprobs"]] == part["logprobs"]
-    (done,) = [event for event in told if event["type"] == "response.output_text.done"]
+    (done,) = [event for event in streamed if event["type"] == "response.output_text.done"]
     assert done["logprobs"] == part["logprobs"]
-    assert told[-1]["response"] == json.loads(server().encode(request, fold(SCORES)).body)
+    assert streamed[-1]["response"] == json.loads(server().encode(request, fold(SCORES)).body)
 
 
 def test_no_log_probabilities_without_include() -> None:
@@ -320,8 +322,8 @@ def answered(shelf: Shelf, id: str, *, stream: bool = False, **fields: Any) -> t
 
 
 def describe(shelf: Shelf, name: str, id: str, **query: str) -> Any:
-    told = server().describe(ROUTES[name], replace(call(), path={"id": id}, records=shelf, query=query), b"")
-    return json.loads(told.body)
+    answer = server().describe(ROUTES[name], replace(call(), path={"id": id}, records=shelf, query=query), b"")
+    return json.loads(answer.body)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -431,13 +433,13 @@ def test_an_unknown_item_reference_is_not_found(id: str) -> None:
     assert raised.value.param == "input"
 
 
-@pytest.mark.parametrize(("choice", "told"), [(None, 1), ("required", 1), ("none", 0)])
-def test_the_tokens_of_an_input_are_counted(choice: str | None, told: int) -> None:
+@pytest.mark.parametrize(("choice", "tools"), [(None, 1), ("required", 1), ("none", 0)])
+def test_the_tokens_of_an_input_are_counted(choice: str | None, tools: int) -> None:
     body = {"model": "m", "input": "Hi", "instructions": "Be brief.", "tools": [WEATHER], "tool_choice": choice}
     request = server().decode(ROUTES["input_tokens"], json.dumps(body).encode(), call())
     assert isinstance(request, Tokenize)
     assert request.prompt == ChatPrompt((Message("system", "Be brief."), Message("user", "Hi")))
-    assert len(request.tools) == told
+    assert len(request.tools) == tools
     spans = tuple(TokenSpan(place, "x", place, place + 1) for place in range(7))
     said = server().encode_tokens(request, Tokens(spans, "x" * 7))
     assert json.loads(said.body) == {"object": "response.input_tokens", "input_tokens": 7}

@@ -222,7 +222,7 @@ async def test_what_dies_on_trial_is_refused_whoever_else_looks_suspicious(
     await die_and_return(engine, client)
     with pytest.raises(BackendFailed):
         await first.outputs()
-    assert {seq for _, seq in engine.running} == {1}, "now the third is a suspect, too"
+    assert {seq for _, seq in engine.running} == {1}, "now the third is quarantined, too"
     engine.step()
     assert {seq for _, seq in engine.running} == {1, 2}
     for request in (first, second, third):

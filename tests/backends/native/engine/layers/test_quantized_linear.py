@@ -44,7 +44,9 @@ def linear(dtype: torch.dtype, *, bias: bool = True) -> nn.Linear:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(1,), (2,), (4,), (5,), (33,), (1, 1), (1, 7), (0,), (1, 0)])
-def test_few_rows_and_many_see_the_same_weights(name: str, dtype: torch.dtype, bias: bool, shape: tuple[int]) -> None:
+def test_the_gemv_and_matmul_paths_use_the_same_weights(
+    name: str, dtype: torch.dtype, bias: bool, shape: tuple[int]
+) -> None:
     plain = linear(dtype, bias=bias)
     rounded = QuantizedLinear(plain, BITS[name])  # and `plain` has the rounded weight now
     rows = torch.randn(*shape, 256).to(dtype)

@@ -1,4 +1,4 @@
-"""`adapter_config.json`: what is heeded, and what is refused by name."""
+"""`adapter_config.json`: the keys that are read, and the values that are rejected with the key's name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from backends.native.engine.lora.config import LoraConfig, read_config
 pytestmark = pytest.mark.torch
 
 PLAIN: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj"]}
-# What peft 0.21 writes beside the keys that are heeded.
+# What peft 0.21 writes beside the keys that are read.
 WRITTEN: dict[str, Any] = {
     "alora_invocation_tokens": None,
     "arrow_config": None,

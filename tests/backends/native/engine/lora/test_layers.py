@@ -77,8 +77,8 @@ class World:
             answer = answers[request.seq]
             if answer.ids != ids:
                 return math.inf
-            told = torch.tensor([each.top_logprobs for each in answer.logprobs])
-            worst = max(worst, float((told - rows.topk(5).values).abs().max()))
+            logprobs = torch.tensor([each.top_logprobs for each in answer.logprobs])
+            worst = max(worst, float((logprobs - rows.topk(5).values).abs().max()))
         return worst
 
 
@@ -129,7 +129,7 @@ def test_beside_packed_linears(worlds: Any) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "lfm2", "bloom"])
-def test_on_the_cache_tier(family: str, worlds: Any) -> None:
+def test_on_the_per_sequence_path(family: str, worlds: Any) -> None:
     world, asked = worlds(family), requests()
     runner = PerSequenceRunner(world.model(), ("a", "b"))
     assert world.error(asked, tiny(runner).answers(asked, apart=1)) < 1e-4
@@ -141,9 +141,9 @@ def test_a_sequence_that_lost_its_cache_is_run_again_with_its_lora_adapter(world
     with torch.inference_mode():
         runner.run([Work(sequence, 0, 8, samples=True)])
         runner.forget(sequence)
-        told = runner.run([Work(sequence, 8, 1, samples=True)])
+        logits = runner.run([Work(sequence, 8, 1, samples=True)])
         expected = world.references["a"](torch.tensor([tokens])).logits[0, -1:]
-    torch.testing.assert_close(told, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
 def test_prefixes_are_shared_within_a_lora_adapter_only(worlds: Any) -> None:
@@ -213,10 +213,10 @@ def test_rows_are_added_to_in_place_and_no_others() -> None:
     with torch.inference_mode():
         plain_rows = linear(rows)
         with adapting(works(("", 1), ("a", 2), ("b", 1))):
-            told = layer(rows)
+            output = layer(rows)
         assert torch.equal(layer(rows), plain_rows)
-    assert torch.equal(told[0, [0, 3]], plain_rows[0, [0, 3]])
-    torch.testing.assert_close(told[0, 1:3], plain_rows[0, 1:3] + rows[0, 1:3] @ pair.a.T @ pair.b)
+    assert torch.equal(output[0, [0, 3]], plain_rows[0, [0, 3]])
+    torch.testing.assert_close(output[0, 1:3], plain_rows[0, 1:3] + rows[0, 1:3] @ pair.a.T @ pair.b)
 
 
 def test_a_layer_that_is_given_other_rows_says_so() -> None:

@@ -71,9 +71,9 @@ def error(model: Any, runs: Tiny) -> float:
         answer = answers[request.seq]
         tokens = torch.tensor([[*request.prompt, *answer.ids]])
         rows = expected(model, request.lora_adapter, tokens)
-        told = [each.logprob for each in (*answer.prompt[1:], *answer.logprobs)]
+        logprobs = [each.logprob for each in (*answer.prompt[1:], *answer.logprobs)]
         wanted = rows[:-1].gather(1, tokens[0, 1:, None])[:, 0]
-        worst = max(worst, float((torch.tensor(told) - wanted).abs().max()))
+        worst = max(worst, float((torch.tensor(logprobs) - wanted).abs().max()))
     return worst
 
 

@@ -67,9 +67,11 @@ def test_preemption_changes_nothing() -> None:
 
 def test_a_grammar_that_does_not_compile_fails_only_its_sequence() -> None:
     made, _ = engine(1024)
-    told = answers(made, [submit(0, WORDS), submit(1, json.dumps({"grammars": [{"lark_grammar": "start: nowhere"}]}))])
-    assert told[0].error is None
-    assert "nowhere" in (told[1].error or "")
+    results = answers(
+        made, [submit(0, WORDS), submit(1, json.dumps({"grammars": [{"lark_grammar": "start: nowhere"}]}))]
+    )
+    assert results[0].error is None
+    assert "nowhere" in (results[1].error or "")
 
 
 def test_a_sequence_can_be_cancelled_while_its_grammar_compiles() -> None:
@@ -83,8 +85,8 @@ def test_a_sequence_can_be_cancelled_while_its_grammar_compiles() -> None:
 
 
 def test_a_model_without_a_tokenizer_refuses() -> None:
-    told = tiny(packed_runner("llama")).answers([Submit(0, prompt(4, 0), 5, grammar=WORDS)])
-    assert "no tokenizer" in (told[0].error or "")
+    results = tiny(packed_runner("llama")).answers([Submit(0, prompt(4, 0), 5, grammar=WORDS)])
+    assert "no tokenizer" in (results[0].error or "")
 
 
 def test_the_grammar_of_a_cancelled_sequence_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,9 +150,9 @@ def mixed() -> list[Submit]:
 
 
 def ids(made: Engine, requests: list[Submit]) -> dict[int, list[int]]:
-    told = answers(made, requests)
-    assert all(answer.error is None for answer in told.values())
-    return {seq: answer.ids for seq, answer in told.items()}
+    results = answers(made, requests)
+    assert all(answer.error is None for answer in results.values())
+    return {seq: answer.ids for seq, answer in results.items()}
 
 
 @pytest.fixture(scope="module")
@@ -207,16 +209,16 @@ def test_sequences_without_a_grammar_do_not_wait_for_masks(
 
     monkeypatch.setattr(Constraint, "_compute_mask", compute_mask)
     made, _ = engine(4096)
-    told = {request.seq: Answer() for request in mixed()}
+    results = {request.seq: Answer() for request in mixed()}
     for request in mixed():
         made.submit(0, request)
     while made.busy:
         for output in (output for step in made.step().values() for output in step.outputs):
-            told[output.seq].add(output)
-        if told[2].reason and told[6].reason:  # those without a grammar are done
-            assert go_on.is_set() or all(len(told[seq].ids) <= 1 for seq in (0, 1, 3, 4, 5))
+            results[output.seq].add(output)
+        if results[2].reason and results[6].reason:  # those without a grammar are done
+            assert go_on.is_set() or all(len(results[seq].ids) <= 1 for seq in (0, 1, 3, 4, 5))
             go_on.set()
-    assert {seq: answer.ids for seq, answer in told.items()} == expected
+    assert {seq: answer.ids for seq, answer in results.items()} == expected
 
 
 def test_an_error_in_computing_a_mask_fails_only_sequences_with_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,17 +228,17 @@ def test_an_error_in_computing_a_mask_fails_only_sequences_with_grammars(monkeyp
     monkeypatch.setattr(Constraint, "_compute_mask", compute_mask)
     made, _ = engine(4096)
     for _ in range(2):
-        told = answers(made, mixed())
-        assert {seq for seq, answer in told.items() if answer.error is None} == {2, 6}
+        results = answers(made, mixed())
+        assert {seq for seq, answer in results.items() if answer.error is None} == {2, 6}
 
 
 def test_a_sequence_ends_when_its_grammar_exceeds_its_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_masks, "_MAX_SECONDS", 0.0)
     monkeypatch.setattr(grammar_masks, "_MAX_SECONDS_PER_TOKEN", 0.0)
     made, _ = engine(4096)
-    told = answers(made, mixed())
-    assert {seq for seq, answer in told.items() if answer.error is None} == {2, 6}
-    assert "too long" in (told[0].error or "")
+    results = answers(made, mixed())
+    assert {seq for seq, answer in results.items() if answer.error is None} == {2, 6}
+    assert "too long" in (results[0].error or "")
 
 
 def test_a_grammar_is_compiled_once() -> None:
