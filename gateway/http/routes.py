@@ -19,8 +19,7 @@ from adapters.dialect import option_names, with_options
 from gateway.config import Config, ConfigError, nearest
 from gateway.http import experiment
 from gateway.http.path_templates import Paths
-from gateway.http.reading import Operation
-from gateway.http.request import RequestHandler
+from gateway.http.request import Operation, RequestHandler
 from gateway.service import Service
 from schemas.errors import GatewayError, MethodNotAllowed, RouteNotFound
 
