@@ -63,7 +63,7 @@ class RequestHandler:
 
     async def run(self, receive: Receive) -> None:
         """Answer the request. Raises nothing but a cancellation that was not caused by the client's leaving."""
-        self._service.metrics.began()
+        self._service.metrics.running.add(1.0)
         try:
             planned = await self._plan(receive)
             if planned is not None:
