@@ -8,21 +8,9 @@ from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from backends.prompts import images_of
 from schemas.errors import InvalidRequest, UnsupportedFeature
-from schemas.ir import (
-    ChatPrompt,
-    Embed,
-    Embeddings,
-    Events,
-    Generate,
-    ImagePart,
-    Message,
-    Prompt,
-    TextPrompt,
-    Tokenize,
-    Tokens,
-    TokensPrompt,
-)
+from schemas.ir import ChatPrompt, Embed, Embeddings, Events, Generate, Tokenize, Tokens, TokensPrompt
 
 
 class Feature(StrEnum):
@@ -148,12 +136,12 @@ class Backend(Protocol):
 
 def needs(request: Generate) -> frozenset[Feature]:
     """The features that a backend must have to answer `request` completely."""
-    kinds = {type(prompt) for prompt in request.prompts}
+    kinds = set(map(type, request.prompts))
     sampling = request.sampling
     wanted = (
         (Feature.CHAT, ChatPrompt in kinds),
         (Feature.TOKEN_PROMPTS, TokensPrompt in kinds),
-        (Feature.IMAGES, any(map(_has_images, request.prompts))),
+        (Feature.IMAGES, any(map(images_of, request.prompts))),
         (Feature.TOOLS, bool(request.tools) and (request.tool_choice is None or request.tool_choice.mode != "none")),
         (Feature.GRAMMAR, request.grammar is not None),
         (Feature.LOGPROBS, request.logprobs),
@@ -195,15 +183,3 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
     lora = request.lora_adapter
     if lora is not None and capabilities.lora_adapters and lora not in capabilities.lora_adapters:
         raise InvalidRequest(f"The model '{model}' has no LoRA adapter '{lora}'.", param="lora_adapter")
-
-
-def _has_images(prompt: Prompt) -> bool:
-    if isinstance(prompt, TextPrompt):
-        return bool(prompt.images)
-    if isinstance(prompt, TokensPrompt):
-        return False
-    return any(map(_has_image_part, prompt.messages))
-
-
-def _has_image_part(message: Message) -> bool:
-    return isinstance(message.content, tuple) and any(isinstance(part, ImagePart) for part in message.content)

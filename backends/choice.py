@@ -68,7 +68,11 @@ class ChoiceBuilder:
         """The tokens since the last delta that no stop string can cut; None if there are none."""
         if self._match is not None:
             return None  # the rest comes with `finish`, cut at the stop string
-        count = self._releasable()
+        count = len(self._tokens)
+        held = 0 if self._matcher is None or self._include_stop else self._matcher.held
+        while held > 0:  # characters at the end that may be the beginning of a stop string
+            count -= 1
+            held -= len(_visible(self._tokens[count]))
         if not count:
             return None
         tokens = tuple(self._tokens[:count])
@@ -106,15 +110,6 @@ class ChoiceBuilder:
         self._tokens.append(token)
         if self._matcher is not None and self.generated > self._min_new_tokens and not token.special:
             self._match = self._matcher.feed(token.text)
-
-    def _releasable(self) -> int:
-        """How many tokens, from the front, no stop string can cut any more."""
-        held = 0 if self._matcher is None or self._include_stop else self._matcher.held
-        count = len(self._tokens)
-        while held > 0:
-            count -= 1
-            held -= len(_visible(self._tokens[count]))
-        return count
 
     def _cut(self, excess: int) -> None:
         """Remove `excess` characters from the end of the text. The tokens stay, with the rest of their text."""

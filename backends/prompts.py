@@ -1,9 +1,20 @@
-"""Prompts for backends that see tokens: which texts are chats, and whether prompt and answer fit the context."""
+"""Prompts for backends: which texts are chats, which images they have, and whether they fit the context."""
 
 from __future__ import annotations
 
 from schemas.errors import ContextLengthExceeded, InvalidRequest
-from schemas.ir import ChatPrompt, Generate, Message, Overflow, Part, Prompt, TextPart, TextPrompt
+from schemas.ir import (
+    ChatPrompt,
+    Generate,
+    ImagePart,
+    Message,
+    Overflow,
+    Part,
+    Prompt,
+    TextPart,
+    TextPrompt,
+    TokensPrompt,
+)
 
 
 def as_asked(request: Generate) -> tuple[Prompt, ...]:
@@ -11,6 +22,19 @@ def as_asked(request: Generate) -> tuple[Prompt, ...]:
     if request.raw_prompt:
         return request.prompts
     return tuple(_as_chat(prompt) if isinstance(prompt, TextPrompt) else prompt for prompt in request.prompts)
+
+
+def images_of(prompt: Prompt) -> tuple[ImagePart, ...]:
+    """The images of a prompt, in order."""
+    if isinstance(prompt, TextPrompt):
+        return prompt.images
+    if isinstance(prompt, TokensPrompt):
+        return ()
+    images: list[ImagePart] = []
+    for message in prompt.messages:
+        if isinstance(message.content, tuple):
+            images += [part for part in message.content if isinstance(part, ImagePart)]
+    return tuple(images)
 
 
 def fit(prompt_tokens: int, max_new_tokens: int | None, context_length: int, *, overflow: Overflow = "refuse") -> int:

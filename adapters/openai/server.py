@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from adapters.base import Call, Reply, Route, StreamEncoder
 from adapters.openai.dialects import Dialect
-from adapters.openai.inbound.answers import encode_answer, encode_embeddings, is_chat
+from adapters.openai.inbound.answers import encode_answer, encode_embeddings
 from adapters.openai.inbound.chat_stream import ChatStreamWriter
 from adapters.openai.inbound.completion_stream import CompletionStreamWriter
 from adapters.openai.inbound.decode import read, read_chat, read_completion
@@ -21,7 +21,7 @@ from adapters.openai.responses.stored import cancel, delete, list_items, retriev
 from schemas.catalog import Change
 from schemas.completion import Completion
 from schemas.errors import GatewayError
-from schemas.ir import Embed, Embeddings, Generate, Origin, Request, Tokenize, Tokens
+from schemas.ir import ChatPrompt, Embed, Embeddings, Generate, Origin, Request, Tokenize, Tokens
 from schemas.openai import answers, requests
 from schemas.responses import Deleted, InputTokens, ItemList, Response, ResponseRequest
 
@@ -157,7 +157,7 @@ class OpenAIServer:
         created = int(self._now())
         if _is_response(request):
             return ResponseWriter(request, created)
-        writer = ChatStreamWriter if is_chat(request) else CompletionStreamWriter
+        writer = ChatStreamWriter if isinstance(request.prompts[0], ChatPrompt) else CompletionStreamWriter
         return writer(self._dialect, request, created, self.stream_error)
 
     def encode(self, request: Generate, answer: Completion) -> Reply:

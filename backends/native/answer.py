@@ -32,11 +32,10 @@ _BACKGROUND_PRIORITY = -1
 
 @dataclass(slots=True, eq=False)
 class _Prompt:
-    """A prompt's tokens, and what the engine returned for them."""
+    """A prompt's tokens and, if requested, their log-probabilities."""
 
     ids: tuple[int, ...]
     scores: tuple[Logprobs, ...] = ()
-    cached_tokens: int = 0
 
 
 class Answer:
@@ -70,7 +69,7 @@ class Answer:
         started: bool = False,
     ) -> None:
         self._request = request
-        self._prompts = [_Prompt(prompt.prompt_token_ids) for prompt in prompts]
+        self._prompts: list[_Prompt] = []
         self._first_seq = first_seq
         self._text = text
         self._grammar = grammar
@@ -80,7 +79,7 @@ class Answer:
         self._started = started
         self._streams = request.stream and self._candidates == request.n
         self._deltas: list[Delta] = []  # to be emitted
-        self._completion_tokens = 0
+        self._prompt_tokens = self._completion_tokens = self._cached_tokens = 0
         self.submits: list[Submit] = []
         for prompt in prompts:
             self._add_prompt(prompt, seed, ready)
@@ -120,10 +119,12 @@ class Answer:
         return self._events(), stopped
 
     def _add_prompt(self, prompt: MultiModalInputs, seed: int, ready: Ready) -> None:
-        """Add the candidates for one prompt."""
+        """Add one prompt and its candidates."""
         ids = prompt.prompt_token_ids
         request, stopping = self._request, self._request.stopping
         biased = tuple(id for id, _ in request.sampling.logit_bias)
+        self._prompts.append(_Prompt(ids))
+        self._prompt_tokens += len(ids)
         check_ids("prompt", ids, ready.vocab_size)
         check_ids("logit_bias", biased, ready.vocab_size)
         check_ids("stop_token_ids", stopping.stop_token_ids, ready.vocab_size)
@@ -155,11 +156,12 @@ class Answer:
 
     def _add(self, output: Output) -> FinishReason | None:
         """Add an output's tokens to its candidate; returns why the sequence ended, if it did."""
-        raise_failure(output)
+        if output.error is not None:
+            raise failure(output)
         prompt, place = divmod(output.seq - self._first_seq, self._candidates)
         if place == 0:  # the other candidates share its prefix, and were not asked to score it
             self._prompts[prompt].scores += output.prompt
-            self._prompts[prompt].cached_tokens += output.cached_tokens
+            self._cached_tokens += output.cached_tokens
         builder = self._builders[output.seq]
         for id, found in zip_longest(output.ids, output.logprobs):
             if builder.stopped:
@@ -173,12 +175,11 @@ class Answer:
         if request.prompt_logprobs and not all(prompt.scores for prompt in prompts):
             return ()
         events: list[Event] = []
-        prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
         if not self._started:
             self._started = True
             shown = prompts if request.echo or request.prompt_logprobs else ()
             tokens = tuple(self._text.prompt_tokens(prompt.ids, prompt.scores) for prompt in shown)
-            events.append(Started(request.model, prompt_tokens, tokens))
+            events.append(Started(request.model, self._prompt_tokens, tokens))
         if not done and not self._streams:
             return tuple(events)
         if self._candidates > request.n:
@@ -187,8 +188,7 @@ class Answer:
             events += self._deltas
         self._deltas = []
         if done:
-            cached_tokens = sum(prompt.cached_tokens for prompt in prompts)
-            events.append(Usage(prompt_tokens, self._completion_tokens, cached_tokens=cached_tokens))
+            events.append(Usage(self._prompt_tokens, self._completion_tokens, cached_tokens=self._cached_tokens))
         return tuple(events)
 
 
@@ -210,18 +210,11 @@ def sampling_params(sampling: Sampling, seed: int) -> SamplingParams:
     )
 
 
-def raise_failure(output: Output) -> None:
-    """Raise the error of a sequence that failed.
-
-    Raises:
-        schemas.errors.Overloaded: the engine has no room.
-        schemas.errors.BackendFailed: the engine failed at it.
-    """
-    if output.error is None:
-        return
+def failure(output: Output) -> Overloaded | BackendFailed:
+    """The error of a sequence that failed: the engine has no room, or it failed at the sequence."""
     if output.overloaded:
-        raise Overloaded("The model is overloaded.", retry_after=1.0)
-    raise BackendFailed(f"The model could not answer: {output.error}.", code="engine_sequence_failed")
+        return Overloaded("The model is overloaded.", retry_after=1.0)
+    return BackendFailed(f"The model could not answer: {output.error}.", code="engine_sequence_failed")
 
 
 def check_ids(param: str, ids: tuple[int, ...], vocab_size: int) -> None:

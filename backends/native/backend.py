@@ -29,13 +29,13 @@ from backends.native.client.transports import Connect, in_process, over_socket
 from backends.native.grammar.grammar import GrammarCheck, grammar_source
 from backends.native.import_lock import with_import_lock
 from backends.native.multimodal.inputs import MultiModalInputs
-from backends.native.multimodal.prompts import ImagePrompts, images_of
+from backends.native.multimodal.prompts import ImagePrompts
 from backends.native.options import NativeOptions, read_options
 from backends.native.protocol.messages import Ready
 from backends.native.sentence_transformers import PLAIN, Recipe, RecipeError, read_recipe
 from backends.native.text.codec import TextCodec
 from backends.native.text.tool_parser import offered_tools, tool_grammar
-from backends.prompts import as_asked
+from backends.prompts import as_asked, images_of
 from schemas.errors import BackendUnavailable, InvalidRequest, UnsupportedFeature
 from schemas.ir import Embed, Embeddings, Events, Generate, Tokenize, Tokens
 
@@ -234,7 +234,8 @@ class NativeBackend:
         tools = offered_tools(request) if request.tools else ()
         truncate = request.truncate_prompt_tokens
         prompts = as_asked(request)
-        if self._images is not None:
+        has_images = any(map(images_of, prompts))
+        if has_images and self._images is not None:
             prompts = tuple(map(self._images.with_placeholders, prompts))
         encoded = [
             await text.encode_around(prompt, request.suffix, truncate=truncate)
@@ -242,7 +243,7 @@ class NativeBackend:
             else await text.encode(prompt, tools, truncate=truncate)
             for prompt in prompts
         ]
-        if not any(map(images_of, prompts)):
+        if not has_images:
             return [MultiModalInputs(ids) for ids in encoded]
         if self._images is None:
             raise UnsupportedFeature("The model does not support images.", feature="images")

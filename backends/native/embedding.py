@@ -10,7 +10,7 @@ from math import hypot
 
 from msgspec.structs import replace
 
-from backends.native.answer import check_ids, raise_failure
+from backends.native.answer import check_ids, failure
 from backends.native.client.engine_client import EngineClient
 from backends.native.protocol.messages import Ready, Submit
 from backends.native.sentence_transformers import Recipe
@@ -69,7 +69,8 @@ async def _vectors(submits: Sequence[Submit], client: EngineClient) -> list[tupl
     try:
         while len(vectors) < len(submits):
             for output in await in_flight.outputs():
-                raise_failure(output)
+                if output.error is not None:
+                    raise failure(output)
                 vectors[output.seq] = output.vector
     finally:
         client.release(in_flight)

@@ -150,7 +150,7 @@ class Pairing:
             self._background.begin(arm, work, ended, at_once=limits.max_concurrent_requests, seconds=limits.timeout)
 
     def _ended(self, arm: Target, experiment: Experiment, outcome: str) -> None:
-        self._metrics.paired(arm.endpoint, arm.entity.name, outcome)
+        self._metrics.pairs.add((arm.endpoint, arm.entity.name, outcome))
         if outcome != "ok":
             why = "too_long" if outcome == ContextLengthExceeded.kind else outcome
             experiment.unpaired(arm, why if why in UNPAIRED else "failed")

@@ -49,7 +49,7 @@ class Shadows:
         await self._background.aclose()
 
     def _ended(self, target: Target, experiment: Experiment, outcome: str) -> None:
-        self._metrics.shadowed(target.endpoint, target.entity.name, outcome)
+        self._metrics.shadow_requests.add((target.endpoint, target.entity.name, outcome))
         if outcome != "dropped":
             experiment.shadowed(target)
 

@@ -78,16 +78,18 @@ class RequestAccount:
         self.end(self.outcome)
         assert self.duration is not None
         metrics, usage, target = self.service.metrics, self.usage, self.target
-        metrics.ended(self.protocol, self.route, self.outcome)
+        metrics.running.add(-1.0)
+        metrics.requests.add((self.protocol, self.route, self.outcome))
         served = None
         if target is not None:
             endpoint, served = target.endpoint, target.entity.name
             self.service.count(endpoint, self.duration, self.outcome == "ok")
-            metrics.served(endpoint, served, self.outcome)
+            metrics.served_requests.add((endpoint, served, self.outcome))
             if usage is not None:
-                metrics.answered(
-                    endpoint, served, usage.prompt_tokens, usage.completion_tokens, self.first_event, self.duration
-                )
+                metrics.prompt_tokens.add((endpoint, served), usage.prompt_tokens)
+                metrics.generation_tokens.add((endpoint, served), usage.completion_tokens)
+                metrics.time_to_first_token.observe((endpoint, served), self.first_event)
+                metrics.request_latency.observe((endpoint, served), self.duration)
         unit = self.plan.unit if self.plan is not None else None
         with suppress(BrokenPipeError):
             log.info(

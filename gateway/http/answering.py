@@ -198,7 +198,7 @@ class Responder:
             self._account.stage = stage
 
     def _log_fallback(self, target: Target, why: str) -> None:
-        self._service.metrics.fell_back(target.endpoint, target.entity.name)
+        self._service.metrics.fallbacks.add((target.endpoint, target.entity.name))
         log.warning(
             "fallback.tried",
             request_id=self._account.request_id,

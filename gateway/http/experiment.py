@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from litestar.types import HTTPScope, Send
 
-from gateway.http.reading import decode_headers
+from gateway.http.request import decode_headers
 from gateway.service import Service
 from schemas.errors import MethodNotAllowed, ModelNotFound
 

@@ -1,4 +1,4 @@
-"""One request from its first byte to its last: reading, answering and accounting, in one task.
+"""One request from its first byte to its last: reading, routing, answering and accounting, in one task.
 
 Strategy: the task in which ASGI calls us does everything. `cancel_on_disconnect` cancels it when the client leaves,
 whatever it waits for, and the `finally` of `Responder` closes the backend's generator, which frees the work behind it.
@@ -7,45 +7,63 @@ whatever it waits for, and the `finally` of `Responder` closes the backend's gen
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from urllib.parse import parse_qsl
 
 from litestar.types import HTTPScope, Receive, Send
+from msgspec.structs import replace
 
+from adapters.base import Call, Route, ServerCodec
 from gateway.http.accounting import RequestAccount
 from gateway.http.answering import Responder
+from gateway.http.body import read_body
 from gateway.http.disconnect import cancel_on_disconnect
-from gateway.http.reading import Operation, RequestReader
 from gateway.routing.target import Plan
 from gateway.service import Service
 from schemas.catalog import Change
+from schemas.errors import Overloaded
 from schemas.ir import Request
+
+_LARGE = 1 << 20
+"""Bytes of a body from which it is decoded in a thread: the event loop would stand still for milliseconds."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operation:
+    """A route as mounted: its protocol, and the codec that reads and writes it."""
+
+    protocol: str
+    route: Route
+    codec: ServerCodec
 
 
 class RequestHandler:
     """Handles one request.
 
     Args:
-        service: the worker's.
+        service: the worker's: keys, limits, catalog, router and backends.
         operation: what was asked.
         parameters: those in the path.
         scope, send: ASGI's.
     """
 
-    __slots__ = ("_account", "_reader", "_responder", "_route", "_service")
+    __slots__ = ("_account", "_operation", "_parameters", "_responder", "_scope", "_service")
 
     def __init__(
         self, service: Service, operation: Operation, parameters: Mapping[str, str], scope: HTTPScope, send: Send
     ) -> None:
-        request_id = service.new_id()
         self._service = service
-        self._route = operation.route
-        self._account = RequestAccount(service, operation.protocol, operation.route.name, request_id)
-        self._reader = RequestReader(service, operation, parameters, scope, request_id)
+        self._operation = operation
+        self._parameters = parameters
+        self._scope = scope
+        self._account = RequestAccount(service, operation.protocol, operation.route.name, service.new_id())
         self._responder = Responder(operation.codec, self._account, send, head=scope["method"] == "HEAD")
 
     async def run(self, receive: Receive) -> None:
         """Answer the request. Raises nothing but a cancellation that was not caused by the client's leaving."""
-        self._service.metrics.began()
+        self._service.metrics.running.add(1.0)
         try:
             planned = await self._plan(receive)
             if planned is not None:
@@ -58,24 +76,24 @@ class RequestHandler:
 
     async def _plan(self, receive: Receive) -> tuple[Request, Plan] | None:
         """What to answer and where; None if the request has its answer, or its client has left."""
-        service, account, reader, responder = self._service, self._account, self._reader, self._responder
+        service, account, responder = self._service, self._account, self._responder
         try:
-            call = await reader.read(receive)
-            if call is None:
+            read = await self._read(receive)
+            if read is None:
                 return None
-            if self._route.kind == "describe":
+            call, body = read
+            if self._operation.route.kind == "describe":
                 account.stage = "describe"
-                await responder.reply(reader.describe())
+                await self._describe(call, body)
                 return None
             account.stage = "decode"
-            request = await reader.decode()
+            request = await self._decode(call, body)
             if isinstance(request, Change):
                 account.stage = "manage"
                 await service.manage(request)
-                await responder.reply(reader.describe())
+                await self._describe(call, body)
                 return None
             account.stage, account.request = "route", request
-            responder.responses = reader.responses
             account.plan = plan = service.router.plan(request, call.headers)
             if plan.has_experiment:
                 account.exposure = service.experiments.enter(request, plan, shadowed=not service.draining)
@@ -83,3 +101,65 @@ class RequestHandler:
             await responder.refuse(error)
             return None
         return request, plan
+
+    async def _read(self, receive: Receive) -> tuple[Call, bytes] | None:
+        """Headers, key and body off the wire; None if the client left before it had sent the body.
+
+        Raises:
+            schemas.errors.RequestError: the key is missing or wrong, or the body cannot be taken.
+        """
+        service, route = self._service, self._operation.route
+        headers = decode_headers(self._scope["headers"])
+        if route.kind == "manage":
+            service.keys.check_admin(headers)
+        elif service.keys.required and not route.open:
+            service.keys.check(headers)
+        body = await read_body(receive, headers, service.limits)
+        if body is None:
+            return None
+        service.refresh()
+        if route.stores and service.responses is not None:
+            self._responder.responses = service.responses.of(headers)
+        query = self._scope.get("query_string", b"")
+        call = Call(
+            self._account.request_id,
+            service.catalog,
+            self._parameters,
+            headers,
+            dict(parse_qsl(query.decode("latin-1"))) if query else {},
+            self._responder.responses,
+        )
+        return call, body
+
+    async def _decode(self, call: Call, body: bytes) -> Request | Change:
+        """What the body asks for.
+
+        Raises:
+            schemas.errors.Overloaded: too many requests are running.
+            schemas.errors.RequestError: the protocol cannot read it.
+        """
+        if self._service.full:
+            raise Overloaded("The server is at its limit of concurrent requests.", retry_after=1.0)
+        decode, route = self._operation.codec.decode, self._operation.route
+        if len(body) > _LARGE:
+            return await asyncio.to_thread(decode, route, body, call)
+        return decode(route, body, call)
+
+    async def _describe(self, call: Call, body: bytes) -> None:
+        """Send the answer of a route that runs nothing, from the catalog as it is now.
+
+        Raises:
+            schemas.errors.RequestError: what it asks about is not there.
+        """
+        call = replace(call, catalog=self._service.counted_catalog())
+        await self._responder.reply(self._operation.codec.describe(self._operation.route, call, body))
+
+
+def decode_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers as text, by name.
+
+    All are decoded in one go, since they are many and short: joined by NUL, which no header holds.
+    """
+    joined = b"\0".join(chain.from_iterable(raw))
+    parts = joined.decode("latin-1").split("\0")
+    return dict(zip(parts[::2], parts[1::2], strict=True)) if joined else {}

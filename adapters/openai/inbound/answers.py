@@ -24,7 +24,8 @@ def encode_answer(dialect: Dialect, request: Generate, answer: Completion, creat
     """The whole answer to `request`; `created` is Unix time in seconds."""
     if answer.relayed is not None:
         return Reply(answer.relayed)
-    return Reply(_json((_chat if is_chat(request) else _completion)(dialect, request, answer, created)))
+    shape = _chat if isinstance(request.prompts[0], ChatPrompt) else _completion
+    return Reply(_json(shape(dialect, request, answer, created)))
 
 
 def encode_embeddings(request: Embed, answer: Embeddings, id: str | UnsetType = UNSET) -> Reply:
@@ -38,11 +39,6 @@ def encode_embeddings(request: Embed, answer: Embeddings, id: str | UnsetType = 
     )
     usage = wire.EmbeddingUsage(answer.usage.prompt_tokens, answer.usage.prompt_tokens)
     return Reply(_json(wire.EmbeddingList(id=id, data=data, model=answer.model or request.model, usage=usage)))
-
-
-def is_chat(request: Generate) -> bool:
-    """Whether the client asked for a chat, which has exactly one prompt."""
-    return isinstance(request.prompts[0], ChatPrompt)
 
 
 def wire_usage(dialect: Dialect, usage: Usage) -> wire.Usage:

@@ -19,20 +19,20 @@ class ChatStreamWriter(StreamWriter):
     object = "chat.completion.chunk"
 
     def __init__(self, dialect: Dialect, request: Generate, created: int, encode_error: ErrorEncoder) -> None:
-        super().__init__(dialect, request, created, encode_error)
+        prefix = dialect.answers.stream_id_prefix
+        prefix = dialect.answers.id_prefix if prefix is None else prefix
+        super().__init__(dialect, request, created, encode_error, id=f"{prefix}{request.id}")
         self._role = "assistant" if dialect.answers.role_in_every_delta else UNSET
         self._opened: set[int] = set()  # choices that have a first chunk
         self._null_content: set[int] = set()  # choices whose content is null so far
-
-    def _id(self) -> str:
-        prefix = self._dialect.answers.stream_id_prefix
-        return f"{self._dialect.answers.id_prefix if prefix is None else prefix}{self._request.id}"
 
     def _text_choice(self, index: int) -> bytes:
         return self._choice(index, MessageDelta(role=self._role, content=""))
 
     def _delta(self, delta: Delta) -> bytes:
-        if type(delta) is Delta and delta.choice in self._around_text and self._is_text(delta):
+        is_text_only = delta.text and not (delta.tool_calls or delta.reasoning or delta.refusal)
+        has_logprobs = self._request.logprobs and delta.tokens
+        if type(delta) is Delta and is_text_only and not has_logprobs and delta.choice in self._around_text:
             return self._text(delta.choice, delta.text)
         out = b"".join(self._chunks(delta))
         if isinstance(delta, Finished):
@@ -41,12 +41,6 @@ class ChatStreamWriter(StreamWriter):
             out += self._finish(self._choice(delta.choice, last, finish=self._dialect.wording.finish[delta.reason]))
         return out
 
-    def _is_text(self, delta: Delta) -> bool:
-        """Whether the delta is text and nothing else, for which `_text` is enough."""
-        if not delta.text or delta.tool_calls or delta.reasoning or delta.refusal:
-            return False
-        return not (self._request.logprobs and delta.tokens)
-
     def _chunks(self, delta: Delta) -> Iterator[bytes]:
         """One chunk for each kind of content in the delta, and one for each tool call."""
         index, calls = delta.choice, delta.tool_calls
@@ -54,8 +48,8 @@ class ChatStreamWriter(StreamWriter):
         has_text = bool(delta.text or logprobs)
         if has_text:
             self._null_content.discard(index)
-        if self._opens(delta, has_text):
-            first = self._first(delta, has_text)
+        first = self._first(delta, has_text)
+        if first is not None:
             if first.content is None:
                 self._null_content.add(index)
             yield self._chunk(self._choice(index, first))
@@ -71,19 +65,20 @@ class ChatStreamWriter(StreamWriter):
         for call in calls:
             yield self._chunk(self._choice(index, MessageDelta(role=self._role, tool_calls=(_tool_call(call),))))
 
-    def _opens(self, delta: Delta, has_text: bool) -> bool:
-        """Whether the choice needs its first chunk now. Where every delta has the role, text needs no first chunk."""
+    def _first(self, delta: Delta, has_text: bool) -> MessageDelta | None:
+        """The delta that opens a choice, as OpenAI begins a message: empty text, null text, a tool call, or an empty
+        refusal. None if the choice is open, or `delta` is empty. Where every delta has the role, text needs none.
+        """
         if delta.choice in self._opened:
-            return False
+            return None
         if not (has_text or delta.reasoning or delta.tool_calls or delta.refusal or isinstance(delta, Finished)):
-            return False
+            return None
         self._opened.add(delta.choice)
-        return not (has_text and self._dialect.answers.role_in_every_delta)
-
-    def _first(self, delta: Delta, has_text: bool) -> MessageDelta:
-        """The first delta, as OpenAI begins a message: empty text, null text, a tool call, or an empty refusal."""
-        no_refusal = None if self._dialect.answers.refusal else UNSET
+        answers = self._dialect.answers
+        no_refusal = None if answers.refusal else UNSET
         if has_text:
+            if answers.role_in_every_delta:
+                return None
             return MessageDelta(role="assistant", content="", refusal=no_refusal)
         if delta.reasoning:
             return MessageDelta(role="assistant", content=None, refusal=no_refusal)

@@ -95,8 +95,10 @@ def check(dialect: Dialect, given: GenerationRequest) -> None:
             check_bound(bound, getattr(given, bound.name, None))
     if limits.model_pattern is not None and not re.fullmatch(limits.model_pattern, given.model or ""):
         raise refused("model", "The format of model is invalid.")
-    _check_stop(dialect, (given.stop,) if isinstance(given.stop, str) else given.stop or ())
-    _check_logit_bias(given.logit_bias or {})
+    if given.stop is not None:
+        _check_stop(dialect, (given.stop,) if isinstance(given.stop, str) else given.stop)
+    if given.logit_bias is not None:
+        _check_logit_bias(given.logit_bias)
     streams = dialect.defaults.stream_default if given.stream is None else given.stream
     if given.stream_options is not None and not streams and dialect.requests.stream_options_need_stream:
         raise refused("stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled.")

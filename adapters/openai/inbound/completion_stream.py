@@ -20,11 +20,9 @@ class CompletionStreamWriter(StreamWriter):
     object = "text_completion"
 
     def __init__(self, dialect: Dialect, request: Generate, created: int, encode_error: ErrorEncoder) -> None:
-        super().__init__(dialect, request, created, encode_error)
+        id = f"{dialect.answers.completion_id_prefix}{request.id}"
+        super().__init__(dialect, request, created, encode_error, id=id)
         self._offsets: dict[int, int] = {}  # choice -> characters written so far
-
-    def _id(self) -> str:
-        return f"{self._dialect.answers.completion_id_prefix}{self._request.id}"
 
     def _text_choice(self, index: int) -> bytes:
         return self._choice(index, "")

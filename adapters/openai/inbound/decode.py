@@ -186,7 +186,7 @@ def _sampling(given: wire.GenerationRequest) -> Sampling:
         repetition_penalty=given.repetition_penalty,
         presence_penalty=given.presence_penalty,
         frequency_penalty=given.frequency_penalty,
-        logit_bias=tuple([(int(token), bias) for token, bias in (given.logit_bias or {}).items()]),
+        logit_bias=tuple([(int(token), bias) for token, bias in given.logit_bias.items()]) if given.logit_bias else (),
         seed=None if given.seed is None else given.seed % 2**64,  # a negative seed is its two's complement
     )
 

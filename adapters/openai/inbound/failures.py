@@ -9,7 +9,6 @@ import msgspec
 
 from adapters.base import Headers, Reply
 from adapters.openai.dialects import Dialect
-from adapters.openai.inbound.answers import is_chat
 from schemas.errors import GatewayError, MethodNotAllowed, UnsupportedFeature
 from schemas.ir import ChatPrompt, Generate, ImagePart
 from schemas.openai.answers import Error, ErrorResponse, MindieErrorResponse
@@ -79,10 +78,10 @@ def _param(error: GatewayError, request: Generate | None) -> str | None:
         return error.param
     if isinstance(error, UnsupportedFeature):
         field = _FIELDS.get(error.feature)
-        completion = request is not None and not is_chat(request)
+        completion = request is not None and not isinstance(request.prompts[0], ChatPrompt)
         return "logprobs" if completion and field == "top_logprobs" else field
     if error.kind == "context_length" and request is not None:
-        return "messages" if is_chat(request) else "prompt"
+        return "messages" if isinstance(request.prompts[0], ChatPrompt) else "prompt"
     return "model" if error.kind == "model_not_found" else None
 
 

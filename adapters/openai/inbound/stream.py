@@ -33,7 +33,8 @@ _EMPTY_TEXT = b'""'
 
 def encode(value: object) -> bytes:
     """JSON that every client reads as one line. Applied to the parts of a chunk that hold text, to save time."""
-    return guard(_json(value))
+    json = _json(value)
+    return json if json.isascii() else guard(json)
 
 
 class StreamWriter:
@@ -44,6 +45,7 @@ class StreamWriter:
         request: the request that is answered.
         created: Unix time in seconds.
         encode_error: writes the data of an error event.
+        id: the field `id` of every chunk.
     """
 
     media_type = STREAM_TYPE
@@ -52,11 +54,14 @@ class StreamWriter:
     object = ""
     """The field `object` of every chunk."""
 
-    def __init__(self, dialect: Dialect, request: Generate, created: int, encode_error: ErrorEncoder) -> None:
+    def __init__(
+        self, dialect: Dialect, request: Generate, created: int, encode_error: ErrorEncoder, *, id: str
+    ) -> None:
         self._dialect = dialect
         self._request = request
         self._created = created
         self._encode_error = encode_error
+        self._id = id
         self._started = Started(request.model)
         self._head = b""  # of every chunk, up to its choices
         self._around_text: dict[int, tuple[bytes, bytes]] = {}  # choice -> the bytes before and after a text
@@ -78,7 +83,10 @@ class StreamWriter:
                 if isinstance(event, Usage):
                     out.append(b"data: [DONE]\n\n")
             elif isinstance(event, Delta):
-                self._count(event)
+                # A delta without tokens counts as one, unless it is empty.
+                self._generated += len(event.tokens) or bool(
+                    event.text or event.reasoning or event.tool_calls or event.refusal
+                )
                 if self._held is not None:
                     out.append(self._chunk(self._held))
                     self._held = None
@@ -93,10 +101,6 @@ class StreamWriter:
         """The error event that ends the stream."""
         return b"data: %b\n\n" % guard(self._encode_error(error))
 
-    def _id(self) -> str:
-        """The field `id` of every chunk."""
-        raise NotImplementedError
-
     def _delta(self, delta: Delta) -> bytes:
         """The chunks of a delta."""
         raise NotImplementedError
@@ -109,7 +113,7 @@ class StreamWriter:
         self._started = started
         fingerprint = self._dialect.answers.fingerprint
         head = encode(
-            {"id": self._id(), "object": self.object, "created": self._created, "model": started.model}
+            {"id": self._id, "object": self.object, "created": self._created, "model": started.model}
             | ({"system_fingerprint": fingerprint} if fingerprint else {})
         )
         self._head = b'data: %b,"choices":[' % head[:-1]
@@ -145,10 +149,6 @@ class StreamWriter:
         elif self._usage_chunk:
             out = self._head + self._with_usage(usage)
         return out + b"data: [DONE]\n\n"
-
-    def _count(self, delta: Delta) -> None:
-        """Count the tokens of a delta. A delta without tokens counts as one, unless it is empty."""
-        self._generated += len(delta.tokens) or bool(delta.text or delta.reasoning or delta.tool_calls or delta.refusal)
 
     def _usage_so_far(self) -> bytes:
         """The end of a chunk with the usage so far; null while the length of the prompt is unknown."""

@@ -64,10 +64,10 @@ class InFlightRequest:
     """
 
     def __init__(self, submits: Sequence[Submit], send: Callable[[Submit | Cancel], None]) -> None:
-        self.seqs = tuple(submit.seq for submit in submits)
         self.submitted = False
         self._send = send
         self._sequences = {submit.seq: _Sequence(submit) for submit in submits}
+        self.seqs = tuple(self._sequences)
         self._buffer: list[Output] = []
         self._arrived = asyncio.Event()  # set while the buffer holds outputs, and for good by an error
         self._error: GatewayError | None = None

@@ -131,18 +131,13 @@ class _ThreadTransport:
 
         loop = asyncio.get_running_loop()
 
-        def receive(message: FromEngine) -> None:
-            on_message(message)
-            if isinstance(message, Failed):  # the thread has ended
-                on_lost()
-
         def deliver(message: FromEngine) -> None:  # in the engine's thread
-            loop.call_soon_threadsafe(receive, message)
+            loop.call_soon_threadsafe(on_message, message)
+            if isinstance(message, Failed):  # the thread ends
+                loop.call_soon_threadsafe(on_lost)
 
         self._engine = InProcessEngine(options, deliver)
-
-    def send(self, message: ToEngine) -> None:
-        self._engine.send(message)
+        self.send = self._engine.send
 
     def kill(self) -> None:
         """Do nothing: a thread cannot be killed."""

@@ -16,8 +16,9 @@ from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from backends.native.multimodal.processing import BaseMultiModalProcessor
 from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
 from backends.native.protocol.frames import MAX_FRAME_BYTES
+from backends.prompts import images_of
 from schemas.errors import InvalidRequest
-from schemas.ir import ChatPrompt, ImagePart, Prompt, TextPrompt
+from schemas.ir import Prompt, TextPrompt
 
 _CACHE_BYTES = 64 * 1024 * 1024
 _MAX_PROMPT_BYTES = MAX_FRAME_BYTES // 4 * 3  # of a prompt's processed images; the rest of its frame needs less
@@ -142,13 +143,3 @@ def load_processor(folder: str) -> BaseMultiModalProcessor[Any]:
     info = registered.info(folder)
     info.image_processor  # noqa: B018 - loaded now, not at the first image: seconds of import, and files may be missing
     return registered.processor(info)
-
-
-def images_of(prompt: Prompt) -> tuple[ImagePart, ...]:
-    """The images of a prompt, in order."""
-    if isinstance(prompt, TextPrompt):
-        return prompt.images
-    if not isinstance(prompt, ChatPrompt):
-        return ()
-    contents = (message.content for message in prompt.messages if isinstance(message.content, tuple))
-    return tuple(part for content in contents for part in content if isinstance(part, ImagePart))

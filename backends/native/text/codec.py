@@ -36,6 +36,7 @@ from schemas.ir import (
     TokenSpan,
     TokensPrompt,
     Tool,
+    ToolCall,
     TopToken,
 )
 
@@ -58,6 +59,7 @@ class TextCodec:
         self._thread_tokenizer = copy.deepcopy(tokenizer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._content_as_parts = _wants_parts(tokenizer)
+        self._knows_developer = "developer" in str(tokenizer.chat_template)
         self._control_tokens = re.compile("|".join(map(re.escape, tokenizer.added_tokens_encoder)) or "(?!)")
         self._infill = Infill.of(tokenizer.get_vocab())
         self._bos = _bos(tokenizer) if self._infill is not None else ()
@@ -147,7 +149,7 @@ class TextCodec:
         elif isinstance(prompt, TextPrompt):
             ids = await self._run_tokenizer(len(prompt.text), lambda tokenizer: _encode(tokenizer, prompt.text))
         else:
-            turns = [_turn(message, self._content_as_parts) for message in prompt.messages]
+            turns = [self._turn(message) for message in prompt.messages]
             strings = "\0".join(_strings(turns))
             sanitize = self._control_tokens.search(strings) is not None
             ids = await self._run_tokenizer(
@@ -194,6 +196,20 @@ class TextCodec:
             top.append(TopToken(id, entry.text, logprob, None if entry.whole else entry.bytes))
         return found.logprob, tuple(top)
 
+    def _turn(self, message: Message) -> dict[str, Any]:
+        """A message as chat templates expect it; None for absent fields, which transformers drops.
+
+        The role `developer` becomes `system` for templates that do not know it.
+        """
+        return {
+            "role": "system" if message.role == "developer" and not self._knows_developer else message.role,
+            "content": _content(message, self._content_as_parts),
+            "name": message.name,
+            "tool_calls": list(map(_tool_call, message.tool_calls)) or None,
+            "tool_call_id": message.tool_call_id,
+            "reasoning_content": message.reasoning,
+        }
+
     async def _run_tokenizer(self, size: int, work: Callable[[Any], T]) -> T:
         if size < _LONG_TEXT:
             return work(self._tokenizer)
@@ -225,8 +241,8 @@ def _encode_chat(
         )
     try:
         ids = tokenizer.apply_chat_template(
-            _known_roles(turns, tokenizer.chat_template),
-            tools=[_function(tool) for tool in tools] or None,
+            turns,
+            tools=list(map(_function, tools)) or None,
             add_generation_prompt=True,
             **({"sanitize_control_tokens": True} if sanitize else {}),
             return_dict=False,
@@ -264,20 +280,9 @@ def _wants_parts(tokenizer: Any) -> bool:
     return bool(tokenizer.chat_template) and not renders(_PROBE) and renders([{"type": "text", "text": _PROBE}])
 
 
-def _turn(message: Message, parts: bool) -> dict[str, Any]:
-    """A message as chat templates expect it; None for absent fields, which transformers drops."""
-    calls = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call.arguments)}}
-        for call in message.tool_calls
-    ]
-    return {
-        "role": message.role,
-        "content": _content(message, parts),
-        "name": message.name,
-        "tool_calls": calls or None,
-        "tool_call_id": message.tool_call_id,
-        "reasoning_content": message.reasoning,
-    }
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": _arguments(call.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _content(message: Message, parts: bool) -> str | list[dict[str, str]] | None:
@@ -300,13 +305,6 @@ def _arguments(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _known_roles(turns: list[dict[str, Any]], template: object) -> list[dict[str, Any]]:
-    """Replace the role `developer` by `system` for templates that do not know it."""
-    if "developer" in str(template):
-        return turns
-    return [turn | {"role": "system"} if turn["role"] == "developer" else turn for turn in turns]
 
 
 def _function(tool: Tool) -> dict[str, Any]:

@@ -15,9 +15,10 @@ def samples(metrics: Metrics) -> dict[str, float]:
 def test_a_request_is_running_until_it_ends() -> None:
     metrics = Metrics({})
     assert samples(metrics) == {"gw_requests_running": 0.0}
-    metrics.began()
-    metrics.began()
-    metrics.ended("openai", "chat", "ok")
+    metrics.running.add(1.0)
+    metrics.running.add(1.0)
+    metrics.running.add(-1.0)
+    metrics.requests.add(("openai", "chat", "ok"))
     assert samples(metrics) == {
         "gw_requests_running": 1.0,
         'gw_requests_total{outcome="ok",protocol="openai",route="chat"}': 1.0,
@@ -26,8 +27,11 @@ def test_a_request_is_running_until_it_ends() -> None:
 
 def test_an_answer_is_counted_by_served_entity() -> None:
     metrics = Metrics({})
-    metrics.served("chat", "a", "ok")
-    metrics.answered("chat", "a", prompt=10, generated=20, first=0.003, total=200.0)
+    metrics.served_requests.add(("chat", "a", "ok"))
+    metrics.prompt_tokens.add(("chat", "a"), 10)
+    metrics.generation_tokens.add(("chat", "a"), 20)
+    metrics.time_to_first_token.observe(("chat", "a"), 0.003)
+    metrics.request_latency.observe(("chat", "a"), 200.0)
     found = samples(metrics)
     assert found['gw_served_requests_total{model="chat",outcome="ok",served="a"}'] == 1.0
     assert found['prompt_tokens_total{model="chat",served="a"}'] == 10.0
@@ -42,9 +46,9 @@ def test_an_answer_is_counted_by_served_entity() -> None:
 
 def test_failures_and_copies_are_counted() -> None:
     metrics = Metrics({})
-    metrics.fell_back("chat", "a")
-    metrics.shadowed("chat", "b", "dropped")
-    metrics.paired("chat", "b", "ok")
+    metrics.fallbacks.add(("chat", "a"))
+    metrics.shadow_requests.add(("chat", "b", "dropped"))
+    metrics.pairs.add(("chat", "b", "ok"))
     found = samples(metrics)
     assert found['gw_fallbacks_total{model="chat",served="a"}'] == 1.0
     assert found['gw_shadow_requests_total{model="chat",outcome="dropped",served="b"}'] == 1.0
@@ -54,14 +58,16 @@ def test_failures_and_copies_are_counted() -> None:
 def test_any_worker_shows_the_sums_and_a_successor_continues_them(tmp_path: Path) -> None:
     one, two = (Metrics({}, tmp_path, slot) for slot in ("worker-0", "worker-1"))
     for metrics in (one, two, two):
-        metrics.began()
-        metrics.ended("tgi", "generate", "ok")
-    two.began()
+        metrics.running.add(1.0)
+        metrics.running.add(-1.0)
+        metrics.requests.add(("tgi", "generate", "ok"))
+    two.running.add(1.0)
     expected = {"gw_requests_running": 1.0, 'gw_requests_total{outcome="ok",protocol="tgi",route="generate"}': 3.0}
     assert samples(one) == samples(two) == expected
     two.close()
     assert samples(one) == expected | {"gw_requests_running": 0.0}
     successor = Metrics({}, tmp_path, "worker-1")
-    successor.began()
-    successor.ended("tgi", "generate", "ok")
+    successor.running.add(1.0)
+    successor.running.add(-1.0)
+    successor.requests.add(("tgi", "generate", "ok"))
     assert samples(one)['gw_requests_total{outcome="ok",protocol="tgi",route="generate"}'] == 4.0

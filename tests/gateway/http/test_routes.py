@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.http.path_templates import Paths
+from gateway.http.routes import Paths
 
 TEMPLATES = (
     "/",
