@@ -136,12 +136,17 @@ class Responder:
 
     async def _stream(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
         encoder = self._codec.encoder(request)
-        data = await self._encode(encoder, batch)
+        data = self._encode(encoder, batch)
+        if isinstance(last := batch[-1], Usage):
+            await self._complete(encoder, last)
         await self._start(200, encoder.media_type, encoder.headers)
         try:
             await self._write(data)
             async for batch in events:
-                await self._write(await self._encode(encoder, batch))
+                data = self._encode(encoder, batch)
+                if isinstance(last := batch[-1], Usage):
+                    await self._complete(encoder, last)
+                await self._write(data)
             if self._account.usage is None:
                 raise Incomplete("The backend's answer stopped before it was finished.")
         except asyncio.CancelledError:
@@ -157,16 +162,18 @@ class Responder:
                 return  # without an end, the server cuts the connection
         await self._send(_END)
 
-    async def _encode(self, encoder: StreamEncoder, batch: Events) -> bytes:
-        """A batch in the protocol's form. At the end the answer is kept and counted before the client sees it."""
+    def _encode(self, encoder: StreamEncoder, batch: Events) -> bytes:
+        """Return a batch in the protocol's form. Not a coroutine: it runs for every chunk of every stream."""
         data = encoder.feed(batch)
         self._note_reasons(batch)
-        if isinstance(last := batch[-1], Usage):
-            if isinstance(encoder, RecordingEncoder) and encoder.record is not None:
-                await self._keep(encoder.record)
-            self._account.usage = last
-            self._account.end("ok")
         return data
+
+    async def _complete(self, encoder: StreamEncoder, usage: Usage) -> None:
+        """Store and count an answer whose last batch is encoded. To be called before the client gets that batch."""
+        if isinstance(encoder, RecordingEncoder) and encoder.record is not None:
+            await self._keep(encoder.record)
+        self._account.usage = usage
+        self._account.end("ok")
 
     def _note_reasons(self, batch: Events) -> None:
         for event in batch:

@@ -67,10 +67,14 @@ class Supervisor:
 
     def __init__(self, read: Callable[[], Config], log_level: str = "info") -> None:
         self._read = read
-        self._folder = tempfile.TemporaryDirectory(prefix="interlingua-")
         self.config = read()
         self._sockets = _listen(self.config)
-        self._with_engines(self.config)
+        self._folder = tempfile.TemporaryDirectory(prefix="interlingua-")
+        try:
+            self._with_engines(self.config)
+        except BaseException:
+            self.close()
+            raise
         self._log_level = log_level
         self._stop_requested = False
         self._reload_requested = False
@@ -108,8 +112,14 @@ class Supervisor:
         running = [current, *self._leaving]
         stop([worker for each in running for worker in each.workers], _WORKER_STOP_TIMEOUT if failed else drain)
         stop([engine for each in running for engine in each.engines.values()], _ENGINE_STOP_TIMEOUT)
-        self._folder.cleanup()
+        self.close()
         return 1 if failed else 0
+
+    def close(self) -> None:
+        """Close the listening sockets and remove the folder of the processes. They must have ended."""
+        for listener in self._sockets:
+            listener.close()
+        self._folder.cleanup()
 
     def _request_stop(self, *_: Any) -> None:
         self._stop_requested = True
@@ -238,12 +248,14 @@ def _listen(config: Config) -> list[socket.socket]:
     for port in ports:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
+        sockets.append(listener)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
         except OSError as error:
+            for opened in sockets:
+                opened.close()
             raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
         listener.listen(2048)
         listener.set_inheritable(True)
-        sockets.append(listener)
     return sockets

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -23,12 +26,6 @@ def child(code: str) -> Iterator[SupervisedProcess]:
         stop([made], 60)
 
 
-def close(supervisor: Supervisor) -> None:
-    for listener in supervisor._sockets:
-        listener.close()
-    supervisor._folder.cleanup()
-
-
 def test_an_engine_that_dies_during_a_reload_does_not_stop_the_reload() -> None:
     config = Config(server=ServerSection(port=0))
     supervisor = Supervisor(lambda: config)
@@ -42,7 +39,7 @@ def test_an_engine_that_dies_during_a_reload_does_not_stop_the_reload() -> None:
         supervisor._next.engines = {("another",): engine}
         supervisor._take_over(now)
         assert supervisor._next is None, "one that is new must come up"
-    close(supervisor)
+    supervisor.close()
 
 
 @pytest.mark.parametrize("wrong", ["invalid", "address"])
@@ -63,7 +60,7 @@ def test_a_reload_with_a_wrong_configuration_changes_nothing(wrong: str) -> None
     assert reads == []
     assert supervisor._next is None
     assert supervisor._take_over(now) is now
-    close(supervisor)
+    supervisor.close()
 
 
 def test_an_engine_that_no_generation_needs_is_stopped_when_its_workers_have_ended() -> None:
@@ -77,4 +74,25 @@ def test_an_engine_that_no_generation_needs_is_stopped_when_its_workers_have_end
         supervisor._stop_unused_engines()
         assert engine.ended
         assert supervisor._leaving == []
-    close(supervisor)
+    supervisor.close()
+
+
+@pytest.mark.parametrize("fault", ["invalid", "backend", "address"])
+def test_a_refused_configuration_leaves_nothing_open(
+    fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither a folder nor a socket: what is left open is a warning when it is collected, and an error here."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+
+        def read() -> Config:
+            if fault == "invalid":
+                raise ConfigError("invalid")
+            if fault == "backend":
+                return Config(server=ServerSection(port=0), backends={"b": {"kind": "nonsense"}})
+            return Config(server=ServerSection(port=occupied.getsockname()[1]))
+
+        with pytest.raises(ConfigError):
+            Supervisor(read)
+        gc.collect()
+    assert list(tmp_path.iterdir()) == []
