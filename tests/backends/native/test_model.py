@@ -151,7 +151,7 @@ async def test_requests_continue_after_the_engine_is_killed() -> None:
     waiting = asyncio.create_task(ask(backend, prompts=chat(QUESTIONS[0])))
     await asyncio.sleep(0)
     assert len(backend._client._unfinished()) == 2
-    os.kill(backend._process._process.pid, signal.SIGKILL)
+    os.kill(backend._process._process.process.pid, signal.SIGKILL)
     disturbed = laws.check((*first, *await laws.collect(begun)), request(**long))
     assert [(one.text, [token.id for token in one.tokens]) for one in disturbed.choices] == [
         (one.text, [token.id for token in one.tokens]) for one in undisturbed.choices

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backends.native.engine.attention.interface import text_part
-from backends.native.engine.attention.progress import progressed
+from backends.native.engine.attention.progress import report_progress
 from backends.native.engine.serving.engine_thread import Inbox, serve, stop
 from backends.native.protocol.messages import Cancel, FromEngine, Output, Ping, Pong, Step, Submit, ToEngine
 from tests.backends.native.engine.tiny import cache_runner, packed_runner, prompt, tiny
@@ -46,7 +46,7 @@ class Recorder:
         for envelope in self.during_step:
             self.inbox.put(envelope)
         self.during_step = []
-        progressed()
+        report_progress()
         self.calls.append("step ends")
         connection, seq = self.pending.pop(0)
         return {connection: Step((Output(seq),))}
