@@ -15,7 +15,7 @@ from backends.native.backend import NativeBackend
 from gateway.app import create_app
 from schemas.errors import GatewayError, UnsupportedFeature
 from schemas.ir import ChatPrompt, Generate, ImagePart, Message, Stopping, TextPart, TextPrompt
-from tests.backends.images.audit import watching
+from tests.backends.images.audit import recorded_events
 from tests.equality import agree, say
 from tests.faults.recorded import KINDS, MOUNTED, SERVER, playing, remote
 from tests.faults.upstream import response
@@ -105,7 +105,7 @@ async def test_an_image_by_reference_is_never_opened_here(kind: str, image: Imag
     """The request is refused without a call, or the upstream gets the reference; the image is never fetched."""
     fails = (response(b"{}", status="400 Bad Request"),)
     async with playing(kind, lambda _: fails) as (backend, upstream):
-        with watching() as seen, pytest.raises(GatewayError) as refused:
+        with recorded_events() as seen, pytest.raises(GatewayError) as refused:
             _ = [events async for events in backend.generate(asked(kind, image))]
         calls = [call.body for call in upstream.asked if call.line.startswith("POST ")]
     assert isinstance(refused.value, UnsupportedFeature) == (kind in refusing)
