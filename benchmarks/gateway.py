@@ -1,4 +1,4 @@
-"""What the gateway itself costs: CPU seconds of its processes over requests and chunks, against the scripted backend.
+"""The gateway's own cost: CPU time of its processes per request and per chunk, with the scripted backend.
 
     python -m benchmarks.gateway [--requests 3000] [--connections 16]
 
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def report(pid: int, port: int, requests: int, connections: int, over: str = "") -> None:
-    """Print what whole answers and chunks cost, by protocol; `over` says what is behind the server."""
+    """Print the cost of whole answers and of chunks by protocol; `over` names the backend."""
     asyncio.run(drive(port, "whole", 300, connections, stream=False))  # warm up
     for protocol in BODIES:
         cpu, done, _ = measure(pid, port, "whole", requests, connections, protocol, stream=False)
@@ -67,7 +67,7 @@ def report(pid: int, port: int, requests: int, connections: int, over: str = "")
 def measure(
     pid: int, port: int, model: str, requests: int, connections: int, protocol: str, *, stream: bool
 ) -> tuple[float, int, int]:
-    """CPU seconds that the server took for `requests` requests, how many there were, and their chunks."""
+    """CPU seconds of the server for `requests` requests, the number of requests, and the number of chunks."""
     before = cpu_seconds(pid)
     chunks = asyncio.run(drive(port, model, requests, connections, protocol, stream=stream))
     return cpu_seconds(pid) - before, requests, chunks
@@ -102,7 +102,7 @@ async def drive(
 
 
 async def steady(port: int, model: str, requests: int, connections: int) -> float:
-    """Whole answers a second over connections that are open by then: each has had an answer before the clock starts."""
+    """Whole answers per second over warm connections: each has had an answer before the measurement."""
     request = written(model, "openai", stream=False)
     opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(connections)]
     await asyncio.gather(*(_ask(*one, request, 1) for one in opened))
@@ -115,7 +115,7 @@ async def steady(port: int, model: str, requests: int, connections: int) -> floa
 
 
 def written(model: str, protocol: str, *, stream: bool) -> bytes:
-    """A request as it goes over the wire."""
+    """The bytes of a request."""
     path, body = BODIES[protocol](model, stream)
     head = f"POST {path} HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {KEY}\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
@@ -152,7 +152,7 @@ async def _chunks(reader: asyncio.StreamReader) -> int:
 
 @contextmanager
 def server(text: str = CONFIG) -> Iterator[tuple[int, int]]:
-    """The real server with that configuration; yields its process id and port."""
+    """Run the real server with a configuration; yields its process id and port."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "gateway.toml")
@@ -173,7 +173,7 @@ def server(text: str = CONFIG) -> Iterator[tuple[int, int]]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """An unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

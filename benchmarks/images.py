@@ -56,7 +56,7 @@ async def measure() -> None:
 
 
 def made() -> dict[str, bytes]:
-    """The largest images that are accepted, and some that are refused."""
+    """The largest images that are accepted, and some that are rejected."""
     side = (4000, 4000)
     images = {
         "small": Image.new("RGB", (300, 200), (220, 30, 30)),
@@ -92,7 +92,7 @@ def part(data: bytes) -> ImagePart:
 
 
 async def ask(backend: NativeBackend, image: ImagePart | None, tokens: int = 8) -> str:
-    """Send one request; "answered", or the error's message."""
+    """Send one request; return "answered" or the error's message."""
     content: tuple[TextPart | ImagePart, ...] = (TextPart("What is in the picture?"),)
     prompt = ChatPrompt((Message("user", content if image is None else (image, *content)),))
     limit = Stopping(max_new_tokens=tokens, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""What LoRA adapters cost: decode and prefill of a batch of 16 with none, one and four of them in it.
+"""The cost of LoRA adapters: decode and prefill of a batch of 16 with none, one and four of them.
 
     python -m benchmarks.lora [--layers 8] [--rank 16] [--rounds 10]
 

@@ -1,4 +1,4 @@
-"""How long the path of a request is: the product's files and functions that one streamed chat crosses.
+"""The length of the request path: the product's files and functions that one streamed chat enters.
 
 Counted: distinct code objects of `schemas`, `adapters`, `backends` and `gateway` (functions, methods, properties,
 lambdas, generator expressions; before Python 3.12 comprehensions, too) that the event loop's thread enters for one
@@ -50,7 +50,7 @@ class Function(NamedTuple):
 
 
 class Crossed(NamedTuple):
-    """What a request entered, in the event loop's thread and in the engine's."""
+    """The functions that a request entered, in the event loop's thread and in the engine's."""
 
     worker: frozenset[Function]
     engine: frozenset[Function]
@@ -80,7 +80,7 @@ class Recorder:
             self._recording = False
 
     def take(self) -> Crossed:
-        """What was entered since the last call."""
+        """The functions entered since the last call."""
         entered, self._entered = self._entered, set()
         worker = frozenset(function for in_loop, function in entered if in_loop)
         return Crossed(worker, frozenset(function for in_loop, function in entered if not in_loop))
@@ -94,7 +94,7 @@ class Recorder:
 
 
 async def crossed(kind: str) -> Crossed:
-    """What a streamed chat enters, with a backend of this kind."""
+    """Measure a streamed chat with a backend of this kind."""
     model = MODELS[kind]
     entity = ServedEntity(name=model, backend=kind)
     config = Config(backends={kind: BACKENDS[kind]}, endpoints={model: Endpoint(served_entities=(entity,))})

@@ -1,4 +1,4 @@
-"""What the stores that workers share cost, in mapped memory, files and SQLite: `python -m benchmarks.stores`.
+"""Cost of the stores that workers share, in mapped memory, files and SQLite: `python -m benchmarks.stores`.
 
 Prints microseconds of one operation: mean, median, 99th percentile and maximum, for one writer and for three processes
 that write at the same time. `paced` writers pause for 2 ms between operations, as workers do that answer requests.

@@ -1,4 +1,4 @@
-"""No test is timed, including hypothesis'. Modules that need torch are not imported where they are not selected."""
+"""Hypothesis has no deadlines. Test modules that need torch are not imported unless they are selected."""
 
 import os
 import re

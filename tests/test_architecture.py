@@ -22,9 +22,9 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 ADAPTERS = {point.name: point for point in entry_points(group="gateway.adapters")}
 
 LINES = 400
-"""Most lines of a source file."""
+"""Maximum number of lines of a source file."""
 MODULES = 16
-"""Most modules of a folder."""
+"""Maximum number of modules of a folder."""
 UNTESTED = {"schemas", "schemas/openai"}
 """Folders without behavior of their own: wire structs, which the adapters' tests cover."""
 
@@ -59,7 +59,7 @@ def test_starting_the_cli_imports_no_torch() -> None:
 
 
 def test_the_gateway_names_no_protocol_or_provider() -> None:
-    """Names come from the registry; a branch on one belongs into that protocol's own table."""
+    """Names come from the registry. What depends on a protocol's name belongs into that protocol's own table."""
     names = re.compile(rf"""["']({"|".join((*ADAPTERS, "mindie"))})\w*["']""")
     allowed = {"config.py"}  # the defaults that a configuration file may change
     found = [
@@ -80,12 +80,12 @@ def test_modules_say_what_they_are(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_hold_one_idea(path: Path) -> None:
+def test_files_have_a_bounded_number_of_lines(path: Path) -> None:
     lines = path.read_text().count("\n")
     assert lines <= LINES
 
 
-def test_folders_can_be_redrawn_from_memory() -> None:
+def test_folders_hold_a_bounded_number_of_modules() -> None:
     modules = Counter(path.parent.relative_to(ROOT) for path in SOURCES if path.name != "__init__.py")
     assert {str(folder): count for folder, count in modules.items() if count > MODULES} == {}
 
@@ -105,7 +105,7 @@ def test_the_version_has_a_section_in_the_changelog() -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_decision_depends_on_the_code_of_an_error(path: Path) -> None:
-    """`GatewayError.code` is text for clients, and an upstream may choose it: types, faults and statuses decide."""
+    """`GatewayError.code` is text for clients, maybe an upstream's. Code branches on types, faults and statuses."""
 
     def is_code(node: ast.AST) -> bool:
         return isinstance(node, ast.Attribute) and node.attr == "code"

@@ -1,4 +1,4 @@
-"""The documents say what the code does: keys and their defaults, metrics, configurations, links."""
+"""The documents agree with the code: configuration keys and their defaults, metrics, examples, links."""
 
 from __future__ import annotations
 
@@ -77,20 +77,20 @@ def test_a_configuration_can_be_read(block: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
+def test_linked_files_exist(page: str) -> None:
     for target in re.findall(r"\]\((?!https?:|data:)([^)#]+)", PAGES[page]):
         assert (ROOT / page).parent.joinpath(target).exists(), target
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_name_modules_that_there_are(page: str) -> None:
+def test_modules_named_in_commands_exist(page: str) -> None:
     for name in re.findall(r"python -m ((?:backends|benchmarks|tests|tools|gateway)[\w.]*)", PAGES[page]):
         path = ROOT / name.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), name
 
 
 def rows(heading: str) -> Iterator[tuple[str, str]]:
-    """First and second cell of each row of the table that comes after `heading`."""
+    """The first and second cell of each row of the table under `heading`."""
     _, _, after = CONFIGURATION.partition(f"\n{heading}\n")
     table = re.search(r"(?:^\|.*\n)+", after, re.MULTILINE)
     assert table is not None, heading
@@ -104,7 +104,7 @@ def plain(cell: str) -> Any:
 
 
 def defaults(struct: type[msgspec.Struct]) -> Iterator[tuple[str, Any]]:
-    """Each field's default as TOML would hold it; None where there is none."""
+    """The name and the default of each field, as TOML values; None if there is no default."""
     for field in msgspec.structs.fields(struct):
         value = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
         value = None if value is msgspec.NODEFAULT else msgspec.to_builtins(value)

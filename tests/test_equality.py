@@ -50,7 +50,7 @@ async def test_every_route_gives_the_same_answer(backend: Backend, ask: Ask, cha
     assert len(answers) >= 6
 
 
-def test_a_difference_in_any_field_is_noticed() -> None:
+def test_a_difference_in_any_field_fails_the_comparison() -> None:
     said = Said("text", "end", 3, 5, (1, 2, 3))
     for field, other in {"text": "texd", "reason": "length", "generated": 4, "ids": (1, 2, 4)}.items():
         changed = Said(**{name: getattr(said, name) for name in said.__dataclass_fields__} | {field: other})

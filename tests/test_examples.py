@@ -1,4 +1,4 @@
-"""Every file in examples/ does what it says."""
+"""Every file in examples/ works."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.name)
-def test_a_configuration_is_right(path: Path) -> None:
+def test_an_example_configuration_is_valid(path: Path) -> None:
     done = CliRunner().invoke(main, ["check", str(path)])
     assert done.exit_code == 0, done.output
     assert "100 %" in done.output
 
 
 @pytest.mark.torch
-def test_a_multimodal_model_of_ones_own(tmp_path: Path) -> None:
-    """In a process of its own, since registering is for good; installed as `pip install` would."""
+def test_the_example_of_an_own_multimodal_model(tmp_path: Path) -> None:
+    """It runs in a separate process, since registrations are permanent, with the entry point of a `pip install`."""
     example = EXAMPLES / "own_multimodal_model"
     points = tomllib.loads((example / "pyproject.toml").read_text())["project"]["entry-points"]
     written = configparser.ConfigParser()
@@ -44,5 +44,5 @@ def test_a_multimodal_model_of_ones_own(tmp_path: Path) -> None:
     assert done.stdout.split() == ["equal"]
 
 
-def test_nothing_lies_there_untested() -> None:
+def test_every_example_has_a_test() -> None:
     assert {path.suffix or path.name for path in EXAMPLES.iterdir()} == {".toml", "own_multimodal_model"}

@@ -84,7 +84,7 @@ async def test_through_an_upstream(kind: str, port: int) -> None:
 
 
 def asked(kind: str, image: ImagePart) -> Generate:
-    """A request that the kind can express, except for the image."""
+    """A request that this kind of upstream can express, except for the image."""
     prompt: Any = TextPrompt("Hi", (image,))
     if kind not in ("triton", "tgi-0.9"):
         prompt = ChatPrompt((Message("user", (image, TextPart("Hi"))),))

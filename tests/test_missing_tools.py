@@ -42,7 +42,7 @@ def run(folder: Path, **environment: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_developer_sees_the_reason(tmp_path: Path) -> None:
+def test_a_missing_tool_is_a_skip_with_its_reason(tmp_path: Path) -> None:
     output = run(tmp_path)
     assert "3 skipped" in output
     assert "missing tool: a browser" in output
@@ -50,7 +50,7 @@ def test_a_developer_sees_the_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_where_tools_are_required_the_test_fails(tmp_path: Path) -> None:
+def test_a_missing_tool_is_a_failure_if_tools_are_required(tmp_path: Path) -> None:
     output = run(tmp_path, INTERLINGUA_REQUIRE_TOOLS="1")
     assert "1 skipped, 2 errors" in output
     assert "missing tool: a browser" in output

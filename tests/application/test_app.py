@@ -1,4 +1,4 @@
-"""The routes that are nobody's protocol, dialects by mount, port and option, and what a request may cost."""
+"""Routes outside every protocol; dialects by mount, port and option; limits of a request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_health() -> None:
         assert (await client.get("/health/ready")).status_code == 503
 
 
-async def test_metrics_count_what_was_asked() -> None:
+async def test_metrics_count_requests_and_tokens() -> None:
     app, _ = scripted("echo", "error")
     async with running(app) as client:
         await client.post("/v1/chat/completions", json=CHAT)
@@ -71,7 +71,7 @@ ANOTHER_METHOD = {("/v1/feedback", "GET"): "POST", ("/health", "POST"): "GET, HE
 
 
 @pytest.mark.parametrize(("path", "method"), ANOTHER_METHOD)
-async def test_a_refused_method_gets_the_allowed_ones(path: str, method: str) -> None:
+async def test_a_405_lists_the_allowed_methods(path: str, method: str) -> None:
     app, _ = scripted("echo")
     async with running(app) as client:
         answer = await client.request(method, path)
@@ -86,7 +86,7 @@ async def test_feedback_that_is_too_large_gets_413() -> None:
     assert "too large" in answer.json()["error"]["message"]
 
 
-async def test_a_mount_speaks_another_dialect() -> None:
+async def test_a_mount_has_its_own_dialects() -> None:
     server = ServerSection(mounts=(Mount("/mindie", {"tgi": "mindie", "openai": "mindie-openai"}),))
     app, _ = scripted("echo", server=server)
     async with running(app) as client:
@@ -97,7 +97,7 @@ async def test_a_mount_speaks_another_dialect() -> None:
         assert (await client.post("/mindie", json={"inputs": "one two"})).status_code == 200
 
 
-async def test_a_dialect_field_can_be_set() -> None:
+async def test_dialect_options_override_a_dialects_field() -> None:
     options = {"triton": {"malformed": "no: {reason}"}}
     app, _ = scripted("echo", server=ServerSection(dialect_options=options))
     async with running(app) as client:
@@ -105,7 +105,7 @@ async def test_a_dialect_field_can_be_set() -> None:
         assert answer.json()["error"].startswith("no: ")
 
 
-async def test_a_port_speaks_another_dialect() -> None:
+async def test_a_listener_has_its_own_dialects() -> None:
     app, _ = scripted("echo")
     async with listening(app) as port:
         pass
@@ -116,7 +116,7 @@ async def test_a_port_speaks_another_dialect() -> None:
         assert set((await client.post("/v1/chat/completions", content=b"{")).json()) == {"error"}
 
 
-async def test_too_many_choices() -> None:
+async def test_more_choices_than_the_limit_are_rejected() -> None:
     app, _ = scripted("echo")
     async with running(app) as client:
         body = {"model": "echo", "prompt": ["x"] * 100, "n": 100}
@@ -140,7 +140,7 @@ async def read_raw(port: int, model: str) -> bytes:
 
 
 @pytest.mark.parametrize("abort", [False, True])
-async def test_a_failed_stream_can_be_cut(abort: bool) -> None:
+async def test_a_failed_stream_ends_with_an_error_event_or_an_aborted_connection(abort: bool) -> None:
     options: dict[str, Any] = {"triton": {"abort_on_error": abort}}
     app, _ = scripted("error-after-2", server=ServerSection(dialect_options=options))
     async with listening(app) as port:
@@ -149,7 +149,7 @@ async def test_a_failed_stream_can_be_cut(abort: bool) -> None:
     assert data.endswith(b"\r\n0\r\n\r\n") != abort
 
 
-async def test_requests_over_the_limit_are_refused_with_retry_after() -> None:
+async def test_requests_over_the_concurrency_limit_get_retry_after() -> None:
     from gateway.config import Limits
 
     app, _ = scripted("hang", "echo", server=ServerSection(limits=Limits(max_concurrent_requests=1)))

@@ -1,4 +1,4 @@
-"""What comes while an engine is started again waits for it, unless another entity can answer."""
+"""Requests that arrive while an engine restarts wait for it, unless another served entity can answer."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ async def test_requests_wait_for_the_next_engine(engine: FakeEngine, monkeypatch
     assert answer.json()["usage"]["completion_tokens"] == 3
 
 
-async def test_another_entity_answers_meanwhile(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_fail_over_to_another_entity_while_the_engine_restarts(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(service, "_HEALTH_INTERVAL", 0.01)
     other = FakeEngine(rule=rule)
     async with serving(engine, other) as client:

@@ -1,4 +1,4 @@
-"""A backend with a bug is seen to have failed, and is looked at again: it does not stay as it was for ever."""
+"""A backend whose `start` or `healthy` raises is reported as failed and checked again until it recovers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.gateway.serving import config
 
 
 class Broken(ScriptedBackend):
-    """What it does, it fails to do the first two times."""
+    """Raises in the first two calls of each of `methods`."""
 
     def __init__(self, *methods: str) -> None:
         super().__init__("s")
@@ -37,7 +37,9 @@ class Broken(ScriptedBackend):
 
 
 @pytest.mark.parametrize("methods", [("start",), ("healthy",), ("start", "healthy")], ids=" and ".join)
-async def test_it_fails_and_heals(methods: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_backend_that_raises_fails_and_recovers(
+    methods: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("_HEALTH_INTERVAL", "_FIRST_DELAY", "_LONGEST_DELAY"):
         monkeypatch.setattr(service, name, 0.01)
     app = create_app(config("echo"), {"s": Broken(*methods)})

@@ -1,4 +1,4 @@
-"""`gateway build-kernels` says what it compiled, and fails if something could not be compiled."""
+"""`gateway build-kernels` lists what it compiled and fails if a kernel does not compile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.torch, needs_compiler]
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the source of one small kernel, which stands for all."""
+    """A folder with one small kernel in place of the product's sources."""
     (tmp_path / "seven.cpp").write_text('extern "C" int seven() { return 7; }')
     seven = Library("seven", "sevens are slower", {"seven": (ctypes.c_int,)}, tmp_path)
     monkeypatch.setattr(jit, "LIBRARIES", {"seven": seven})

@@ -37,7 +37,7 @@ QUESTIONS = ("Tell me a story.", "Count to ten.", "What is the capital of France
 
 
 class Load:
-    """Threads that ask without end, and a ledger of how each request ended."""
+    """Threads that send requests until stopped, and counts of how the requests ended."""
 
     def __init__(self, gateway: Gateway, threads: int) -> None:
         self._gateway = gateway
@@ -49,7 +49,7 @@ class Load:
             thread.start()
 
     def stop(self) -> bool:
-        """End it; whether every thread came back."""
+        """Stop the threads; return whether all of them ended."""
         self._stop.set()
         for thread in self._threads:
             thread.join(LIMIT)
@@ -114,7 +114,7 @@ def test_stops_under_load(tmp_path: Path) -> None:
 
 
 def endure(number: signal.Signals, times: int, log: Path, *arguments: str) -> None:
-    """Send the engine a signal that many times, and hold all answers against those of a quiet one."""
+    """Send the engine a signal that many times, and compare all answers with those of an idle gateway."""
     chance = random.Random(3)
     back: list[float] = []
     with serving(*arguments, log=log) as gateway:

@@ -1,4 +1,4 @@
-"""Every knob of completions, over the bundled model and through the application: what was asked for is done."""
+"""Every parameter of completions, through the application with the bundled model."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ async def test_best_of_returns_the_choices_of_the_highest_mean_logprob(client: h
 
 
 @pytest.mark.parametrize("as_ids", [False, True])
-async def test_echo_with_logprobs_is_the_prompts_likelihood(client: httpx.AsyncClient, as_ids: bool) -> None:
-    """As evaluation harnesses ask: `max_tokens` 0 or 1, the prompt as token ids, the scores by transformers."""
+async def test_echo_with_logprobs_scores_the_prompt(client: httpx.AsyncClient, as_ids: bool) -> None:
+    """Evaluation harnesses send token ids with `max_tokens` 0 or 1; the expected scores are transformers'."""
     ids = TOKENIZER.encode(ONCE)
     model = AutoModelForImageTextToText.from_pretrained(WEIGHTS, local_files_only=True, dtype=torch.float32).eval()
     with torch.inference_mode():
@@ -122,7 +122,7 @@ async def test_echo_with_logprobs_is_the_prompts_likelihood(client: httpx.AsyncC
         assert answer["usage"]["completion_tokens"] == limit
 
 
-async def test_a_stream_folds_to_the_whole(client: httpx.AsyncClient) -> None:
+async def test_a_folded_stream_equals_the_whole_answer(client: httpx.AsyncClient) -> None:
     asked = {
         "model": "m",
         "prompt": [ONCE, "Hi"],
@@ -150,7 +150,7 @@ async def test_a_stream_folds_to_the_whole(client: httpx.AsyncClient) -> None:
         assert kept["tokens"][0] is None
 
 
-async def test_anthropics_count_is_what_is_billed(client: httpx.AsyncClient) -> None:
+async def test_anthropics_token_count_equals_the_usage(client: httpx.AsyncClient) -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string"}}}
     asked: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "system": "Be kind."}
     counts = []
@@ -173,7 +173,7 @@ async def test_databricks_appends_its_suffix(client: httpx.AsyncClient) -> None:
     assert echoed["choices"][0]["text"] == f"{ONCE}{plain} THE END"
 
 
-async def test_databricks_prompts_are_what_a_user_says(client: httpx.AsyncClient) -> None:
+async def test_databricks_prompts_are_user_messages(client: httpx.AsyncClient) -> None:
     question = "What is the capital of France?"
     raw = await complete(client, path=INVOCATIONS, prompt=question, use_raw_prompt=True, max_tokens=20)
     said = await complete(client, path=INVOCATIONS, prompt=question, max_tokens=20)
@@ -198,14 +198,14 @@ async def test_error_behavior(client: httpx.AsyncClient, asked: dict[str, Any]) 
     assert cut.json()["choices"][0]["finish_reason"] == "length"
 
 
-async def test_a_suffix_that_the_model_cannot_lead_up_to(client: httpx.AsyncClient) -> None:
+async def test_a_suffix_is_rejected_if_the_model_cannot_infill(client: httpx.AsyncClient) -> None:
     refused = await client.post("/v1/completions", json={"model": "m", "prompt": ONCE, "suffix": "the end."})
     assert (refused.status_code, "suffix" in refused.text) == (400, True)
 
 
-async def test_a_suffix_that_it_can(tmp_path: Path) -> None:
-    """The bundled model with a tokenizer whose rarest tokens are called as fill-in-the-middle tokens are."""
-    async with filling_gaps(tmp_path) as (client, (prefix, suffix, middle)):
+async def test_a_suffix_is_infilled(tmp_path: Path) -> None:
+    """The bundled model, with its tokenizer's rarest tokens renamed to fill-in-the-middle tokens."""
+    async with infilling(tmp_path) as (client, (prefix, suffix, middle)):
         infilled = await text(client, prompt="def f(", suffix="return 1")
         bare = {"add_special_tokens": False}
         ids = [prefix, *TOKENIZER.encode("def f(", **bare), suffix, *TOKENIZER.encode("return 1", **bare), middle]
@@ -215,7 +215,7 @@ async def test_a_suffix_that_it_can(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def filling_gaps(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, tuple[int, int, int]]]:
+async def infilling(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, tuple[int, int, int]]]:
     for file in WEIGHTS.iterdir():
         if file.is_file():
             (folder / file.name).write_bytes(file.read_bytes())

@@ -1,4 +1,4 @@
-"""An arm that dies under load: the next answers its units, none of that is compared, and its state and return show."""
+"""An arm that dies under load: requests fail over, their answers leave the statistics, its state is reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ URL = "/api/2.0/serving-endpoints/chat"
 
 @asynccontextmanager
 async def load(client: httpx.AsyncClient) -> AsyncIterator[list[tuple[int, str]]]:
-    """Four clients that ask all the time; yields what they got: status, arm."""
+    """Four clients that send requests until the block ends; yields a list of (status, arm)."""
     answers: list[tuple[int, str]] = []
     done = asyncio.Event()
 
@@ -103,7 +103,7 @@ async def test_an_arm_dies_and_returns_under_load() -> None:
 
 @asynccontextmanager
 async def reserved_port() -> AsyncIterator[int]:
-    """A port that nobody else gets, whether somebody listens on it or not."""
+    """A port that stays reserved, whether or not a server listens on it."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))

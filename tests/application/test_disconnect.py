@@ -1,4 +1,4 @@
-"""A client that leaves frees its work at once, whatever it waited for; nothing stays behind."""
+"""A client's disconnect cancels its request at once, at every stage, and leaks nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("model", ["hang", "hang-after-2"])
-async def test_leaving_frees_the_work(model: str, stream: bool) -> None:
+async def test_a_disconnect_cancels_the_request(model: str, stream: bool) -> None:
     app, backend = scripted(*MODELS)
     async with listening(app) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -49,7 +49,7 @@ async def test_leaving_frees_the_work(model: str, stream: bool) -> None:
 
 
 async def leave_at_random(port: int, models: tuple[str, ...], visits: int, longest: float) -> None:
-    """Ask and leave again: in the middle of the request, while nothing has come yet, while an answer comes."""
+    """Send requests and disconnect: within the request, before the answer, and within the answer."""
     chance = random.Random(7)
 
     async def visit() -> None:
@@ -71,7 +71,7 @@ def open_files() -> int:
 
 
 @pytest.mark.slow
-async def test_a_thousand_random_disconnects_leave_nothing() -> None:
+async def test_a_thousand_random_disconnects_leak_nothing() -> None:
     app, backend = scripted(*MODELS)
     async with listening(app) as port:
         tasks, files = len(asyncio.all_tasks()), open_files()

@@ -1,4 +1,4 @@
-"""Endpoints that make vectors, through the application: every route, both arms, and what they refuse."""
+"""Embedding endpoints through the application: every route, both arms, rejected requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CHATS = (
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    """Two encoders behind one endpoint, whose task is found out."""
+    """Two encoders behind one endpoint, without a configured task."""
     options = {"kind": "native", "engine": "inprocess", "dtype": "float32", "device": "cpu", "threads": 1}
     backends = {arm: options | {"model": str(build(tmp_path / arm, CASES[case]))} for arm, case in ARMS.items()}
     entities = tuple(ServedEntity(name=arm, backend=arm, traffic_percentage=50) for arm in ARMS)
@@ -45,7 +45,7 @@ def config(tmp_path: Path) -> Config:
 
 @asynccontextmanager
 async def both_arms(app: Litestar) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the application once each arm can answer, not just one."""
+    """A client of the application, yielded when all arms can answer."""
     async with running(app) as client:
         await all_ready(app)
         yield client
@@ -75,7 +75,7 @@ async def test_every_route(config: Config) -> None:
         _close((await client.post(path, json=body)).json(), golden["xlm-roberta, a prompt"])
 
 
-async def test_what_it_is_and_is_not(config: Config) -> None:
+async def test_an_encoder_is_listed_as_embeddings_and_rejects_chats_and_long_inputs(config: Config) -> None:
     async with both_arms(create_app(config)) as client:
         (listed,) = (await client.get("/api/2.0/serving-endpoints")).json()["endpoints"]
         retrieved = (await client.get("/api/2.0/serving-endpoints/vectors")).json()
@@ -91,7 +91,7 @@ async def test_what_it_is_and_is_not(config: Config) -> None:
         assert (answer.status_code, answer.json()["error_code"]) == (400, "BAD_REQUEST")
 
 
-async def test_an_endpoint_for_embeddings_over_a_model_that_could_write() -> None:
+async def test_an_embeddings_endpoint_rejects_chats_even_if_the_model_could_generate() -> None:
     arm = ServedEntity(name="a", backend="s", model="echo")
     config = Config(
         backends={"s": {"kind": "scripted"}}, endpoints={"vectors": Endpoint(served_entities=(arm,), task="embeddings")}
@@ -103,7 +103,7 @@ async def test_an_endpoint_for_embeddings_over_a_model_that_could_write() -> Non
         assert (await client.post("/v1/embeddings", json={"model": "vectors", "input": "Hi"})).status_code == 200
 
 
-async def test_a_model_that_only_writes() -> None:
+async def test_a_model_without_embeddings_rejects_embedding_requests() -> None:
     arm = ServedEntity(name="a", backend="s", model="echo")
     backends = {"s": {"kind": "scripted", "embeddings": False}}
     async with running(create_app(Config(backends=backends, endpoints={"m": Endpoint(served_entities=(arm,))}))) as c:
@@ -126,8 +126,8 @@ def _close(answer: dict[str, Any], golden: list[list[float]]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["openai", "databricks"])
-async def test_over_a_gateway_that_makes_them(kind: str, config: Config) -> None:
-    """Every client's way to vectors, over a remote of either kind; what both ends speak alike is passed on unread."""
+async def test_embeddings_through_a_remote_gateway(kind: str, config: Config) -> None:
+    """Every route for embeddings, over both kinds of remote; if both ends use one protocol, the bytes are relayed."""
     app = create_app(config)
     async with listening(app) as port:
         await all_ready(app)
@@ -152,7 +152,7 @@ async def test_over_a_gateway_that_makes_them(kind: str, config: Config) -> None
             assert "gw_" in (await client.get("/metrics")).text
 
 
-async def test_a_remote_that_is_not_there() -> None:
+async def test_embeddings_fail_over_if_the_remote_is_unreachable() -> None:
     arm = ServedEntity(name="far", backend="far")
     far = Config(
         backends={"far": {"kind": "openai", "url": "http://127.0.0.1:1/v1"}, "s": {"kind": "scripted"}},

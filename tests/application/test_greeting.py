@@ -17,7 +17,7 @@ LIMIT = 60.0  # seconds
 
 @contextmanager
 def worker(answer: bytes) -> Iterator[int]:
-    """Answers one request, and goes; yields its port."""
+    """Answers one request and closes; yields its port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -50,7 +50,9 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize(("answer", "goes_on"), ANSWERS.values(), ids=ANSWERS)
-def test_only_a_backend_that_failed_ends_it(answer: bytes, goes_on: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_a_failed_backend_ends_the_startup_monitor(
+    answer: bytes, goes_on: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     with worker(answer) as port:
         monitor = _StartupMonitor(Config(backends={"s": {"kind": "scripted"}}), port)
         assert monitor.poll() is goes_on
@@ -58,7 +60,7 @@ def test_only_a_backend_that_failed_ends_it(answer: bytes, goes_on: bool, capsys
     assert (printed.out, printed.err) == ("", "" if goes_on else "Error: weights\n")
 
 
-def test_once_it_is_ready_it_says_where(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_address_is_printed_when_the_server_is_ready(capsys: pytest.CaptureFixture[str]) -> None:
     with worker(reply("200 OK", READY)) as port:
         monitor = _StartupMonitor(Config(backends={"s": {"kind": "scripted"}}), port)
         assert monitor.poll()

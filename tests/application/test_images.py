@@ -65,7 +65,7 @@ def dialect(form: str) -> str:
 
 
 def check(answer: httpx.Response, form: str, refusals: Mapping[str, tuple[int, Any]]) -> str:
-    """It is the protocol's own refusal; its words."""
+    """Check that an answer is the protocol's own error, and return its message."""
     status, has = refusals[dialect(form)]
     assert answer.status_code == status, answer.text
     assert within(has, answer.json()), answer.text
@@ -79,8 +79,8 @@ def within(wanted: Any, found: Any) -> bool:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_a_model_that_takes_none(stream: bool) -> None:
-    """Never answered as if there were no image, nor as if its base64 were words; a link is text like any other."""
+async def test_a_model_without_images_rejects_them(stream: bool) -> None:
+    """The image is neither dropped nor read as text; a plain link stays text."""
     backend = ScriptedBackend("s", {"features": sorted(set(Feature) - {Feature.IMAGES})})
     async with running(create_app(config("echo", server=SERVER), {"s": backend})) as client:
         for form in FORMS:
@@ -90,7 +90,7 @@ async def test_a_model_that_takes_none(stream: bool) -> None:
     assert linked.json()["generated_text"].startswith("See ![](https")
 
 
-async def test_mindie_takes_one() -> None:
+async def test_mindie_accepts_one_image() -> None:
     two = [{"type": "image_url", "image_url": as_base64(files.file())}] * 2
     async with running(create_app(config("echo", server=SERVER), {"s": ScriptedBackend("s")})) as client:
         answer = await client.post("/mindie/generate", json={"inputs": [*two, {"type": "text", "text": "Hi"}]})
@@ -101,7 +101,7 @@ async def test_mindie_takes_one() -> None:
     }
 
 
-async def test_an_image_larger_than_a_text_may_be() -> None:
+async def test_images_have_their_own_limit_of_the_body() -> None:
     large = "iVBORw0KGgo" + as_base64(Random(1).randbytes(90_000))[11:]
     server = msgspec.structs.replace(SERVER, limits=Limits(max_body=100_000))
     async with running(create_app(config("echo", server=server), {"s": ScriptedBackend("s")})) as client:
@@ -115,7 +115,7 @@ async def test_an_image_larger_than_a_text_may_be() -> None:
 @pytest.mark.torch
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", REFUSED)
-async def test_images_that_cannot_be_decoded(native: httpx.AsyncClient, name: str) -> None:
+async def test_undecodable_images_are_rejected(native: httpx.AsyncClient, name: str) -> None:
     data, words = REFUSED[name]
     for number, form in enumerate(FORMS):
         if form == "mindie, bare base64" and not as_base64(data).startswith(("iVBORw0KGgo", "/9j/")):
@@ -183,7 +183,7 @@ BY_REFERENCE: dict[str, tuple[str, Callable[[str], dict[str, Any]], tuple[str, .
 
 @pytest.mark.torch
 async def test_images_by_reference(tmp_path: Path) -> None:
-    """By URL from a listed host, by path under the folder; the same references elsewhere are refused."""
+    """URLs of a listed host and paths in the folder are read; all other references are rejected."""
     (tmp_path / "a.png").write_bytes(base64.b64decode(square("red")))
     async with site() as there, site() as unlisted:
         there.answer = OK_HEAD + base64.b64decode(square("red"))

@@ -1,4 +1,4 @@
-"""LoRA adapters through the application: asked for by `adapter_id`, or as the model of a served entity."""
+"""LoRA adapters through the application: selected by `adapter_id`, or as the model of a served entity."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ TRITON = {"text_input": "Hi", "parameters": {"max_tokens": 2}}
         ("/v2/models/support/generate", TRITON | {"parameters": {"max_tokens": 2, "lora_name": "sql"}}, "sql"),
     ],
 )
-async def test_who_asks_for_a_lora_adapter_gets_it(path: str, body: Any, lora_adapter: str, engine: FakeEngine) -> None:
+async def test_a_request_is_generated_with_its_lora_adapter(
+    path: str, body: Any, lora_adapter: str, engine: FakeEngine
+) -> None:
     async with serving(engine) as client:
         answer = await client.post(path, json=body)
         assert answer.status_code == 200, answer.text
@@ -112,7 +114,7 @@ async def test_a_shadow_can_be_a_lora_adapter(engine: FakeEngine) -> None:
         assert sorted(submit.lora_adapter for submit in engine.submitted) == ["", "sql"]
 
 
-async def test_all_answers_to_a_request_have_it(engine: FakeEngine) -> None:
+async def test_all_choices_of_a_request_use_its_lora_adapter(engine: FakeEngine) -> None:
     async with serving(engine) as client:
         await client.post("/v1/completions", json={"model": "support", "prompt": ["a", "b"], "n": 2, "max_tokens": 2})
         assert [submit.lora_adapter for submit in engine.submitted] == ["team/support"] * 4
@@ -157,7 +159,7 @@ UNKNOWN = "has no LoRA adapter 'none'."
         ),
     ],
 )
-async def test_an_unknown_lora_adapter_is_refused_before_any_work(
+async def test_an_unknown_lora_adapter_is_rejected_before_generation(
     path: str, body: Any, status: int, expected: Any, engine: FakeEngine
 ) -> None:
     async with serving(engine) as client:
@@ -178,13 +180,13 @@ served_entities = [{ name = "support", backend = "local", model = "support" }]
 
 
 @pytest.mark.parametrize("table", [TABLE, TABLE.replace("lora_adapters", "adapters")], ids=["its name", "former name"])
-def test_a_table_in_the_configuration(table: str) -> None:
+def test_lora_adapters_are_read_from_the_configuration(table: str) -> None:
     (backend,) = make_backends(parse(table)).values()
     assert isinstance(backend, NativeBackend)
     assert backend._options.engine_options.lora_adapters == {"support": "./lora/support", "team/sql": "./lora/sql"}
 
 
-def test_vectors_are_the_lora_adapter_s_and_tokens_nobody_s() -> None:
+def test_embeddings_use_the_lora_adapter_and_tokenization_does_not() -> None:
     backend = NativeBackend("local", {})
     backend.capabilities = Capabilities(lora_adapters=("sql",))
     target = Target("tuned", arm("a", "sql"), backend, "sql")
@@ -202,7 +204,7 @@ def test_databricks_clients_create_endpoints_of_lora_adapters() -> None:
     assert deployed.endpoint.served_entities == (arm("a", "team/support"),)
 
 
-async def test_listings_name_them(engine: FakeEngine) -> None:
+async def test_listings_name_lora_adapters(engine: FakeEngine) -> None:
     async with serving(engine) as client:
         models = {model["id"]: model.get("parent") for model in (await client.get("/v1/models")).json()["data"]}
         assert models == dict.fromkeys(ENDPOINTS) | {"support": "chat", "both": "chat"}
@@ -212,7 +214,7 @@ async def test_listings_name_them(engine: FakeEngine) -> None:
         assert names == ["local/team/support", "local/sql"]
 
 
-async def test_the_next_engine_is_asked_for_the_same(engine: FakeEngine) -> None:
+async def test_a_resubmitted_request_keeps_its_lora_adapter(engine: FakeEngine) -> None:
     async with serving(engine) as client:
         engine.rule = lambda submit: dying(engine)
         answer = await client.post("/v1/completions", json={"model": "support", "prompt": "Hi", "max_tokens": 4})
@@ -221,7 +223,7 @@ async def test_the_next_engine_is_asked_for_the_same(engine: FakeEngine) -> None
 
 
 def dying(engine: FakeEngine) -> Any:
-    """Tokens, in the midst of which the first engine dies."""
+    """Yield four tokens; the first engine dies after the first."""
     yield 10
     if len(engine.submitted) == 1:
         engine.die()

@@ -67,7 +67,7 @@ def split(received: dict[str, Any]) -> dict[str, int]:
     return {route["served_entity_name"]: route["traffic_percentage"] for route in routes}
 
 
-async def test_a_split_is_changed(tmp_path: Path) -> None:
+async def test_the_traffic_split_can_be_changed(tmp_path: Path) -> None:
     async with running(worker(tmp_path)) as client:
         assert (await chat(client, user=unit_for("b"))).headers["served-model-name"] == "a"
         received = (await put(client, arms(("a", "s/echo", 50), ("b", "s/scripted", 50)))).json()
@@ -156,7 +156,7 @@ WRONG: dict[str, tuple[str, str, Any, int, str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-async def test_what_makes_no_sense_changes_nothing(case: str, tmp_path: Path) -> None:
+async def test_an_invalid_change_is_rejected_and_changes_nothing(case: str, tmp_path: Path) -> None:
     method, path, body, status, code = WRONG[case]
     content = body if isinstance(body, str) else json.dumps(body)
     async with running(worker(tmp_path)) as client:
@@ -168,7 +168,9 @@ async def test_what_makes_no_sense_changes_nothing(case: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("key", "status"), [(None, 401), ("guest", 403), ("stranger", 401), ("root", 200)])
-async def test_changes_want_an_admin_key_which_may_also_ask(key: str | None, status: int, tmp_path: Path) -> None:
+async def test_changes_need_an_admin_key_which_is_a_client_key_too(
+    key: str | None, status: int, tmp_path: Path
+) -> None:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     async with running(worker(tmp_path, server={"keys_env": "CLIENT_KEYS"})) as client:
         body = {"traffic_config": arms(("a", "", 100))["traffic_config"]}
@@ -177,7 +179,7 @@ async def test_changes_want_an_admin_key_which_may_also_ask(key: str | None, sta
         assert asked.status_code == (200 if key in ("guest", "root") else 401)
 
 
-async def test_without_admin_keys_nothing_is_changed() -> None:
+async def test_changes_are_forbidden_without_admin_keys() -> None:
     app = create_app(
         Config(backends={"s": {"kind": "scripted"}}, endpoints={"chat": CHAT}), {"s": ScriptedBackend("s")}
     )
@@ -188,7 +190,7 @@ async def test_without_admin_keys_nothing_is_changed() -> None:
         parse('[server]\nadmin_keys_env = "ADMIN_KEYS"\n')
 
 
-async def test_an_update_waits_for_its_backends_and_bars_others(tmp_path: Path) -> None:
+async def test_an_update_waits_for_its_backends_and_blocks_other_updates(tmp_path: Path) -> None:
     slow = ScriptedBackend("t")
     app = worker(tmp_path, [slow])
     async with running(app) as client:
@@ -213,7 +215,7 @@ async def test_an_update_waits_for_its_backends_and_bars_others(tmp_path: Path) 
         assert (await chat(client)).headers["served-model-name"] == "c"
 
 
-async def test_an_update_is_ended_once_the_state_is_in_order_again(tmp_path: Path) -> None:
+async def test_an_update_completes_once_the_state_file_is_readable_again(tmp_path: Path) -> None:
     slow, file = ScriptedBackend("t"), tmp_path / "state.json"
     app = worker(tmp_path, [slow])
     async with running(app) as client:
@@ -228,7 +230,7 @@ async def test_an_update_is_ended_once_the_state_is_in_order_again(tmp_path: Pat
         assert (await chat(client)).headers["served-model-name"] == "c"
 
 
-async def test_an_update_fails_with_its_backend_and_the_old_arms_go_on(tmp_path: Path) -> None:
+async def test_an_update_fails_with_its_backend_and_the_old_arms_keep_serving(tmp_path: Path) -> None:
     dead = ScriptedBackend("t")
     app = worker(tmp_path, [dead])
     async with running(app) as client:
@@ -241,7 +243,7 @@ async def test_an_update_fails_with_its_backend_and_the_old_arms_go_on(tmp_path:
         assert (received["state"]["config_update"], received["config"]["config_version"]) == ("NOT_UPDATING", 2)
 
 
-async def test_a_new_endpoint_that_waits_answers_as_far_as_it_can_and_leaves_the_server_ready(tmp_path: Path) -> None:
+async def test_a_new_endpoint_serves_with_its_ready_arms_and_the_server_stays_ready(tmp_path: Path) -> None:
     slow = ScriptedBackend("t")
     app = worker(tmp_path, [slow])
     async with running(app) as client:
@@ -301,25 +303,25 @@ async def test_changes_survive_a_restart(tmp_path: Path) -> None:
         ("{", "cannot be read"),
     ],
 )
-def test_a_state_that_makes_no_sense_is_refused_at_the_start(state: str, word: str, tmp_path: Path) -> None:
+def test_an_invalid_state_file_is_rejected_at_startup(state: str, word: str, tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text(state)
     with pytest.raises(ConfigError, match=word):
         worker(tmp_path)
 
 
-def test_a_state_file_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_an_unwritable_state_file_is_rejected_at_startup(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written to"):
         LiveDeployments(config(tmp_path / "nowhere"))
 
 
-async def test_a_state_broken_by_hand_leaves_the_last_one_serving(tmp_path: Path) -> None:
+async def test_a_corrupted_state_file_keeps_the_last_state_serving(tmp_path: Path) -> None:
     async with running(worker(tmp_path)) as client:
         await put(client, arms(("b", "s/scripted", 100)))
         (tmp_path / "state.json").write_text("{")
         assert (await chat(client)).headers["served-model-name"] == "b"
 
 
-async def test_a_state_that_cannot_be_looked_at_leaves_the_last_one_serving(tmp_path: Path) -> None:
+async def test_an_unreadable_state_file_keeps_the_last_state_serving(tmp_path: Path) -> None:
     async with running(worker(tmp_path)) as client:
         state = tmp_path / "state.json"
         state.unlink(missing_ok=True)

@@ -58,7 +58,7 @@ def test_every_worker_shows_the_sums_and_a_killed_one_keeps_its_counts(tmp_path:
 
 
 def scraped(gateway: Gateway) -> list[tuple[float, float]]:
-    """The finished and the running requests, as each worker shows them."""
+    """The finished and the running requests, as each worker reports them."""
     found = []
     for worker in gateway.workers():
         with gateway.only(worker):

@@ -1,4 +1,4 @@
-"""Pairs of real models: the bundled one, its twin, and a tiny random one with the same tokenizer."""
+"""Paired comparison of real models: the bundled one, a copy of it, and a tiny random one with the same tokenizer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUESTIONS = ("What is the capital of France?", "Tell me a story.", "Hello!")
 
 @pytest.fixture(scope="module")
 def random_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Wide, so that what it says depends on what it is asked."""
+    """A model with random weights, wide enough that its answers depend on the prompt."""
     folder = str(tmp_path_factory.mktemp("random"))
     tokenizer = AutoTokenizer.from_pretrained(WEIGHTS, local_files_only=True)
     tokenizer.save_pretrained(folder)
@@ -45,7 +45,7 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @asynccontextmanager
 async def compared(arm: str) -> AsyncIterator[httpx.AsyncClient]:
-    """The bundled model, and this one paired with it."""
+    """Pair the bundled model with this one."""
     options = {"engine": "inprocess", "threads": 1, "dtype": "float32"}
     backends = {"control": NativeBackend("control", options), "arm": NativeBackend("arm", options | {"model": arm})}
     paired = Paired(share=1.0, max_concurrent_requests=8)
@@ -70,7 +70,7 @@ async def ask(client: httpx.AsyncClient, question: str, **fields: Any) -> dict[s
     return answer.json()
 
 
-async def test_twins_always_agree() -> None:
+async def test_a_copy_of_the_model_always_agrees() -> None:
     async with compared(str(WEIGHTS)) as client:
         for number, question in enumerate(QUESTIONS * 2, 1):
             await ask(client, question, temperature=1.0)
@@ -96,7 +96,7 @@ async def test_another_model_is_scored_as_transformers_scores_it(random_model: s
 
 
 def by_transformers(random_model: Path) -> dict[str, tuple[float, float]]:
-    """Mean log-likelihoods of each model's greedy answers, under the one and the other."""
+    """Mean log-likelihoods of each model's greedy answers, under each of the two models."""
     models = (
         AutoModelForImageTextToText.from_pretrained(WEIGHTS, local_files_only=True, dtype=torch.float32).eval(),
         AutoModelForCausalLM.from_pretrained(random_model, local_files_only=True, dtype=torch.float32).eval(),

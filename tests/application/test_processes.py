@@ -1,4 +1,4 @@
-"""The supervisor and its children: draining, restarts, nobody left behind."""
+"""The supervisor and its child processes: draining, restarts, no orphans."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ def scripted(tmp_path: Path) -> Callable[[int], str]:
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("native")
-    with serving("--config", patient(folder, workers=2), log=folder / "log") as gateway:
+    with serving("--config", without_reconnect_timeout(folder, workers=2), log=folder / "log") as gateway:
         yield gateway
 
 
-def patient(folder: Path, workers: int, more: str = "") -> str:
-    """A configuration with a native model, whose requests wait for the next engine however long that takes to start."""
+def without_reconnect_timeout(folder: Path, workers: int, more: str = "") -> str:
+    """A configuration with a native model, whose requests wait for the next engine as long as the test may run."""
     path = folder / "gateway.toml"
     path.write_text(NATIVE.format(workers=workers, limit=LIMIT, more=more))
     return str(path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_streams_finish_before_the_end(scripted: Callable[[int], str], log: Path, number: int) -> None:
+def test_streams_finish_before_shutdown(scripted: Callable[[int], str], log: Path, number: int) -> None:
     with serving("--config", scripted(2), log=log) as gateway:
         stream = gateway.open("/v1/chat/completions", CHAT | {"model": "slow", "stream": True})
         first = stream.readline()
@@ -92,7 +92,7 @@ def reported(gateway: Gateway) -> tuple[int, dict[str, int]]:
     return arm["exposures"], arm["finish_reasons"]
 
 
-def test_nobody_outlives_a_killed_supervisor(log: Path) -> None:
+def test_no_process_outlives_a_killed_supervisor(log: Path) -> None:
     with serving(log=log) as gateway:
         children = [*gateway.workers(), *gateway.engines()]
         assert len(children) == 2
@@ -120,7 +120,7 @@ def test_a_killed_engine_is_replaced(native: Gateway) -> None:
 
 @pytest.mark.torch
 def test_a_hung_engine_is_replaced(tmp_path: Path, log: Path) -> None:
-    config = patient(tmp_path, workers=1, more="heartbeat = 0.1\nhung_after = 5.0")
+    config = without_reconnect_timeout(tmp_path, workers=1, more="heartbeat = 0.1\nhung_after = 5.0")
     with serving("--config", config, log=log) as gateway:
         (engine,) = gateway.engines()
         os.kill(engine, signal.SIGSTOP)
@@ -150,7 +150,7 @@ def test_any_checkpoint_is_served(tmp_path: Path, log: Path) -> None:
 
 
 @pytest.mark.torch
-def test_a_checkpoint_that_cannot_be_loaded(tmp_path: Path, log: Path) -> None:
+def test_an_unloadable_checkpoint_ends_the_server_with_an_error(tmp_path: Path, log: Path) -> None:
     (tmp_path / "model").mkdir()
     gateway = start("--model", str(tmp_path / "model"), log=log)
     assert gateway.process.wait(LIMIT) == 1
@@ -174,14 +174,14 @@ def gateway(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Co
         (["check", "nowhere.toml"], "cannot be read"),
     ],
 )
-def test_refused_before_it_starts(arguments: list[str], message: str) -> None:
+def test_wrong_arguments_are_rejected_before_the_server_starts(arguments: list[str], message: str) -> None:
     ended = gateway(*arguments)
     assert ended.returncode in (1, 2), ended.stderr
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-def test_a_wrong_configuration_is_refused_before_it_starts(scripted: Callable[[int], str]) -> None:
+def test_a_wrong_configuration_is_rejected_before_the_server_starts(scripted: Callable[[int], str]) -> None:
     file = scripted(1)
     with Path(file).open("a") as written:
         written.write("\n[server.dialects]\ntgi = 'mindi'\n")
@@ -190,7 +190,7 @@ def test_a_wrong_configuration_is_refused_before_it_starts(scripted: Callable[[i
     assert ended.stderr.startswith("Error: dialects.tgi: there is no dialect 'mindi'")
 
 
-def test_keys_are_asked_for(scripted: Callable[[int], str], log: Path) -> None:
+def test_requests_need_a_key_and_no_key_is_logged(scripted: Callable[[int], str], log: Path) -> None:
     arguments = ("--config", scripted(1), "--keys-env", "TEST_GATEWAY_KEYS")
     with serving(*arguments, env={"TEST_GATEWAY_KEYS": "canary-1,canary-2"}, log=log) as served:
         assert status(f"{served.url}/v1/models") == 401
@@ -199,7 +199,7 @@ def test_keys_are_asked_for(scripted: Callable[[int], str], log: Path) -> None:
     assert "canary" not in log.read_text()
 
 
-def test_what_can_be_asked_without_a_server() -> None:
+def test_commands_that_need_no_server() -> None:
     assert gateway("--version").stdout.startswith("gateway, version ")
     assert '"/v1/chat/completions"' in gateway("openapi").stdout
     listed = gateway("check", "examples/gateway.toml")

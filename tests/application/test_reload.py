@@ -1,4 +1,4 @@
-"""SIGHUP: what the configuration file says now is served, and nothing of what was asked before is harmed."""
+"""SIGHUP: the changed configuration file is served, and requests in flight are not interrupted."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def known(gateway: Gateway, model: str) -> bool:
         return error.code != 404
 
 
-def test_streams_end_with_the_old_and_requests_begin_with_the_new(file: Path, tmp_path: Path) -> None:
+def test_streams_finish_on_old_workers_and_requests_begin_on_new_ones(file: Path, tmp_path: Path) -> None:
     file.write_text(HEAD.format(workers=2) + ECHO + SLOW)
     log, stop, broken = tmp_path / "log", threading.Event(), list[Exception]()
     with serving("--config", str(file), log=log) as gateway:
@@ -89,7 +89,9 @@ def test_streams_end_with_the_old_and_requests_begin_with_the_new(file: Path, tm
     ],
     ids=["no TOML", "another address", "a public one", "no such backend", "a backend that cannot start"],
 )
-def test_what_cannot_be_served_leaves_what_is(file: Path, tmp_path: Path, text: str, why: str) -> None:
+def test_a_configuration_that_cannot_be_served_is_rejected_and_the_old_one_kept(
+    file: Path, tmp_path: Path, text: str, why: str
+) -> None:
     file.write_text(HEAD.format(workers=1) + ECHO)
     log = tmp_path / "log"
     with serving("--config", str(file), log=log) as gateway:
@@ -102,7 +104,7 @@ def test_what_cannot_be_served_leaves_what_is(file: Path, tmp_path: Path, text: 
         assert known(gateway, "echo")
 
 
-def test_what_waits_for_its_backend_is_given_up_for_what_is_read_next(file: Path, tmp_path: Path) -> None:
+def test_a_reload_replaces_workers_that_still_wait_for_their_backend(file: Path, tmp_path: Path) -> None:
     file.write_text(HEAD.format(workers=1) + ECHO)
     log = tmp_path / "log"
     with serving("--config", str(file), log=log) as gateway:
@@ -118,7 +120,7 @@ def test_what_waits_for_its_backend_is_given_up_for_what_is_read_next(file: Path
 
 
 @pytest.mark.torch
-def test_an_engine_goes_on_unless_its_options_change(file: Path, tmp_path: Path) -> None:
+def test_an_engine_is_kept_unless_its_options_change(file: Path, tmp_path: Path) -> None:
     native = "[backends.n]\nkind = 'native'\nmax_sequences = 8\n"
     text = native + "[endpoints.m]\nserved_entities = [{ name = 'm', backend = 'n' }]\n"
     file.write_text(text)

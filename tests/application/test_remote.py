@@ -1,4 +1,4 @@
-"""`gateway serve --backend URL`: what is probed becomes a configuration, and that serves."""
+"""`gateway serve --backend URL`: the probe's result becomes the configuration."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_every_protocol_over_a_probed_server() -> None:
             assert answer["generated_text"] == "hello there"
 
 
-async def test_its_key_is_named_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_configuration_names_the_keys_variable_and_not_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAR_KEY", "secret")
 
     def play(asked: Asked) -> tuple[Step, ...]:
@@ -49,7 +49,7 @@ async def test_its_key_is_named_not_held(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense", "ftp://x"])
-def test_no_server(url: str) -> None:
+def test_a_url_without_a_server_is_rejected(url: str) -> None:
     with pytest.raises(ConfigError):
         _remote(url, None)
 
@@ -63,13 +63,13 @@ def test_no_server(url: str) -> None:
         'url = "http://x"\nkey = "k"',
     ],
 )
-def test_a_wrong_section_is_refused(line: str) -> None:
+def test_a_wrong_backend_section_is_rejected(line: str) -> None:
     config = parse(f'[backends.far]\nkind = "openai"\n{line}\n')
     with pytest.raises(ConfigError, match=r"backends\.far"):
         create_app(config)
 
 
-async def test_a_request_is_refused_in_the_clients_words_before_the_server_is_asked() -> None:
+async def test_an_inexpressible_request_is_rejected_before_the_upstream_is_called() -> None:
     def play(asked: Asked) -> tuple[Step, ...]:
         return (response(b"{}"),) if asked.line.startswith("GET") else (Hang(),)
 

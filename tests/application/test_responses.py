@@ -1,4 +1,4 @@
-"""Stored responses through the application: two workers that share a folder, and clients that share nothing."""
+"""Stored responses through the application: shared by two workers with one folder, and isolated between clients."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ async def returns_it_again(one: httpx.AsyncClient, other: httpx.AsyncClient, str
     assert len(after.json()["data"]) == 3
 
 
-async def test_an_unwanted_one_is_not_kept(tmp_path: Path) -> None:
+async def test_a_response_with_store_false_is_not_stored(tmp_path: Path) -> None:
     async with workers(tmp_path) as (one, _):
         answer = (await one.post("/v1/responses", json=ASK | {"store": False})).json()
         assert answer["store"] is False
         assert (await one.get(f"/v1/responses/{answer['id']}")).status_code == 404
 
 
-async def test_a_server_that_keeps_nothing() -> None:
+async def test_a_server_without_a_response_store_stores_nothing() -> None:
     settings = config("echo", server=ServerSection(limits=Limits(stored_responses=0)))
     async with running(create_app(settings, {"s": ScriptedBackend("s")})) as client:
         answer = (await client.post("/v1/responses", json=ASK | {"store": True})).json()

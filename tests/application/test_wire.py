@@ -1,4 +1,4 @@
-"""What comes back over HTTP whatever is sent: the protocol's own error, from every POST route of every dialect."""
+"""Errors over HTTP: every POST route of every dialect answers bad requests with the protocol's own error."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ KEYS = {
 INNER = {"openai": {"message", "type", "param", "code"}, "anthropic": {"message", "type"}}
 
 
-def check_words(spoken: tuple[str, str], answer: httpx.Response) -> None:
-    """It is an error in the protocol's own form, and in nobody else's."""
+def check_error_form(spoken: tuple[str, str], answer: httpx.Response) -> None:
+    """Check that an answer has exactly the form of the protocol's error."""
     protocol, dialect = spoken
     body = answer.json()
     assert answer.headers["x-request-id"]
@@ -96,11 +96,11 @@ async def test_bad_bodies(spoken: tuple[str, str]) -> None:
             for name, body in BODIES.items():
                 answer = await client.post(path, content=body, headers={"content-type": "application/json"})
                 assert answer.status_code in STATUSES, (route.name, name, answer.status_code, answer.text[:200])
-                check_words(spoken, answer)
+                check_error_form(spoken, answer)
             for headers in BROKEN_CALLS.values():
                 answer = await client.post(path, content=b"x", headers=headers)
                 assert answer.status_code in STATUSES, (route.name, headers, answer.text[:200])
-                check_words(spoken, answer)
+                check_error_form(spoken, answer)
 
 
 async def test_a_large_body(spoken: tuple[str, str]) -> None:
@@ -111,10 +111,10 @@ async def test_a_large_body(spoken: tuple[str, str]) -> None:
             body = f'{{"inputs": {text}}}'.encode()
             answer = await client.post(path, content=body)
             assert answer.status_code == 413, (route.name, answer.text[:200])
-            check_words(spoken, answer)
+            check_error_form(spoken, answer)
 
 
-async def test_what_is_not_there(spoken: tuple[str, str]) -> None:
+async def test_unknown_methods_paths_and_models(spoken: tuple[str, str]) -> None:
     protocol, dialect = spoken
     async with running(app({protocol: dialect})) as client:
         for route, path in posts(protocol, dialect):
@@ -130,11 +130,11 @@ async def test_what_is_not_there(spoken: tuple[str, str]) -> None:
                 unknown = await client.post(path.replace("echo", "absent"), json=body)
                 assert unknown.status_code in (400, 404), (route.name, unknown.text)
                 assert "absent" in unknown.text
-                check_words(spoken, unknown)
+                check_error_form(spoken, unknown)
 
 
 def question(protocol: str, route: Route, model: str, stream: bool) -> dict[str, Any] | None:
-    """A body that asks for an answer in this way, or None where the route has no such way."""
+    """The body of a whole or streamed request; None if the route does not serve it."""
     if route.kind != "generate" or route.path.endswith("/infer"):
         return None
     if "/generate" in route.path:
@@ -156,7 +156,7 @@ def question(protocol: str, route: Route, model: str, stream: bool) -> dict[str,
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("model", ["error", "error-after-2"])
 async def test_failures_before_and_after_the_first_event(spoken: tuple[str, str], model: str, stream: bool) -> None:
-    """A status of its own, but where the first event is out already: there the stream's last frame says it."""
+    """The answer has an error status, or, after the first event, the stream ends with an error frame."""
     protocol, dialect = spoken
     seen = 0
     gateway, _ = scripted(model, server=ServerSection(dialects={protocol: dialect}))

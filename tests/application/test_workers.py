@@ -47,7 +47,7 @@ def test_workers_agree_and_report_all_counters(tmp_path: Path) -> None:
 
 
 def ask(gateway: Gateway, user: int) -> str:
-    """The id of an answer, which came from the user's arm."""
+    """Ask as a user, check that the user's arm answered, and return the answer's id."""
     body = {"model": "chat", "user": f"user {user}", "messages": [{"role": "user", "content": "Hi"}]}
     with gateway.open("/v1/chat/completions", body) as answer:
         assert answer.headers["served-model-name"] == assign("chat", SHARES, body["user"])
@@ -55,12 +55,12 @@ def ask(gateway: Gateway, user: int) -> str:
 
 
 def send_feedback(gateway: Gateway, id: str, value: int) -> None:
-    """Send feedback, to whichever worker takes it."""
+    """Send feedback to any worker."""
     with gateway.open("/v1/feedback", {"request_id": id, "metric": "liked", "value": value}) as answer:
         assert answer.status == 204
 
 
 def report(gateway: Gateway) -> Any:
-    """The report, from any worker."""
+    """The experiment report of any worker."""
     with urllib.request.urlopen(f"{gateway.url}/serving-endpoints/chat/experiment", timeout=LIMIT) as answer:
         return json.load(answer)
