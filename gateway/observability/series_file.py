@@ -49,8 +49,8 @@ class SeriesFile:
     def __init__(self, folder: Path | None = None, slot: str = "0") -> None:
         self._folder = folder
         cells = folder / f"{slot}.cells" if folder is not None else None
-        # A memoryview of doubles: indexing it is faster than `struct`, and an aligned 8-byte store is not torn on the
-        # machines that torch supports.
+        # A memoryview of doubles: an increment needs no `struct` call, and an aligned 8-byte store is not torn on
+        # 64-bit machines.
         self._cells = memoryview(map_file(cells, 8 * _CELLS)).cast("d")
         self._used = 0
         self._own: dict[tuple[str, Labels], Cells] = {}
