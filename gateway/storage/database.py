@@ -72,7 +72,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
-    # Also for a cancelled or interrupted block: an open transaction would keep the lock from all workers.
+    # Whatever ended the block: an open transaction would keep the lock from all workers.
     except BaseException:
         connection.execute("ROLLBACK")
         raise

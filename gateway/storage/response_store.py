@@ -53,7 +53,7 @@ class ResponseStore:
     def __init__(self, limit: int, folder: Path | None = None) -> None:
         self._limit = limit
         self._path = folder / "responses.sqlite3" if folder is not None else None
-        # Opened at first use: most servers store nothing, and a connection must not cross a fork.
+        # Opened at first use: a server that stores nothing makes no file, and a connection must not cross a fork.
         self._opened: sqlite3.Connection | None = None
         self._lock = threading.Lock()  # large bodies are decoded, and ask for responses, in threads
         self._unwritten_uses: set[bytes] = set()
