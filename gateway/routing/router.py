@@ -70,7 +70,7 @@ class _Route:
             )
             for entity in endpoint.served_entities
         )
-        # A shadow is a target when a client names it, and is never asked otherwise.
+        # A shadow gets copies, and answers clients that name it; the policy never picks it.
         self._live = tuple(target for target in self.targets if target.entity.shadow is None)
         self._candidates = self._live
         self._first = self.targets[0].entity
