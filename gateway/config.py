@@ -259,7 +259,7 @@ def parse(text: str) -> Config:
     try:
         fields = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        # Tomllib has the position only in its text (until Python 3.14).
+        # `tomllib` has the position only in its text (until Python 3.14).
         found = re.search(r"\(at line (\d+), column \d+\)", str(error))
         raise ConfigError(f"{found[1] if found else 1}: {error}") from None
     try:
