@@ -28,6 +28,7 @@ from schemas.errors import BodyTooLarge, GatewayError, InvalidRequest
 
 def adapters() -> dict[str, Adapter]:
     """Every registered protocol."""
+    # Entry points (pyproject.toml): a package installed beside this one can add protocols and backends.
     return {point.name: point.load() for point in entry_points(group="gateway.adapters")}
 
 
@@ -72,6 +73,7 @@ def validate(config: Config) -> None:
     Raises:
         ConfigError: the configuration names something that does not exist, or contradicts itself.
     """
+    # The objects are thrown away: only the errors of building them matter.
     make_backends(config)
     Mounts(adapters(), config)
     LiveDeployments(config)
@@ -109,10 +111,11 @@ def create_app(
             *ui.handlers(),
             _description(protocols),
         ],
+        # Errors of paths that Litestar serves itself; those of protocols are handled in `RequestHandler`.
         exception_handlers={HTTPException: _in_protocol(mounts), Exception: _in_protocol(mounts)},
         lifespan=[_lifespan(service, waits)],
-        openapi_config=None,
-        logging_config=None,
+        openapi_config=None,  # Litestar sees none of the protocols' routes: `_description` serves our own document
+        logging_config=None,  # structlog is configured by the worker
     )
     app.state.service = service
     return app
@@ -134,7 +137,7 @@ def _lifespan(service: Service, waits: bool) -> Callable[[Litestar], AbstractAsy
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
-        await service.start()
+        await service.start()  # returns while models load: the server answers health checks from the beginning
         try:
             if waits:
                 await service.settled()
@@ -171,8 +174,9 @@ def _failure(error: Exception, app: Litestar, path: str, method: str) -> Gateway
     if status == 404:
         return not_found(path)
     if status == 405:
+        # Litestar answers OPTIONS for every path by itself.
         methods = app.route_handler_method_map.get(path.rstrip("/"), {})
         return not_allowed(method, [name for name in methods if name != "OPTIONS"])
-    if status == 413:
+    if status == 413:  # Litestar's own limit, which only bodies that it reads itself can reach (`/v1/feedback`)
         return BodyTooLarge("The request body is too large.")
     return InvalidRequest("The request cannot be read.") if status < 500 else to_client_error(error, "")

@@ -43,6 +43,7 @@ class Keys:
         self._admin = [_digest(key) for key in admin]
         self._digests = [_digest(key) for key in keys]
         self.required = bool(self._digests)
+        # Without client keys everybody may ask; admin keys alone must not close the server to clients.
         if self._digests:
             self._digests += self._admin
 
@@ -66,12 +67,14 @@ class Keys:
             raise Forbidden("Endpoints cannot be changed here: the server has no admin keys.")
         if _among(self._admin, _given(headers)):
             return
+        # Where keys are required, an unknown key is unauthorized (401) and a client's key is forbidden (403).
         self.check(headers)
         raise Forbidden("This key may not change endpoints.")
 
 
 def given_key(headers: Mapping[str, str]) -> str:
     """The key in a request's headers; "" if there is none."""
+    # RFC 9110, section 11.1: the scheme is case-insensitive. `x-api-key` is Anthropic's header.
     scheme, _, given = headers.get("authorization", "").partition(" ")
     return given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
@@ -89,6 +92,7 @@ def _given(headers: Mapping[str, str]) -> bytes:
 
 
 def _among(known: list[bytes], digest: bytes) -> bool:
+    # Digests have one length, so comparing them does not reveal a key's length. `sum` does not stop at a match.
     return sum(hmac.compare_digest(digest, one) for one in known) > 0  # all of them, in constant time
 
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 @click.version_option(gateway.__version__, prog_name="gateway")
 def main() -> None:
     """One gateway for TGI, OpenAI, Databricks, Triton and Anthropic clients."""
+    # Before a command imports more of them: a foreign package would fail there with an error that does not say why.
     _check_siblings()
 
 
@@ -69,15 +70,19 @@ def serve(
         raise click.UsageError("--model, --config and --backend exclude each other: give one of them")
     if backend_key_env is not None and backend is None:
         raise click.UsageError("--backend-key-env needs --backend")
+    # Imported here: `gateway --version` and completion should not wait for Litestar.
     from gateway.app import validate
 
     logging.configure(log_level)
+    # Options that were given override the file; None was not.
     given = {name: value for name, value in server.items() if value is not None}
 
+    # Called again for each SIGHUP, with the same options.
     def read() -> Config:
         config = load(file) if file is not None else _remote(backend, backend_key_env) if backend else default(model)
         config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **given))
         _check_address(config, insecure)
+        # Only for their errors: a missing variable is reported before a worker starts.
         keys_from(config.server.keys_env)
         keys_from(config.server.admin_keys_env)
         validate(config)
@@ -98,6 +103,7 @@ def check(file: Path) -> None:
     try:
         config = load(file)
         validate(config)
+        # With the changes in the state file, as a server would start with them.
         deployments = LiveDeployments(config).deployments
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
@@ -156,7 +162,7 @@ def build_kernels(into: Path | None) -> None:
             failed |= result.path is None
     except (OSError, RuntimeError) as error:
         raise click.ClickException(str(error)) from None
-    sys.exit(failed)
+    sys.exit(failed)  # 1 if a kernel was not built
 
 
 def _remote(url: str, key_env: str | None) -> Config:
@@ -205,6 +211,8 @@ class _StartupMonitor:
         """Ask for the health once more, at most ten times a second; False if the server is to be stopped."""
         if self._done or time.monotonic() < self._next_poll:
             return True
+        # The supervisor calls this between its own steps: an answer takes milliseconds, a worker that hangs costs the
+        # timeout of 1 s.
         self._next_poll = time.monotonic() + 0.1
         health = self._health()
         if health is None:
@@ -219,7 +227,7 @@ class _StartupMonitor:
         try:
             try:
                 answer = urllib.request.urlopen(f"{self._url}/health/ready", timeout=1)  # noqa: S310 - http, our own
-            except urllib.error.HTTPError as not_ready:
+            except urllib.error.HTTPError as not_ready:  # 503: not ready, with the reason in the body
                 answer = not_ready
             with answer:
                 return msgspec.json.decode(answer.read(), type=Health)
@@ -229,15 +237,17 @@ class _StartupMonitor:
     @property
     def _url(self) -> str:
         host = self._config.server.host
+        # A wildcard address cannot be connected to everywhere.
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
 
     def _report_progress(self, health: Health) -> bool:
+        # A wrong model path or URL would be retried for ever; at a first start, that is a mistake to report.
         if health.status == "failed" and len(self._config.backends) == 1:
             self._close()
             click.echo(f"Error: {health.detail}", err=True)
             return False
-        if sys.stderr.isatty():
+        if sys.stderr.isatty():  # a spinner in a log file would be noise
             if self._spinner is None:
                 from rich.console import Console
 
@@ -269,8 +279,10 @@ class _StartupMonitor:
                 continue
             printed.add(protocol)
             path = route.path.replace("{model}", model).replace("{name}", model)
+            # POSIX shell: a quote inside single quotes.
             body = json.dumps(route.example).replace("{model}", model).replace("'", "'\\''")
             click.echo(f"# {protocol}\ncurl {self._url}{path} -H 'content-type: application/json' -d '{body}'\n")
+        # Into a pipe, standard output is buffered, and the process goes on for days.
         sys.stdout.flush()
 
 
@@ -278,7 +290,7 @@ def _check_address(config: Config, insecure: bool) -> None:
     host = config.server.host
     try:
         private = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
+    except ValueError:  # another host name: it may be public
         private = False
     if not private and config.server.keys_env is None and not insecure:
         raise ConfigError(
@@ -292,6 +304,7 @@ def _check_siblings() -> None:
     Raises:
         click.ClickException: one does.
     """
+    # `adapters`, `backends` and `schemas` are common names for top-level packages.
     home = Path(__file__).parent.parent
     for name in ("adapters", "backends", "schemas"):
         spec = find_spec(name)

@@ -259,6 +259,7 @@ def parse(text: str) -> Config:
     try:
         fields = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
+        # `tomllib` has the position only in its text (until Python 3.14).
         found = re.search(r"\(at line (\d+), column \d+\)", str(error))
         raise ConfigError(f"{found[1] if found else 1}: {error}") from None
     try:
@@ -319,6 +320,7 @@ def wrong_endpoint(endpoint: Endpoint, backends: Collection[str]) -> str | None:
         return f".{arms[0].name}: the first served entity is the one that others are `paired` with"
     if (total := sum(arm.traffic_percentage for arm in arms)) != 100:
         return f": traffic percentages add up to {total}, not 100"
+    # Names identify arms in assignment, metrics and `endpoint:served`.
     if len({arm.name for arm in arms}) != len(arms):
         return ": two served entities have the same name"
     for unit in endpoint.experiment.unit:
@@ -341,6 +343,7 @@ def _wrong_task(endpoint: Endpoint) -> str | None:
     return None
 
 
+# msgspec reports the path in its text only: "... - at `$.endpoints.chat`".
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]+)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
 _WRONG = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$")
 
@@ -383,7 +386,7 @@ def _all_fields() -> set[str]:
 
 def _line(text: str, word: str) -> int:
     """Number of the first line that sets `word` or opens a section of that name; 1 if none does."""
-    word = re.sub(r"\[.*", "", word)
+    word = re.sub(r"\[.*", "", word)  # `served_entities[0]`: the index is not in the file
     pattern = re.compile(rf"^\s*(\[.*\b)?{re.escape(word)}\b|[{{,]\s*{re.escape(word)}\s*=") if word else None
     for number, line in enumerate(text.splitlines(), 1):
         if pattern is not None and pattern.search(line):

@@ -29,7 +29,7 @@ from schemas.errors import BackendUnavailable
 
 log = structlog.get_logger()
 
-_HEALTH_INTERVAL = 1.0
+_HEALTH_INTERVAL = 1.0  # seconds; also how late a worker learns of a stop by a guardrail elsewhere
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 30.0
 """Seconds before a backend that did not start is started again; doubled each time, up to the longest."""
 _LOADING_TIMEOUT, _POLL_INTERVAL = 5.0, 0.05
@@ -62,6 +62,8 @@ class Service:
         self.draining = False
         self.running = 0
         self._created = int(time.time())
+        # Fresh for each process, not for each slot: ids of a restarted worker must not repeat those of the one that
+        # died.
         self._prefix = secrets.token_hex(8)
         self._numbers = count()
         limit = config.server.limits.stored_responses
@@ -69,6 +71,7 @@ class Service:
         slot = slot or self._prefix
         self.metrics = Metrics(backends, folder / "metrics" if folder is not None else None, slot)
         self._counts: dict[str, RequestCounts] = {}
+        # "loading" until the first check: a request in the first second waits instead of being refused.
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
         self._failed: dict[str, Health] = {}
         self._started: set[str] = set()
@@ -76,18 +79,19 @@ class Service:
         self.experiments = Experiments(self.metrics, self._can_answer, self._prefix, folder, slot)
         self._live = LiveDeployments(config)
         self._is_changeable = config.server.state_file is not None
-        self._serve()
+        self._serve()  # last: it uses all of the above
 
     @property
     def full(self) -> bool:
         """Whether one more request would be too many."""
-        return self.running > self.limits.max_concurrent_requests
+        return self.running > self.limits.max_concurrent_requests  # the request that asks is counted already
 
     @property
     def health(self) -> Health:
         """Ready if every endpoint has a backend that is; else the state of the first backend that is missing."""
         if self.draining:
             return Health("failed", "shutting down")
+        # A new endpoint whose first configuration is pending must not make the whole server unready.
         in_force = [deployed.endpoint for deployed in self._live.deployments.values() if deployed.endpoint is not None]
         for endpoint in in_force:
             states = {
@@ -96,6 +100,7 @@ class Service:
                 if entity.shadow is None
             }
             if not any(health.status == "ready" for health in states.values()):
+                # A backend that loads goes before one that has failed: the endpoint may still become ready.
                 name, health = min(states.items(), key=lambda item: item[1].status == "failed")
                 return Health(health.status, f"{name}: {health.detail or health.status}")
         return Health("ready")
@@ -115,9 +120,11 @@ class Service:
             schemas.errors.BackendUnavailable: it cannot answer, yet or any more.
         """
         health = self._health[backend]
+        # Started before and loading now: its engine restarts, and the backend itself waits for it.
         if health.status == "ready" or (wait and health.status == "loading" and backend in self._started):
             return
         left = _LOADING_TIMEOUT if wait else 0.0
+        # Polled: the state changes a few times in a process's life, which is not worth an event per backend.
         while self._health[backend].status == "loading" and left > 0:
             await asyncio.sleep(_POLL_INTERVAL)
             left -= _POLL_INTERVAL
@@ -129,14 +136,16 @@ class Service:
 
     def preferred(self, targets: tuple[Target, ...]) -> tuple[Target, ...]:
         """The targets with those whose backend is in trouble moved to the end."""
+        # The usual case copies and sorts nothing.
         if len(targets) == 1 or not any(map(self._in_trouble, targets)):
             return targets
-        return tuple(sorted(targets, key=self._in_trouble))
+        return tuple(sorted(targets, key=self._in_trouble))  # stable: the plan's order stays among equals
 
     def refresh(self) -> None:
         """Serve what is deployed by now. Called before every request, so that a change that one worker has confirmed is
         known to all. Requests in flight keep their plan and experiment.
         """
+        # Without a state file nothing can change, and not even the `stat` is paid for.
         if self._is_changeable and self._live.refresh():
             self._serve()
 
@@ -158,6 +167,7 @@ class Service:
         """Count an ended request, for Triton's statistics."""
         old, ns = self._counts.get(endpoint, RequestCounts()), int(seconds * 1e9)
         now = int(time.time() * 1000)
+        # Replaced, not changed: a listing that holds the old struct shows one moment's numbers.
         self._counts[endpoint] = (
             RequestCounts(old.succeeded + 1, old.succeeded_ns + ns, old.failed, old.failed_ns, now)
             if ok
@@ -183,6 +193,7 @@ class Service:
         Raises:
             schemas.errors.BackendUnavailable: a backend failed.
         """
+        # "failed" ends this, too: a new generation of workers with a broken backend is given up (`Supervisor`).
         while self.health.status == "loading":  # noqa: ASYNC110 - polled once, at startup
             await asyncio.sleep(_POLL_INTERVAL)
         if self.health.status == "failed":
@@ -190,6 +201,8 @@ class Service:
 
     async def aclose(self) -> None:
         """Stop everything."""
+        # Order: no more starts and checks; then background work, which uses backends; then the backends; last the
+        # stores that all of these write to.
         for task in self._tasks:
             task.cancel()
             with suppress(asyncio.CancelledError):
@@ -203,7 +216,7 @@ class Service:
 
     def _can_answer(self, backend: str) -> bool:
         """Whether a backend is ready, and not in trouble: background work must not add to it."""
-        return self._health[backend] == Health("ready")
+        return self._health[backend] == Health("ready")  # equal means without a detail, too
 
     def _in_trouble(self, target: Target) -> bool:
         """Whether a target's backend is ready, but others are to be preferred to it."""
@@ -220,6 +233,7 @@ class Service:
                 why = to_client_error(error, f"start of {name}").message
                 log.error("backend.failed", backend=name, why=why, again_in=delay)
                 self._failed[name] = Health("failed", why)
+                # At once and not with the next check, for those who wait in `ready` and `settled`.
                 await self._check_health()
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LONGEST_DELAY)
@@ -235,20 +249,28 @@ class Service:
             await asyncio.sleep(_HEALTH_INTERVAL)
 
     async def _check_health(self) -> None:
+        # An update waits for the health of the last check: it comes into force one check later at most. `router.stop`
+        # reads what guardrails of all workers have stopped.
         await self._live.settle(self._health)
         self.refresh()
         self.router.stop(self.experiments.stopped())
+        # A backend whose start failed is not asked: the error of its start is its health until it has started.
         health = {name: self._failed.get(name) or await _healthy(name, each) for name, each in self.backends.items()}
+        # `_start` checks, too, and two checks may overlap: the later one wins, and the next corrects it if it was the
+        # older. The catalog is made anew only when a state has changed.
         if health != self._health:
             self._health = health
             self.catalog = self._catalog()
 
     def _serve(self) -> None:
         """Route to what is deployed. An experiment whose endpoint is unchanged goes on."""
+        # No `await` in here: no request sees new routes with old experiments. Experiments come first, since a plan of
+        # the new router looks its experiment up.
         deployments = self._live.deployments
         self.experiments.serve({name: (found.serving, found.since) for name, found in deployments.items()})
         self.router = Router({name: found.serving for name, found in deployments.items()}, self.backends)
         self.router.stop(self.experiments.stopped())
+        # An endpoint that is created again begins at 0.
         self._counts = {name: counts for name, counts in self._counts.items() if name in deployments}
         self.catalog = self._catalog()
 

@@ -30,6 +30,7 @@ def catalog(
         max_concurrent_requests: the limit of a worker.
     """
     models = {name: _model(deployment.serving, backends) for name, deployment in deployments.items()}
+    # Reversed, so that of several endpoints with the same base model the first one is named as the parent.
     bases = {backend: name for name, (backend, lora) in reversed(models.items()) if backend and not lora}
     cards = {name: _card(name, deployment, backends, health, created) for name, deployment in deployments.items()}
     for name, (backend, lora) in models.items():
@@ -44,12 +45,12 @@ def _card(
     endpoint = deployment.serving
     used = [backends[arm.backend] for arm in endpoint.served_entities]
     served_entities = _served_entities(endpoint, health)
-    can = used[0].capabilities
+    can = used[0].capabilities  # the first arm speaks for the endpoint
     return ModelCard(
         name=name,
         task=endpoint.task if can.generates else "embeddings",
         created=created,
-        changed=deployment.since // 10**9,
+        changed=deployment.since // 10**9,  # nanoseconds to seconds
         version=deployment.version,
         ready=all(health[arm.backend].status == "ready" for arm in endpoint.served_entities if arm.shadow is None),
         served_entities=served_entities,
@@ -59,6 +60,7 @@ def _card(
         dtype=can.dtype,
         device=can.device,
         vocab_size=can.vocab_size,
+        # Every arm must take images: which one answers is decided after the client has read the listing.
         images=all(Feature.IMAGES in backend.capabilities.features for backend in used),
         lora_adapters=can.lora_adapters,
         tensors=endpoint.tensors,

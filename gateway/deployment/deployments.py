@@ -20,6 +20,7 @@ from schemas.catalog import Change
 from schemas.catalog import ServedEntity as ListedEntity
 from schemas.errors import Conflict, InvalidRequest, ModelNotFound
 
+# Databricks' rule for endpoint names. A name is part of paths and of `endpoint:served`, so it has no slash or colon.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,63}")
 
 
@@ -70,6 +71,7 @@ def deployed(endpoints: Mapping[str, Endpoint], state: State, backends: Collecti
         if deployment.endpoint is None and deployment.pending is None:
             raise ConfigError(f"endpoints.{name}: there is neither `endpoint` nor `pending`")
         for endpoint in (deployment.endpoint, deployment.pending):
+            # The state may be older than the configuration file: a backend it names may be gone from that.
             if endpoint is not None and (wrong := wrong_endpoint(endpoint, backends)):
                 raise ConfigError(f"endpoints.{name}{wrong}")
     return present
@@ -103,6 +105,7 @@ def changed(present: Deployments, change: Change, health: Mapping[str, Health], 
         raise ModelNotFound(f"Endpoint with name '{name}' does not exist.")
     if change.action == "delete":
         return None
+    # As Databricks answers: one update at a time, and a second one is a conflict (409).
     if old.pending is not None:
         raise Conflict(f"Endpoint '{name}' is being updated.")
     return settled(replace(old, pending=_endpoint(change, old.endpoint, health), failed=""), health, now)
@@ -116,11 +119,15 @@ def settled(deployment: Deployment, health: Mapping[str, Health], now: int) -> D
     pending, endpoint = deployment.pending, deployment.endpoint
     if pending is None:
         return deployment
+    # Backends that the endpoint uses already cannot make the update worse than what is in force.
     new = sorted(_used_backends(pending) - (_used_backends(endpoint) if endpoint is not None else set()))
+    # Failed: the update is given up. Loading (below): it stays pending.
     if endpoint is not None and (failed := [name for name in new if health[name].status == "failed"]):
         return replace(deployment, pending=None, failed=f"The backend '{failed[0]}' has failed.")
     if any(health[name].status != "ready" for name in new):
         return deployment
+    # A new endpoint has answered by its pending configuration since its creation (`serving`), so its experiment, which
+    # `since` identifies, goes on.
     since = now if endpoint is not None else deployment.since
     return Deployment(endpoint=pending, version=deployment.version + 1, since=since)
 
@@ -131,6 +138,7 @@ def entity_name(entity: ServedEntity) -> str:
 
 
 def _used_backends(endpoint: Endpoint) -> set[str]:
+    # An arm without traffic (a shadow, a fallback) holds up no update.
     return {entity.backend for entity in endpoint.served_entities if entity.traffic_percentage}
 
 
@@ -141,6 +149,7 @@ def _endpoint(change: Change, old: Endpoint | None, backends: Collection[str]) -
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"A served entity is wrong: {error}", param="config.served_entities") from None
     kept = (_with_kept_settings(entity, before, first=entity is made[0]) for entity in made)
+    # An update lists served entities only; routing, experiment and fallback stay as they were.
     endpoint = replace(before, served_entities=tuple(kept))
     if wrong := wrong_endpoint(endpoint, backends):
         raise InvalidRequest(f"{change.endpoint}{wrong}", param="config.served_entities")

@@ -41,6 +41,7 @@ class StateFile:
         Raises:
             ConfigError: its folder does not exist or is not writable.
         """
+        # The folder must be writable: changes make a new file, a lock file, and rename.
         if not os.access(self._path.parent, os.W_OK | os.X_OK):
             raise ConfigError(f"server.state_file: the folder '{self._path.parent}' cannot be written to")
 
@@ -78,20 +79,23 @@ class StateFile:
         """
         with self._locked():
             old = self.read()
-            if (new := make(old)) != old:
+            if (new := make(old)) != old:  # another worker may have made the same change under the lock before
                 self._write(msgspec.json.format(msgspec.json.encode(new)))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
+        # A file of its own: the state file is replaced, and a lock on a replaced file would exclude nobody. Closing the
+        # file releases the lock; the kernel does so for a worker that is killed.
         with self._path.with_name(f"{self._path.name}.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def _write(self, data: bytes) -> None:
-        new = self._path.with_name(f"{self._path.name}.new")
+        new = self._path.with_name(f"{self._path.name}.new")  # one name suffices: the lock is held
         with new.open("wb") as file:
             file.write(data)
             file.flush()
+            # The data before the rename: after a power failure the name must not lead to an empty file.
             os.fsync(file.fileno())
         stamp = max(time.time_ns(), self.stamp() + 1)  # a file system's clock may stand still for milliseconds
         os.utime(new, ns=(stamp, stamp))
@@ -124,6 +128,7 @@ class LiveDeployments:
         self._file = StateFile(Path(config.server.state_file)) if config.server.state_file is not None else None
         if self._file is not None:
             self._file.check()
+        # The stamp is taken before the file is read: a change in between is read once more, never missed.
         self._stamp = self._file.stamp() if self._file is not None else 0
         self.deployments = self._deployed(self._file.read() if self._file is not None else State())
 
@@ -134,6 +139,7 @@ class LiveDeployments:
         """
         if self._file is None or (stamp := self._file.stamp()) == self._stamp:
             return False
+        # Also for a state that is refused below: it is reported once, not at every request.
         self._stamp = stamp
         try:
             self.deployments = self._deployed(self._file.read())
@@ -149,6 +155,8 @@ class LiveDeployments:
             schemas.errors.RequestError: the change is invalid, or there is no state file.
         """
 
+        # Called under the lock, with the state that the file has then: another worker may have changed it since this
+        # one read it.
         def make(found: Deployments) -> Deployment | None:
             return changed(found, change, health, time.time_ns())
 
@@ -163,7 +171,9 @@ class LiveDeployments:
         def make(found: Deployments, name: str) -> Deployment | None:
             return settled(found[name], health, time.time_ns()) if name in found else None
 
+        # The mapping of this moment: `refresh` may put another in its place during an `await`, but never alters one.
         for name, waiting in self.deployments.items():
+            # A cheap check without the lock: this runs every second in every worker. `now` does not matter for it.
             if settled(waiting, health, 0) == waiting:
                 continue
             try:
@@ -181,9 +191,10 @@ class LiveDeployments:
                 log.warning("update.failed", model=name, reason=new.failed)
             rest = {other: kept for other, kept in state.endpoints.items() if other != name}
             unknown = new is None and name not in self._config.endpoints  # nothing is left to override
+            # The deletion of an endpoint of the configuration file is stored as null, or the endpoint would come back.
             return State(endpoints=rest if unknown else rest | {name: new})
 
-        await asyncio.to_thread(self._file.change, edit)
+        await asyncio.to_thread(self._file.change, edit)  # locking and `fsync` block
 
     def _deployed(self, state: State) -> Deployments:
         return deployed(self._config.endpoints, state, self._config.backends)

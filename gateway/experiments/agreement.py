@@ -33,7 +33,7 @@ PAIR_METRICS = (
 )
 """A pair's metrics, in the order of the counters. `control_by_arm`: the control's answer under the arm's model."""
 
-_LAST = 14
+_LAST = 14  # 2**13 = 8192 tokens and more share the last bin
 DIVERGENCES = ("0", "1", *(f"{2**n}-{2 ** (n + 1) - 1}" for n in range(1, _LAST - 1)), f"{2 ** (_LAST - 1)}+", "never")
 """Histogram bins: tokens that are the same before the first that differs, in powers of two."""
 
@@ -91,6 +91,7 @@ def agreement(control: Ids, arm: Ids, by_control: tuple[float, float], by_arm: t
     place = sum(1 for _ in takewhile(bool, same))
     metrics = (
         float(identical),
+        # By position, over the longer answer: tokens that one of them lacks count as different.
         sum(same) / max(len(control), len(arm)),
         by_control[0],
         by_arm[0],
@@ -99,6 +100,7 @@ def agreement(control: Ids, arm: Ids, by_control: tuple[float, float], by_arm: t
         by_arm[1],
         by_arm[1] - by_control[1],
     )
+    # `bit_length` is the bin: 0 -> 0, 1 -> 1, 2 and 3 -> 2, 4 to 7 -> 3. The last index is "never".
     return Agreement(metrics, len(DIVERGENCES) - 1 if identical else min(place.bit_length(), _LAST))
 
 
@@ -113,6 +115,7 @@ def summarize(control: str, arm: str, sums: Array, unpaired: Array, divergences:
         divergences: counts, in the order of `DIVERGENCES`.
         alpha: the chance that an interval ever misses the mean.
     """
+    # Unpacks in the order of `PAIR_METRICS`: two, then three for each answer.
     identical, token_agreement, *likelihoods = (_estimate(metric, alpha) for metric in sums)
     return Pairs(
         arm,

@@ -47,11 +47,13 @@ class Background:
             seconds: the task's timeout.
         """
         name = (arm.endpoint, arm.entity.name)
+        # No `await` between the check and the count below, so the limit holds. It is per worker.
         if self._running[name] >= at_once or not self._can_answer(arm.entity.backend):
             ended("dropped")
             return
         self._running[name] += 1
         task = asyncio.create_task(self._run(name, work, ended, seconds))
+        # The event loop holds tasks weakly: without this reference one could be collected while it runs.
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -64,7 +66,7 @@ class Background:
     async def _run(
         self, name: tuple[str, str], work: Callable[[], Awaitable[None]], ended: Callable[[str], None], seconds: float
     ) -> None:
-        outcome = "cancelled"
+        outcome = "cancelled"  # stays for CancelledError, which is no `Exception` and is not caught
         try:
             async with asyncio.timeout(seconds):
                 await work()
@@ -92,6 +94,8 @@ async def read(request: Generate, target: Target, take: Callable[[Events], None]
             last = batch[-1]
             take(batch)
     finally:
+        # Also after a timeout: the backend must drop the work of an answer that nobody reads.
         await events.aclose()
+    # A complete answer ends with its usage; a generator that just ends was cut off.
     if not isinstance(last, Usage):
         raise Incomplete("The backend's answer stopped before it was finished.")

@@ -28,6 +28,8 @@ class CountersFile:
     """
 
     def __init__(self, arms: int, metrics: int, totals: int, path: Path | None = None, worker: str = "0") -> None:
+        # [arms, metrics, (count, sum), buckets], then [arms, totals]. Buckets are innermost: sums over them are
+        # contiguous.
         self._shape = (arms, metrics, 2, BUCKETS)
         self._arm_width = metrics * 2 * BUCKETS
         self._totals_at = arms * self._arm_width
@@ -38,6 +40,8 @@ class CountersFile:
 
     def add(self, arm: int, metric: int, bucket: int, value: float) -> None:
         """Count one request and add its value."""
+        # Two stores without a lock: a reader in between sees a count without its value, one request's worth of error
+        # that the next report does not have.
         at = arm * self._arm_width + metric * 2 * BUCKETS + bucket
         self._data[at] += 1.0
         self._data[at + BUCKETS] += value
@@ -48,10 +52,11 @@ class CountersFile:
 
     def count(self, arm: int, total: int) -> None:
         """Add one to a plain count."""
-        self._data[self._totals_at + arm * self._totals_width + total] += 1.0
+        self._data[self._totals_at + arm * self._totals_width + total] += 1.0  # exact up to 2**53
 
     def read(self) -> tuple[Array, Array]:
         """Return the sums over all workers: [arms, metrics, (count, sum), buckets], and plain counts [arms, totals]."""
+        # A copy: this worker goes on counting.
         data = np.array(self._data) if self._path is None else self._sum_of_files()
         return data[: self._totals_at].reshape(self._shape), data[self._totals_at :].reshape(self._shape[0], -1)
 
@@ -66,6 +71,7 @@ class CountersFile:
         total = np.zeros(len(self._data))
         for file in self._files():
             with suppress(FileNotFoundError):  # another worker has just closed the experiment
+                # A file has its whole size from the moment that it has its name (`map_file`), so shapes agree.
                 total += np.fromfile(file)
         return total
 

@@ -55,6 +55,8 @@ EXCLUDED = ("cancelled", "refused", "fell_back", "direct", "shadow", "stopped")
 TOTALS = (*EXCLUDED, *FinishReason, *UNPAIRED, *DIVERGENCES)
 """The names of an arm's plain counts, in their order."""
 
+# Errors that count against the arm. Others (an invalid request, a limit of the client's) would have come from any arm,
+# and are "refused".
 _FAILURES = frozenset(
     {"backend_failed", "backend_unavailable", "timeout", "incomplete", "internal", "overloaded", "shutting_down"}
 )
@@ -134,6 +136,7 @@ class Experiment:
         self.key = key(name, endpoint, since)
         path = folder / self.key if folder is not None else None
         self._paired = [number for number, arm in enumerate(endpoint.served_entities) if arm.paired is not None]
+        # Metrics in the counters: 0 is exposures, then METRICS, then feedback, then pairs if an arm is paired.
         self._pair_at = 1 + len(self._metrics)
         metrics = self._pair_at + (len(PAIR_METRICS) if self._paired else 0)
         self._counters = CountersFile(len(self._index), metrics, len(TOTALS), path, worker)
@@ -141,7 +144,7 @@ class Experiment:
     @property
     def tag(self) -> int:
         """30 bits of its key, by which the feedback store names it."""
-        return int(self.key, 16) >> 98
+        return int(self.key, 16) >> 98  # 32 hexadecimal digits are 128 bits; the highest 30 of them
 
     def close(self) -> None:
         """Remove the counters of all workers. Requests in flight may still end."""
@@ -150,6 +153,7 @@ class Experiment:
     def exposed(self, plan: Plan) -> None:
         """Count a request that was assigned to an arm; not one that named its served entity."""
         if plan.unit is not None:
+            # Counted for the assigned arm, whoever answers in the end: the split is tested, not the fallbacks.
             self._counters.add(self._index[plan.targets[0].entity.name], 0, plan.unit.bucket, 1.0)
 
     def ended(self, plan: Plan, last: Target, ended: Outcome) -> tuple[int, int] | None:
@@ -169,10 +173,12 @@ class Experiment:
             return None
         assert plan.unit is not None
         bucket, usage, add = plan.unit.bucket, ended.usage, self._counters.add
+        # The numbers are indices of METRICS, plus 1 for the exposures.
         add(arm, 1, bucket, float(ended.outcome == "ok"))
         if ended.outcome != "ok" or usage is None:
             return None
         add(arm, 2, bucket, ended.first)
+        # One token has no interval between tokens.
         if usage.completion_tokens > 1:
             add(arm, 3, bucket, (ended.total - ended.first) / (usage.completion_tokens - 1))
         add(arm, 4, bucket, ended.total)
@@ -222,6 +228,7 @@ class Experiment:
     def report(self) -> Report:
         """Means, intervals and decisions over the counters of all workers."""
         sums, totals = self._counters.read()
+        # `arm[metric]` is [(count, sum), buckets].
         means = [[mean(*arm[metric]) for metric in range(1, 1 + len(self._metrics))] for arm in sums]
         arms = self._endpoint.served_entities
         return Report(
@@ -244,9 +251,13 @@ class Experiment:
         if guardrail is None:
             return frozenset()
         sums, totals = self._counters.read()
+        # The counters are how other workers, and this worker's successor, learn of a stop: it stays for the life of the
+        # experiment.
         stopped = {name for name, arm in self._index.items() if totals[arm, EXCLUDED.index("stopped")]}
         for name, arm in self._index.items():
             worse = self._difference(mean(*sums[0, 1]), mean(*sums[arm, 1]))
+            # The whole interval lies below the margin. It is infinite while there are too few requests, and it is valid
+            # at every look, so looking each second does not raise the chance of a false stop.
             if arm and name not in stopped and worse.high < -guardrail.worse_than:
                 self._counters.count(arm, EXCLUDED.index("stopped"))
                 stopped.add(name)
@@ -268,6 +279,7 @@ class Experiment:
 
     def _compare(self, arm: str, metric: Metric, control: Mean, other: Mean) -> Comparison:
         found = self._difference(control, other)
+        # `success` is a rate near 1: a share of it would be too wide, so the margin is taken of 0.1.
         scale = 0.1 if metric.name == "success" else abs(control.value)
         return Comparison(arm, metric.name, *found, decide(found, metric, self._endpoint.experiment.margin * scale))
 
@@ -302,6 +314,7 @@ _DIVERGENCES = range(_UNPAIRED.stop, len(TOTALS))
 
 def decide(found: Interval, metric: Metric, margin: float) -> Decision:
     """An interval as a decision; a difference within `margin` counts as none."""
+    # First: an interval within the margin is no difference, even if it does not contain 0.
     if -margin <= found.low and found.high <= margin:
         return "no difference"
     if found.low <= 0 <= found.high:
@@ -314,10 +327,12 @@ def decide(found: Interval, metric: Metric, margin: float) -> Decision:
 
 def _exclusion(plan: Plan, last: Target, outcome: str) -> str | None:
     """Why a request is not compared; None if it is."""
+    # The order matters: a request counts under the first reason that applies.
     if plan.unit is None:
         return "direct"
     if outcome in ("client_gone", "cancelled"):
         return "cancelled"
+    # Another arm answered: its times and tokens say nothing about the assigned one. The report has their number.
     if last is not plan.targets[0]:
         return "fell_back"
     return None if outcome == "ok" or outcome in _FAILURES else "refused"

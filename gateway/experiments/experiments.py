@@ -75,12 +75,14 @@ class Experiments:
         Args:
             endpoints: by name, each with the time since which it is in force (Unix time in nanoseconds).
         """
+        # By key: it covers name, configuration and time, so an endpoint that was changed and changed back begins anew.
         old = {experiment.key: experiment for experiment in self._experiments.values()}
         self._experiments = {}
         for name, (endpoint, since) in endpoints.items():
             if endpoint.has_experiment:
                 unchanged = old.pop(key(name, endpoint, since), None)
                 self._experiments[name] = unchanged or Experiment(name, endpoint, self._folder, self._slot, since)
+        # Requests in flight keep the closed experiment (`Exposure`): they count into memory that nobody reads any more.
         for experiment in old.values():
             experiment.close()
 
@@ -92,7 +94,9 @@ class Experiments:
             plan: of an endpoint that has an experiment.
             shadowed: whether copies may be sent.
         """
+        # Router and experiments are replaced together (`Service._serve`), so a plan with an experiment finds it.
         experiment = self._experiments[plan.targets[0].endpoint]
+        # Counted at assignment, before any target is asked: what happens later cannot change the split.
         experiment.exposed(plan)
         if shadowed and plan.shadows and isinstance(request, Generate):
             self._shadows.send(request, plan.shadows, experiment)
@@ -127,9 +131,11 @@ class Experiments:
         answered = self._feedback.find(request_id)
         experiment = None
         if answered is not None:
+            # The tag finds no experiment if the endpoint was changed since: feedback for an old arm is refused.
             experiment = next((each for each in self._experiments.values() if each.tag == answered.experiment), None)
         if answered is None or experiment is None:
             raise InvalidRequest("No answer with this id is remembered that could be compared.", param="request_id")
+        # The metric is checked before the lock: an unknown name must not touch the entry.
         number = experiment.metric(metric)
         with self._feedback.replacing(request_id, number, value) as before:
             experiment.feedback(answered.arm, answered.bucket, number, value, before)

@@ -24,11 +24,11 @@ from typing import NamedTuple
 from gateway.config import FEEDBACK_METRICS
 from gateway.storage.mapped_file import map_file
 
-_ENTRIES = 1 << 16
+_ENTRIES = 1 << 16  # 65,536 entries of 72 bytes: 4.5 MiB per worker
 _WORD, _VALUE = struct.Struct("<Q"), struct.Struct("<d")
 _NO_VALUES = _VALUE.pack(nan) * FEEDBACK_METRICS
 _ENTRY_SIZE = _WORD.size + len(_NO_VALUES)
-_ID = re.compile(r"(?P<worker>[0-9a-f]{16})(?P<number>[0-9a-f]{8})")
+_ID = re.compile(r"(?P<worker>[0-9a-f]{16})(?P<number>[0-9a-f]{8})")  # `Service.new_id`
 
 
 class Answered(NamedTuple):
@@ -59,9 +59,11 @@ class FeedbackRing:
 
     def note(self, id: str, answered: Answered) -> None:
         """Remember who answered a request of this worker; no feedback has been received for it yet."""
+        # Numbers have 32 bits and entries 16: 2**16 rounds, and 17 bits hold them counted from 1.
         number = int(id[16:], 16)
         word = answered.experiment << 34 | _round(number) << 17 | answered.arm << 9 | answered.bucket
         at = number % _ENTRIES * _ENTRY_SIZE
+        # No lock: the client does not have the end of the answer yet, and its earlier feedback finds no entry.
         self._ring[at : at + _ENTRY_SIZE] = _WORD.pack(word) + _NO_VALUES
 
     def find(self, id: str) -> Answered | None:
@@ -84,8 +86,9 @@ class FeedbackRing:
                 yield None
                 return
             ring, at = found
-            place = at + _WORD.size + metric * _VALUE.size
+            place = at + _WORD.size + metric * _VALUE.size  # values follow the word
             (old,) = _VALUE.unpack_from(ring, place)
+            # The lock is held across the block: of two values sent at once, the second sees the first as `before`.
             yield None if isnan(old) else old
             _VALUE.pack_into(ring, place, value)
 
@@ -99,6 +102,7 @@ class FeedbackRing:
         number = int(known["number"], 16)
         with self._locked(known["worker"]) as ring:
             at = number % _ENTRIES * _ENTRY_SIZE
+            # An entry of another round is an older or newer request with the same place in the ring.
             valid = ring is not None and _WORD.unpack_from(ring, at)[0] >> 17 & 0x1FFFF == _round(number)
             yield (ring, at) if ring is not None and valid else None
 
@@ -112,17 +116,18 @@ class FeedbackRing:
             yield None
             return
         with path.open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX)  # excludes other receivers of feedback; `note` takes no lock
             with mmap.mmap(file.fileno(), 0) as ring:
                 yield ring
 
 
 def _remove_old_rings(folder: Path, slot: str) -> None:
     rings = sorted(folder.glob(f"{slot}.*"), key=lambda path: path.stat().st_mtime_ns)
+    # The last one belongs to the direct predecessor; this worker's own is made afterwards.
     for path in rings[:-1]:
         path.unlink()
 
 
 def _round(number: int) -> int:
     """How often the ring had been filled before this request, plus one: the round of an entry never written is 0."""
-    return (number // _ENTRIES + 1) & 0x1FFFF
+    return (number // _ENTRIES + 1) & 0x1FFFF  # 17 bits, as in the word

@@ -56,16 +56,18 @@ class _CollectedAnswer:
     def take(self, batch: Events) -> None:
         for event in batch:
             if isinstance(event, Delta):
-                self.ids += [token.id for token in event.tokens]
+                self.ids += [token.id for token in event.tokens]  # an id is None if the backend does not return ids
             elif isinstance(event, Started):
                 self.prompt_tokens = event.prompt_tokens or 0
             if isinstance(event, Finished):
                 self.generated, self.seed = event.generated, event.seed
+            # Assigned for each event, so the last one decides: usage ends a complete answer.
             self.complete = isinstance(event, Usage)
 
     @property
     def tokens(self) -> Ids:
         """All token ids; () if the answer is incomplete or an id is unknown."""
+        # `generated` is the backend's own count: fewer ids mean that the events do not hold the whole answer.
         ids = tuple(id for id in self.ids if id is not None)
         return ids if self.complete and len(ids) == len(self.ids) == self.generated else ()
 
@@ -103,8 +105,9 @@ class Pairing:
         experiment: Experiment,
     ) -> AsyncGenerator[Events, None]:
         """The events unchanged; if `target` is the control and an arm is drawn, observed for a pair."""
-        if target is not plan.targets[0]:
+        if target is not plan.targets[0]:  # a fallback answered: the control did not
             return events
+        # Each arm is drawn independently.
         drawn = tuple(arm for arm in plan.paired if arm.entity.paired and random() < arm.entity.paired.share)
         return self._observe(events, request, plan, drawn, experiment) if drawn else events
 
@@ -127,6 +130,7 @@ class Pairing:
                 yield batch
         finally:
             await events.aclose()
+        # After the `finally`, and so not reached if the client left: no pair is made of half an answer.
         if collected.complete:
             for arm in drawn:
                 self._pair(collected, request, plan, arm, experiment)
@@ -140,6 +144,7 @@ class Pairing:
         ended = partial(self._ended, arm, experiment)
         if not _have_same_tokenizer(control, arm):
             ended("unlike_tokenizers")
+        # Without the control's seed the arm would sample differently by chance alone.
         elif collected.seed is None or not collected.tokens or not _suitable(request):
             ended("unsuitable")
         elif collected.prompt_tokens + len(collected.tokens) > limits.max_tokens:
@@ -172,9 +177,10 @@ async def _compare(pair: _Pair, bucket: int, experiment: Experiment) -> None:
 async def _answer_again(pair: _Pair) -> Ids:
     """The arm's own answer; one that reaches `max_tokens` is refused later, together with its prompt."""
     stopping = pair.request.stopping
+    # The same request, with the control's seed and without what costs time and is not compared.
     asked = replace(
         pair.request,
-        id=f"{pair.request.id}-{pair.arm.entity.name}",
+        id=f"{pair.request.id}-{pair.arm.entity.name}",  # unique: a backend may index requests by id
         sampling=replace(pair.request.sampling, seed=pair.seed),
         stopping=replace(stopping, max_new_tokens=min(stopping.max_new_tokens or pair.max_tokens, pair.max_tokens)),
         logprobs=False,
@@ -196,9 +202,11 @@ async def _scores(pair: _Pair, model: Target, answers: tuple[Ids, Ids]) -> tuple
     Raises:
         schemas.errors.ContextLengthExceeded: prompt and answer exceed the arm's `max_tokens`.
     """
+    # Prompts are rendered once per model: chat templates may differ even where the vocabulary is the same.
     prompt = await _prompt(pair.request, model)
     if len(prompt) + max(map(len, answers)) > pair.max_tokens:
         raise ContextLengthExceeded("Prompt and answer are too long to be scored.")
+    # Identical answers are scored once.
     found = {answer: await _score(pair.request, model, prompt, answer) for answer in dict.fromkeys(answers)}
     return found[answers[0]], found[answers[1]]
 
@@ -207,6 +215,7 @@ async def _score(request: Generate, model: Target, prompt: Ids, answer: Ids) -> 
     asked = Generate(
         id=f"{request.id}-score",
         model=request.model,
+        # No token is generated: the answer is scored as part of a prompt, in one prefill.
         prompts=(TokensPrompt(prompt + answer),),
         stopping=Stopping(max_new_tokens=0),
         prompt_logprobs=True,
@@ -215,6 +224,8 @@ async def _score(request: Generate, model: Target, prompt: Ids, answer: Ids) -> 
     )
     scored: list[Token] = []
     await read(asked, model, lambda batch: scored.extend(_scored(batch)))
+    # The prompt's own tokens are cut off. A token without a logprob makes the mean NaN, which is refused below: NaN or
+    # infinity in a counter would spoil its sum for good.
     value = fsum(nan if token.logprob is None else token.logprob for token in scored[len(prompt) :]) / len(answer)
     if not isfinite(value):
         raise BackendFailed("The model has no likelihood for an answer.")
@@ -229,7 +240,7 @@ async def _prompt(request: Generate, model: Target) -> Ids:
     """The prompt's token ids, rendered with this model's chat template."""
     prompt, truncate = as_asked(request)[0], request.truncate_prompt_tokens
     ids = prompt.ids if isinstance(prompt, TokensPrompt) else await _tokenized(request.id, prompt, model)
-    return ids[-truncate:] if truncate else ids
+    return ids[-truncate:] if truncate else ids  # the last tokens, as TGI and vLLM truncate
 
 
 async def _tokenized(id: str, prompt: Prompt, model: Target) -> Ids:

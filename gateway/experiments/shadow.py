@@ -35,6 +35,8 @@ class Shadows:
         for target in targets:
             limits = target.entity.shadow
             assert limits is not None
+            # A shallow copy: requests are frozen, so content can be shared. The id is another one, since both may be in
+            # flight on the same backend.
             copy = replace(request, id=f"{request.id}-{target.entity.name}", background=True)
             self._background.begin(
                 target,
@@ -50,7 +52,7 @@ class Shadows:
 
     def _ended(self, target: Target, experiment: Experiment, outcome: str) -> None:
         self._metrics.shadow_requests.add((target.endpoint, target.entity.name, outcome))
-        if outcome != "dropped":
+        if outcome != "dropped":  # a dropped copy never reached the arm
             experiment.shadowed(target)
 
 

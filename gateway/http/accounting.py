@@ -64,10 +64,12 @@ class RequestAccount:
 
         Before: the client may ask another worker for the report, or send feedback, as soon as it has the answer's end.
         """
+        # Reached twice in the usual case: by the responder when the outcome is known, and by `close`.
         if self.duration is not None:
             return
         self.outcome = outcome
         self.duration = monotonic() - self.began
+        # `exposure` is None without an experiment and before routing; `target` is set when answering begins.
         if self.exposure is not None and self.target is not None:
             self.exposure.end(
                 self.target, Outcome(outcome, self.first_event, self.duration, self.usage, tuple(self.finish_reasons))
@@ -79,25 +81,28 @@ class RequestAccount:
         assert self.duration is not None
         metrics, usage, target = self.service.metrics, self.usage, self.target
         metrics.running.add(-1.0)
+        # Every request counts here, also one that never reached a target. Those below need a served entity.
         metrics.requests.add((self.protocol, self.route, self.outcome))
         served = None
         if target is not None:
             endpoint, served = target.endpoint, target.entity.name
             self.service.count(endpoint, self.duration, self.outcome == "ok")
             metrics.served_requests.add((endpoint, served, self.outcome))
+            # Known for complete answers only: failed and cancelled ones would distort the times.
             if usage is not None:
                 metrics.prompt_tokens.add((endpoint, served), usage.prompt_tokens)
                 metrics.generation_tokens.add((endpoint, served), usage.completion_tokens)
                 metrics.time_to_first_token.observe((endpoint, served), self.first_event)
                 metrics.request_latency.observe((endpoint, served), self.duration)
         unit = self.plan.unit if self.plan is not None else None
+        # The reader of standard error may be gone. The answer is sent: its request must not fail now.
         with suppress(BrokenPipeError):
             log.info(
                 "request.finished",
                 request_id=self.request_id,
                 protocol=self.protocol,
                 route=self.route,
-                status=self.status or 499,
+                status=self.status or 499,  # nginx's status for a client that left before the answer's first byte
                 outcome=self.outcome,
                 stage=self.stage if self.outcome != "ok" else None,
                 finish_reason=list(map(str, self.finish_reasons)),

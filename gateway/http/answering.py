@@ -28,6 +28,8 @@ from schemas.ir import Embed, Events, Finished, Generate, Request, Usage
 log = structlog.get_logger()
 
 _END: HTTPResponseBodyEvent = {"type": "http.response.body", "body": b"", "more_body": False}
+# RFC 9112, section 9.3: a server reads the whole request body or closes the connection after its response; otherwise
+# the rest of the body would be read as the next request.
 _CLOSING = (408, 413)
 """Statuses after which the connection is closed: the rest of the request's body is still on its way."""
 
@@ -57,6 +59,7 @@ class Responder:
         account = self._account
         failure: Exception | None = None
         failed_at: Stage = "wait"
+        # Order: assignment (sticky) first; a backend that is ready but in trouble goes behind the others.
         targets = plan.targets if len(plan.targets) == 1 else self._service.preferred(plan.targets)
         if targets[0] is not plan.targets[0]:
             self._log_fallback(plan.targets[0], "in_trouble")
@@ -64,6 +67,7 @@ class Responder:
             account.target, account.stage = target, "wait"
             is_last = target is targets[-1]
             try:
+                # Only the last target is worth waiting for: before it, another one may answer at once.
                 await self._service.ready(target.entity.backend, wait=is_last)
                 account.stage = "generate"
                 await self._ask(request, target)
@@ -72,10 +76,13 @@ class Responder:
                 if failure is None or not isinstance(error, UnsupportedFeature):
                     # That the next target cannot do what is asked is not why the request failed.
                     failure, failed_at = error, account.stage
+                # After the first event the backend has done work and may have sampled tokens: the request is not
+                # repeated.
                 if account.first_event or is_last or not is_failover_eligible(failure):
                     break
                 self._log_fallback(target, error.kind if isinstance(error, GatewayError) else "internal")
         assert failure is not None
+        # The log names the stage of the failure that is sent, not of a later target that lacked a feature.
         account.stage = failed_at
         await self.refuse(failure)
 
@@ -89,8 +96,11 @@ class Responder:
         """Send a whole answer."""
         if reply.record is not None:
             await self._keep(reply.record)
+        # Stored and counted before the first byte: once the client has the answer, it may ask any worker for the stored
+        # response, or send feedback.
         self._account.end(outcome)
         await self._start(reply.status, reply.media_type, reply.headers, len(reply.body))
+        # RFC 9110, section 9.3.2: HEAD has no content; section 8.6: its `content-length` is that of GET.
         await self._send({"type": "http.response.body", "body": b"" if self._head else reply.body, "more_body": False})
 
     async def _ask(self, request: Request, target: Target) -> None:
@@ -105,20 +115,23 @@ class Responder:
         if not isinstance(request, Generate):
             await self.reply(codec.encode_tokens(request, await target.backend.tokenize(target.addressed(request))))
             return
+        # A generation request from here on.
         if target.task == "embeddings":
             raise UnsupportedFeature(f"The endpoint '{request.model}' is for embeddings, not text.", feature="generate")
         check(request, target.backend.capabilities, request.model)
         events = target.backend.generate(target.addressed(request))
+        # While draining no pair is begun: its work in the background could be cancelled before its end.
         if account.exposure is not None and not self._service.draining:
             events = account.exposure.observe(events, request, target)
         try:
             first = await anext(events, None)
-            if not first:
+            if not first:  # None: the generator ended without an event
                 raise Incomplete("The backend's answer stopped before it began.")
             account.first_event = monotonic() - account.began
             account.stage = "stream"
             await (self._stream if request.stream else self._whole)(request, first, events)
         finally:
+            # Also on cancellation: closing the generator is what makes the backend drop the work for this request.
             await events.aclose()
 
     async def _whole(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
@@ -131,12 +144,15 @@ class Responder:
         answer = fold.completion()
         account.stage = "encode"
         account.usage = answer.usage
+        # From the request's beginning: with the time spent on waiting for a backend and on targets that failed.
         timings = Timings(account.first_event, monotonic() - account.began)
         await self.reply(self._codec.encode(request, replace(answer, timings=timings)))
 
     async def _stream(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
         encoder = self._codec.encoder(request)
+        # The first batch is encoded before the status line: if that fails, the error still gets a status of its own.
         data = self._encode(encoder, batch)
+        # Usage is the last event of every complete answer; a short answer may have it in its first batch.
         if isinstance(last := batch[-1], Usage):
             await self._complete(encoder, last)
         await self._start(200, encoder.media_type, encoder.headers)
@@ -147,9 +163,12 @@ class Responder:
                 if isinstance(last := batch[-1], Usage):
                     await self._complete(encoder, last)
                 await self._write(data)
+            # The generator ended without an error and without usage: a truncated answer must not look complete.
             if self._account.usage is None:
                 raise Incomplete("The backend's answer stopped before it was finished.")
         except asyncio.CancelledError:
+            # uvicorn cancels what still runs after `drain_timeout`. The connection still works, so the client learns
+            # why. A client that has left cancels, too; writing to its closed connection does nothing.
             if self._service.draining:
                 await self._write(encoder.fail(ShuttingDown("The server is shutting down.")))
                 await self._send(_END)
@@ -184,6 +203,7 @@ class Responder:
         if self.responses is not None:
             await self.responses.keep(record)
 
+    # `length` -1: a stream, whose body uvicorn frames (RFC 9112, section 7.1: chunked).
     async def _start(self, status: int, media_type: str, more: Iterable[tuple[str, str]], length: int = -1) -> None:
         account = self._account
         account.status = status
@@ -199,7 +219,10 @@ class Responder:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _write(self, data: bytes) -> None:
+        # An encoder may hold text back and return nothing for a batch.
         if data:
+            # `send` waits while the transport's buffer is above its high-water mark: the stage says that the client is
+            # slow.
             stage, self._account.stage = self._account.stage, "send"
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
             self._account.stage = stage

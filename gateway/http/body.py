@@ -24,11 +24,14 @@ async def read_body(receive: Receive, headers: Mapping[str, str], limits: Limits
         schemas.errors.UnsupportedMediaType: it is compressed, or a multipart form.
         schemas.errors.RequestTimeout: it did not arrive in time.
     """
+    # Whether a body holds images is known only when it is whole, so the larger limit bounds the reading, and the limit
+    # for text is applied at the end.
     most = max(limits.max_body, limits.max_image_body)
     _check_headers(headers, most)
     deadline = monotonic() + limits.body_total
     parts: list[bytes] = []
     size = 0
+    # Each piece has `body_idle` seconds, all together `body_total`: a client that sends a byte now and then ends, too.
     while True:
         pending = PendingMessage(receive)
         if (message := pending.message) is None:  # else it had arrived already, and needs no timeout
@@ -40,21 +43,25 @@ async def read_body(receive: Receive, headers: Mapping[str, str], limits: Limits
         if message["type"] == "http.disconnect":
             return None
         part = message.get("body", b"")
+        # `content-length` may be missing (chunked), so what has arrived is counted as well.
         size += len(part)
         if size > most:
             raise _too_large(most)
         parts.append(part)
         if not message.get("more_body", False):
-            body = part if len(parts) == 1 else b"".join(parts)
+            body = part if len(parts) == 1 else b"".join(parts)  # the usual case: no copy
+            # The search for images runs over large bodies only.
             if size > limits.max_body and not any(mark in body for mark in _IMAGES):
                 raise _too_large(limits.max_body)
             return body
 
 
 def _check_headers(headers: Mapping[str, str], most: int) -> None:
+    # Refused before a byte is read. The HTTP parser rejects a `content-length` that is no number.
     length = headers.get("content-length", "")
     if length.isdigit() and int(length) > most:
         raise _too_large(most)
+    # A compressed body of a few kilobytes may unpack to gigabytes: no limit on the wire would bound it.
     encoding = headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise UnsupportedMediaType("Compressed request bodies are not accepted.")

@@ -22,6 +22,7 @@ class PendingMessage:
     __slots__ = ("_coroutine", "_on_message", "_waits_for", "message")
 
     def __init__(self, receive: Receive) -> None:
+        # `__await__` gives the iterator that a task would drive: its `next` runs `receive` up to the first future.
         self._coroutine = receive().__await__()
         self._waits_for: asyncio.Future[None] | None = None
         self.message: Message | None = None
@@ -31,8 +32,11 @@ class PendingMessage:
         """Wait in the present task."""
         try:
             while self.message is None:
+                # The future is yielded to the task exactly as `receive` yielded it, with the mark that tells `await`
+                # from a plain `yield` (`_asyncio_future_blocking`) still set.
                 yield self._waits_for
                 self._advance()
+        # A timeout or a cancellation is thrown in at the `yield`, past the inner coroutine: close that, too.
         except BaseException:
             self._coroutine.close()
             raise
@@ -45,10 +49,12 @@ class PendingMessage:
             on_message()
             return
         assert self._waits_for is not None
+        # `receive` may wait for several futures in turn: `_wake` watches the next one until there is a message.
         self._waits_for.add_done_callback(self._wake)
 
     def close(self) -> None:
         """Stop waiting."""
+        # Closing runs the `finally` blocks in `receive`: `asyncio.Event.wait` takes its future off the event's waiters.
         self._coroutine.close()
         self._waits_for = None
 
@@ -60,7 +66,7 @@ class PendingMessage:
     def _advance(self) -> None:
         try:
             self._waits_for = next(self._coroutine)
-        except StopIteration as end:
+        except StopIteration as end:  # `receive` returned
             self.message = cast(Message, end.value)
 
 
@@ -84,10 +90,13 @@ async def cancel_on_disconnect(receive: Receive, work: Awaitable[None]) -> None:
         task.cancel()
 
     disconnect = PendingMessage(receive)
+    # If the client has left already, `leave` runs here, and the cancellation arrives where `work` first suspends.
     disconnect.watch(leave)
     try:
         await work
     except asyncio.CancelledError:
+        # A cancellation by somebody else (shutdown) goes on. Ours ends here, and `uncancel` takes it off the task's
+        # count, so that an enclosing timeout or task group does not mistake it for its own.
         if not gone:
             raise
         task.uncancel()

@@ -22,6 +22,7 @@ async def answer(service: Service, name: str, scope: HTTPScope, send: Send) -> N
     """
     if scope["method"] not in ("GET", "HEAD"):
         raise MethodNotAllowed(f"Method {scope['method']} is not allowed here.", allowed=("GET", "HEAD"))
+    # This handler runs without a `RequestHandler`, so it checks the key and refreshes by itself.
     service.keys.check(decode_headers(scope["headers"]))
     service.refresh()
     if name not in service.catalog.cards:

@@ -26,6 +26,7 @@ def handler(service: Service) -> HTTPRouteHandler:
     @post("/v1/feedback", include_in_schema=False, status_code=204)
     async def feedback(request: Request[Any, Any, Any]) -> Response[None]:
         service.keys.check({name.lower(): value for name, value in request.headers.items()})
+        # Another worker may have changed the endpoint meanwhile: feedback counts in an experiment that still runs.
         service.refresh()
         service.experiments.feedback(*msgspec.structs.astuple(_read(await request.body())))
         return Response(None, status_code=204)
@@ -36,5 +37,5 @@ def handler(service: Service) -> HTTPRouteHandler:
 def _read(body: bytes) -> Feedback:
     try:
         return msgspec.json.decode(body, type=Feedback)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # RecursionError: deeply nested JSON
         raise InvalidRequest(f"The feedback cannot be read: {error}") from None

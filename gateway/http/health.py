@@ -18,6 +18,7 @@ READ = (HttpMethod.GET, HttpMethod.HEAD)
 def handlers(service: Service) -> list[HTTPRouteHandler]:
     """The routes: `/health` and `/ping` answer while the process lives, `/health/ready` once every endpoint can."""
 
+    # `/ping` is the liveness path of Amazon SageMaker's hosting; both need neither a backend nor a key.
     @route(["/health", "/ping"], http_method=READ, include_in_schema=False)
     async def alive() -> Response[bytes]:
         return Response(b"", media_type="text/plain")
@@ -30,6 +31,7 @@ def handlers(service: Service) -> list[HTTPRouteHandler]:
 
     @route("/metrics", http_method=READ, include_in_schema=False)
     async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+        # Metrics name models and show traffic, so they need a key where requests do.
         service.keys.check({name.lower(): value for name, value in request.headers.items()})
         return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 

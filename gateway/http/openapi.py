@@ -18,11 +18,13 @@ _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 def document(adapters: Mapping[str, Adapter]) -> bytes:
     """The document as JSON (OpenAPI 3.1)."""
     found = routes(adapters)
+    # All types in one call: msgspec then shares components by name instead of repeating them.
     types = [type for _, route in found for type in (route.body, route.answer) if type is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     by_type = dict(zip(map(repr, types), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for protocol, route in found:
+        # OpenAPI's path templates have no converters: `{name:path}` becomes `{name}`.
         path = _PARAMETER.sub(r"{\1}", route.path)
         paths.setdefault(path, {})[route.method.lower()] = _operation(protocol, route, by_type)
     return msgspec.json.format(
@@ -59,6 +61,7 @@ def _answer(route: Route, schemas: Mapping[str, Any]) -> dict[str, Any]:
     if route.answer is None:
         return {}
     whole = {"application/json": _content(route.answer, schemas)}
+    # OpenAPI 3.1 cannot describe the events of a stream: it is listed as text.
     return whole | ({"text/event-stream": {"schema": {"type": "string"}}} if route.streams else {})
 
 

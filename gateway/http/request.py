@@ -63,11 +63,13 @@ class RequestHandler:
 
     async def run(self, receive: Receive) -> None:
         """Answer the request. Raises nothing but a cancellation that was not caused by the client's leaving."""
-        self._service.metrics.running.add(1.0)
+        self._service.metrics.running.add(1.0)  # `RequestAccount.close` takes it back
         try:
             planned = await self._plan(receive)
             if planned is not None:
                 await cancel_on_disconnect(receive, self._responder.answer(*planned))
+        # Not the client's leaving, which `cancel_on_disconnect` swallows: the server's shutdown, for instance, after
+        # the drain time.
         except asyncio.CancelledError:
             self._account.end("cancelled")
             raise
@@ -88,12 +90,14 @@ class RequestHandler:
                 return None
             account.stage = "decode"
             request = await self._decode(call, body)
+            # The answer describes what is deployed after the change.
             if isinstance(request, Change):
                 account.stage = "manage"
                 await service.manage(request)
                 await self._describe(call, body)
                 return None
             account.stage, account.request = "route", request
+            # No `await` between the plan and the exposure: a change of what is deployed would replace the experiment.
             account.plan = plan = service.router.plan(request, call.headers)
             if plan.has_experiment:
                 account.exposure = service.experiments.enter(request, plan, shadowed=not service.draining)
@@ -109,6 +113,7 @@ class RequestHandler:
             schemas.errors.RequestError: the key is missing or wrong, or the body cannot be taken.
         """
         service, route = self._service, self._operation.route
+        # The key comes before the body: nobody without one makes the server buffer megabytes.
         headers = decode_headers(self._scope["headers"])
         if route.kind == "manage":
             service.keys.check_admin(headers)
@@ -117,6 +122,7 @@ class RequestHandler:
         body = await read_body(receive, headers, service.limits)
         if body is None:
             return None
+        # After the body, which may take a minute: the request gets what is deployed now, not what was at its beginning.
         service.refresh()
         if route.stores and service.responses is not None:
             self._responder.responses = service.responses.of(headers)
@@ -138,9 +144,11 @@ class RequestHandler:
             schemas.errors.Overloaded: too many requests are running.
             schemas.errors.RequestError: the protocol cannot read it.
         """
+        # Only requests that run a model, or change endpoints, are refused; listings stay available under load.
         if self._service.full:
             raise Overloaded("The server is at its limit of concurrent requests.", retry_after=1.0)
         decode, route = self._operation.codec.decode, self._operation.route
+        # Decoding a small body takes less time than handing it to a thread and waiting for the result.
         if len(body) > _LARGE:
             return await asyncio.to_thread(decode, route, body, call)
         return decode(route, body, call)
@@ -151,6 +159,7 @@ class RequestHandler:
         Raises:
             schemas.errors.RequestError: what it asks about is not there.
         """
+        # Counts change with every request, so they are joined to the cached catalog only where they are shown.
         call = replace(call, catalog=self._service.counted_catalog())
         await self._responder.reply(self._operation.codec.describe(self._operation.route, call, body))
 
@@ -160,6 +169,8 @@ def decode_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
     All are decoded in one go, since they are many and short: joined by NUL, which no header holds.
     """
+    # RFC 9110, section 5.5: NUL is not allowed in a field value; the HTTP parser rejects it. Latin-1 maps every byte to
+    # one character, so no header makes this fail.
     joined = b"\0".join(chain.from_iterable(raw))
     parts = joined.decode("latin-1").split("\0")
     return dict(zip(parts[::2], parts[1::2], strict=True)) if joined else {}

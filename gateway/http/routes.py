@@ -30,7 +30,7 @@ Methods = dict[str, Operation]
 Table = dict[str, Methods]
 """Path template -> method -> operation."""
 
-_PARAMETER = re.compile(r"{(\w+)(:path)?}")
+_PARAMETER = re.compile(r"{(\w+)(:path)?}")  # the template syntax of `adapters.base.Route.path`
 
 
 class Paths(Generic[T]):
@@ -52,16 +52,19 @@ class Paths(Generic[T]):
             self._plain[template] = value
             return
         pattern = "".join(_segment(segment) for segment in template[1:].split("/"))
+        # Patterns are grouped by their first segment, so that a lookup tries a few of them and not all.
         self._patterns.setdefault(_first(template), []).append((re.compile(pattern), value))
 
     def find(self, path: str) -> Found[T] | None:
         """The value and the parameters of the first template that matches `path`, which is percent-encoded."""
+        # Most requests have a fixed path: one dictionary lookup, no regular expression.
         plain = self._plain.get(path)
         if plain is not None:
             return plain, {}
         path = path.rstrip("/") or "/"
         for pattern, value in self._patterns.get(_first(path), ()):
             if match := pattern.fullmatch(path):
+                # Unquoted after the match: `%2F` in a model's name must not split its segment.
                 return value, {name: unquote(part) for name, part in match.groupdict().items()}
         plain = self._plain.get(path)
         return None if plain is None else (plain, {})
@@ -82,6 +85,7 @@ class Mounts:
         self._adapters = adapters
         self._dialects = _dialects(adapters, config.server.dialect_options)
         base = config.server.dialects
+        # A mount names only the dialects that differ. A listener's choice goes before a mount's.
         prefixes = {"": base} | {mount.prefix.rstrip("/"): base | mount.dialects for mount in config.server.mounts}
         self._default = self._table(prefixes)
         self._by_port = {
@@ -96,8 +100,9 @@ class Mounts:
 
         @asgi("/", is_mount=True, copy_scope=False)
         async def handle(scope: HTTPScope, receive: Receive, send: Send) -> None:
+            # `path` is percent-decoded already (ASGI), `raw_path` is as sent.
             path, method = scope["raw_path"].decode("latin-1"), scope["method"]
-            port = scope["server"][1] if scope["server"] is not None else None
+            port = scope["server"][1] if scope["server"] is not None else None  # None on a Unix socket
             found = self._paths_by_port.get(port or 0, self._paths).find(path)
             if path == "/" and method in ("GET", "HEAD"):
                 await _alive(send)
@@ -106,10 +111,12 @@ class Mounts:
                 await _report_or_refuse(service, self.nearest(path, port), path, scope, send)
                 return
             methods, parameters = found
+            # RFC 9110, section 9.3.2: HEAD is GET without content. `Responder` leaves the content out.
             operation = methods.get("GET" if method == "HEAD" else method)
             if operation is None:
                 await refuse(service, next(iter(methods.values())), not_allowed(method, methods), scope, send)
                 return
+            # This request counts itself, so `Service.full` compares with `>`.
             service.running += 1
             try:
                 await RequestHandler(service, operation, parameters, scope, send).run(receive)
@@ -122,6 +129,7 @@ class Mounts:
         """An operation of the protocol whose paths have the most leading segments in common with `path`."""
         table = self._by_port.get(port or 0, self._default)
         asked = path.split("/")
+        # Of equally near templates the shortest wins, which says the least that was not asked for.
         best = max(table, key=lambda known: (_common(asked, known.split("/")), -len(known)))
         return next(iter(table[best].values()))
 
@@ -133,6 +141,7 @@ class Mounts:
             for name, adapter in self._adapters.items():
                 codec = adapter.server(self._dialect(name, dialects.get(name)))
                 for route in codec.routes:
+                    # Below a mount, the route `/` is the prefix itself: `find` ignores a trailing slash.
                     methods = table[prefix if prefix and route.path == "/" else prefix + route.path]
                     if route.method in methods:
                         raise ConfigError(f"two protocols have the route {route.method} {prefix}{route.path}")
@@ -195,7 +204,7 @@ def _paths(table: Table) -> Paths[Methods]:
 def _common(asked: list[str], known: list[str]) -> int:
     count = 0
     for a, b in zip(asked, known, strict=False):
-        if a != b and not b.startswith("{"):
+        if a != b and not b.startswith("{"):  # a parameter matches any segment
             break
         count += 1
     return count
@@ -207,6 +216,7 @@ async def _alive(send: Send) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+# Paths outside of all protocols, looked up only if no protocol has the path.
 _REPORTS: Paths[None] = Paths()
 _REPORTS.add(experiment.PATH, None)
 

@@ -15,12 +15,14 @@ _FILES = {
     "/ui/style.css": ("style.css", "text/css"),
     "/ui/app.js": ("app.js", "text/javascript"),
 }
+# `data:` is for the page's empty icon. `frame-ancestors`: no page may frame this one to steal clicks.
 _POLICY = "default-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _HEADERS = {"content-security-policy": _POLICY, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
 
 
 def handlers() -> list[HTTPRouteHandler]:
     """One route for each file. None needs a key: the files are the same for everybody."""
+    # Read once, at startup.
     return [_handler(path, (_FOLDER / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()]
 
 

@@ -35,6 +35,7 @@ class SummingCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Read the files of all workers, and return the metrics."""
+        # Two passes over the files; gauges need only the living workers, counters and histograms all.
         totals, living = self._file.read(), self._file.read(living=True)
         for instrument in self._instruments:
             yield instrument.expose(totals, living)
@@ -58,10 +59,12 @@ class Counter:
 
     def add(self, labels: Labels, value: float = 1.0) -> None:
         """Add `value` to the series with these label values."""
+        # Not atomic: a second thread of this process would need a lock.
         self._cells[labels][0] += value
 
     def expose(self, totals: Totals, living: Totals) -> Metric:  # noqa: ARG002 - `Instrument`
         """Return the sums over all workers, dead ones included."""
+        # prometheus_client appends `_total` to a counter's name.
         family = CounterMetricFamily(self._name, self._help, labels=self._labels)
         for labels, (value,) in totals.get(self._name, {}).items():
             family.add_metric(labels, value)
@@ -81,12 +84,16 @@ class Histogram:
         self._help = help
         self._labels = labels
         self._bounds = bounds
+        # `str(float())` gives the `le` labels that prometheus_client gives its own histograms: "1.0", not "1".
         self._ends = [str(float(bound)) for bound in bounds] + ["+Inf"]
         self._cells = _Cells(file, name, len(bounds) + 2)  # a count for each bucket, and the sum
 
     def observe(self, labels: Labels, seconds: float) -> None:
         """Count one observation in the series with these label values."""
         cells = self._cells[labels]
+        # Buckets hold their own count only, one store per observation. Prometheus wants them cumulative: `expose` adds
+        # them up. `bisect_left`: a value equal to a bound belongs to it (`le` is inclusive); beyond the last one it is
+        # +Inf.
         cells[bisect_left(self._bounds, seconds)] += 1.0
         cells[-1] += seconds
 
@@ -118,7 +125,7 @@ class Gauge:
 
     def expose(self, totals: Totals, living: Totals) -> Metric:  # noqa: ARG002 - `Instrument`
         """Return the sum over living workers."""
-        (value,) = living.get(self._name, {}).get((), [0.0])
+        (value,) = living.get(self._name, {}).get((), [0.0])  # no living worker has the series: 0
         return GaugeMetricFamily(self._name, self._help, value=value)
 
 
@@ -131,6 +138,7 @@ class _Cells(dict[Labels, "Cells"]):
         self._name = name
         self._width = width
 
+    # A dictionary calls this for a missing key only, so that the usual increment runs no Python code for its lookup.
     def __missing__(self, labels: Labels) -> Cells:
         found = self[labels] = self._file.series(self._name, labels, self._width)
         return found

@@ -33,6 +33,7 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics; of engines that have not reported yet there are none."""
+        # Not summed over workers: each worker knows the same engine's state, and a sum would count it N times.
         states = self._states()
         for families, kind in ((_GAUGES, GaugeMetricFamily), (_COUNTERS, CounterMetricFamily)):
             for name, (help, field) in families.items():

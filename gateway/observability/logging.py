@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import structlog
 
+# A safety net by key: no log call passes such a value on purpose. Values under other keys are not searched.
 _SECRETS = frozenset(
     ("authorization", "api_key", "key", "keys", "token", "password", "prompt", "messages", "text", "body")
 )
@@ -31,13 +32,15 @@ def configure(level: str = "info") -> None:
     ]
     terminal = sys.stderr.isatty()
     if terminal:
+        # A plain traceback: structlog's default (rich) prints local variables, and so prompts.
         processors.append(structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback))
     else:
         processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_dumps)]
     structlog.configure(
-        processors=processors,
+        processors=processors,  # `_hide_secrets` comes before every renderer
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr)
+        # JSON is encoded to bytes by msgspec and written as such: no decoding to text and back.
         if terminal
         else structlog.BytesLoggerFactory(sys.stderr.buffer),
         cache_logger_on_first_use=True,
@@ -46,7 +49,7 @@ def configure(level: str = "info") -> None:
 
 
 def _dumps(event: Any, **_: Any) -> bytes:
-    return msgspec.json.encode(event, enc_hook=str)
+    return msgspec.json.encode(event, enc_hook=str)  # a value that msgspec cannot encode is logged as its text
 
 
 def _hide_secrets(_: Any, __: str, event: Any) -> Any:

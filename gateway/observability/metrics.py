@@ -12,7 +12,9 @@ from gateway.observability.counters import Counter, Gauge, Histogram, SummingCol
 from gateway.observability.engine_metrics import EngineCollector
 from gateway.observability.series_file import SeriesFile
 
+# From a cached first token to a long answer; all latencies share the bounds, so that they can be compared.
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+# `model` is the endpoint: the name that clients send, as in vLLM's `model_name`.
 _ARM = ("model", "served")
 
 
@@ -58,6 +60,7 @@ class Metrics:
             self.request_latency,
             self.running,
         )
+        # A registry of its own: the default one would add metrics of this process alone, which differ by worker.
         self._registry = CollectorRegistry()
         self._registry.register(EngineCollector(backends))
         self._registry.register(SummingCollector(file, instruments))

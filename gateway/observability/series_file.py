@@ -25,7 +25,7 @@ from gateway.storage.mapped_file import map_file
 
 log = structlog.get_logger()
 
-Labels = tuple[str, ...]
+Labels = tuple[str, ...]  # the values; a metric's label names are in its instrument
 Cells: TypeAlias = "memoryview[float]"
 """Doubles in mapped memory."""
 Totals = dict[str, dict[Labels, list[float]]]
@@ -49,12 +49,16 @@ class SeriesFile:
     def __init__(self, folder: Path | None = None, slot: str = "0") -> None:
         self._folder = folder
         cells = folder / f"{slot}.cells" if folder is not None else None
+        # A memoryview of doubles: an increment needs no `struct` call, and an aligned 8-byte store is not torn on
+        # 64-bit machines.
         self._cells = memoryview(map_file(cells, 8 * _CELLS)).cast("d")
         self._used = 0
         self._own: dict[tuple[str, Labels], Cells] = {}
         self._index: int | None = None
         if folder is not None:
+            # O_APPEND: each line is one write at the file's end, also after `_continue` has cut an incomplete one off.
             self._index = os.open(folder / f"{slot}.index", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            # Held until the process ends or closes the file: `_is_locked` sees it from any process, this one included.
             fcntl.flock(self._index, fcntl.LOCK_SH)
             self._continue(folder / f"{slot}.index")
 
@@ -62,12 +66,15 @@ class SeriesFile:
         """Return the doubles of one of this worker's series; they begin with zeros."""
         if (found := self._own.get((name, labels))) is not None:
             return found
+        # A request that ends after `close` may still count; there is no index left to write its series to.
         closed = self._folder is not None and self._index is None
         if closed or self._used + width > _CELLS:
             log.error("series.not_added", metric=name, labels=labels, closed=closed)
             found = memoryview(bytearray(8 * width)).cast("d")  # counted, but never shown
         else:
             if self._index is not None:
+                # Before the first increment: doubles without a line in the index would be given to another series
+                # later.
                 os.write(self._index, msgspec.json.encode((name, width, labels)) + b"\n")
             found = self._take(width)
         self._own[name, labels] = found
@@ -80,6 +87,7 @@ class SeriesFile:
             for (name, labels), cells in self._own.items():
                 totals.setdefault(name, {})[labels] = list(cells)
             return totals
+        # Each file has its own series in its own order: they are matched by name and labels.
         for index in sorted(self._folder.glob("*.index")):
             if not living or _is_locked(index):
                 _add(totals, index)
@@ -97,6 +105,7 @@ class SeriesFile:
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             os.truncate(index, whole)  # it was killed while it wrote a line
+        # In the order of the index, which is the order of the doubles: each series gets its old place.
         for name, width, labels in _entries(data):
             self._own[name, labels] = self._take(width)
 
@@ -107,11 +116,13 @@ class SeriesFile:
 
 
 def _entries(index: bytes) -> list[tuple[str, int, Labels]]:
-    lines = index[: index.rfind(b"\n") + 1].splitlines()
+    lines = index[: index.rfind(b"\n") + 1].splitlines()  # the last line may be in the middle of its write
     return [msgspec.json.decode(line, type=tuple[str, int, Labels]) for line in lines]
 
 
 def _add(totals: Totals, index: Path) -> None:
+    # The index before the doubles: every series that it lists is in the other file, whose size never changes. The
+    # worker may count meanwhile: a sum is then newer by an increment than its neighbour.
     entries = _entries(index.read_bytes())
     size = 8 * sum(width for _, width, _ in entries)
     with index.with_suffix(".cells").open("rb") as file:
@@ -129,6 +140,7 @@ def _is_locked(path: Path) -> bool:
     """Return whether the worker that writes the file lives."""
     descriptor = os.open(path, os.O_RDWR)
     try:
+        # A second open file: `flock` locks exclude each other between open files, even within one process.
         with suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return False

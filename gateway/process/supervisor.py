@@ -68,9 +68,11 @@ class Supervisor:
     def __init__(self, read: Callable[[], Config], log_level: str = "info") -> None:
         self._read = read
         self.config = read()
+        # The sockets outlive every worker: while workers are replaced, the kernel queues connections on them.
         self._sockets = _listen(self.config)
         self._folder = tempfile.TemporaryDirectory(prefix="interlingua-")
         try:
+            # Only for its errors: a wrong engine option is reported before any process starts.
             self._with_engines(self.config)
         except BaseException:
             self.close()
@@ -90,18 +92,23 @@ class Supervisor:
 
     def run(self, tend: Callable[[], bool] = lambda: True) -> int:
         """Serve until SIGTERM or SIGINT, or until `tend`, called often, returns False. Return the exit code."""
+        # Handlers only set flags: `run` acts on them at its next turn, never in the middle of a step.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._request_stop)
         # At a terminal SIGHUP means that the terminal is gone.
         signal.signal(signal.SIGHUP, self._request_stop if sys.stdin.isatty() else self._request_reload)
         self._current = current = self._start(self.config)
         failed = False
+        # Every 50 ms: 1. start the generation that SIGHUP asks for; 2. switch to it once it listens; 3. stop engines
+        # that nobody uses; 4. restart processes that ended.
         while not self._stop_requested and not failed:
             if self._reload_requested:
                 self._reload_requested = False
                 self._prepare(current)
             current = self._take_over(current)
             self._stop_unused_engines()
+            # Only the current generation is restarted: one that is starting is dropped if a process ends, one that
+            # leaves is meant to end.
             for process in (*current.engines.values(), *current.workers):
                 process.poll(time.monotonic())
             failed = not tend()
@@ -109,6 +116,7 @@ class Supervisor:
         if self._next is not None:
             self._drop(self._next, current)
         drain = current.config.server.drain_delay + current.config.server.drain_timeout + _DRAIN_MARGIN
+        # Workers end before engines: answers in flight still need them.
         running = [current, *self._leaving]
         stop([worker for each in running for worker in each.workers], _WORKER_STOP_TIMEOUT if failed else drain)
         stop([engine for each in running for engine in each.engines.values()], _ENGINE_STOP_TIMEOUT)
@@ -131,11 +139,13 @@ class Supervisor:
         """Read the configuration and start its processes. An invalid one changes nothing. A generation that still waits
         for its backends is dropped.
         """
+        # A bad reload must not end a server that works: the error is logged and the current generation goes on.
         try:
             config = self._read()
             if _addresses(config) != _addresses(self.config):
                 raise ConfigError("an address to listen on can only be changed by a restart")
             if self._next is not None:
+                # If `_start` raises after this, `_next` still names the dropped generation, and `_take_over` clears it.
                 self._drop(self._next, current)
             self._next = self._start(config)
         except ConfigError as error:
@@ -145,6 +155,8 @@ class Supervisor:
         """Return the generation that is to serve: the next one once all its workers listen, until then the current."""
         if (next := self._next) is None:
             return current
+        # With `serving` set, a worker exits if one of its endpoints cannot answer (`Service.settled`). Engines that
+        # both generations share are not judged here: the current generation restarts them.
         if any(process.ended for process in (*_without(next.engines, current.engines).values(), *next.workers)):
             log.error("config.rejected", error="one of its endpoints cannot answer")
             self._drop(next, current)
@@ -154,8 +166,10 @@ class Supervisor:
             return current
         log.info("config.changed")
         self._current, self._next = next, None
+        # SIGINT, not SIGTERM: the new workers listen on the same sockets already, so no drain delay is needed.
         for worker in current.workers:
             worker.signal(signal.SIGINT)
+        # An engine that the next generation has, too, is not the leaving one's to stop.
         self._leaving.append(Generation(current.config, _without(current.engines, next.engines), current.workers))
         return next
 
@@ -172,11 +186,14 @@ class Supervisor:
     def _start(self, config: Config) -> Generation:
         config, commands = self._with_engines(config)
         kept = self._current.engines if self._current is not None else {}
+        # The command holds a digest of the options (see `_with_engines`): an equal command is an engine to keep.
         engines = {
             command: kept.get(command)
             or SupervisedProcess(f"engine {name}", partial(start_bound_to_parent, command), _ENGINE_BACK_OFF)
             for name, command in commands.items()
         }
+        # A generation has slots of its own: workers of two generations run side by side, and a slot has one writer. A
+        # worker that is restarted gets the slot of the one that died, and continues its files.
         generation = next(self._generations)
         workers = [
             SupervisedProcess(
@@ -193,12 +210,14 @@ class Supervisor:
         for name, section in config.backends.items():
             options = {key: value for key, value in section.items() if key != "kind"}
             make = getattr(backend_class(name, section["kind"]), "engine_command", None)
+            # Part of the socket's path, so that changed options make another path and the old engine keeps its own.
             digest = hashlib.sha256(msgspec.json.encode(options, order="sorted")).hexdigest()[:8]
             path = Path(self._folder.name) / f"{name}-{digest}.sock"
             try:
                 command = make(options, path) if make is not None else None
             except msgspec.ValidationError as error:
                 raise ConfigError(f"backends.{name}: {error}") from None
+            # Workers find the engine by its socket. A backend class without `engine_command` runs in the worker.
             backends[name] = section if command is None else section | {"socket": str(path)}
             if command is not None:
                 commands[name] = tuple(command)
@@ -206,6 +225,7 @@ class Supervisor:
 
     def _start_worker(self, config: Config, slot: str) -> subprocess.Popen[bytes]:
         descriptors = tuple(listener.fileno() for listener in self._sockets)
+        # A session of its own: Ctrl-C at a terminal reaches the supervisor only, which then ends the workers in order.
         process = subprocess.Popen(
             [sys.executable, "-m", "gateway.process.worker"],
             stdin=subprocess.PIPE,
@@ -213,6 +233,8 @@ class Supervisor:
             start_new_session=True,
         )
         assert process.stdin is not None
+        # A worker of the next generation waits until its endpoints can answer; the first ones, and restarted ones,
+        # listen at once.
         first = self._current is None or self._current.config is config
         orders = Orders(
             config,
@@ -222,6 +244,7 @@ class Supervisor:
             slot=slot,
             serving=None if first else str(self._listening_mark(process.pid)),
         )
+        # One line. The pipe then stays open: its end means that the supervisor is gone.
         process.stdin.write(msgspec.json.encode(orders) + b"\n")
         process.stdin.flush()
         return process
@@ -249,6 +272,7 @@ def _listen(config: Config) -> list[socket.socket]:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         sockets.append(listener)
+        # A restarted server can bind while connections of its predecessor are in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
@@ -256,6 +280,7 @@ def _listen(config: Config) -> list[socket.socket]:
             for opened in sockets:
                 opened.close()
             raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-        listener.listen(2048)
+        listener.listen(2048)  # uvicorn's default backlog
+        # Python makes descriptors non-inheritable (PEP 446).
         listener.set_inheritable(True)
     return sockets

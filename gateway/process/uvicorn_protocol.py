@@ -31,16 +31,20 @@ class CoalescingTransport:
         self._loop = loop
         self._headers = b""
 
+    # Only `write` and `close` must keep their order with the headers held back; the other methods need no wrapper.
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
         """Write, or hold back what begins like headers: if it is part of a body, it is only one turn late."""
+        # Held headers go first, in one write with what follows: the order of bytes is uvicorn's.
         if self._headers:
             self._transport.write(self._headers + data)
             self._headers = b""
         elif data.startswith(b"HTTP/"):
             self._headers = data
+            # The body of a whole answer follows within the same turn. Headers whose body comes later must not wait for
+            # it.
             self._loop.call_soon(self._flush)
         else:
             self._transport.write(data)

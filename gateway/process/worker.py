@@ -64,11 +64,13 @@ class _Server(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        # A thread, since reading the pipe blocks, and a supervisor that was killed sends no signal.
         threading.Thread(target=self._stop_when_orphaned, daemon=True).start()
         await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        # uvicorn leaves `started` False if the lifespan failed: then the supervisor sees this process end instead.
         if self.started and self._serving is not None:
             Path(self._serving).touch()  # noqa: ASYNC240 - once, an empty file
 
@@ -76,8 +78,11 @@ class _Server(uvicorn.Server):
         """Accept no new connection, but answer requests on the open ones, with `connection: close`: no client is cut
         off with a request on its way.
         """
+        # Order matters: `uvicorn.Server.shutdown` closes connections that have no request at that moment. A client that
+        # has just sent one could see a reset, so those connections get a grace period first.
         for server in self.servers:
             server.close()
+        # RFC 9112, section 9.6: `close` announces that no further request is read on this connection.
         self.server_state.default_headers.append((b"connection", b"close"))
         await self._drain_connections()
         await super().shutdown(sockets)
@@ -87,6 +92,7 @@ class _Server(uvicorn.Server):
         halted meanwhile, what has arrived is still to be read.
         """
         waited = 0.0
+        # A client that has connected but sent nothing gets longer: its first request may still be on its way.
         while waited < (_FIRST_REQUEST_GRACE if self._awaits_first_request() else _CLOSE_GRACE):
             await asyncio.sleep(_POLL_INTERVAL)
             waited += _POLL_INTERVAL
@@ -96,14 +102,18 @@ class _Server(uvicorn.Server):
     def _awaits_first_request(self) -> bool:
         """Whether a client has connected and has not sent a request yet."""
         connections = self.server_state.connections
+        # `cycle` is uvicorn's request-response cycle: None before the first.
         return any(isinstance(each, HeaderCoalescingProtocol) and each.cycle is None for each in connections)
 
     def handle_exit(self, sig: int, frame: Any) -> None:  # noqa: ARG002 - uvicorn's signature
+        # Replaces uvicorn's handler, which takes a second SIGINT as a forced exit and raises the signals again at the
+        # end. It runs between two bytecodes of any code, so the loop does the rest.
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._stop if sig == signal.SIGINT else self._drain)
 
     def _drain(self) -> None:
         assert self._loop is not None
+        # Not ready at once, but accepting: load balancers need the drain delay to notice.
         self._service.draining = True
         self._loop.call_later(self._service.config.server.drain_delay, self._stop)
 
@@ -111,6 +121,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     def _stop_when_orphaned(self) -> None:
+        # Nothing is sent after the orders; `read` returns b"" when the last writer is gone, however it ended.
         while os.read(0, 1):
             pass
         assert self._loop is not None
@@ -123,6 +134,7 @@ def uvicorn_config(app: Litestar, server: ServerSection) -> uvicorn.Config:
     An idle connection is kept for longer than clients and load balancers do (by default up to 60 s): whoever closes
     first may close on a request that the other has just sent.
     """
+    # `log_config` None: structlog is configured already. `access_log` False: `request.finished` has more in one line.
     return uvicorn.Config(
         app,
         http=HeaderCoalescingProtocol,
@@ -143,9 +155,11 @@ def main() -> None:
     logging.configure(orders.log_level)
     folder = Path(orders.folder) if orders.folder else None
     app = create_app(orders.config, folder=folder, slot=orders.slot, waits=orders.serving is not None)
+    # `freeze` moves what the application is made of out of the collector's sight.
     gc.freeze()  # many short-lived objects are in flight: by default the collector walks them all too often
     gc.set_threshold(50_000, 20, 50)
     server = _Server(uvicorn_config(app, orders.config.server), app.state.service, orders.serving)
+    # The sockets are bound and listening: uvicorn only accepts.
     server.run([socket.socket(fileno=fd) for fd in orders.sockets])
 
 

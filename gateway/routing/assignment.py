@@ -16,10 +16,11 @@ from typing import NamedTuple
 from gateway.auth import given_key
 from schemas.ir import ChatPrompt, Generate, Message, Request, TextPart, Tokenize
 
+# A power of two: `feedback_ring` stores a bucket in 9 bits, and the 16-bit hash of `bucket_of` divides evenly.
 BUCKETS = 512
 """Number of groups in which units are counted."""
 
-_SCALE = 2.0**-64
+_SCALE = 2.0**-64  # a 64-bit hash to [0, 1)
 
 
 class Unit(NamedTuple):
@@ -50,18 +51,21 @@ def assign(endpoint: str, weights: Mapping[str, float], unit: str) -> str:
     arms = [arm for arm, weight in weights.items() if weight > 0]
     if not arms:
         raise ValueError(f"no arm of {endpoint} has a positive weight")
-    if len(arms) == 1:
+    if len(arms) == 1:  # no choice, no hash
         return arms[0]
     return max(arms, key=scores(endpoint, weights, unit).__getitem__)
 
 
 def scores(endpoint: str, weights: Mapping[str, float], unit: str) -> dict[str, float]:
     """Each arm's score, `w / -ln u` with u the hash of (endpoint, arm, unit) in (0, 1); 0 for a weight of 0."""
+    # `surrogateescape`: Python decodes command-line bytes that are not UTF-8 to lone surrogates (`gateway explain`).
     data = unit.encode("utf-8", "surrogateescape")
     found: dict[str, float] = {}
     for arm, weight in weights.items():
         hasher = _keyed(endpoint, arm).copy()
         hasher.update(data)
+        # Half a step keeps u above 0. -ln(u) is exponential with rate 1, -ln(u) / w with rate w, and the arm with the
+        # smallest wins with a chance of w over the sum of weights: the score is the reciprocal.
         found[arm] = weight / -log((int.from_bytes(hasher.digest()) + 0.5) * _SCALE) if weight > 0 else 0.0
     return found
 
@@ -76,11 +80,14 @@ def unit_of(request: Request, headers: Mapping[str, str], order: Sequence[str]) 
 
 def bucket_of(value: str) -> int:
     """The group of a unit."""
+    # Not keyed by endpoint or arm: a bucket says nothing about the assignment, as the statistics require.
     return int.from_bytes(hashlib.blake2b(value.encode("utf-8", "surrogateescape"), digest_size=2).digest()) % BUCKETS
 
 
 @lru_cache(maxsize=4096)
 def _keyed(endpoint: str, arm: str) -> hashlib.blake2b:
+    # Endpoint and arm are the hash's key, prepared once per arm; `scores` copies the state for each unit. The length
+    # keeps endpoint and arm apart: ("ab", "c") and ("a", "bc") differ.
     key = hashlib.blake2b(f"{len(endpoint)}:{endpoint}{arm}".encode(), digest_size=32).digest()
     return hashlib.blake2b(key=key, digest_size=8)
 
@@ -92,22 +99,24 @@ def _value(request: Request, headers: Mapping[str, str], source: str) -> str | N
         return request.id
     if source == "api_key":
         key = given_key(headers)
+        # A unit may be shown, a key never.
         return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest() if key else None
     if source == "conversation":
         return _conversation(request) if isinstance(request, Generate) else None
-    if isinstance(request, Tokenize):
+    if isinstance(request, Tokenize):  # it has neither of the two fields below
         return None
     return request.user if source == "user" else request.client_request_id
 
 
 def _conversation(request: Generate) -> str | None:
     """A digest of the messages up to the user's first one, which all turns of a conversation share."""
-    prompt = request.prompts[0]
+    prompt = request.prompts[0]  # several prompts in one request share its unit
     if not isinstance(prompt, ChatPrompt):
         return None
     hasher = hashlib.blake2b(digest_size=16)
     for message in prompt.messages:
         hasher.update(f"{message.role}\0{_text(message)}\0".encode("utf-8", "surrogatepass"))
+        # Later turns differ, and the answers of an arm are among them: they must not change the assignment.
         if message.role == "user":
             break
     return hasher.hexdigest()

@@ -60,6 +60,7 @@ class WeightedRendezvous:
         """The target with the unit's highest score, then the others."""
         unit = unit_of(request, headers, self._units)
         chosen = assign(self._name, {target.entity.name: target.weight for target in targets}, unit.value)
+        # `sorted` is stable: False sorts before True, and the others keep the configuration's order.
         return Order(tuple(sorted(targets, key=lambda target: target.entity.name != chosen)), unit)
 
     def explain(self, unit: str, weights: Mapping[str, float]) -> Iterator[str]:

@@ -26,12 +26,14 @@ class Router:
 
     def __init__(self, endpoints: Mapping[str, Endpoint], backends: Mapping[str, Backend]) -> None:
         routes = {name: _Route(name, endpoint, backends) for name, endpoint in endpoints.items()}
+        # Without an experiment there is nothing to decide: such endpoints need no unit and no hash per request.
         self._routes = {name: route for name, route in routes.items() if endpoints[name].has_experiment}
         self._fixed = {
             f"{name}:{target.entity.name}": Plan((target,), has_experiment=name in self._routes)
             for name, route in routes.items()
             for target in route.targets
         }
+        # Later entries win: an endpoint whose name contains a colon goes before `endpoint:served` of another.
         self._fixed |= {name: Plan(route.targets) for name, route in routes.items() if name not in self._routes}
 
     def plan(self, request: Request, headers: Mapping[str, str]) -> Plan:
@@ -68,6 +70,7 @@ class _Route:
             )
             for entity in endpoint.served_entities
         )
+        # A shadow gets copies, and answers clients that name it; the policy never picks it.
         self._live = tuple(target for target in self.targets if target.entity.shadow is None)
         self._candidates = self._live
         self._first = self.targets[0].entity
@@ -77,6 +80,7 @@ class _Route:
 
     def plan(self, request: Request, headers: Mapping[str, str]) -> Plan:
         targets, unit = self._policy.order(request, headers, self._candidates)
+        # Pairs compare with the control's answers, so only requests assigned to the control can make one.
         paired = self._paired if targets[0].entity is self._first else ()
         return Plan(targets if self._falls_back else targets[:1], unit, self._shadows, paired, has_experiment=True)
 
@@ -84,4 +88,6 @@ class _Route:
         weighted = tuple(
             replace(target, weight=0.0) if target.entity.name in names else target for target in self._live
         )
+        # Assignment needs a positive weight: if all arms with traffic are stopped, the stops have no effect. A stopped
+        # arm stays in the list, as a fallback.
         self._candidates = weighted if any(target.weight for target in weighted) else self._live

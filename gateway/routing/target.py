@@ -44,7 +44,8 @@ class Target:
         """
         lora_adapters, named = self.backend.capabilities.lora_adapters, self.entity.model
         if not lora_adapters or named is None or isinstance(request, Tokenize):
-            return replace(request, model=self.model)
+            return replace(request, model=self.model)  # a new request: others may hold the old one (fallbacks, shadows)
+        # Checked per request: a backend's LoRA adapters are known only once it is ready.
         if named not in lora_adapters:
             raise ModelNotFound(
                 f"The backend '{self.entity.backend}' has no LoRA adapter '{named}'.", code="model_not_found"

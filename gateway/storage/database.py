@@ -40,13 +40,16 @@ def connect(path: Path | None, schema: Sequence[str], version: int, *, wait: flo
     """
     if path is not None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Created here and not by SQLite, whose mode would follow the umask.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite gives its log the same mode
+    # `path or ""`: SQLite's name for a private database on the disk. `check_same_thread` is off because callers lock.
+    # The timeout is for the setup only: `busy_timeout` below replaces it.
     connection = sqlite3.connect(path or "", timeout=_OPEN_TIMEOUT, isolation_level=None, check_same_thread=False)
     try:
         _set_wal(connection)
         connection.execute("PRAGMA synchronous = OFF")
         connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
-        if _version(connection) == 0:
+        if _version(connection) == 0:  # 0: SQLite's default, nobody has created the schema
             _create(connection, schema, version)
         if (found := _version(connection)) != version:
             raise sqlite3.DatabaseError(f"the database has schema version {found}, this program needs {version}")
@@ -64,9 +67,12 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     Raises:
         sqlite3.OperationalError: another process writes for longer than the connection waits (`is_busy`).
     """
+    # IMMEDIATE takes the write lock now, when `busy_timeout` applies. A deferred transaction that reads first and then
+    # writes fails at once if another process has written in between (SQLITE_BUSY_SNAPSHOT).
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
+    # Whatever ended the block: an open transaction would keep the lock from all workers.
     except BaseException:
         connection.execute("ROLLBACK")
         raise
@@ -75,6 +81,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 def is_busy(error: sqlite3.Error) -> bool:
     """Return whether another process held the lock: the same call may succeed a moment later."""
+    # The low byte is the primary code; extended codes (SQLITE_BUSY_RECOVERY, ...) have more above it.
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
@@ -97,6 +104,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _create(connection: sqlite3.Connection, schema: Sequence[str], version: int) -> None:
+    # The check is repeated under the write lock: of several workers that start at once, one creates the schema.
     with transaction(connection):
         if _version(connection) == 0:  # another process may have been faster
             for statement in schema:

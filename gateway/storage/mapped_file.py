@@ -26,14 +26,16 @@ def map_file(path: Path | None, size: int) -> mmap.mmap:
         ValueError: the file has fewer bytes.
     """
     if path is None:
-        return mmap.mmap(-1, size)
+        return mmap.mmap(-1, size)  # anonymous memory, zeros
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         new = path.with_name(f".{path.name}.new")
         with new.open("wb") as file:
+            # The size first, for systems without `posix_fallocate`; there the file is sparse.
             file.truncate(size)
             if hasattr(os, "posix_fallocate"):  # not on macOS
                 os.posix_fallocate(file.fileno(), 0, size)
+        # Renamed when complete: a reader that finds the name finds the whole size.
         new.rename(path)
-    with path.open("r+b") as file:
+    with path.open("r+b") as file:  # the mapping outlives the file object
         return mmap.mmap(file.fileno(), size)

@@ -21,9 +21,12 @@ from gateway.storage.database import connect, is_busy, transaction
 
 log = structlog.get_logger()
 
+# Without it, one huge response would push out those of all other clients.
 _LARGEST_SHARE = 16  # one response may take this part of the limit
 _ROW_OVERHEAD = 256  # bytes that a row takes beside its data, roughly
 _LOCK_TIMEOUT = 5.0  # seconds
+# `used` is a logical clock: the largest is the latest use. UNIQUE gives it an index, so that the oldest row and the
+# next tick are found without a scan. `total` saves summing over all rows at each write; triggers keep it right.
 _SCHEMA = (
     "CREATE TABLE response (name BLOB PRIMARY KEY, used INTEGER NOT NULL UNIQUE, bytes INTEGER NOT NULL,"
     " data BLOB NOT NULL)",
@@ -50,6 +53,7 @@ class ResponseStore:
     def __init__(self, limit: int, folder: Path | None = None) -> None:
         self._limit = limit
         self._path = folder / "responses.sqlite3" if folder is not None else None
+        # Opened at first use: a server that stores nothing makes no file, and a connection must not cross a fork.
         self._opened: sqlite3.Connection | None = None
         self._lock = threading.Lock()  # large bodies are decoded, and ask for responses, in threads
         self._unwritten_uses: set[bytes] = set()
@@ -65,6 +69,7 @@ class ResponseStore:
             if row is None:
                 return None
             try:
+                # A read must not fail, nor wait on the event loop, because another worker is writing.
                 _mark_used(self._connection, {name})
             except sqlite3.OperationalError as error:
                 if not is_busy(error):
@@ -81,11 +86,13 @@ class ResponseStore:
         if len(data) + _ROW_OVERHEAD > self._limit // _LARGEST_SHARE:
             return False
         try:
+            # The usual case stays on the event loop: a write takes less time than handing it to a thread.
             with self._lock:
                 self._write(self._connection, name, data)
         except sqlite3.OperationalError as error:
             if not is_busy(error):
                 raise
+            # The thread waits with a connection of its own, up to `_LOCK_TIMEOUT`; the loop goes on.
             await asyncio.to_thread(self._write_waiting, name, data)
         return True
 
@@ -97,6 +104,7 @@ class ResponseStore:
         except sqlite3.OperationalError as error:
             if not is_busy(error):
                 raise
+        # A delete is rare, so it may wait on the event loop for the other worker's short transaction.
         connection = self._connect(_LOCK_TIMEOUT)
         try:
             return _delete(connection, name)
@@ -128,12 +136,16 @@ class ResponseStore:
     def _write(self, connection: sqlite3.Connection, name: bytes, data: bytes) -> None:
         """Write a response, and delete the least recently used ones that exceed the limit."""
         with transaction(connection):
+            # A copy: `get` may add names meanwhile, as a write in a thread does not hold `_lock`.
             if uses := set(self._unwritten_uses):
                 _mark_used(connection, uses)
                 self._unwritten_uses -= uses
+            # DELETE and INSERT, not REPLACE: SQLite fires no delete trigger for a replaced row unless recursive
+            # triggers are on, and the total would drift.
             connection.execute("DELETE FROM response WHERE name = ?", (name,))
             row = (name, len(data) + _ROW_OVERHEAD, data)
             connection.execute(f"INSERT INTO response VALUES (?1, {_NEXT_USE}, ?2, ?3)", row)  # noqa: S608
+            # Ends: the new row is at most a sixteenth of the limit, and it is the last to be the oldest.
             while connection.execute("SELECT bytes FROM total").fetchone()[0] > self._limit:
                 connection.execute("DELETE FROM response WHERE used = (SELECT min(used) FROM response)")
 
@@ -162,6 +174,7 @@ class KeyResponses:
             log.error("response.not_stored", id=record.id, error=str(error))
 
     def _name(self, id: str) -> bytes:
+        # NUL separates: it occurs in no header, so no key and id can be confused with another pair.
         return hashlib.blake2b(f"{self._key}\0{id}".encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
