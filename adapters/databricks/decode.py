@@ -30,12 +30,12 @@ def read_request(dialect: Dialect, route: Route, body: bytes, call: Call) -> Gen
     """
     # Parsed once, before the task is known: which struct the body is converted to depends on its fields.
     fields = parse(body)
-    # The path names the endpoint; a `model` in the body is overwritten, as Databricks ignores it on these routes.
+    # The path names the endpoint, whatever `model` the body has.
     if isinstance(fields, dict) and "name" in call.path:
         fields["model"] = _endpoint(call)
+    # Of `invocations` and the `gateway_` routes the body's fields decide; all other routes have one task.
     task = route.name if route.name in (*_TASKS.values(), OPERATION, COUNT) else _task(fields)
     origin = Origin(dialect.protocol, dialect.name, route.name, body)
-    # `gateway_chat` and `invocations` are in no table: their task follows from the body, too.
     if task == "chat":
         return _chat(dialect, fields, origin, call)
     if task == "completions":

@@ -120,5 +120,5 @@ def _traffic(entities: tuple[Entity, ...]) -> TrafficConfig:
 
 
 def _route(entity: Entity) -> TrafficRoute:
-    # The name twice: older SDKs read `served_model_name`.
+    # The name twice: `served_model_name` is the deprecated field.
     return TrafficRoute(entity.name, entity.name, entity.traffic_percentage)

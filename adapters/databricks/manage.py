@@ -29,7 +29,7 @@ def read_change(route: Route, body: bytes, call: Call) -> Change:
         return Change(action="create", endpoint=asked.name, served_entities=_entities(asked.config, ()))
     name = call.path["name"]
     config, _ = read(body, ConfigRequest)
-    # Shares alone keep the entities; the card is needed only then, so a change of entities is not refused here.
+    # Shares alone keep the endpoint's present entities. Only such a change needs the card.
     current = find_card(call, name).served_entities if config.served_entities is None else ()
     return Change(action="update", endpoint=name, served_entities=_entities(config, current))
 
