@@ -47,7 +47,7 @@ def _check_best_of(dialect: Dialect, parameters: Parameters, stream: bool) -> No
         raise _invalid("best_of", "`best_of` != 1 is not allowed for this endpoint")
     if not 1 <= best_of <= limit:
         raise _invalid("best_of", f"`best_of` must be > 0 and <= {limit}. Given: {best_of}")
-    # The values of sampling, any of which makes the candidates differ.
+    # Greedy candidates would all be equal.
     samples = (parameters.temperature, parameters.top_k, parameters.top_p, parameters.typical_p)
     if not parameters.do_sample and all(value is None for value in samples):
         raise _invalid("best_of", "you must use sampling when `best_of` is > 1")

@@ -91,8 +91,8 @@ def _chat(dialect: Dialect, request: Generate, answer: Completion, created: int)
 
 def _chat_choice(dialect: Dialect, request: Generate, choice: Choice) -> wire.ChatChoice:
     logprobs = chat_logprobs(choice.tokens, request.top_logprobs) if request.logprobs else None
-    # OpenAI's `content` is null beside tool calls and refusals, and "" for an empty text. With log-probabilities there
-    # was text, if only of tokens without visible characters.
+    # `content` is null beside tool calls, refusals and reasoning, and "" for an empty text. With log-probabilities
+    # there was text, if only of tokens without visible characters.
     null_content = logprobs is None and bool(choice.tool_calls or choice.refusal or choice.reasoning)
     message = wire.AnswerMessage(
         content=choice.text or (None if null_content else ""),

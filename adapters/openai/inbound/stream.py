@@ -159,7 +159,7 @@ class StreamWriter:
             self._held = None
         elif self._usage_chunk:
             out = self._head + self._with_usage(usage)
-        # The usage chunk has no choices; clients that index `choices[0]` must ask for it, as at OpenAI.
+        # Without the held chunk or a usage chunk, the terminator alone: `[DONE]` always follows the last finish reason.
         return out + b"data: [DONE]\n\n"
 
     def _usage_so_far(self) -> bytes:

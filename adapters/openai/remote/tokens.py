@@ -60,7 +60,7 @@ class Aligner:
             if incomplete is not None and at > 0:  # the text before the piece completes that character
                 tokens[incomplete] = _extended(tokens[incomplete], text[:at])
                 text = text[at:]
-            # The piece is in the text, or the text ends within it (a stop string cut it).
+            # The text begins with the piece, or ends within it (a stop string cut the token).
             if text.startswith(piece) or (text and piece.startswith(text)):
                 visible = text[: len(piece)]
                 incomplete = len(tokens) if not visible else None
