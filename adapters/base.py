@@ -22,6 +22,7 @@ JSON = "application/json"
 Headers = tuple[tuple[str, str], ...]
 
 
+# No protocol has a field for this. Without the header, ids that were retokenised or made up look like the model's.
 TOKEN_IDS = "x-interlingua-token-ids"
 """The response header for token ids that may not be the model's own."""
 
@@ -77,6 +78,7 @@ class Call(msgspec.Struct, frozen=True):
 
     id: str
     catalog: Catalog
+    # msgspec copies an empty dict default for each instance: the defaults are not shared.
     path: Mapping[str, str] = {}
     headers: Mapping[str, str] = {}
     query: Mapping[str, str] = {}
@@ -134,6 +136,8 @@ class ServerCodec(Protocol):
         """
         ...
 
+    # A codec is built once for each dialect and serves all requests, so what changes during an answer is in the
+    # encoder.
     def encoder(self, request: Generate) -> StreamEncoder:
         """The encoder of the streamed answer to `request`."""
         ...
@@ -192,6 +196,8 @@ class StreamDecoder(Protocol):
         """
         ...
 
+    # The decoder decides whether the answer is complete, not the socket: some servers reset the connection after a
+    # complete answer, others close it cleanly in the middle of one.
     def close(self) -> Events:
         """Handle the end of the connection: the remaining events.
 
@@ -216,6 +222,7 @@ class ClientCodec(Protocol):
         """The decoder of the streamed answer to `request`."""
         ...
 
+    # Also called for a streamed request: a server that ignores `stream` answers with one JSON object.
     def decode(self, request: Generate, reply: Reply) -> Events:
         """The events of a non-streamed answer to `request`, as one complete stream.
 
@@ -224,6 +231,7 @@ class ClientCodec(Protocol):
         """
         ...
 
+    # The answer's `Started.token_ids` depends on it: ids that a protocol does not have must not pass for the model's.
     def returns_token_ids(self, request: Generate) -> bool:
         """Whether the answer to `request` contains token ids."""
         ...
@@ -263,5 +271,6 @@ class Adapter:
 
     name: str
     dialects: Mapping[str, Any]
+    # Both take the dialect. Bodies over a threshold are decoded in a thread, so a codec has no mutable state.
     server: Callable[[Any], ServerCodec]
     client: Callable[[Any], ClientCodec]

@@ -41,6 +41,7 @@ class Blocks:
 
     def __init__(self) -> None:
         self._open: Kind | int | None = None  # a kind of text, or a call's index
+        # One more than the index of the newest call: a piece of a lower index continues a call whose block is closed.
         self._calls = 0
         self._late: list[tuple[Kind, str]] = []  # text that arrived during a call
 
@@ -56,10 +57,13 @@ class Blocks:
             ("refusal", delta.refusal),
         )
         for kind, text in pieces:
+            # A call that was closed cannot be opened again (both protocols forbid it), and this call may not be
+            # complete: its end shows only when another call or the end of the answer arrives. So the text waits.
             if text and isinstance(self._open, int):
                 self._late.append((kind, text))
             elif text:
                 yield from self._text(kind, text)
+        # After the texts: in a delta with both, the text precedes the calls, as in `fold.blocks`.
         for call in delta.tool_calls:
             yield from self._call(call)
         if isinstance(delta, Finished):
@@ -74,17 +78,21 @@ class Blocks:
 
     def _call(self, call: ToolDelta) -> Iterator[Step]:
         if self._open != call.index:
+            # Pieces of two calls alternate. A block that is closed cannot grow, and two open blocks are not allowed.
             if call.index < self._calls:
                 raise BackendFailed("The model's calls of tools are entangled.", code="bad_tool_call")
             yield from self._close()
             self._open, self._calls = call.index, call.index + 1
+            # The first piece has the id and the name; its arguments, if any, follow as a step of their own.
             yield Opened(None, call)
         if call.arguments:
             yield Said(call.arguments)
 
     def _end(self) -> Iterator[Step]:
+        # `_text` closes the last call's block first.
         for kind, text in self._late:
             yield from self._text(kind, text)
+        # A choice without any content has no open block, and no step is `last`.
         yield from self._close(last=True)
 
     def _close(self, *, last: bool = False) -> Iterator[Step]:

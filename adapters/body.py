@@ -19,6 +19,9 @@ T = TypeVar("T")
 MAX_DEPTH = 64
 """Levels of nesting in a body. msgspec has a limit of its own at about 1,000."""
 
+# Strategy: a body is bounded by its size elsewhere (`limits.max_body`), but 16 MiB of `[],[],` become hundreds of
+# megabytes of Python objects. The limits below bound that before anything is decoded, with `bytes.count`; brackets and
+# commas in strings are counted, too, so the limits are far above what requests need.
 MAX_CONTAINERS = 100_000
 """Opening brackets in a body, including those within strings."""
 
@@ -31,8 +34,11 @@ MAX_ITEMS = 1_000_000
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are not JSON of the expected type."""
 
+# Maps every digit to "0", so that one substring search finds any run of 19 digits. 2**63 has 19 digits: a shorter run
+# fits into 64 bits. A false alarm (digits in a string or a float) costs only the walk.
 _ANY_DIGIT = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER = b"0" * 19
+# msgspec has no structured errors: the path is at the end of the message, after " - at ".
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`$")
 
@@ -80,6 +86,7 @@ def parse(body: bytes) -> Any:
         raise MalformedBody("The request body is not acceptable: it has too many items.")
     try:
         value = msgspec.json.decode(body)
+    # For invalid UTF-8 msgspec raises the builtin UnicodeDecodeError, which is not one of its own errors.
     except UnicodeDecodeError:
         raise MalformedBody("The request body is not valid UTF-8.") from None
     except RecursionError:
@@ -101,7 +108,9 @@ def _too_many(body: bytes) -> bool:
 def _walk(value: Any) -> None:
     """Check nesting and integers, level by level."""
     level = [value]
+    # Breadth first and without recursion: a body at the limit cannot exhaust the interpreter's stack.
     for _ in range(MAX_DEPTH + 1):
+        # From -2**63 (int64) to 2**64 - 1 (uint64): seeds are sent as either.
         if any(isinstance(item, int) and not -(2**63) <= item < 2**64 for item in level):
             raise MalformedBody("The request body is not acceptable: an integer has more than 64 bits.")
         containers = [item for item in level if isinstance(item, dict | list)]
@@ -128,4 +137,5 @@ def _invalid(message: str) -> InvalidRequest:
 
 @cache
 def _field_names(type: type) -> frozenset[str]:
+    # `encode_name` is the name on the wire, which `rename` may make different from the attribute's.
     return frozenset(field.encode_name for field in msgspec.structs.fields(type))

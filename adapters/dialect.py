@@ -48,6 +48,7 @@ class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def interval(self) -> str:
         """The interval in mathematical notation, with whole numbers as ends: `(0,2]`, `[1,inf)`."""
+        # `int`: "(0,2]", not "(0.0,2.0]"; the ends in all tables are whole numbers.
         left = "(-inf" if self.low is None else f"{'(' if self.open_low else '['}{int(self.low)}"
         right = "inf)" if self.high is None else f"{int(self.high)}{')' if self.open_high else ']'}"
         return f"{left},{right}"
@@ -93,6 +94,7 @@ def with_options(dialect: S, options: Mapping[str, Any]) -> S:
     Raises:
         msgspec.ValidationError: a value is not of the field's type.
     """
+    # Each group takes the options that it has a field for; a field's name is in one group only, so none is set twice.
     groups = {
         name: with_options(value, options)
         for name in dialect.__struct_fields__
@@ -100,6 +102,9 @@ def with_options(dialect: S, options: Mapping[str, Any]) -> S:
     }
     given = {name: options[name] for name in dialect.__struct_fields__ if name in options and name not in groups}
     if given:
+        # Converted as a whole struct, so that nested values (a table of `Failure`s) become structs and types are
+        # checked. Only the given fields are taken over: the rest keep the values of the groups that were replaced
+        # above.
         converted = msgspec.convert(msgspec.to_builtins(dialect) | given, type(dialect))
         given = {name: getattr(converted, name) for name in given}
     return msgspec.structs.replace(dialect, **groups, **given)

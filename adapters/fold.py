@@ -20,6 +20,8 @@ Kind = Literal["reasoning", "text", "refusal"]
 Order = tuple[tuple[Kind | Literal["calls"], int], ...]
 
 _TEXTS: tuple[Kind, ...] = ("reasoning", "text", "refusal")
+# Strategy: `Fold` only collects deltas; all joins happen once, at the end, because repeated concatenation of a long
+# answer would be quadratic. The order of the blocks is computed only for choices with two kinds of content or more.
 _USUAL = (*_TEXTS, "calls")
 
 
@@ -47,6 +49,7 @@ class Fold:
             elif isinstance(event, Usage):
                 self._usage = event
             else:
+                # The last kind of event left is `Relayed`. The events decoded from it follow, with the tokens.
                 self._relayed = event.data
 
     def completion(self) -> Completion:
@@ -67,9 +70,11 @@ class Fold:
 def _choice(index: int, deltas: list[Delta]) -> Choice:
     """Join the deltas of a choice. A single delta is complete as it is, and in the usual order."""
     end = deltas[-1]
+    # The grammar of `schemas.ir` has one `Finished` for each choice, after all of its deltas.
     if not isinstance(end, Finished):
         raise Incomplete("The backend's answer stopped before it was finished.")
     order: Order = ()
+    # Remotes that do not stream send one delta for each choice: nothing to join, and no other order than the usual.
     if len(deltas) > 1:
         end = _merged(deltas, end)
         order = _order(deltas, end)
@@ -92,6 +97,7 @@ def _merged(deltas: list[Delta], end: Finished) -> Finished:
     """One delta with the content of all deltas of a choice."""
     return msgspec.structs.replace(
         end,
+        # A list comprehension, not a generator: `str.join` would build a list from it anyway.
         text="".join([delta.text for delta in deltas]),
         tokens=tuple([token for delta in deltas for token in delta.tokens]),
         reasoning="".join([delta.reasoning for delta in deltas]),
@@ -118,17 +124,21 @@ def _call(pieces: list[ToolDelta]) -> ToolCall:
 
 def _order(deltas: list[Delta], whole: Finished) -> Order:
     """The runs of each kind of text, in characters, and the place of the first tool call, where all calls go."""
+    # One kind of content has one order.
     if bool(whole.text) + bool(whole.reasoning) + bool(whole.refusal) + bool(whole.tool_calls) < 2:
         return ()
     order: list[tuple[Kind | Literal["calls"], int]] = []
     for delta in deltas:
         for kind in _TEXTS:
             if text := getattr(delta, kind):
+                # Adjacent runs of a kind are one block: a block per delta would be a block per token.
                 before = order.pop()[1] if order and order[-1][0] == kind else 0
                 order.append((kind, before + len(text)))
         if delta.tool_calls and ("calls", 0) not in order:
             order.append(("calls", 0))
     kinds = [kind for kind, _ in order]
+    # The usual order is not stored: equal answers must compare equal whether they were streamed or not. A kind that
+    # occurs twice makes the lists differ.
     return () if kinds == [kind for kind in _USUAL if kind in kinds] else tuple(order)
 
 
@@ -136,6 +146,7 @@ def blocks(choice: Choice) -> Iterator[tuple[Kind, str] | ToolCall]:
     """The blocks of an answer in their order; text after the first tool call comes after all tool calls."""
     texts: dict[Kind, str] = {"reasoning": choice.reasoning, "text": choice.text, "refusal": choice.refusal}
     usual: Order = (*((kind, len(text)) for kind, text in texts.items() if text), ("calls", 0))
+    # `order` has lengths, not texts: each block takes the next characters of its kind's text.
     for kind, size in choice.order or usual:
         if kind == "calls":
             yield from choice.tool_calls

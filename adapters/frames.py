@@ -29,11 +29,14 @@ class FrameReader:
             schemas.errors.GatewayError: the remote reported an error or violated the protocol.
         """
         out: list[Event] = []
+        # `out` may hold events of the faulty frame when `_frame` raises; `good` is where the last whole frame ended.
         good = 0
         try:
             for frame in self._frames.feed(data):
                 self._frame(frame.data, out)
                 good = len(out)
+        # The events before the fault are not lost: the caller sends them first and raises this error on its next read.
+        # Any other exception is a bug of the decoder, and nothing of the batch is trusted.
         except GatewayError:
             self.before = tuple(out[:good])
             raise

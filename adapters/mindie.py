@@ -26,6 +26,7 @@ FAILURES = {
     "rate_limited": Failure(429, "Too Many Requests"),
     "overloaded": _UNAVAILABLE,
     "shutting_down": _UNAVAILABLE,
+    # 424 Failed Dependency (RFC 4918 section 11.4) is TGI's status for a failed generation, which MindIE has, too.
     "backend_failed": Failure(424, "Generation Error"),
     "backend_unavailable": _UNAVAILABLE,
     "timeout": Failure(500, "Incomplete Generation", text="Engine callback timeout."),

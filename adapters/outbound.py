@@ -23,5 +23,7 @@ def image_url(image: ImagePart) -> str:
     if image.kind == "path":
         raise inexpressible("images")
     if image.kind == "data" and not image.ref.startswith("data:"):
+        # A `data:` URL needs a media type, and bare base64 comes without one. A JPEG is known by its first characters;
+        # everything else is labelled as a PNG.
         return f"data:image/{'jpeg' if image.ref.startswith(_JPEG_BASE64) else 'png'};base64,{image.ref}"
     return image.ref

@@ -43,6 +43,8 @@ def failed() -> BackendError:
 
 def failure_of(status: int, message: str, retry_after: float | None) -> GatewayError:
     """The error for an HTTP status. `message` is the remote's, `retry_after` is in seconds."""
+    # A 401 or 403 is not here: the remote refuses the gateway's own key, which the client cannot correct. Both end in
+    # `failed()`.
     if status in (400, 422):
         return InvalidRequest(message)
     if status == 404:
@@ -51,6 +53,7 @@ def failure_of(status: int, message: str, retry_after: float | None) -> GatewayE
         return BodyTooLarge(message)
     if status == 429:
         return Overloaded("The backend is overloaded.", retry_after=retry_after)
+    # 529 is Anthropic's "overloaded_error"; 502 is a proxy in front of a server that is down.
     if status in (502, 503, 529):
         return BackendUnavailable("The backend is unavailable.", retry_after=retry_after)
     if status in (408, 504):
@@ -75,12 +78,15 @@ def read_error(body: bytes, type: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=type)
     except UNREADABLE:
+        # Proxies and load balancers answer errors with HTML or with nothing; the status still says what happened.
         return type()
 
 
 def retry_after(headers: Headers) -> float | None:
     """Seconds to wait before a retry, from `retry-after-ms` or else `retry-after`; a date there counts as absent."""
+    # Field names are case-insensitive (RFC 9110 section 5.1).
     values = {name.lower(): value for name, value in headers}
+    # `retry-after-ms` is OpenAI's extension; it is more exact than the seconds of RFC 9110 section 10.2.3.
     if (milliseconds := header_number(values.get("retry-after-ms", ""))) is not None:
         return milliseconds / 1000
     seconds = header_number(values.get("retry-after", ""))
@@ -89,4 +95,5 @@ def retry_after(headers: Headers) -> float | None:
 
 def header_number(value: str) -> int | None:
     """A header's value as a number; None if it is not a natural number of at most nine digits."""
+    # Not `str.isdigit`, which accepts other scripts; nine digits bound the int and cover 31 years of seconds.
     return int(value) if re.fullmatch(r"[0-9]{1,9}", value) else None

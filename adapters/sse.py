@@ -22,15 +22,20 @@ _LINE_SEPARATORS = re.compile(rb"\xc2\x85|\xe2\x80[\xa8\xa9]")
 
 def guard(json: bytes) -> bytes:
     """The same JSON, with the Unicode line separators escaped at which some clients would split it."""
+    # Most frames end here: plain searches are much cheaper than the regular expression.
     if json.isascii() or not (b"\xe2\x80\xa8" in json or b"\xe2\x80\xa9" in json or b"\xc2\x85" in json):
         return json
     return _LINE_SEPARATORS.sub(_escape, json)
 
 
 def _escape(match: re.Match[bytes]) -> bytes:
+    # All three characters are in the basic multilingual plane: one \u escape, no surrogate pair.
     return b"\\u%04x" % ord(match[0].decode())
 
 
+# Strategy: bytes are cut into lines as they arrive; `_rest` holds the line that is not complete. Fields of one event
+# gather in `_data` and `_type` until an empty line dispatches the event. The text is never decoded: fields are compared
+# as bytes, because UTF-8 keeps CR, LF and ":" out of multi-byte characters.
 class Event(msgspec.Struct, frozen=True, gc=False):
     """One event: its `type` ("message" if the stream has no other) and its `data`."""
 
@@ -56,7 +61,9 @@ class EventReader:
         self._data: list[bytes] = []
         self._size = 0
         self._type = b""
+        # At the very beginning a byte order mark may come, possibly split between reads.
         self._fresh = True
+        # The last read ended in CR: whether an LF belongs to it is known only with the next read.
         self._after_cr = False
 
     def feed(self, data: bytes) -> list[Event]:
@@ -69,11 +76,13 @@ class EventReader:
         for line in self._lines(data):
             if line:
                 self._field(line)
+            # An empty line dispatches the event, but only one with data; without data it resets the type alone.
             elif self._data:
                 events.append(Event(b"\n".join(self._data), self._type or b"message"))
                 self._data, self._size, self._type = [], 0, b""
             else:
                 self._type = b""
+        # `_rest` counts, too: a server that never ends its line would fill the memory otherwise.
         if self._size + len(self._rest) > self._limit:
             raise BackendFailed("The backend sent an event larger than the limit.", fault=Fault.MALFORMED)
         return events
@@ -87,6 +96,7 @@ class EventReader:
         """The lines completed by these bytes."""
         if self._fresh:
             data = self._rest + data
+            # One or two bytes of a possible mark: wait for the third.
             if len(data) < len(_BOM) and _BOM.startswith(data):
                 self._rest = data
                 return []
@@ -96,13 +106,18 @@ class EventReader:
         if not data:
             return []
         self._after_cr = data.endswith(b"\r")
+        # `bytes.splitlines` splits at CR, LF and CRLF only, as the specification demands; `str.splitlines` would not
+        # do.
         lines = data.splitlines()
         lines[0] = self._rest + lines[0]
+        # The last piece is a whole line only if the data ended with a line ending.
         self._rest = b"" if data.endswith((b"\n", b"\r")) else lines.pop()
         return lines
 
     def _field(self, line: bytes) -> None:
         name, _, value = line.partition(b":")
+        # "If value starts with a U+0020 SPACE character, remove it from value": one space. A comment (":...") has the
+        # empty name and matches no field; `id` and `retry` have no meaning for these streams.
         value = value.removeprefix(b" ")
         if name == b"data":
             self._data.append(value)

@@ -20,6 +20,8 @@ class Source(msgspec.Struct, frozen=True):
     url: str | None = None
 
 
+# One struct for all types, not a tagged union: the API adds types of blocks, and an unknown tag would fail the whole
+# decoding. The decoder matches on `type` and refuses what it does not know, by its place in the body.
 class Block(msgspec.Struct, frozen=True):
     """One content block of any `type`."""
 
@@ -80,6 +82,7 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
 class MessagesRequest(CountRequest, frozen=True, kw_only=True):
     """Body of `/v1/messages`."""
 
+    # Required: the protocol has no default.
     max_tokens: int
     stop_sequences: tuple[str, ...] | None = None
     stream: bool | None = None
@@ -114,6 +117,7 @@ class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use"):
 
     id: str
     name: str
+    # Raw, so that the model's JSON is not decoded and encoded again.
     input: msgspec.Raw
 
 
@@ -128,6 +132,8 @@ class Usage(msgspec.Struct, frozen=True):
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """A complete answer."""
+
+    # `message_start` has the same object, with empty content and a null `stop_reason`.
 
     id: str
     type: Literal["message"] = "message"

@@ -35,6 +35,7 @@ class TensorNames(msgspec.Struct, frozen=True):
     outputs: dict[str, str] = {}
 
 
+# Counted per worker process: a statistics request is answered by one worker, about itself.
 class RequestCounts(msgspec.Struct, frozen=True):
     """Requests for a model in this worker since it started. `_ns` are nanoseconds, `last_ms` a Unix time."""
 

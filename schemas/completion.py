@@ -27,6 +27,7 @@ class Choice(msgspec.Struct, frozen=True):
     generated: int | None = None
     stop: str | None = None
     seed: int | None = None
+    # Lengths and not texts, so that every text exists once; see `adapters.fold.blocks`.
     order: tuple[tuple[Literal["reasoning", "text", "refusal", "calls"], int], ...] = ()
 
 
@@ -43,6 +44,7 @@ class Completion(msgspec.Struct, frozen=True):
     model: str
     choices: tuple[Choice, ...]
     usage: Usage
+    # As in `schemas.ir.Started.prompts`.
     prompts: tuple[tuple[Token, ...], ...] = ()
     timings: Timings | None = None
     relayed: bytes | None = None

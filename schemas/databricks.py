@@ -49,6 +49,7 @@ class ServedEntityInput(msgspec.Struct, frozen=True):
     name: str | None = None
     entity_name: str | None = None
     entity_version: str | None = None
+    # Decoded only to be named in the refusal: external models are configured as backends here.
     external_model: Any = None
 
 

@@ -35,6 +35,7 @@ class Fault(StrEnum):
     The values are the `code` of such errors, which clients of some protocols see.
     """
 
+    # Only after CONNECT is it certain that the backend did no work, so only CONNECT is retried without limit.
     CONNECT = "upstream_connect"  # no connection: refused, no such host, TLS, too slow
     RESET = "upstream_reset"  # the connection was closed before the response began
     TIMEOUT = "upstream_timeout"  # a deadline of ours passed
@@ -54,6 +55,7 @@ class GatewayError(Exception):
         code: a finer code, for protocols that have a field for one.
     """
 
+    # A class attribute: the dialects' tables of errors are indexed by it.
     kind: ClassVar[str] = "internal"
 
     def __init__(
@@ -204,6 +206,7 @@ class BackendError(GatewayError):
         code: str | None = None,
         fault: Fault | None = None,
     ) -> None:
+        # The fault's name doubles as the code that clients see.
         super().__init__(message, retry_after=retry_after, code=fault.value if fault and code is None else code)
         self.fault = fault
 

@@ -114,7 +114,7 @@ class Sampling(msgspec.Struct, frozen=True):
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is taken: temperature 0, `do_sample` false, or no sampling parameter at all."""
-        if self.temperature == 0 or self.do_sample is not None:
+        if self.temperature == 0 or self.do_sample is not None:  # an explicit choice; temperature 0 wins
             return self.temperature == 0 or not self.do_sample
         return self.temperature is None and self.top_k is None and self.top_p is None and self.typical_p is None
 
@@ -224,7 +224,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     background: bool = False
     user: str | None = None
     client_request_id: str | None = None
-    hints: dict[str, Any] = {}
+    hints: dict[str, Any] = {}  # msgspec copies an empty default for each instance
     extra: dict[str, Any] = {}
     origin: Origin | None = None
 
@@ -280,7 +280,7 @@ class Token(msgspec.Struct, frozen=True):
 
     id: int | None
     text: str
-    logprob: float | None = None
+    logprob: float | None = None  # natural logarithm
     special: bool = False
     top: tuple[TopToken, ...] = ()
     bytes: bytes | None = None
@@ -334,7 +334,7 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
     tool_calls: tuple[ToolDelta, ...] = ()
 
 
-class Finished(Delta, frozen=True, tag="finished", kw_only=True):
+class Finished(Delta, frozen=True, tag="finished", kw_only=True):  # `type(event) is Delta` excludes it
     """The last delta of a choice, and its finish reason.
 
     `generated` counts all generated tokens, the end token and those of a stop string included. `stop` is the matched
@@ -372,7 +372,7 @@ class Relayed(msgspec.Struct, frozen=True, tag="relayed"):
 
 
 Event = Started | Delta | Finished | Usage | Relayed
-Events = tuple[Event, ...]
+Events = tuple[Event, ...]  # one batch; never empty when a backend yields it
 
 
 class Embeddings(msgspec.Struct, frozen=True):

@@ -25,6 +25,7 @@ class Part(msgspec.Struct, frozen=True):
 class Item(msgspec.Struct, frozen=True):
     """One item of the input: a message, a function call, or a function's output."""
 
+    # The "easy" form of a message has no type.
     type: str = "message"
     role: str | None = None
     content: str | tuple[Part, ...] | None = None
@@ -106,6 +107,7 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     max_tool_calls: int | None = None
     previous_response_id: str | None = None
+    # Refused by the decoder if set, hence of any type.
     conversation: Any = None
     background: bool | None = None
     prompt: Any = None
@@ -117,6 +119,7 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
 class OutputText(msgspec.Struct, frozen=True, tag="output_text"):
     """Text of a message."""
 
+    # Always empty: annotations are citations of tools that run at OpenAI. openapi.yaml requires the field.
     annotations: tuple[()] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     text: str = ""
@@ -208,6 +211,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["response"] = "response"
     created_at: int
     status: str
+    # The API's background mode is not supported: every response is synchronous.
     background: Literal[False] = False
     error: Failure | None = None
     incomplete_details: Incomplete | None = None
@@ -221,6 +225,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: str
     store: bool = False
     temperature: float
+    # Raw: repeated byte for byte as the client wrote it.
     text: msgspec.Raw
     tool_choice: Any
     tools: msgspec.Raw

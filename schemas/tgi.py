@@ -32,6 +32,8 @@ class GrammarSpec(msgspec.Struct, frozen=True):
     value: Any = None
 
 
+# One struct for all dialects: unknown parameters of a dialect are taken out before the conversion, so that they are not
+# checked.
 class Parameters(msgspec.Struct, frozen=True):
     """The parameters of all dialects; each dialect knows some of them."""
 
@@ -46,6 +48,7 @@ class Parameters(msgspec.Struct, frozen=True):
     repetition_penalty: float | None = None
     return_full_text: bool | None = None
     seed: int | None = None
+    # A string is MindIE's; `adapters.tgi.checks` refuses it in TGI's dialects.
     stop: str | tuple[str, ...] | None = None
     temperature: float | None = None
     top_k: int | None = None

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+# Request parameters are scalars in Triton: arrays and objects are refused.
 Scalar = str | bool | int | float
 
 
@@ -63,6 +64,7 @@ class RemoteResponse(msgspec.Struct, frozen=True):
     num_input_tokens: int | None = None
     num_output_tokens: int | list[int] | None = None
     details: Details | None = None
+    # Triton's is a string; another form must still count as an error.
     error: Any = None
 
 
@@ -239,6 +241,7 @@ class ModelStats(msgspec.Struct, frozen=True):
     inference_count: int
     execution_count: int
     inference_stats: InferenceStats
+    # Always empty: not measured.
     response_stats: dict[str, Any] = {}
     batch_stats: tuple[dict[str, Any], ...] = ()
     memory_usage: tuple[dict[str, Any], ...] = ()

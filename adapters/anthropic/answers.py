@@ -30,6 +30,7 @@ def encode_answer(dialect: Dialect, request: Generate, answer: Completion) -> Re
     Raises:
         schemas.errors.BackendFailed: the arguments of a tool call are no JSON object, which the protocol requires.
     """
+    # The protocol has no `n`: a request from it has one prompt and one choice.
     choice = answer.choices[0]
     message = wire.Answer(
         id=_message_id(request),
@@ -46,6 +47,7 @@ def error_reply(dialect: Dialect, error: GatewayError) -> Reply:
     """The reply to an error."""
     headers: Headers = ()
     if error.retry_after is not None:
+        # Whole seconds, at least 1: Anthropic's SDKs ignore a `retry-after` of 0 and use their own backoff.
         headers += (("retry-after", str(max(1, round(error.retry_after)))),)
     if isinstance(error, MethodNotAllowed) and error.allowed:
         headers += (("allow", ", ".join(error.allowed)),)
@@ -78,6 +80,7 @@ class StreamWriter:
         self._request = request
         self._blocks = Blocks()
         self._index = 0  # of the open block
+        # Text deltas are the hot path: the bytes around the text are encoded once for each block.
         self._around_text = (b"", b"")  # the bytes before and after the text of a delta of the open block
         self._finished: Finished | None = None
         self._refused = False
@@ -105,11 +108,14 @@ class StreamWriter:
             content=(),
             stop_reason=None,
             stop_sequence=None,
+            # `message_start` must have a usage, before any count of a remote may be known. `message_delta` corrects it:
+            # its counts are cumulative, and SDKs take the last ones.
             usage=wire.Usage(started.prompt_tokens or 0, 0, 0, 0),
         )
         return _event("message_start", {"message": message})
 
     def _delta(self, delta: Delta, out: list[bytes]) -> None:
+        # `Blocks` would make a block of its own of a refusal; merged into the text, it continues the open text block.
         if delta.refusal:  # the protocol has no refusals, only a stop reason
             self._refused = True
             delta = msgspec.structs.replace(delta, text=delta.text + delta.refusal, refusal="")
@@ -128,6 +134,8 @@ class StreamWriter:
     def _open(self, opened: Opened) -> bytes:
         block, delta = self._empty_block(opened)
         event = _event("content_block_delta", {"index": self._index, "delta": delta})
+        # The empty string at the end of the JSON is where each delta's text goes. `rsplit`: a name or an id could hold
+        # `""`.
         before, after = event.rsplit(b'""', 1)
         self._around_text = (before, after)
         return _event("content_block_start", {"index": self._index, "content_block": block})
@@ -136,6 +144,7 @@ class StreamWriter:
         """A block without content, and a delta of it without content."""
         if (call := opened.call) is not None:
             id = call.id or f"toolu_{self._request.id}_{call.index}"
+            # `content_block_start` always has an empty input; the arguments follow as `input_json_delta` events.
             block = wire.ToolUseBlock(id, call.name or "", msgspec.Raw(b"{}"))
             return block, {"type": "input_json_delta", "partial_json": ""}
         if opened.kind == "reasoning":
@@ -148,10 +157,13 @@ class StreamWriter:
             "stop_reason": None if finished is None else _stop_reason(self._dialect, finished, refused=self._refused),
             "stop_sequence": None if finished is None else finished.stop,
         }
+        # `stop_reason` and the final usage travel in `message_delta`; `message_stop` is the terminator and has no
+        # fields.
         return _event("message_delta", {"delta": delta, "usage": _usage(usage)}) + _event("message_stop", {})
 
 
 def _event(name: str, fields: dict[str, object]) -> bytes:
+    # The name stands in the `event` field and again in `type`: SDKs dispatch by the former, and parse by the latter.
     return b"event: %b\ndata: %b\n\n" % (name.encode(), guard(_json({"type": name} | fields)))
 
 
@@ -163,6 +175,8 @@ def _content(choice: Choice) -> tuple[Block, ...]:
     content: list[Block] = []
     for block in blocks(choice):
         if isinstance(block, ToolCall):
+            # In a stream the pieces of truncated arguments are sent as they are; in a whole answer `input` must be an
+            # object.
             content.append(_tool_use(block, truncated=choice.reason is FinishReason.LENGTH))
         elif block[0] == "reasoning":
             content.append(wire.ThinkingBlock(block[1]))
@@ -186,5 +200,6 @@ def _tool_use(call: ToolCall, *, truncated: bool) -> wire.ToolUseBlock:
 
 
 def _usage(usage: Usage) -> wire.Usage:
+    # The IR counts cached tokens within the prompt, the protocol beside `input_tokens`.
     cached = usage.cached_tokens or 0
     return wire.Usage(usage.prompt_tokens - cached, 0, cached, usage.completion_tokens)

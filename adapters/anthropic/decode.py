@@ -24,6 +24,7 @@ def read_messages(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> 
     _check(dialect, given)
     tools = _tools(dialect, given.tools or ())
     choice = _choice(given.tool_choice, tools)
+    # The field says the opposite of the IR's: `disable_parallel_tool_use`.
     parallel = given.tool_choice.disable_parallel_tool_use if given.tool_choice else None
     hints = {"service_tier": given.service_tier, "thinking": given.thinking}
     return Generate(
@@ -33,11 +34,13 @@ def read_messages(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> 
         sampling=Sampling(
             do_sample=True,
             temperature=given.temperature,
+            # 0 turns it off.
             top_k=given.top_k or None,
             top_p=SMALLEST_TOP_P if given.top_p == 0 else given.top_p,
         ),
         stopping=Stopping(max_new_tokens=given.max_tokens, stop=given.stop_sequences or ()),
         stream=bool(given.stream),
+        # A stream of this protocol always has the usage, in `message_start` and `message_delta`.
         stream_usage=True,
         raw_prompt=False,
         tools=tools,
@@ -59,6 +62,7 @@ def read_count(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> Tok
     given, _ = read(body, wire.CountRequest)
     tools = _tools(dialect, given.tools or ())
     choice = _choice(given.tool_choice, tools)
+    # The chat template does not render tools that must not be called, so they cost no tokens.
     if choice is not None and choice.mode == "none":
         tools = ()
     return Tokenize(id=call.id, model=given.model, prompt=read_conversation(given), tools=tools, origin=origin)
@@ -76,6 +80,7 @@ def _check(dialect: Dialect, given: wire.MessagesRequest) -> None:
     stops = given.stop_sequences or ()
     if len(stops) > dialect.limits.max_stops:
         raise _invalid("stop_sequences", f"at most {dialect.limits.max_stops} may be given")
+    # Anthropic's rule and words.
     if any(not stop.strip() for stop in stops):
         raise _invalid("stop_sequences", "each stop sequence must contain non-whitespace")
 
@@ -84,6 +89,7 @@ def _tools(dialect: Dialect, tools: tuple[wire.Tool, ...]) -> tuple[Tool, ...]:
     if len(tools) > dialect.limits.max_tools:
         raise _invalid("tools", f"at most {dialect.limits.max_tools} may be given")
     for place, tool in enumerate(tools):
+        # Server tools (`web_search_20250305`, `bash_20250124`, ...) run at Anthropic or are known to its models only.
         if tool.type not in (None, "custom"):
             message = f"tools.{place}.type: tools of type '{tool.type}' are not supported"
             raise UnsupportedFeature(message, feature="tools", param=f"tools.{place}.type")

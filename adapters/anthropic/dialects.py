@@ -82,6 +82,7 @@ _ANTHROPIC = Dialect(
             "unsupported_media_type": Failure(415, _INVALID),
             "request_timeout": Failure(408, _INVALID),
             "rate_limited": Failure(429, "rate_limit_error"),
+            # 529 is no registered status; Anthropic's page "Errors" has it for "overloaded_error", and SDKs retry it.
             "overloaded": Failure(529, "overloaded_error"),
             "shutting_down": Failure(529, "overloaded_error"),
             "backend_failed": Failure(502, _API),
@@ -94,11 +95,13 @@ _ANTHROPIC = Dialect(
     remote=Remote(
         reasons={
             "end_turn": FinishReason.EOS,
+            # A server tool's turn was interrupted. Requests here have no server tools, so it is a normal end.
             "pause_turn": FinishReason.EOS,
             "stop_sequence": FinishReason.STOP_STRING,
             "max_tokens": FinishReason.LENGTH,
             "model_context_window_exceeded": FinishReason.LENGTH,
             "tool_use": FinishReason.TOOL_CALL,
+            # Streaming classifiers stopped the answer.
             "refusal": FinishReason.CONTENT_FILTER,
         }
     ),

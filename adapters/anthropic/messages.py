@@ -55,6 +55,8 @@ def _user(turn: wire.Turn, param: str) -> list[Message]:
             messages.append(_result(block, f"{param}.{place}"))
         else:
             parts.append(_part(block, f"{param}.{place}"))
+    # Chat templates expect the results right after the calls. A turn of results alone makes no empty user message; a
+    # turn without any block does, so that it is not lost.
     return [*messages, Message("user", tuple(parts))] if parts or not messages else messages
 
 
@@ -76,9 +78,12 @@ def _assistant(turn: wire.Turn, param: str) -> list[Message]:
         if block.type == "tool_use":
             calls.append(_call(block, f"{param}.{place}"))
         elif block.type == "thinking":
+            # The signature is not kept: only Anthropic can verify it, and no other model needs it.
             thoughts.append(block.thinking or "")
+        # Redacted thinking is encrypted for Anthropic: nothing that a model here could read.
         elif block.type != "redacted_thinking":
             parts.append(_part(block, f"{param}.{place}"))
+    # The blocks of a turn may alternate; the IR has texts before calls, as chat templates render them.
     return [Message("assistant", tuple(parts) or None, tool_calls=tuple(calls), reasoning="".join(thoughts) or None)]
 
 
@@ -126,11 +131,14 @@ def write_conversation(messages: tuple[Message, ...]) -> tuple[str, Blocks]:
     system: list[str] = []
     turns: Blocks = []
     for message in messages:
+        # Wherever it stands: the protocol has one system prompt, outside of the conversation.
         if message.role in ("system", "developer"):
             system.append(_plain_text(message))
             continue
         role = "assistant" if message.role == "assistant" else "user"
         blocks = _blocks(message)
+        # Tool results are user turns here. Several results of parallel calls, and the user's next message, must share
+        # one turn: the API refuses a `tool_use` whose `tool_result` is not in the very next turn.
         if turns and turns[-1]["role"] == role:
             turns[-1]["content"] += blocks
         else:
@@ -148,6 +156,7 @@ def _plain_text(message: Message) -> str:
 def _blocks(message: Message) -> Blocks:
     content = message.content or ""
     parts: tuple[Part, ...] = (TextPart(content),) if isinstance(content, str) else content
+    # The API refuses empty text blocks.
     blocks = [_block(part) for part in parts if not isinstance(part, TextPart) or part.text]
     if message.role == "tool":
         return [{"type": "tool_result", "tool_use_id": message.tool_call_id or "", "content": blocks}]
@@ -162,6 +171,7 @@ def _block(part: Part) -> dict[str, Any]:
     url = image_url(part)
     if part.kind == "url":
         return {"type": "image", "source": {"type": "url", "url": url}}
+    # From the right: a media type may have parameters of its own (`image/png;name=a;base64,`).
     media, _, data = url.removeprefix("data:").rpartition(";base64,")
     return {"type": "image", "source": {"type": "base64", "media_type": media or "image/png", "data": data}}
 

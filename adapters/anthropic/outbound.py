@@ -12,6 +12,7 @@ from adapters.base import JSON, Outbound
 from adapters.outbound import inexpressible
 from schemas.ir import ChatPrompt, Generate, Message, TextPrompt, Tool, ToolChoice
 
+# Required by the API; this is its newest version.
 VERSION = "2023-06-01"
 """The value of the header `anthropic-version`."""
 
@@ -49,6 +50,7 @@ def write_request(dialect: Dialect, request: Generate) -> Outbound:
         "max_tokens": stopping.max_new_tokens or DEFAULT_MAX_TOKENS,
         "system": system or None,
         "messages": turns,
+        # The API always samples; temperature 0 is the closest to greedy decoding that it has.
         "temperature": 0 if sampling.greedy else sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
@@ -67,11 +69,14 @@ def _refuse_unsupported(dialect: Dialect, request: Generate) -> None:
     sampling, stopping = request.sampling, request.stopping
     asked = [name for name in _UNSUPPORTED_SAMPLING if getattr(sampling, name)]
     if sampling.seed_drawn:
+        # A seed that the gateway drew reproduces nothing for the client, so it may be dropped.
         asked.remove("seed")
     asked += [name for name in _UNSUPPORTED_FIELDS if getattr(request, name)]
     asked += [name for name in _UNSUPPORTED_STOPPING if getattr(stopping, name)]
+    # One request of the protocol gives one answer.
     if request.n > 1 or len(request.prompts) > 1:
         asked.append("n")
+    # Clamping 2 to 1 would change the answer silently.
     if (sampling.temperature or 0) > dialect.limits.max_temperature:
         asked.append("temperature")
     if asked:
@@ -83,12 +88,14 @@ def _messages(request: Generate) -> tuple[Message, ...]:
     prompt = request.prompts[0]
     if isinstance(prompt, ChatPrompt):
         return prompt.messages
+    # A raw prompt (no chat template) has no equivalent in an API of messages alone.
     if isinstance(prompt, TextPrompt) and not prompt.images and not request.raw_prompt:
         return (Message("user", prompt.text),)
     raise inexpressible("token_prompts")
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
+    # `input_schema` is required, also of a tool without parameters.
     fields = {"name": tool.name, "input_schema": tool.parameters or {"type": "object"}}
     return fields | ({"description": tool.description} if tool.description is not None else {})
 
@@ -96,8 +103,10 @@ def _tool(tool: Tool) -> dict[str, Any]:
 def _choice(choice: ToolChoice | None, parallel: bool | None) -> dict[str, Any] | None:
     if choice is None and parallel is None:
         return None
+    # OpenAI's `allowed_tools`. Sending only the allowed tools would change the prompt.
     if choice is not None and choice.mode == "allowed":
         raise inexpressible("tools")
+    # `disable_parallel_tool_use` is a field of the choice, so a request without a choice gets the default one.
     fields: dict[str, Any] = {"type": "auto" if choice is None else _MODES[choice.mode]}
     if choice is not None and choice.mode == "named":
         fields["name"] = choice.names[0]

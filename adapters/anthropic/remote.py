@@ -16,6 +16,9 @@ from schemas import anthropic as wire
 from schemas.errors import BackendError, BackendFailed, GatewayError, Incomplete
 from schemas.ir import Delta, Event, Events, Finished, Generate, Started, ToolDelta, Usage
 
+# Strategy: the documented flow is message_start, then for each block content_block_start, content_block_delta* and
+# content_block_stop, then message_delta (stop reason, final usage) and message_stop. The reader enforces the order that
+# the IR needs (start first, deltas of started blocks only) and closes at message_stop or at the end of the connection.
 _MAX_BLOCKS = 10_000
 """Blocks in one answer; a remote that sends more is malformed."""
 
@@ -54,10 +57,13 @@ class StreamReader(FrameReader):
                 self._count(message.usage)
                 self._started = True
                 out.append(Started(message.model or self._request.model, _prompt_tokens(self._usage)))
+            # May come at any point, even first: Anthropic sends it where HTTP would have answered 529.
             case "error":
                 raise _event_failure(event.error)
+            # A stream may have any number of pings, also before message_start.
             case "ping":
                 pass
+            # Every other event needs a started message: a backend's first event must be `Started`.
             case _ if not self._started:
                 raise malformed("an event before message_start")
             case "content_block_start":
@@ -68,17 +74,22 @@ class StreamReader(FrameReader):
                 self._count(event.usage)
                 if event.delta is not None and event.delta.stop_reason is not None:
                     self._reason, self._stop = event.delta.stop_reason, event.delta.stop_sequence
+            # Other events match no case: content_block_stop adds nothing, and the API's versioning policy demands that
+            # clients "handle unknown event types gracefully".
             case "message_stop":
                 out.extend(self.close())
 
     def _block(self, event: wire.RemoteEvent, out: list[Event]) -> None:
         block = event.content_block
+        # The bound keeps `_begun` and `_calls` finite if a server never ends.
         if block is None or len(self._begun) >= _MAX_BLOCKS or event.index in self._begun:
             raise malformed("a content block that is empty, repeated or one too many")
         self._begun.add(event.index)
         if block.type == "tool_use":
+            # Blocks are numbered together, tool calls of the IR by themselves: block 2 may be call 0.
             self._calls[event.index] = call = len(self._calls)
             out.append(Delta(tool_calls=(ToolDelta(call, block.id, block.name),)))
+        # Anthropic starts blocks empty; other servers of the protocol put the first text into the start.
         elif block.text:
             out.append(Delta(text=block.text))
 
@@ -90,6 +101,7 @@ class StreamReader(FrameReader):
             out.append(Delta(text=delta.text))
         elif delta.thinking:
             out.append(Delta(reasoning=delta.thinking))
+        # Of another block (a server tool) it is ignored, as are signatures and citations.
         elif delta.partial_json and event.index in self._calls:
             out.append(Delta(tool_calls=(ToolDelta(self._calls[event.index], arguments=delta.partial_json),)))
 
@@ -107,6 +119,7 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
         schemas.errors.BackendError: the answer is not finished, or malformed.
     """
     answer = read_json(reply.body, wire.RemoteMessage)
+    # A stop reason is the only sign that a whole answer is finished.
     if answer.stop_reason is None:
         raise Incomplete("The backend's answer ended before it was finished.")
     events: list[Event] = [Started(answer.model or request.model, _prompt_tokens(answer.usage))]
@@ -117,6 +130,7 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
         elif block.type == "thinking" and block.thinking:
             events.append(Delta(reasoning=block.thinking))
         elif block.type == "tool_use":
+            # The IR has the JSON text of the arguments, as OpenAI has it.
             arguments = msgspec.json.encode(block.input or {}).decode()
             events.append(Delta(tool_calls=(ToolDelta(calls, block.id, block.name, arguments),)))
             calls += 1
@@ -138,6 +152,7 @@ def _end(dialect: Dialect, reason: str, stop: str | None, usage: wire.RemoteUsag
     Raises:
         schemas.errors.BackendFailed: the stop reason is unknown.
     """
+    # An unknown reason could be a new kind of failure; it must not pass for a normal end.
     if reason not in dialect.remote.reasons:
         raise malformed("an end for an unknown reason")
     generated = usage.output_tokens
@@ -155,4 +170,5 @@ def _prompt_tokens(usage: wire.RemoteUsage) -> int | None:
 
 def _event_failure(error: wire.Error | None) -> BackendError:
     kind = error.type if error is not None else "api_error"
+    # The remote's type is text that it controls: at most 64 characters of it become the code.
     return BackendFailed("The backend failed while it was answering.", code=f"upstream_{kind}"[:64])

@@ -20,6 +20,7 @@ class DatabricksClient(OpenAIClient):
         Raises:
             schemas.errors.UnsupportedFeature: the dialect cannot express it.
         """
+        # A prompt without `use_raw_prompt` would be put into the chat template by the remote.
         raw = {} if is_chat_call(request) else {"use_raw_prompt": True}
         return Outbound(_path(request.model), write_body(self._dialect, request, raw))
 
@@ -29,4 +30,5 @@ class DatabricksClient(OpenAIClient):
 
 
 def _path(endpoint: str) -> str:
+    # `safe=''`: a "/" in a name must not start another path segment.
     return f"/serving-endpoints/{quote(endpoint, safe='')}/invocations"

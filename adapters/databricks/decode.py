@@ -28,9 +28,12 @@ def read_request(dialect: Dialect, route: Route, body: bytes, call: Call) -> Gen
     Raises:
         schemas.errors.RequestError: the body cannot be read or breaks a rule of the dialect.
     """
+    # Parsed once, before the task is known: which struct the body is converted to depends on its fields.
     fields = parse(body)
+    # The path names the endpoint, whatever `model` the body has.
     if isinstance(fields, dict) and "name" in call.path:
         fields["model"] = _endpoint(call)
+    # Of `invocations` and the `gateway_` routes the body's fields decide; all other routes have one task.
     task = route.name if route.name in (*_TASKS.values(), OPERATION, COUNT) else _task(fields)
     origin = Origin(dialect.protocol, dialect.name, route.name, body)
     if task == "chat":
@@ -53,6 +56,7 @@ def _endpoint(call: Call) -> str:
 
 def _task(fields: Any) -> str:
     if isinstance(fields, dict):
+        # In this order: a chat with a stray `input` is a chat.
         for field, task in _TASKS.items():
             if fields.get(field) is not None:
                 return task
@@ -62,6 +66,7 @@ def _task(fields: Any) -> str:
 def _chat(dialect: Dialect, fields: Any, origin: Origin, call: Call) -> Generate:
     given, extra = read_fields(dialect, fields, wire.ChatRequest)
     request = read_chat(dialect, given, origin, call, extra)
+    # After `read_chat`, which knows the roles: `check_turns` sees only roles that exist.
     if dialect.requests.alternating_roles:
         check_turns(given.messages)
     return _with_context(request, given)
@@ -78,6 +83,7 @@ def _completion(dialect: Dialect, fields: Any, origin: Origin, call: Call) -> Ge
     request = replace(
         request,
         raw_prompt=raw,
+        # Fill-in-the-middle is OpenAI's meaning of `suffix`; here it is `answer_suffix`.
         suffix=None,
         # The tokens of a rendered chat template are not the client's prompt.
         prompt_logprobs=request.prompt_logprobs and raw,
@@ -98,6 +104,7 @@ def _truncating(request: Generate, call: Call) -> Generate:
     card = call.catalog.cards.get(request.model)
     if card is None or card.context_length is None:
         return request
+    # At least one token must be left for the answer.
     room = card.context_length - 1
     limit, cut = request.stopping.max_new_tokens, request.truncate_prompt_tokens
     return replace(

@@ -70,6 +70,7 @@ def _endpoint(card: ModelCard, *, detailed: bool) -> ServingEndpoint:
     return ServingEndpoint(
         name=card.name,
         creator=_CREATOR,
+        # The card has seconds, the API milliseconds.
         creation_timestamp=card.created * 1000,
         last_updated_timestamp=(card.changed or card.created) * 1000,
         state=EndpointState("READY" if card.ready else "NOT_READY", _update(card)),
@@ -87,12 +88,14 @@ def _endpoint(card: ModelCard, *, detailed: bool) -> ServingEndpoint:
 
 
 def _entity(entity: Entity, *, detailed: bool) -> ServedEntity:
+    # Entities have no versions here; the field is required.
     return ServedEntity(entity.name, entity.entity_name, "1", _deployment(entity) if detailed else UNSET)
 
 
 def _deployment(entity: Entity) -> ServedEntityState:
     match entity.state:
         case "ready":
+            # A ready entity with a detail: others answer in its place.
             return ServedEntityState("DEPLOYMENT_RECOVERING" if entity.detail else "DEPLOYMENT_READY", entity.detail)
         case "loading":
             return ServedEntityState("DEPLOYMENT_CREATING", entity.detail)
@@ -108,6 +111,7 @@ def _update(card: ModelCard) -> Literal["NOT_UPDATING", "IN_PROGRESS", "UPDATE_F
 
 def _pending(card: ModelCard) -> PendingConfig:
     entities = tuple(_entity(entity, detailed=True) for entity in card.pending)
+    # The version that the configuration will have once the update is in force.
     return PendingConfig(entities, _traffic(card.pending), card.version + 1)
 
 
@@ -116,4 +120,5 @@ def _traffic(entities: tuple[Entity, ...]) -> TrafficConfig:
 
 
 def _route(entity: Entity) -> TrafficRoute:
+    # The name twice: `served_model_name` is the deprecated field.
     return TrafficRoute(entity.name, entity.name, entity.traffic_percentage)

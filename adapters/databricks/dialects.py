@@ -45,6 +45,7 @@ _BOUNDS = (
     _bound("best_of", 1, 20, "an integer from 1 to 20"),
     Bound("seed", -openai.I63, openai.I63 - 1),
     *openai.PENALTIES,
+    # Not vLLM's interval of `top_k`, in which -1 turns it off: the page has "greater than 0".
     *(bound for bound in openai.EXTENSIONS if bound.name != "top_k"),
 )
 

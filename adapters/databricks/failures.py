@@ -14,6 +14,7 @@ from schemas.errors import GatewayError
 def error_reply(dialect: Dialect, error: GatewayError) -> Reply:
     """The reply to an error."""
     failure = dialect.wording.failures[error.kind]
+    # mlflow maps the code to a status and ignores the HTTP status; the SDK prefers the code, too.
     body = ErrorResponse(failure.code or "", failure.text.format(message=error.message))
     return Reply(msgspec.json.encode(body), failure.status, headers=error_headers(dialect, error))
 

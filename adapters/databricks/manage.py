@@ -29,6 +29,7 @@ def read_change(route: Route, body: bytes, call: Call) -> Change:
         return Change(action="create", endpoint=asked.name, served_entities=_entities(asked.config, ()))
     name = call.path["name"]
     config, _ = read(body, ConfigRequest)
+    # Shares alone keep the endpoint's present entities. Only such a change needs the card.
     current = find_card(call, name).served_entities if config.served_entities is None else ()
     return Change(action="update", endpoint=name, served_entities=_entities(config, current))
 
@@ -36,10 +37,12 @@ def read_change(route: Route, body: bytes, call: Call) -> Change:
 def _entities(config: ConfigRequest, current: tuple[ServedEntity, ...]) -> tuple[ServedEntity, ...]:
     """The served entities with their shares: those of the body, or else the endpoint's current ones."""
     given = [_names(entity) for entity in config.served_entities or ()]
+    # A dict drops duplicate names, which the next line detects.
     entities = dict(given) or {entity.name: entity.entity_name for entity in current}
     if len(given) > len(entities):
         raise InvalidRequest("Two served entities have the same name.", param=_ENTITIES)
     shares = _shares(config.traffic_config, tuple(entities))
+    # An entity that no route names gets no traffic. The gateway checks that the shares add up to 100.
     return tuple(ServedEntity(name, entity, shares.get(name, 0)) for name, entity in entities.items())
 
 
@@ -50,6 +53,7 @@ def _names(entity: ServedEntityInput) -> tuple[str, str]:
         raise InvalidRequest(
             f"A served entity needs an 'entity_name', 'backend/model' or a backend's name.{why}", param=_ENTITIES
         )
+    # The platform's rule: entity name and version, with "-" for characters that a name cannot have.
     derived = re.sub(r"[^A-Za-z0-9_-]", "-", f"{entity.entity_name}-{entity.entity_version or 1}")
     return entity.name or derived, entity.entity_name
 
@@ -62,6 +66,7 @@ def _shares(traffic: TrafficConfigInput | None, names: tuple[str, ...]) -> dict[
         raise InvalidRequest("Several served entities need a 'traffic_config'.", param="config.traffic_config")
     shares: dict[str, int] = {}
     for route in traffic.routes:
+        # `served_model_name` is the deprecated name of the same field; older SDKs send it alone.
         name = route.served_entity_name or route.served_model_name or ""
         if name not in names:
             raise InvalidRequest(f"A route names '{name}', which is no served entity.", param=_ROUTES)

@@ -133,6 +133,7 @@ class DatabricksServer(OpenAIServer):
         ),
     )
 
+    # Narrows the attribute of the base class: `read_request` needs the fields that this dialect adds.
     _dialect: Dialect
 
     def decode(self, route: Route, body: bytes, call: Call) -> Request | Change:
@@ -156,6 +157,8 @@ class DatabricksServer(OpenAIServer):
             schemas.errors.RequestError: there is no such endpoint or stored response.
         """
         if route.kind == "manage":
+            # Called after the change was made, with the new catalog. The body is read again, because a codec keeps no
+            # state.
             return describe_change(read_change(route, body, call), call)
         if route.name == "host":
             return host_metadata()

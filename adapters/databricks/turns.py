@@ -8,6 +8,7 @@ from schemas.openai.requests import ChatMessage
 _MAY_FOLLOW = {
     "user": ("", "system", "assistant", "tool"),
     "assistant": ("user", "tool"),
+    # "tool" after "tool": parallel calls have several results.
     "tool": ("assistant", "tool"),
 }
 """A role -> the roles that it may follow; "" is the beginning of the conversation."""
@@ -25,6 +26,7 @@ def check_turns(messages: tuple[ChatMessage, ...]) -> None:
         _check_fields(message, param)
         if message.role == "system" and place > 0:
             raise refused(param, f"Invalid '{param}': a system message may only be the first message, and only once.")
+        # The default is for "system", which only the beginning may precede.
         allowed = _MAY_FOLLOW.get(message.role, ("",))
         if previous not in allowed:
             fault = (
@@ -41,6 +43,7 @@ def check_turns(messages: tuple[ChatMessage, ...]) -> None:
 def _check_fields(message: ChatMessage, param: str) -> None:
     if message.tool_calls and message.role != "assistant":
         raise refused(f"{param}.tool_calls", f"Invalid '{param}.tool_calls': only for messages of role 'assistant'.")
+    # Databricks' page on `tool_calls`: role "assistant", and no specification for the field `content`.
     if message.tool_calls and message.content:
         raise refused(f"{param}.content", f"Invalid '{param}.content': must be empty beside 'tool_calls'.")
     if message.tool_call_id and message.role != "tool":

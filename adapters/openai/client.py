@@ -35,6 +35,7 @@ class OpenAIClient:
         """A reader for the streamed answer to `request`."""
         return StreamReader(self._dialect, request)
 
+    # Subclassed by `DatabricksClient`, which changes the paths alone: bodies, answers and errors are the same.
     def decode(self, request: Generate, reply: Reply) -> Events:
         """The whole answer to `request`, as the complete stream of its events."""
         return read_answer(self._dialect, request, reply)

@@ -160,6 +160,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     remote: Remote
 
 
+# Seeds: OpenAI's are int64, those of the IR and MindIE uint64.
 I63 = 2**63
 """One more than the largest signed 64-bit integer."""
 
@@ -170,6 +171,7 @@ U64 = 2**64 - 1
 
 PENALTIES = (Bound("presence_penalty", -2, 2), Bound("frequency_penalty", -2, 2))
 EXTENSIONS = (
+    # vLLM: -1 turns it off.
     Bound("top_k", -1),
     Bound("min_p", 0, 1),
     Bound("typical_p", 0, 1, open_low=True),
@@ -211,6 +213,8 @@ _OPENAI_FAILURES = {
     "rate_limited": Failure(429, "rate_limit_error", "rate_limit_exceeded"),
     "overloaded": Failure(503, _SERVER, "server_is_overloaded"),
     "shutting_down": Failure(503, _SERVER, "server_shutdown"),
+    # `final` marks errors after which the gateway has already tried what a retry could do, or the time is spent:
+    # another attempt of the SDK (two by default) would only repeat a long generation.
     "backend_failed": Failure(502, _SERVER, "backend_failed", final=True),
     "backend_unavailable": Failure(503, _SERVER, "backend_unavailable"),
     "timeout": Failure(504, _SERVER, "timeout", final=True),
@@ -236,6 +240,8 @@ _MINDIE_FINISH = {
     "content_filter": "eos_token",
 }
 
+# One table for many servers: TGI's "eos_token", Databricks' "end_turn" and "tool_use" from models of Anthropic, and
+# "function_call" from before OpenAI had tools.
 REASONS = {
     "stop": FinishReason.EOS,
     "eos": FinishReason.EOS,
@@ -292,6 +298,7 @@ HINTS = (
 )
 """Fields on which no answer depends; they are passed on in `Generate.hints`."""
 
+# Sent to a remote only if the client set them: a remote that does not know them refuses or ignores them itself.
 _VLLM_FIELDS = (
     "top_k",
     "min_p",
@@ -340,11 +347,13 @@ MINDIE = Dialect(
             _mindie("top_p", 0.0, 1.0, open_low=True),
             _mindie("presence_penalty", -2.0, 2.0, open_low=False),
             _mindie("frequency_penalty", -2.0, 2.0, open_low=False),
+            # MindIE's page: (0, 18446744073709551615].
             _mindie("seed", 0, U64, open_low=True),
             _mindie("max_tokens", 0, U64, open_low=True),
             Bound("n", 1, 1, message="Parameter n must be 1, got {value}."),
         ),
         max_message_chars=512 * 1024,
+        # 1 to 256 characters, a letter or digit at both ends.
         model_pattern=r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,254}[A-Za-z0-9])?",
     ),
     defaults=Defaults(completion_max_tokens=None),
@@ -362,6 +371,7 @@ MINDIE = Dialect(
         reasons={word: reason for word, reason in REASONS.items() if word != "stop_sequence"},
         remote_fields=_MINDIE_FIELDS,
         ask_usage=False,
+        # MindIE refuses a temperature of 0.
         greedy_temperature=0.001,
         signed_seed=False,
     ),

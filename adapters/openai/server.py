@@ -143,6 +143,7 @@ class OpenAIServer:
         if route.name in (OPERATION, COUNT):
             question, extra = read(dialect, body, ResponseRequest)
             return (read_count if route.name == COUNT else read_response)(dialect, question, origin, call, extra)
+        # The body is converted to another struct for each route, so every branch has a variable of its own type.
         if route.name == "chat":
             asked, extra = read(dialect, body, requests.ChatRequest)
             return read_chat(dialect, asked, origin, call, extra)
@@ -157,6 +158,7 @@ class OpenAIServer:
         created = int(self._now())
         if _is_response(request):
             return ResponseWriter(request, created)
+        # `stream_error` is a method: a subclass encodes errors in streams in its own form.
         writer = ChatStreamWriter if isinstance(request.prompts[0], ChatPrompt) else CompletionStreamWriter
         return writer(self._dialect, request, created, self.stream_error)
 
@@ -195,4 +197,5 @@ class OpenAIServer:
 
 
 def _is_response(request: Generate) -> bool:
+    # The prompt does not show it: a response and a chat have the same `ChatPrompt`.
     return request.origin is not None and request.origin.operation == OPERATION

@@ -21,6 +21,7 @@ def check(dialect: Dialect, parameters: Parameters, *, stream: bool, context_len
         value = getattr(parameters, bound.name)
         if value is not None and not bound.holds(value):
             message = bound.message or f"`{bound.name}` must be in {bound.interval()}"
+            # As JSON, not as Python's repr.
             raise _invalid(bound.name, message.format(value=msgspec.json.encode(value).decode()))
     _check_best_of(dialect, parameters, stream)
     _check_stop(dialect, parameters.stop)
@@ -46,6 +47,7 @@ def _check_best_of(dialect: Dialect, parameters: Parameters, stream: bool) -> No
         raise _invalid("best_of", "`best_of` != 1 is not allowed for this endpoint")
     if not 1 <= best_of <= limit:
         raise _invalid("best_of", f"`best_of` must be > 0 and <= {limit}. Given: {best_of}")
+    # Greedy candidates would all be equal.
     samples = (parameters.temperature, parameters.top_k, parameters.top_p, parameters.typical_p)
     if not parameters.do_sample and all(value is None for value in samples):
         raise _invalid("best_of", "you must use sampling when `best_of` is > 1")
@@ -66,6 +68,7 @@ def _check_stop(dialect: Dialect, stop: str | tuple[str, ...] | None) -> None:
     if len(stop) > dialect.limits.max_stop_sequences:
         message = f"`stop` supports up to {dialect.limits.max_stop_sequences} stop sequences. Given: {len(stop)}"
         raise _invalid("stop", message)
+    # TGI has no limit on characters; MindIE has both limits and one sentence for them.
     if limit is None or total is None:
         if "" in stop:
             raise _invalid("stop", "`stop` sequences cannot be empty")

@@ -38,12 +38,14 @@ def read_tokenize(dialect: Dialect, operation: str, body: bytes, call: Call) -> 
 
 def read_generate(dialect: Dialect, operation: str, body: bytes, call: Call) -> Generate:
     """Decode a body of `/generate`, `/generate_stream` or `/`, which has a field `stream`."""
+    # Only `/` has the field `stream`; on the other routes it is an unknown field.
     type = CompatGenerateRequest if operation == "compat" else GenerateRequest
     request, extra = _read(dialect, type, body)
     stream = operation == "generate_stream" or (isinstance(request, CompatGenerateRequest) and bool(request.stream))
     parameters = request.parameters or Parameters(do_sample=dialect.defaults.bare_do_sample)
     card = default_card(call)
     prompt, grammar = _read_prompt_and_grammar(dialect, request.inputs, parameters, card, stream)
+    # `decoder_input_details` implies `details`: the prefill tokens are part of them.
     details = bool(parameters.details or parameters.decoder_input_details)
     top_n, count = parameters.top_n_tokens or 0, parameters.best_of or 1
     return Generate(
@@ -59,6 +61,7 @@ def read_generate(dialect: Dialect, operation: str, body: bytes, call: Call) -> 
         truncate_prompt_tokens=parameters.truncate,
         echo=_full_text(dialect, parameters, operation),
         raw_prompt=not isinstance(prompt, ChatPrompt),
+        # `best_of` compares candidates by their log-probabilities, so it needs them even where the client does not.
         logprobs=(details and dialect.requests.details_logprobs) or top_n > 0 or count > 1,
         top_logprobs=top_n,
         prompt_logprobs=bool(parameters.decoder_input_details),
@@ -76,6 +79,7 @@ def _read_prompt_and_grammar(
         check(dialect, parameters, stream=stream, context_length=card.context_length)
         return read_inputs(dialect, inputs, images=card.images), read_grammar(parameters.grammar)
     except InvalidRequest as error:
+        # TGI answers a refused request for a stream with a frame. Whether it is one is known only here, after decoding.
         error.streamed = stream
         raise
 
@@ -88,6 +92,7 @@ def _read(dialect: Dialect, type: type[GenerateRequest], body: bytes) -> tuple[G
     """Decode a body to the request and its unknown fields, in which "parameters" holds the unknown parameters."""
     fields = parse(body)
     unknown: dict[str, Any] = {}
+    # A parameter of another dialect (`top_n_tokens` at 0.9) is unknown here: it is neither checked nor applied.
     if isinstance(fields, dict) and isinstance(given := fields.get("parameters"), dict):
         known = {name: value for name, value in given.items() if name in dialect.requests.parameters}
         if len(known) < len(given):
@@ -126,12 +131,14 @@ def _drawn_seed(id: str) -> int:
     It is derived from the request's id, so that decoding is deterministic, and has 63 bits and is not 0, so that every
     dialect accepts it in another request.
     """
+    # `>> 1`: 63 bits. `| 1`: never 0.
     return int.from_bytes(blake2b(id.encode(), digest_size=8).digest()) >> 1 | 1
 
 
 def _stopping(dialect: Dialect, given: Parameters) -> Stopping:
     limit = given.max_new_tokens or dialect.defaults.default_max_new_tokens
     if dialect.limits.max_iter_times is not None:
+        # The cap holds also where the request sets no limit.
         limit = min(limit or dialect.limits.max_iter_times, dialect.limits.max_iter_times)
     stop = (given.stop,) if isinstance(given.stop, str) else given.stop or ()
     return Stopping(max_new_tokens=limit, stop=stop, include_stop=dialect.answers.include_stop)
@@ -160,6 +167,7 @@ def read_grammar(spec: GrammarSpec | None) -> Grammar | None:
             raise _invalid_grammar("missing field `schema`")
         name, strict = spec.value.get("name"), spec.value.get("strict")
         return Grammar("json_schema", _schema(spec.value.get("schema")), _typed(name, str), _typed(strict, bool))
+    # TGI's "json" and "json_object" are the same: the value is the schema.
     return Grammar("json_schema", _schema(spec.value))
 
 
@@ -171,6 +179,7 @@ def _schema(value: Any) -> dict[str, Any]:
             raise _invalid_grammar("the schema is not JSON") from None
     if not isinstance(value, dict):
         raise _invalid_grammar("a schema must be an object")
+    # The message and the rule are the router's.
     if "properties" not in value:
         raise _invalid_grammar("Grammar must have a 'properties' field")
     return value

@@ -45,6 +45,7 @@ def _info_09(dialect: Dialect, call: Call, card: ModelCard) -> Info09:
         max_stop_sequences=dialect.limits.max_stop_sequences,
         max_input_length=_max_input(card),
         max_total_tokens=card.context_length or 0,
+        # The field is required, and the catalog has no batch capacity: one full context stands for it.
         max_batch_total_tokens=card.context_length or 0,
         version=call.catalog.version,
     )
@@ -59,6 +60,7 @@ def _mindie_info(dialect: Dialect, call: Call, card: ModelCard) -> MindieInfo:
             max_total_tokens=other.context_length or 0,
         )
         for other in call.catalog.cards.values()
+        # TGI's routes generate text only: models for embeddings are left out.
         if other.task != "embeddings"
     )
     return MindieInfo(

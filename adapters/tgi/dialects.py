@@ -204,6 +204,7 @@ _TGI_BOUNDS = (
     _probability("top_p"),
     _probability("typical_p"),
     _positive("top_k", integer=True),
+    # Two bounds: the first has the validation's message, the second the range of Rust's type.
     _integer("top_k", 1, U31),
     _positive("max_new_tokens", integer=True),
     _integer("max_new_tokens", 1, U32),
@@ -238,6 +239,7 @@ _TGI_FAILURES = {
     "malformed_body": _VALIDATION,
     "unsupported": _VALIDATION,
     "context_length": _VALIDATION,
+    # An empty body, as TGI's middleware for API keys answers.
     "unauthorized": Failure(401),
     "forbidden": Failure(403, "forbidden"),
     "model_not_found": _NOT_FOUND,
@@ -281,6 +283,7 @@ TGI_09 = Dialect(
     name="tgi-0.9",
     requests=Requests(parameters=_09_PARAMETERS),
     limits=TGI.limits,
+    # 0.9 defaults to greedy and to 20 tokens; TGI 3 to the rest of the context.
     defaults=Defaults(bare_do_sample=False, default_max_new_tokens=20),
     answers=Answers(
         sse_prefix="data:",
@@ -291,6 +294,7 @@ TGI_09 = Dialect(
         info="tgi-0.9",
     ),
     wording=TGI.wording,
+    # 0.9 refuses a limit beyond `max_total_tokens` minus the prompt, and has no "as far as the context reaches".
     remote=Remote(reasons=TGI.remote.reasons, unlimited_max_new_tokens=512),
 )
 

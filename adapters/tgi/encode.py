@@ -30,6 +30,7 @@ _json = msgspec.json.Encoder().encode
 
 def encode_answer(dialect: Dialect, request: Generate, answer: Completion) -> Reply:
     """The complete answer to `request`."""
+    # `n` is TGI's `best_of`: all candidates were generated, and the best one is the answer.
     best, *others = _best_first(answer.choices)
     body: msgspec.Raw | GenerateResponse | MindieResponse
     if answer.relayed is not None:
@@ -44,6 +45,7 @@ def encode_answer(dialect: Dialect, request: Generate, answer: Completion) -> Re
 
 def encode_tokens(answer: Tokens) -> Reply:
     """The answer of `/tokenize`. TGI's `start` and `stop` count bytes, the IR's characters."""
+    # In ASCII a character is a byte: a range costs no memory.
     offsets = range(len(answer.text) + 1) if answer.text.isascii() else _byte_offsets(answer.text)
     return Reply(
         _json([SimpleToken(span.id, span.text, offsets[span.start], offsets[span.stop]) for span in answer.spans])
@@ -54,6 +56,7 @@ def wire_token(dialect: Dialect, token: IRToken) -> Token:
     """One token. An unknown id is 0, which both of TGI's Python clients accept."""
     if dialect.answers.scores:
         return Token(token.id or 0, token.text, token.logprob, token.special)
+    # MindIE: no log-probability, `special` null, and no text for special tokens.
     return Token(token.id or 0, "" if token.special else token.text, None, None)
 
 
@@ -93,6 +96,7 @@ def _best_first(choices: tuple[Choice, ...]) -> list[Choice]:
 
 def _mean_logprob(choice: Choice) -> float:
     logprobs = [token.logprob for token in choice.tokens if token.logprob is not None]
+    # The mean, not the sum, which would prefer short answers.
     return sum(logprobs) / len(logprobs) if logprobs else -math.inf
 
 
@@ -103,6 +107,7 @@ def _generated_text(request: Generate, choice: Choice) -> str:
 def _generated_tokens(answer: Completion, choice: Choice) -> int:
     if choice.generated is not None:
         return choice.generated
+    # The usage counts all choices together.
     return answer.usage.completion_tokens if len(answer.choices) == 1 else len(choice.tokens)
 
 
@@ -173,6 +178,7 @@ def compute_headers(dialect: Dialect, request: Generate) -> Headers:
 def _headers(dialect: Dialect, request: Generate, answer: Completion, best: Choice) -> Headers:
     generated = _generated_tokens(answer, best)
     headers = compute_headers(dialect, request)
+    # Without details the answer has no token ids to explain.
     if request.stream_usage and (best.tokens or answer.prompts):
         headers += token_id_headers(answer.token_ids)
     if dialect.answers.timing_headers and answer.timings is not None:

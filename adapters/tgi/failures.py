@@ -41,6 +41,7 @@ def failure_reply(dialect: Dialect, error: GatewayError, *, streamed: bool = Fal
     `streamed`: the request asked for a stream, which TGI itself answers with status 200 and one event.
     """
     if streamed and dialect.answers.stream_errors_as_frames:
+        # `event: error` does not exist in TGI: clients look for the key `error` in the data.
         return Reply(failure_frame(dialect, error), media_type=STREAM_TYPE, headers=STREAM_HEADERS)
     failure = dialect.wording.failures[error.kind]
     headers: Headers = ()
@@ -48,6 +49,7 @@ def failure_reply(dialect: Dialect, error: GatewayError, *, streamed: bool = Fal
         headers += (("retry-after", str(math.ceil(error.retry_after))),)
     if isinstance(error, MethodNotAllowed) and error.allowed:
         headers += (("allow", ", ".join(error.allowed)),)
+    # A failure without a type has an empty body (TGI's 401).
     return Reply(_body(dialect, error) if failure.type else b"", failure.status, headers=headers)
 
 

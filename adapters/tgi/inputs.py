@@ -27,6 +27,7 @@ def read_inputs(dialect: Dialect, inputs: str | tuple[InputPart, ...], *, images
     """
     if isinstance(inputs, str):
         _check_length(dialect, inputs, "inputs")
+        # MindIE has its own form for images, so markdown is text.
         if dialect.requests.list_inputs:
             return TextPrompt(inputs)
         return _with_markdown_images(inputs) if images else _without_images(inputs)
@@ -52,9 +53,11 @@ def image_part(ref: str) -> ImagePart:
 
 
 def _is_base64_image(ref: str) -> bool:
+    # Cheap test first: decoding an image takes milliseconds, and most references are URLs.
     if not ref.startswith(_BASE64_MAGIC):
         return False
     try:
+        # A path such as /9j/photo.jpg has a ".", which is not in the alphabet.
         base64.b64decode(ref, validate=True)
     except (binascii.Error, ValueError):
         return False
@@ -94,8 +97,10 @@ def _with_markdown_images(text: str) -> TextPrompt:
     """
     found = list(_MARKDOWN_IMAGE.finditer(text))
     images = tuple(image_part(match[1]) for match in found)
+    # A path in a prompt would make this server read a file of its own.
     if not all(image.ref.startswith((*_REMOTE, "data:")) for image in images):
         raise InvalidRequest("invalid image content: only http, https and data URLs are read", param="inputs")
+    # Each place moves left by the markdown removed before it: running sums of the lengths, from 0.
     removed = accumulate((len(match[0]) for match in found), initial=0)
     places = tuple(match.start() - before for match, before in zip(found, removed, strict=False))
     return TextPrompt(_MARKDOWN_IMAGE.sub("", text), images, places)

@@ -24,9 +24,11 @@ def write_request(dialect: Dialect, request: Generate) -> Outbound:
     for feature, needed in _needs(dialect, request).items():
         if needed:
             raise inexpressible(feature)
+    # Unknown fields of a client of this protocol are passed on; known parameters overwrite them.
     extra = dict(request.extra)
     parameters = extra.pop("parameters", {}) | _parameters(dialect, request)
     body = extra | {"inputs": _inputs(dialect, request.prompts[0]), "parameters": parameters}
+    # Not `/`, whose answers are lists and whose defaults differ.
     return Outbound("/generate_stream" if request.stream else "/generate", msgspec.json.encode(body))
 
 
@@ -48,6 +50,7 @@ def _needs(dialect: Dialect, request: Generate) -> dict[str, bool]:
         "min_new_tokens": stopping.min_new_tokens > 0,
         "stop_token_ids": bool(stopping.stop_token_ids),
         "ignore_eos": stopping.ignore_eos,
+        # `n` is sent as `best_of`, which TGI refuses in streams and for greedy decoding.
         "n": request.n > 1 and (request.stream or "best_of" not in dialect.requests.parameters or sampling.greedy),
         "best_of": (request.best_of or request.n) > request.n,
         "prompt_logprobs": request.prompt_logprobs and request.stream,
@@ -81,6 +84,7 @@ def _parameters(dialect: Dialect, request: Generate) -> dict[str, Any]:
         "top_n_tokens": request.top_logprobs or None,
         "grammar": _grammar(request.grammar),
         "adapter_id": request.lora_adapter,
+        # The server codec puts the prompt in front itself.
         "return_full_text": False,
     }
     # A parameter that the dialect does not know was refused above, unless its value is neutral.
@@ -118,6 +122,7 @@ def _grammar(grammar: Grammar | None) -> dict[str, Any] | None:
     named = {name: value for name, value in named.items() if value is not None}
     if named:
         return {"type": "json_schema", "value": named | {"schema": grammar.value}}
+    # "json" is understood by all versions that have grammars; "json_schema" only where a name or `strict` needs it.
     return {"type": "json", "value": grammar.value}
 
 
@@ -141,6 +146,7 @@ def _with_markdown_images(prompt: TextPrompt) -> str:
     places = prompt.image_places or (0,) * len(prompt.images)
     text, done = "", 0
     for image, place in zip(prompt.images, places, strict=True):
+        # The inverse of `inputs._with_markdown_images`.
         text += f"{prompt.text[done:place]}![]({image_url(image)})"
         done = place
     return text + prompt.text[done:]

@@ -24,6 +24,7 @@ def passes_back(dialect: Dialect, request: Generate) -> bool:
 
 def relayed(request: Generate, data: bytes, *, detailed: bool) -> Relayed:
     """An answer, or a frame of one, as the client requested it; `detailed`: whether it has details."""
+    # The bytes as they came: nothing to decode.
     if not detailed or request.stream_usage:
         return Relayed(data)
     fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])

@@ -39,7 +39,9 @@ class StreamReader(FrameReader):
         self._request = request
         self._relays = passes_back(dialect, request)
         self._started = self._finished = False
+        # For MindIE's `fullTextEnabled`, where each frame repeats the whole text.
         self._so_far = ""
+        # TGI leaves a matched stop sequence in the text. Only if the client wants it removed are tokens held back.
         cutting = dialect.answers.include_stop and request.stopping.stop and not request.stopping.include_stop
         self._cutter = StopCutter(request.stopping.stop) if cutting else None
 
@@ -55,6 +57,7 @@ class StreamReader(FrameReader):
         frame = read_json(data, RemoteAnswer)
         if frame.error is not None:
             raise event_failure(frame)
+        # Before the checks below, but after the error: a relayed frame is followed by the events decoded from it.
         if self._relays:
             out.append(relayed(self._request, data, detailed=frame.details is not None))
         if frame.token is None:
@@ -78,6 +81,7 @@ class StreamReader(FrameReader):
             if not text.startswith(self._so_far):
                 raise malformed("a text that does not continue the one before")
             self._so_far, text = text, text[len(self._so_far) :]
+        # MindIE of 2026 may put several tokens into one frame, with one text.
         first, *more = _ids(token)
         # MindIE sends the end token without text and without marking it as special.
         ends = (
@@ -92,6 +96,7 @@ class StreamReader(FrameReader):
             raise malformed("no details although asked for")
         reason, stop = _reason(self._dialect, details), None
         if self._cutter is not None:
+            # Through the cutter, not around it: a stop sequence may span earlier tokens that are still held back.
             released = [free for token in tokens for free in self._cutter.feed(token)]
             rest, stop = self._cutter.end(reason is FinishReason.STOP_STRING)
             tokens = [*released, *rest]
@@ -119,12 +124,14 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
         if len(answer) != 1:
             raise malformed("a list of more or less than one answer")
         [answer] = answer
+        # The same element as bytes, for the relay.
         [body] = read_json(body, list[msgspec.Raw])
     if answer.error is not None:
         raise event_failure(answer)
     details = answer.details
     if details is None or answer.generated_text is None:
         raise malformed("no text, or no details although asked for")
+    # `best_of_sequences` has the others, so the answer itself is the first.
     sequences = (details, *(details.best_of_sequences or ()))
     if len(sequences) != request.n:
         raise malformed("more or less answers than asked for")
@@ -134,6 +141,7 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
         for index, (text, sequence) in enumerate(zip(texts, sequences, strict=True))
     )
     header = next((value for name, value in reply.headers if name.lower() == "x-prompt-tokens"), "")
+    # TGI 3 does not count the prompt in the details of whole answers; its header does.
     count = header_number(header)
     prompt_tokens = _prompt_tokens(details) if count is None else count
     prompt = tuple(Token(_ids(token)[0], token.text or "", token.logprob) for token in details.prefill)
@@ -148,6 +156,7 @@ def _choice(dialect: Dialect, request: Generate, index: int, text: str, sequence
     if visible(tokens) != text:  # SentencePiece: the first token starts with a space, the text does not
         tokens = []
     if dialect.answers.include_stop and reason is FinishReason.STOP_STRING:
+        # TGI does not say which one matched: the longest at the end of the text.
         stop = max((stop for stop in request.stopping.stop if text.endswith(stop)), key=len, default=None)
         if stop is not None and not request.stopping.include_stop:
             text = text.removesuffix(stop)
@@ -196,6 +205,7 @@ def _top(tokens: tuple[RemoteToken, ...] | None) -> tuple[TopToken, ...]:
 def _reason(dialect: Dialect, details: RemoteSequence) -> FinishReason:
     reason = dialect.remote.reasons.get(details.finish_reason)
     if reason is None:
+        # MindIE's "stop_sequence": cancelled or failed.
         raise BackendFailed("The backend gave up on the answer.", fault=Fault.MALFORMED)
     return FinishReason(reason)
 

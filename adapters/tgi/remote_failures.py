@@ -27,6 +27,7 @@ _STATUS_OF_TYPE = {
 
 def event_failure(answer: RemoteAnswer) -> GatewayError:
     """The error of a frame, or of a response with status 200."""
+    # 424 is TGI's status for a failed generation.
     return _failure(_STATUS_OF_TYPE.get(answer.error_type or "", 424), answer, None)
 
 
@@ -39,7 +40,9 @@ def _failure(status: int, answer: RemoteAnswer, retry_after: float | None) -> Ga
     message = answer.error or REFUSED
     if status in (400, 422):
         message = message.removeprefix(_VALIDATION_PREFIX)
+        # No code distinguishes the two: the router's sentences do.
         return (ContextLengthExceeded if message.startswith(_TOO_LONG) else InvalidRequest)(message)
+    # The remote's own word for an answer that broke off; any other 500 is a failure of the remote.
     if status == 500 and _STATUS_OF_TYPE.get(answer.error_type or "") == 500:
         return Incomplete("The backend's answer stopped before it was finished.")
     return failure_of(status, message, retry_after)

@@ -99,5 +99,6 @@ class TgiServer:
 
     def error(self, error: GatewayError, request: Generate | None = None) -> Reply:
         """The error response while nothing of a stream is written."""
+        # A request that could not be decoded left its wish for a stream in the error.
         streamed = request.stream if request is not None else isinstance(error, RequestError) and error.streamed
         return failure_reply(self._dialect, error, streamed=streamed)

@@ -18,10 +18,13 @@ class StopCutter:
         """The tokens that certainly belong to the text, after one more token."""
         self._held.append(token)
         text = visible(self._held)
+        # A stop sequence can begin only in the overlap: everything before it is final. Whole tokens are released, so a
+        # token with one character in the overlap waits.
         free = len(text) - max(_overlap(text, stop) for stop in self._stops)
         released = 0
         for held in self._held:
             free -= len(visible([held]))
+            # Special tokens have no visible text: `free` stays, and they go with the tokens before them.
             if free < 0:
                 break
             released += 1
@@ -31,6 +34,7 @@ class StopCutter:
     def end(self, stopped: bool) -> tuple[list[Token], str | None]:
         """The remaining tokens and the stop sequence removed from their end, if generation `stopped` at one."""
         text = visible(self._held)
+        # Of "\n" and "\n\n" the longer one: TGI does not say which matched.
         stop = max((stop for stop in self._stops if text.endswith(stop)), key=len, default=None) if stopped else None
         if stop is None:
             return self._held, None
@@ -46,6 +50,7 @@ def cut(tokens: list[Token], length: int) -> list[Token]:
     """The same tokens, with their visible text cut after `length` characters."""
     out = []
     for token in tokens:
+        # Kept, because they count as generated.
         if token.special:
             out.append(token)
             continue

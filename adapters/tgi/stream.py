@@ -21,6 +21,7 @@ from schemas.ir import Delta, Events, Finished, Generate, Relayed, Started, Toke
 from schemas.tgi import StreamDetails, StreamResponse
 
 _json = msgspec.json.Encoder().encode
+# The last frame must have a token, also of an answer without any.
 _NO_TOKEN = Token(None, "", special=True)
 
 
@@ -47,14 +48,17 @@ class StreamWriter:
         for event in events:
             if isinstance(event, Relayed):
                 self._relaying = True
+                # Line breaks between JSON tokens would end the event's data.
                 out.append(b"%b%b\n\n" % (self._prefix, guard(event.data.replace(b"\n", b""))))
             elif isinstance(event, Started):
                 self.headers += token_id_headers(event.token_ids)
+            # The relayed frames stand for all other events; `Started` above only sets a header.
             elif self._relaying:
                 continue
             elif isinstance(event, Delta):
                 tokens = _tokens(event)
                 if isinstance(event, Finished):
+                    # Held back for the last frame, which needs the usage.
                     *tokens, self._last = tokens or (_NO_TOKEN,)
                     self._finished = event
                 out.extend([self._frame(token) for token in tokens])
@@ -84,6 +88,7 @@ class StreamWriter:
         if not token.special:
             self._texts.append(token.text)
         wire = wire_token(self._dialect, token)
+        # Quadratic in the answer's length, as the option is in MindIE.
         if self._dialect.answers.full_text:
             wire = msgspec.structs.replace(wire, text="".join(self._texts))
         return StreamResponse(

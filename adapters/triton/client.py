@@ -46,6 +46,7 @@ class TritonClient:
         for name in parameters:
             if name not in self._known:
                 raise _unsupported(_FEATURES.get(name, name))
+        # Fields of Triton's protocol mean nothing to other remotes, and those of other protocols nothing to this one.
         if request.origin is not None and request.origin.protocol == "triton":
             hints = {name: hint for name, hint in request.hints.items() if name in self._known}
             parameters = request.extra | hints | parameters
@@ -54,6 +55,7 @@ class TritonClient:
             body["sampling_parameters"] = msgspec.json.encode(parameters).decode()  # request parameters are scalars
         else:
             body["parameters"] = parameters
+        # The name is one path segment; a "/" in it is escaped.
         operation = "generate_stream" if request.stream else "generate"
         return Outbound(f"/v2/models/{quote(request.model, safe='')}/{operation}", msgspec.json.encode(body))
 
@@ -68,6 +70,7 @@ class TritonClient:
             schemas.errors.BackendError: the answer is an error or violates the protocol.
         """
         reader = AnswerReader(request, self._dialect)
+        # A whole answer is a stream of one response.
         return reader.response(reply.body) + reader.close()
 
     def returns_token_ids(self, request: Generate) -> bool:
@@ -87,17 +90,20 @@ class TritonClient:
         if request.truncate_prompt_tokens is not None:
             values["truncate_prompt_tokens"] = request.truncate_prompt_tokens
         if request.logprobs:
+            # 0 asks for the token's own log-probability.
             values["logprobs"] = request.top_logprobs
         if request.grammar is not None:
             values["structured_outputs"] = _structured_outputs(request.grammar)
         if request.lora_adapter is not None:
             values["lora_name"] = request.lora_adapter
         if self._dialect.answers.details:
+            # MindIE's details have the finish reason, without which an answer is not complete.
             values["details"] = True
         return values
 
     def _id(self, request: Generate) -> dict[str, Any]:
         id, pattern = request.client_request_id or request.id, self._dialect.limits.id_pattern
+        # The id only labels the request: one that the remote would refuse is left out.
         return {"id": id} if id and (pattern is None or re.fullmatch(pattern, id)) else {}
 
     def _prompt(self, request: Generate) -> dict[str, Any]:
@@ -105,6 +111,7 @@ class TritonClient:
         if not prompt.images:
             return {"text_input": prompt.text}
         if self._dialect.requests.rules == "triton":
+            # vLLM's backend has an input tensor of base64 images beside the text.
             return {"text_input": prompt.text, "image": [_base64(image) for image in prompt.images]}
         images = [{"type": "image_url", "image_url": image.ref} for image in prompt.images]
         return {"text_input": [{"type": "text", "text": prompt.text}, *images]}
@@ -148,10 +155,12 @@ def _text_prompt(request: Generate) -> TextPrompt:
 def _base64(image: ImagePart) -> str:
     if image.kind != "data":
         raise _unsupported("images")
+    # The tensor holds plain base64: the prefix of a `data:` URI is cut off.
     return image.ref.partition("base64,")[2] or image.ref
 
 
 def _structured_outputs(grammar: Grammar) -> str:
+    # As a JSON text: vLLM's backend reads the parameter as a string.
     value = True if grammar.kind == "json_object" else grammar.value
     name = {"json_schema": "json"}.get(grammar.kind, grammar.kind)
     return msgspec.json.encode({name: value}).decode()

@@ -44,11 +44,13 @@ def model(call: Call) -> ModelCard:
         schemas.errors.ModelNotFound: the model or version does not exist.
     """
     name, version = call.path["model"], call.path.get("version", VERSION)
+    # Triton routes by regular expressions with `versions/([0-9]+)`: another word is an unknown path, not a model.
     if not re.fullmatch("[0-9]+", version):
         raise RouteNotFound("Not Found")
     card = call.catalog.cards.get(name)
     if card is None:
         raise ModelNotFound(f"Request for unknown model: '{name}' is not found")
+    # As a number: "01" is version 1.
     if version.lstrip("0") != VERSION:
         raise ModelNotFound(f"Request for unknown model: '{name}' version {version} is not found")
     return card
@@ -60,6 +62,7 @@ def describe(route: Route, call: Call, body: bytes) -> Reply:
         case "live":
             return Reply()
         case "ready":
+            # KServe v2: status 200 is ready, a 4xx status is not; Triton answers 400.
             return Reply(status=200 if call.catalog.ready else 400)
         case "server":
             return _json(ServerMetadata(NAME, call.catalog.version, EXTENSIONS))
@@ -141,12 +144,14 @@ def _stats(card: ModelCard) -> ModelStats:
         version=VERSION,
         last_inference=counts.last_ms,
         inference_count=counts.succeeded,
+        # Triton counts a batch as one execution; batches are not counted here.
         execution_count=counts.succeeded,
         inference_stats=InferenceStats(
             success=answered,
             fail=Duration(counts.failed, counts.failed_ns),
             queue=untimed,
             compute_input=untimed,
+            # The whole time of a request counts as inference.
             compute_infer=answered,
             compute_output=untimed,
         ),

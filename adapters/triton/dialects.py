@@ -159,6 +159,7 @@ _VLLM = (
     Parameter("presence_penalty", -2, 2, type="float"),
     Parameter("frequency_penalty", -2, 2, type="float"),
     Parameter("logit_bias", type="biases"),
+    # -1 means no seed, see `parameters.sampling`.
     Parameter("seed", -1, _UINT64, type="int"),
     Parameter("n", 1, 128, type="int"),
     Parameter("best_of", 1, 128, type="int"),
@@ -167,6 +168,7 @@ _VLLM = (
     Parameter("stop_token_ids", 0, _INT32, type="ints"),
     Parameter("include_stop_str_in_output", type="bool"),
     Parameter("ignore_eos", type="bool"),
+    # Known, so that their types are checked; a value other than the default is refused in `parameters.read`.
     Parameter("bad_words", type="strings"),
     Parameter("use_beam_search", type="bool"),
     Parameter("truncate_prompt_tokens", 1, _INT32, type="int"),
@@ -261,6 +263,7 @@ _MINDIE_TRITON = Dialect(
     name="mindie-triton",
     requests=Requests(rules="mindie", parameters=_by_name(_MINDIE), numbers_in_strings=False),
     limits=Limits(id_pattern="[A-Za-z0-9_-]{1,256}"),
+    # Greedy unless a parameter of sampling is set, as at its TGI endpoint.
     defaults=Defaults(default_max_tokens=20, default_temperature=None, always_samples=False),
     answers=Answers(
         always_id=True,

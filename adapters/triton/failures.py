@@ -50,6 +50,7 @@ def _message(error: GatewayError) -> str:
 def _headers(error: GatewayError) -> Headers:
     headers: list[tuple[str, str]] = []
     if error.retry_after is not None:
+        # Whole seconds, rounded up (RFC 9110 section 10.2.3).
         headers.append(("Retry-After", str(math.ceil(error.retry_after))))
     if isinstance(error, MethodNotAllowed) and error.allowed:
         headers.append(("Allow", ", ".join(error.allowed)))

@@ -38,6 +38,7 @@ def read(body: bytes, headers: Mapping[str, str], card: ModelCard, limit: int) -
     """
     if len(body) > limit:
         raise InvalidRequest(f"request size of {len(body)} bytes exceeds the maximum allowed input size of {limit}")
+    # Without the header the whole body is JSON.
     length = _header_length(headers.get(HEADER), len(body))
     request, _ = read_body(body[:length], InferRequest)
     values = _inputs(request.inputs, body[length:], tensors.inputs(card), card.name)
@@ -59,6 +60,7 @@ def _header_length(given: str | None, size: int) -> int:
         return size
     if not re.fullmatch(r"[+-]?[0-9]{1,10}", given):
         raise InvalidRequest(f"Unable to parse Inference-Header-Content-Length, got: {given[:32]}")
+    # The pattern above bounds what `int` reads.
     if not 0 < int(given) <= size:
         raise InvalidRequest(f"inference header size should be in range (0, {size}), got: {given}")
     return int(given)
@@ -66,11 +68,13 @@ def _header_length(given: str | None, size: int) -> int:
 
 def _parameters(given: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in given.items():
+        # Triton puts its own parameters under this prefix (`triton_enable_empty_final_response`).
         if name.startswith("triton_"):
             raise InvalidRequest(
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
                 param=f"parameters.{name}",
             )
+        # The sequence batcher's parameters have no meaning for text models; `binary_data_output` is read above.
         if name not in _SCHEDULING:
             check_parameter(name, value)
             yield name, value
@@ -100,10 +104,12 @@ def _inputs(given: tuple[InputTensor, ...], data: bytes, known: dict[str, Tensor
                 f"expecting {size - len(data)} additional bytes for model '{model}'",
                 param="inputs",
             )
+        # The bytes of binary tensors lie after the JSON in the order of the inputs, without gaps.
         elements = _flat(tensor) if size is None else _unpacked(tensor, data[:size])
         data = data[size or 0 :]
         _check_shape(tensor, expected, len(elements), model)
         values[tensor.name] = elements
+    # Bytes left over: a size or a tensor is wrong.
     if data:
         raise InvalidRequest(f"unexpected additional input data for model '{model}'")
     return values
@@ -114,6 +120,7 @@ def _binary_size(tensor: InputTensor) -> int | None:
     if "shared_memory_region" in parameters:
         raise InvalidRequest(f"shared memory is not supported for input '{tensor.name}'", param="inputs")
     size = parameters.get("binary_data_size")
+    # Exactly one of the two.
     if (size is None) == (tensor.data is None):
         fields = " no field is set" if size is None else " set 'data' 'binary_data_size'"
         raise InvalidRequest(
@@ -121,6 +128,7 @@ def _binary_size(tensor: InputTensor) -> int | None:
             f"'shared_memory_region' in 'parameters'. But{fields}",
             param="inputs",
         )
+    # bool is a subclass of int.
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 0):
         raise InvalidRequest(
             "Unable to parse 'binary_data_size': attempt to access JSON non-unsigned-integer as unsigned-integer",
@@ -150,12 +158,14 @@ def _flat(tensor: InputTensor) -> list[Any]:
 def _leaves(values: list[Any]) -> Iterator[Any]:
     for value in values:
         if isinstance(value, list):
+            # The recursion is bounded: `adapters.body` limits the nesting.
             yield from _leaves(value)
         else:
             yield value
 
 
 def _check_shape(tensor: InputTensor, expected: Tensor, count: int, model: str) -> None:
+    # Sizes are bounded before they are multiplied: a shape of huge numbers would make a huge product.
     fits = len(tensor.shape) <= _MAX_DIMENSIONS and all(0 <= size <= count for size in tensor.shape)
     if not fits or math.prod(tensor.shape) != count:
         raise InvalidRequest(
@@ -183,6 +193,7 @@ def _output(given: RequestedOutput, binary: bool, known: dict[str, Tensor], mode
     for name in ("classification", "shared_memory_region"):
         if name in parameters:
             raise InvalidRequest(f"{name} is not supported for output '{given.name}'", param="outputs")
+    # The output's own wish overrides `binary_data_output` of the request.
     as_bytes = parameters.get("binary_data", binary)
     if not isinstance(as_bytes, bool):
         raise InvalidRequest(
@@ -206,6 +217,7 @@ def write(wanted: tuple[Output, ...], values: Mapping[str, list[Any]], *, model:
             described.append(OutputTensor(output.name, datatype, shape, data=elements))
     answer = InferResponse(model_name=model, model_version=version, outputs=tuple(described), id=id or msgspec.UNSET)
     body = msgspec.json.encode(answer)
+    # No binary output, or empty ones: the body is JSON alone.
     if not any(data):
         return Reply(body)
     return Reply(

@@ -100,6 +100,7 @@ class TritonServer:
             else:
                 given = infer.read(body, call.headers, card, self.dialect.limits.max_input_bytes)
         except MalformedBody as error:
+            # The dialect's own sentence around the decoder's reason.
             raise MalformedBody(self.dialect.wording.malformed.format(reason=error.message)) from None
         return to_generate(given, route, call, card, self.dialect, body)
 
@@ -147,6 +148,7 @@ class TritonServer:
         first response of a stream has the error's status and is a frame.
         """
         reply = failures.reply(error, self.dialect)
+        # A refused request is answered as JSON even on `generate_stream`.
         if request is None or not request.stream or not isinstance(error, BackendError):
             return reply
         return Reply(frame(reply.body, self.dialect), reply.status, EVENT_STREAM, reply.headers)

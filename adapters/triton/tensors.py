@@ -50,6 +50,7 @@ DATATYPES = {tensor.name: tensor.datatype for tensor in INPUTS + OUTPUTS}
 
 _INPUTS = {tensor.name: tensor for tensor in INPUTS}
 _OUTPUTS = {tensor.name: tensor for tensor in OUTPUTS}
+# `struct` codes; with "<" BOOL is 1 byte, UINT32 and FP32 are 4.
 _FORMATS = {"BOOL": "?", "UINT32": "I", "FP32": "f"}
 
 
@@ -66,6 +67,7 @@ def outputs(card: ModelCard) -> dict[str, Tensor]:
 def _renamed(tensors: dict[str, Tensor], own_names: dict[str, str]) -> dict[str, Tensor]:
     if not own_names:
         return tensors
+    # The configuration maps own names to usual ones; here the direction is reversed.
     names = {usual: own for own, usual in own_names.items()}
     return {names.get(usual, usual): tensor for usual, tensor in tensors.items()}
 
@@ -97,6 +99,8 @@ def _unpack_texts(data: bytes) -> list[str]:
     texts = []
     at = 0
     while at < len(data):
+        # Each string is a little-endian uint32, its length in bytes, and then the bytes. Both ends are checked before
+        # slicing, because a slice beyond the end would be silently short.
         start = at + 4
         if start > len(data):
             raise ValueError(f"expecting 4 bytes of string length indicator but only {len(data) - at} bytes available")

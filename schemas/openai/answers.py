@@ -197,6 +197,7 @@ class Error(msgspec.Struct, frozen=True):
 
     message: str
     type: str
+    # Nullable but required in openapi.yaml, as is `code`.
     param: str | None
     code: str | None
 

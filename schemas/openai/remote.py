@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+# A negative count of a remote must not reach limits and statistics.
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -14,6 +15,7 @@ class RemoteTop(msgspec.Struct, frozen=True):
 
     token: str
     logprob: float | None = None
+    # OpenAI writes bytes as a list of numbers.
     bytes: tuple[Annotated[int, msgspec.Meta(ge=0, le=255)], ...] | None = None
 
 
@@ -52,6 +54,7 @@ class RemoteFunction(msgspec.Struct, frozen=True):
 class RemoteToolCall(msgspec.Struct, frozen=True):
     """A tool call, or a piece of one."""
 
+    # The bound keeps a remote from making the reader's tables large with one chunk.
     index: Annotated[int, msgspec.Meta(ge=0, lt=1024)] | None = None
     id: str | None = None
     function: RemoteFunction | None = None
@@ -76,6 +79,7 @@ class RemoteChoice(msgspec.Struct, frozen=True):
     text: str | None = None
     logprobs: RemoteLogprobs | None = None
     finish_reason: str | None = None
+    # Any: a string, a number or null; other servers have other uses for the name, which must not fail the decoding.
     stop_reason: Any = None
 
 
@@ -122,6 +126,7 @@ class RemoteAnswer(msgspec.Struct, frozen=True):
     choices: tuple[RemoteChoice, ...] | None = None
     usage: RemoteUsage | None = None
     object: str | None = None
+    # Any: an object (OpenAI) or a string (TGI).
     error: Any = None
     error_type: str | None = None
     error_code: str | None = None

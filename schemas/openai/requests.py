@@ -141,6 +141,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     echo: bool | None = None
     response_format: ResponseFormat | None = None
 
+    # Extensions from here on, under the names of vLLM, SGLang and TGI.
     top_k: int | None = None
     min_p: float | None = None
     typical_p: float | None = None
@@ -168,6 +169,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     service_tier: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
+    # Hints: passed on to remotes that take them, never interpreted, hence of any type.
     prediction: Any = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -178,6 +180,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     audio: Any = None
     web_search_options: Any = None
     moderation: Any = None
+    # Deprecated in favour of tools. Decoded only to be refused with a sentence of its own, like `audio`.
     functions: Any = None
     function_call: Any = None
     chat_template: Any = None
@@ -186,6 +189,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """Body of `/v1/completions`. `prompt` is a text, texts, token ids, or lists of token ids; never a mixture."""
 
+    # msgspec cannot express "all items of one type", so `read_prompts` checks it.
     prompt: str | tuple[str | int | tuple[int, ...], ...]
     best_of: int | None = None
     suffix: str | None = None

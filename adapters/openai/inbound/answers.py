@@ -15,6 +15,7 @@ from schemas.ir import ChatPrompt, Embed, Embeddings, FinishReason, Generate, Te
 from schemas.openai import answers as wire
 from schemas.openai import requests
 
+# One encoder for the process: it keeps nothing between calls.
 _json = msgspec.json.Encoder().encode
 Prompts = tuple[tuple[Token, ...], ...]
 """The tokens of each prompt, as in `schemas.ir.Started.prompts`."""
@@ -37,6 +38,7 @@ def encode_embeddings(request: Embed, answer: Embeddings, id: str | UnsetType = 
         wire.Embedding("embedding", index, encode_vector(vector) if packed else vector)
         for index, vector in enumerate(answer.vectors)
     )
+    # Embeddings have no completion tokens: the total is the prompt's.
     usage = wire.EmbeddingUsage(answer.usage.prompt_tokens, answer.usage.prompt_tokens)
     return Reply(_json(wire.EmbeddingList(id=id, data=data, model=answer.model or request.model, usage=usage)))
 
@@ -89,6 +91,8 @@ def _chat(dialect: Dialect, request: Generate, answer: Completion, created: int)
 
 def _chat_choice(dialect: Dialect, request: Generate, choice: Choice) -> wire.ChatChoice:
     logprobs = chat_logprobs(choice.tokens, request.top_logprobs) if request.logprobs else None
+    # `content` is null beside tool calls, refusals and reasoning, and "" for an empty text. With log-probabilities
+    # there was text, if only of tokens without visible characters.
     null_content = logprobs is None and bool(choice.tool_calls or choice.refusal or choice.reasoning)
     message = wire.AnswerMessage(
         content=choice.text or (None if null_content else ""),
@@ -122,6 +126,7 @@ def _completion_choice(
     echo, tokens = echoed(request, choice.index, answer.prompts), choice.tokens
     offset = len(echo)
     if prompt := prompt_tokens(request, choice.index, answer.prompts):
+        # `text_offset` counts from the beginning of the choice's text, which an echoed prompt is part of.
         tokens, offset = prompt + tokens, 0
     logprobs = completion_logprobs(tokens, request.top_logprobs, offset) if request.logprobs else None
     return wire.CompletionChoice(

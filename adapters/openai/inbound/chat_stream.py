@@ -20,6 +20,7 @@ class ChatStreamWriter(StreamWriter):
 
     def __init__(self, dialect: Dialect, request: Generate, created: int, encode_error: ErrorEncoder) -> None:
         prefix = dialect.answers.stream_id_prefix
+        # None and "" differ: MindIE's streams have ids without a prefix.
         prefix = dialect.answers.id_prefix if prefix is None else prefix
         super().__init__(dialect, request, created, encode_error, id=f"{prefix}{request.id}")
         self._role = "assistant" if dialect.answers.role_in_every_delta else UNSET
@@ -32,10 +33,13 @@ class ChatStreamWriter(StreamWriter):
     def _delta(self, delta: Delta) -> bytes:
         is_text_only = delta.text and not (delta.tool_calls or delta.reasoning or delta.refusal)
         has_logprobs = self._request.logprobs and delta.tokens
+        # The hot path: a plain text delta of a choice that is open and whose surrounding bytes are cached. `type`, not
+        # `isinstance`: `Finished` is a `Delta`, too.
         if type(delta) is Delta and is_text_only and not has_logprobs and delta.choice in self._around_text:
             return self._text(delta.choice, delta.text)
         out = b"".join(self._chunks(delta))
         if isinstance(delta, Finished):
+            # Databricks ends a text with `{"content": ""}`, and a choice whose content was null with `{}`.
             has_content = self._dialect.answers.last_delta_content and delta.choice not in self._null_content
             last = MessageDelta(content="") if has_content else MessageDelta()
             out += self._finish(self._choice(delta.choice, last, finish=self._dialect.wording.finish[delta.reason]))
@@ -44,6 +48,7 @@ class ChatStreamWriter(StreamWriter):
     def _chunks(self, delta: Delta) -> Iterator[bytes]:
         """One chunk for each kind of content in the delta, and one for each tool call."""
         index, calls = delta.choice, delta.tool_calls
+        # Tokens without visible text (a part of a character) have log-probabilities, so their chunk cannot be left out.
         logprobs = chat_logprobs(delta.tokens, self._request.top_logprobs) if self._request.logprobs else None
         has_text = bool(delta.text or logprobs)
         if has_text:
@@ -53,6 +58,7 @@ class ChatStreamWriter(StreamWriter):
             if first.content is None:
                 self._null_content.add(index)
             yield self._chunk(self._choice(index, first))
+            # OpenAI puts the role and the first tool call into one chunk.
             calls = calls[1:] if first.tool_calls else calls
         if delta.reasoning:
             yield self._chunk(self._choice(index, MessageDelta(role=self._role, reasoning_content=delta.reasoning)))
@@ -73,6 +79,7 @@ class ChatStreamWriter(StreamWriter):
             return None
         if not (has_text or delta.reasoning or delta.tool_calls or delta.refusal or isinstance(delta, Finished)):
             return None
+        # An empty `Finished` opens the choice, too: every choice has a chunk with the role.
         self._opened.add(delta.choice)
         answers = self._dialect.answers
         no_refusal = None if answers.refusal else UNSET
@@ -99,6 +106,8 @@ def _tool_call(call: ToolDelta) -> ToolCallDelta:
     return ToolCallDelta(
         index=call.index,
         id=UNSET if call.id is None else call.id,
+        # Clients join the pieces of a call field by field: id and name come once, with the first piece, because a
+        # repeated string would be appended.
         type=UNSET if call.id is None else "function",
         function=FunctionDelta(UNSET if call.name is None else call.name, call.arguments),
     )

@@ -50,9 +50,12 @@ def out_of_bounds(bound: Bound, value: float) -> InvalidRequest:
     """A number lies outside of its interval."""
     if bound.message is not None:
         return InvalidRequest(bound.message.format(value=_number(value)), param=bound.name)
+    # OpenAI's sentence and code, word for word: "Invalid 'temperature': decimal above maximum value. Expected a value
+    # <= 2, but got 3 instead.", `decimal_above_max_value`.
     kind = "integer" if isinstance(value, int) else "decimal"
     below = bound.below(value)
     end = bound.low if below else bound.high
+    # The value lies outside, so the end that it exceeds exists.
     assert end is not None
     sign = (">" if bound.open_low else ">=") if below else "<="
     side, code = ("below minimum", "below_min_value") if below else ("above maximum", "above_max_value")
@@ -92,6 +95,7 @@ def check(dialect: Dialect, given: GenerationRequest) -> None:
     scores_prompt = given.max_tokens == 0 and bool(given.echo) and dialect.requests.echo_only
     for bound in limits.bounds:
         if not (scores_prompt and bound.name == "max_tokens"):
+            # A dialect's bounds cover chats and completions: a field that this struct lacks is None.
             check_bound(bound, getattr(given, bound.name, None))
     if limits.model_pattern is not None and not re.fullmatch(limits.model_pattern, given.model or ""):
         raise refused("model", "The format of model is invalid.")
@@ -110,6 +114,7 @@ def check_chat(dialect: Dialect, given: ChatRequest) -> None:
     Raises:
         schemas.errors.InvalidRequest: `param` names the parameter.
     """
+    # Built here, not in the table, because the limit is a field of its own that a configuration may set.
     check_bound(Bound("top_logprobs", 0, dialect.limits.max_top_logprobs), given.top_logprobs)
     if given.top_logprobs is not None and not given.logprobs:
         raise refused("top_logprobs", "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.")
@@ -125,6 +130,7 @@ def check_completion(dialect: Dialect, given: CompletionRequest) -> None:
     n = given.n or 1
     if given.best_of is not None and given.best_of < n:
         raise refused("best_of", f"'best_of' ({given.best_of}) must be greater than or equal to 'n' ({n}).")
+    # The best answers are known only when all are complete.
     if given.best_of is not None and given.best_of > n and given.stream:
         raise refused("best_of", "The 'best_of' parameter is only allowed when 'stream' is not enabled.")
 
@@ -139,6 +145,7 @@ def _check_stop(dialect: Dialect, stops: tuple[str, ...]) -> None:
 
 def _check_logit_bias(biases: dict[str, float]) -> None:
     for token, bias in biases.items():
+        # Keys are token ids as strings, because JSON has no other keys.
         if not re.fullmatch(r"[0-9]{1,10}", token):
             raise refused("logit_bias", f"Invalid key in 'logit_bias': '{token}'. Expected a token id.")
         if not -100 <= bias <= 100:

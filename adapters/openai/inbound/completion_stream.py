@@ -30,6 +30,7 @@ class CompletionStreamWriter(StreamWriter):
     def _delta(self, delta: Delta) -> bytes:
         out = b"".join(self._chunks(delta))
         if isinstance(delta, Finished):
+            # Before the finish reason: nothing of a choice may follow it.
             if self._request.answer_suffix:
                 out += self._text(delta.choice, self._request.answer_suffix)
             out += self._finish(self._choice(delta.choice, "", finish=completion_finish(self._dialect, delta.reason)))
@@ -38,8 +39,10 @@ class CompletionStreamWriter(StreamWriter):
     def _chunks(self, delta: Delta) -> Iterator[bytes]:
         """The chunks of a delta. Completions cannot express reasoning and tool calls; a refusal is text."""
         index, text = delta.choice, delta.text + delta.refusal
+        # The echo is the first chunk of its choice; `_echo` sets the offset, so it is written once.
         if self._request.echo and index not in self._offsets:
             yield self._echo(index)
+        # `_text` caches the bytes around the text, but not around log-probabilities, which differ in every chunk.
         if self._request.logprobs and delta.tokens:
             offset = self._offsets.get(index, 0)
             logprobs = completion_logprobs(delta.tokens, self._request.top_logprobs, offset)
@@ -53,6 +56,7 @@ class CompletionStreamWriter(StreamWriter):
         """The chunk of the echoed prompt; nothing if it has neither text nor tokens."""
         text = echoed(self._request, index, self._started.prompts)
         tokens = prompt_tokens(self._request, index, self._started.prompts)
+        # With tokens, the offset counts their visible texts, as `completion_logprobs` does.
         visible = "".join(token.text for token in tokens if not token.special) if tokens else text
         self._offsets[index] = len(visible)
         logprobs = completion_logprobs(tokens, self._request.top_logprobs, 0)

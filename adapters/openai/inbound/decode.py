@@ -44,6 +44,8 @@ def read(dialect: Dialect, body: bytes, type: type[T]) -> tuple[T, dict[str, Any
 
 def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, dict[str, Any]]:
     """The second half of `read`: the same for a body that is parsed already."""
+    # MindIE knows fewer fields than the struct has. Those it does not know must not be checked either, so they are
+    # taken out before the conversion, and count as unknown.
     known = dialect.requests.chat_fields
     hidden: dict[str, Any] = {}  # fields that the struct has and the dialect does not know
     if known is not None and isinstance(fields, dict) and issubclass(type, wire.ChatRequest):
@@ -52,6 +54,7 @@ def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, dict[s
     given, unknown = convert(fields, type)
     unknown = hidden | unknown
     if unknown and dialect.requests.strict:
+        # The first by name, so that the message does not depend on the order of the body.
         name = min(unknown)
         raise InvalidRequest(dialect.wording.unknown_field.format(name=name), param=name)
     return given, unknown
@@ -67,6 +70,7 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
     check_chat(dialect, given)
     _refuse_unsupported(given)
     tools = read_tools(dialect, given.tools) if given.tools else ()
+    # `max_tokens` is deprecated in favour of `max_completion_tokens`, which wins.
     limit = given.max_tokens if given.max_completion_tokens is None else given.max_completion_tokens
     options = given.stream_options or wire.StreamOptions()
     return Generate(
@@ -117,6 +121,7 @@ def read_completion(
         stream_usage=bool(options.include_usage),
         continuous_usage=bool(options.continuous_usage_stats),
         n=n,
+        # `best_of` equal to `n` selects nothing.
         best_of=given.best_of if (given.best_of or 1) > n else None,
         truncate_prompt_tokens=given.truncate_prompt_tokens,
         echo=echo,
@@ -124,6 +129,7 @@ def read_completion(
         raw_prompt=dialect.defaults.raw_prompts,
         logprobs=logprobs,
         top_logprobs=given.logprobs or 0,
+        # OpenAI's rule: log-probabilities of an echoed prompt come with it.
         prompt_logprobs=logprobs and echo,
         grammar=read_response_format(given.response_format),
         user=given.user,
@@ -145,6 +151,8 @@ def read_prompts(
         return (TextPrompt(given),)
     if not given:
         raise empty(param)
+    # One JSON array has four meanings; the type of its first item decides, and the others must agree. bool is no int
+    # here: msgspec has refused it.
     first = given[0]
     if any(type(item) is not type(first) for item in given):
         raise refused(param, f"Invalid '{param}': texts, token ids and lists of token ids cannot be mixed.")
@@ -154,6 +162,7 @@ def read_prompts(
     for ids in lists:
         if not ids:
             raise empty(param)
+        # The bound of a type, not of a vocabulary: whether the model has the id, only the backend knows.
         if min(ids) < 0 or max(ids) >= 2**31:
             raise refused(param, f"Invalid '{param}': token ids must be between 0 and {2**31 - 1}.")
     return tuple(TokensPrompt(ids) for ids in lists)
@@ -169,6 +178,7 @@ def _refuse_unsupported(given: wire.ChatRequest) -> None:
     for field, message in _UNSUPPORTED_FIELDS.items():
         if getattr(given, field) is not None:
             raise UnsupportedFeature(message, feature=field, param=field)
+    # SDKs send the default, `["text"]`, explicitly.
     if given.modalities is not None and given.modalities != ("text",):
         raise UnsupportedFeature("Only the modality 'text' is supported.", feature="modalities", param="modalities")
     if given.echo:
@@ -177,9 +187,11 @@ def _refuse_unsupported(given: wire.ChatRequest) -> None:
 
 def _sampling(given: wire.GenerationRequest) -> Sampling:
     return Sampling(
+        # OpenAI's default is a temperature of 1; the IR's default without any parameter would be greedy.
         do_sample=True,
         temperature=given.temperature,
         top_k=given.top_k if given.top_k is not None and given.top_k > 0 else None,  # vLLM: -1 and 0 turn it off
+        # OpenAI takes 0 as "the most likely token alone"; the IR's interval is open at 0.
         top_p=SMALLEST_TOP_P if given.top_p == 0 else given.top_p,
         min_p=given.min_p or None,
         typical_p=given.typical_p,

@@ -11,6 +11,7 @@ from adapters.openai.inbound.decode import read_prompts
 from schemas.ir import Embed, Origin, TextPrompt
 from schemas.openai.requests import EmbeddingRequest
 
+# OpenAI's reference: "any array must be 2048 dimensions or less".
 MAX_INPUTS = 2048
 """Inputs in one request."""
 

@@ -60,9 +60,11 @@ def error_headers(dialect: Dialect, error: GatewayError) -> Headers:
     headers: Headers = ()
     if error.retry_after is not None:
         headers += (
+            # Both: the SDKs prefer `retry-after-ms`; RFC 9110 section 10.2.3 allows whole seconds only, rounded up.
             ("retry-after", str(math.ceil(error.retry_after))),
             ("retry-after-ms", str(math.ceil(error.retry_after * 1000))),
         )
+    # `x-should-retry` is what OpenAI's own servers send to overrule the SDKs' rules. A time to retry rules it out.
     elif dialect.wording.failures[error.kind].final:
         headers += (("x-should-retry", "false"),)
     if isinstance(error, MethodNotAllowed) and error.allowed:
@@ -72,6 +74,7 @@ def error_headers(dialect: Dialect, error: GatewayError) -> Headers:
 
 def _param(error: GatewayError, request: Generate | None) -> str | None:
     """The field that is at fault, where it is known."""
+    # Backends number images over the whole request; the client wants the path of the part.
     if (image := _IMAGE.fullmatch(error.param or "")) is not None:
         return None if request is None else _image_param(request, image[1])
     if error.param is not None:
@@ -79,6 +82,7 @@ def _param(error: GatewayError, request: Generate | None) -> str | None:
     if isinstance(error, UnsupportedFeature):
         field = _FIELDS.get(error.feature)
         completion = request is not None and not isinstance(request.prompts[0], ChatPrompt)
+        # In completions the number of alternatives is the value of `logprobs`.
         return "logprobs" if completion and field == "top_logprobs" else field
     if error.kind == "context_length" and request is not None:
         return "messages" if isinstance(request.prompts[0], ChatPrompt) else "prompt"
@@ -99,4 +103,5 @@ def _image_param(request: Generate, number: str | None) -> str:
         for place, part in enumerate(message.content)
         if isinstance(part, ImagePart)
     ]
+    # The backend numbered the parts of this same request, in the same order.
     return places[int(number)]

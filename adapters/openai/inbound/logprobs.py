@@ -29,6 +29,7 @@ def chat_logprobs(tokens: Sequence[Token], top: int) -> ChatLogprobs | None:
             tuple(TopLogprob(name(other), _finite(other.logprob), _bytes(other)) for other in token.top[:top]),
         )
         for token in tokens
+        # Special tokens are not part of the message; their bytes would not join to its content.
         if token.logprob is not None and not token.special
     )
     return ChatLogprobs(content) if content else None
@@ -49,6 +50,7 @@ def completion_logprobs(tokens: Sequence[Token], top: int, offset: int) -> Compl
     offsets = []
     for token in tokens:
         offsets.append(offset)
+        # A special token adds nothing to the text: the next token has the same offset.
         offset += 0 if token.special else len(token.text)
     return CompletionLogprobs(
         text_offset=tuple(offsets),
@@ -68,7 +70,11 @@ def _top(token: Token, top: int) -> dict[str, float] | None:
         return None
     named: dict[str, float] = {}
     for other in token.top[:top]:
+        # Different tokens may have the same string (a part of a character is U+FFFD): the most likely one keeps the
+        # key.
         named.setdefault(name(other), _finite(other.logprob))
+    # "The API will always return the logprob of the sampled token, so there may be up to logprobs+1 elements in the
+    # response."
     named.setdefault(name(token), _finite(token.logprob))
     return named
 

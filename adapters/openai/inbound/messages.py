@@ -39,6 +39,7 @@ def image_part(url: str, detail: str | None = None) -> ImagePart:
 def _message(dialect: Dialect, given: wire.ChatMessage, param: str) -> Message:
     if given.role not in dialect.requests.roles:
         raise not_one_of(f"{param}.role", given.role, dialect.requests.roles)
+    # Silently left out, they would change the conversation that the model sees.
     if given.function_call is not None or given.audio is not None:
         field = "audio" if given.function_call is None else "function_call"
         raise UnsupportedFeature(f"'{field}' in messages is not supported.", feature=field, param=f"{param}.{field}")
@@ -50,6 +51,7 @@ def _message(dialect: Dialect, given: wire.ChatMessage, param: str) -> Message:
         name=given.name,
         tool_calls=tuple([_tool_call(call, f"{param}.tool_calls") for call in given.tool_calls or ()]),
         tool_call_id=given.tool_call_id,
+        # DeepSeek's name and OpenRouter's; vLLM has had both.
         reasoning=given.reasoning_content or given.reasoning,
     )
 
@@ -65,6 +67,7 @@ def _content(dialect: Dialect, given: wire.ChatMessage, param: str) -> str | tup
             return content
         raise refused(f"{param}.content", f"Invalid '{param}.content': the content must not be empty.")
     if content is None:
+        # OpenAI's sentence. Only an assistant's message may have null.
         message = f"Invalid type for '{param}.content': expected one of a string or array of objects, but got null."
         raise refused(f"{param}.content", message)
     if not content:

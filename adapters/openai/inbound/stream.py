@@ -68,8 +68,13 @@ class StreamWriter:
         self._held: bytes | None = None  # a finished choice whose chunk waits for the usage
         self._generated = 0
         self._relaying = False
+        # Three forms of usage: one chunk of its own before `[DONE]` (OpenAI's `include_usage`), that and the usage so
+        # far in every chunk (vLLM's `continuous_usage_stats`), or in every chunk with the exact one in the last
+        # (Databricks).
         self._usage_chunk = request.stream_usage and not dialect.answers.usage_on_every_chunk
         self._every_chunk = dialect.answers.usage_on_every_chunk or (self._usage_chunk and request.continuous_usage)
+        # OpenAI's reference: with `include_usage` "all other chunks will also include a usage field, but with a null
+        # value".
         self._tail = b'],"usage":null}\n\n' if self._usage_chunk else b"]}\n\n"
 
     def feed(self, events: Events) -> bytes:
@@ -78,8 +83,10 @@ class StreamWriter:
         for event in events:
             if isinstance(event, Relayed):
                 self._relaying = True
+                # Line breaks between JSON tokens would end the field; within strings JSON escapes them.
                 out.append(b"data: %b\n\n" % guard(event.data.replace(b"\n", b"")))
             elif self._relaying:
+                # A remote's `[DONE]` is not relayed: it is written only when the decoder found the stream complete.
                 if isinstance(event, Usage):
                     out.append(b"data: [DONE]\n\n")
             elif isinstance(event, Delta):
@@ -87,6 +94,7 @@ class StreamWriter:
                 self._generated += len(event.tokens) or bool(
                     event.text or event.reasoning or event.tool_calls or event.refusal
                 )
+                # Another event follows, so the held chunk was not the last: it gets the usage so far.
                 if self._held is not None:
                     out.append(self._chunk(self._held))
                     self._held = None
@@ -116,15 +124,18 @@ class StreamWriter:
             {"id": self._id, "object": self.object, "created": self._created, "model": started.model}
             | ({"system_fingerprint": fingerprint} if fingerprint else {})
         )
+        # Without the closing brace: choices and usage are appended as bytes.
         self._head = b'data: %b,"choices":[' % head[:-1]
 
     def _text(self, index: int, text: str) -> bytes:
         """A chunk that adds text and nothing else."""
         around = self._around_text.get(index)
         if around is None:
+            # The first `""`: the writers put the text before any other string that may be empty.
             before, _, after = self._text_choice(index).partition(_EMPTY_TEXT)
             if not self._every_chunk:
                 after += self._tail
+            # Not cached before `Started`: `_head` is empty until then, but no delta precedes it.
             around = self._around_text[index] = (self._head + before, after)
         if self._every_chunk:
             return around[0] + encode(text) + around[1] + self._usage_so_far()
@@ -148,6 +159,7 @@ class StreamWriter:
             self._held = None
         elif self._usage_chunk:
             out = self._head + self._with_usage(usage)
+        # Without the held chunk or a usage chunk, the terminator alone: `[DONE]` always follows the last finish reason.
         return out + b"data: [DONE]\n\n"
 
     def _usage_so_far(self) -> bytes:

@@ -58,6 +58,7 @@ def choice_of_keyword(keyword: str, tools: tuple[Tool, ...]) -> ToolChoice | Non
     if keyword == "none":
         return ToolChoice("none")
     if keyword == "auto":
+        # "auto" without tools asks for nothing; only "required" cannot be met.
         return ToolChoice("auto") if tools else None
     raise not_one_of("tool_choice", keyword, ("none", "auto", "required"))
 
@@ -71,6 +72,7 @@ def choice_of_names(type: str, names: tuple[str, ...], mode: str | None, tools: 
     if not tools:
         raise _without_tools()
     for name in names:
+        # A choice of a tool that does not exist could never be met by the grammar that enforces it.
         if all(tool.name != name for tool in tools):
             raise refused("tool_choice", f"Tool choice '{name}' not found in 'tools' parameter.")
     return ToolChoice("named", names) if type == "function" else ToolChoice("allowed", names, mode == "required")
@@ -88,6 +90,7 @@ def read_response_format(given: wire.ResponseFormat | None) -> Grammar | None:
         if given.json_schema is None:
             raise missing("response_format.json_schema")
         return json_schema_grammar(given.json_schema, "response_format.json_schema")
+    # OpenAI's JSON mode has no schema; TGI's form of the same type has one.
     if given.type == "json_object" and given.value is None:
         return Grammar("json_object")
     if given.type in ("json_object", "json"):  # TGI's: the schema is the `value`
@@ -129,6 +132,7 @@ def _tool(dialect: Dialect, tool: wire.Tool | responses.Tool, param: str) -> Too
         function = tool
     if function.name is None:
         raise missing(f"{param}.name")
+    # A limit of Databricks' (15), at the top level of the schema only.
     properties = (function.parameters or {}).get("properties")
     limit = dialect.limits.max_properties
     if limit is not None and isinstance(properties, dict) and len(properties) > limit:

@@ -32,6 +32,9 @@ from schemas.openai.remote import (
     RemoteUsage,
 )
 
+# Strategy: every field that any known server omits is optional in the wire structs, and the reader is strict only where
+# the IR depends on it: the number of choices, one finish reason for each, nothing after it. Frozen empty structs stand
+# for absent objects, so that the code below has no None checks.
 _EMPTY_MESSAGE = RemoteMessage()
 _NO_USAGE = RemoteUsage()
 _NO_PROMPT_DETAILS = RemotePromptDetails()
@@ -56,6 +59,8 @@ class StreamReader(FrameReader):
         """The events that end the stream, once the connection was closed or `[DONE]` was read."""
         if self._ended:
             return ()
+        # The number of finish reasons decides, not `[DONE]`: some servers never send it, and it may follow an answer
+        # that broke off.
         if sum(choice.finished for choice in self._choices.values()) < expected_choices(self._request):
             raise Incomplete("The backend's stream ended before it was finished.")
         self._ended = True
@@ -69,11 +74,14 @@ class StreamReader(FrameReader):
         elif data:
             chunk = decode_answer(data)
             if self._relays:
+                # Relayed only after it was decoded: an error or a malformed chunk is raised, not forwarded.
                 self._relay(data, chunk, out)
             self._chunk(chunk, out)
 
     def _relay(self, data: bytes, chunk: RemoteAnswer, out: list[Event]) -> None:
         """Relay the chunk, without a usage that the gateway asked for and the client did not."""
+        # The usage chunk that the gateway asked for has no choices: it is left out as a whole. In other chunks the
+        # field is null or (vLLM) the usage so far. The search in the bytes saves decoding the fields of most chunks.
         if not self._request.stream_usage and self._dialect.remote.ask_usage and b'"usage"' in data:
             if not chunk.choices:
                 return
@@ -83,16 +91,19 @@ class StreamReader(FrameReader):
         out.append(Relayed(data))
 
     def _chunk(self, chunk: RemoteAnswer, out: list[Event]) -> None:
+        # Some proxy's JSON without any field of a chunk. `choices: []` alone is fine: Azure begins streams so.
         if chunk.choices is None and chunk.usage is None:
             raise malformed("an event that is no chunk")
         if not self._started:
             self._started = True
             counted = None if chunk.usage is None else chunk.usage.prompt_tokens
             out.append(Started(chunk.model or self._request.model, counted))
+        # The last usage counts: servers that send one in every chunk count up.
         self._usage = chunk.usage or self._usage
         for choice in chunk.choices or ():
             reader = self._choices.get(choice.index)
             if reader is None:
+                # Bounds the number of readers, too: the index is the remote's.
                 if not 0 <= choice.index < expected_choices(self._request):
                     raise malformed("a choice that was not asked for")
                 reader = self._choices[choice.index] = ChoiceReader(self._dialect, self._request, choice.index)
@@ -113,6 +124,7 @@ class ChoiceReader:
         self._dialect = dialect
         self._request = request
         self._index = index
+        # Without requested log-probabilities those of a remote that always sends them are dropped.
         self._aligner = Aligner(request.top_logprobs) if request.logprobs else None
         self._calls: set[int] = set()
         self.finished = False
@@ -121,6 +133,7 @@ class ChoiceReader:
     def feed(self, choice: RemoteChoice, message: RemoteMessage) -> Events:
         """The event of a chunk or message of the choice; none if it adds nothing."""
         text, reasoning = read_content(message)
+        # A chat has `delta` or `message`, a completion `text`: never both.
         text += choice.text or ""
         tokens = () if self._aligner is None else self._aligner.feed(remote_tokens(choice.logprobs), text)
         refusal = message.refusal or ""
@@ -128,11 +141,13 @@ class ChoiceReader:
         if message.tool_calls:
             calls = tuple(self._call(place, call) for place, call in enumerate(message.tool_calls))
         empty = not (text or tokens or reasoning or refusal or calls)
+        # Some servers send an empty delta after the finish reason.
         if self.finished:
             if empty:
                 return ()
             raise malformed("more of a choice that was finished")
         self.generated += len(tokens) or (not empty)
+        # Falsy, not None: some servers send "" in every chunk but the last.
         if not choice.finish_reason:
             return () if empty else (Delta(self._index, text, tokens, reasoning, refusal, calls),)
         self.finished = True
@@ -141,9 +156,11 @@ class ChoiceReader:
 
     def _call(self, place: int, call: RemoteToolCall) -> ToolDelta:
         """A part of a tool call. Some servers repeat id and name in every part, others give no id at all."""
+        # Whole answers have no `index`; neither do the chunks of servers that send each call as a whole.
         index = place if call.index is None else call.index
         function = call.function or RemoteFunction()
         arguments = function.arguments or ""
+        # Later parts add arguments only: id and name went out with the first.
         if index in self._calls:
             return ToolDelta(index, arguments=arguments)
         self._calls.add(index)
@@ -158,6 +175,7 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
         schemas.errors.BackendError: the answer is an error, malformed or not finished.
     """
     answer = decode_answer(reply.body)
+    # The order of choices is not guaranteed.
     choices = sorted(answer.choices or (), key=_by_index)
     if len(choices) != expected_choices(request):
         raise malformed("other choices than asked for")
@@ -168,6 +186,7 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
         if echoed.index != index:
             raise malformed("other choices than asked for")
         choice, prompt = without_echo(request, echoed, answer.usage)
+        # Every choice echoes its prompt; the first choice of each prompt is enough.
         if request.prompt_logprobs and index % request.n == 0:
             prompts.append(prompt)
         reader = ChoiceReader(dialect, request, index)
@@ -211,6 +230,8 @@ def read_finish(dialect: Dialect, choice: RemoteChoice) -> tuple[FinishReason, s
     reason = dialect.remote.reasons.get(choice.finish_reason or "")
     if reason is None:
         raise malformed("an end for an unknown reason")
+    # vLLM's `finish_reason` is "stop" for all three ends; its `stop_reason` tells them apart: null is the end token, a
+    # string the stop string, a number the stop token.
     if reason is FinishReason.EOS and isinstance(choice.stop_reason, str):
         return FinishReason.STOP_STRING, choice.stop_reason
     if reason is FinishReason.EOS and isinstance(choice.stop_reason, int):
@@ -221,6 +242,7 @@ def read_finish(dialect: Dialect, choice: RemoteChoice) -> tuple[FinishReason, s
 def read_content(message: RemoteMessage) -> tuple[str, str]:
     """The text and the reasoning of a message."""
     reasoning = message.reasoning_content or message.reasoning or ""
+    # Databricks' reasoning models send a list of parts: reasoning with a summary, then text.
     if not isinstance(message.content, tuple):
         return message.content or "", reasoning
     text = "".join(part.text or "" for part in message.content if part.type == "text")

@@ -26,6 +26,7 @@ def without_echo(
         return choice, ()
     prompt = request.prompts[choice.index // request.n]
     count = _prompt_count(request, prompt, choice, usage)
+    # A count beyond the end of the list gives a shorter echo, which is malformed.
     echo, completion = tokens[:count], tokens[count:]
     if len(echo) < count:
         raise malformed("an echo shorter than the prompt")
@@ -33,6 +34,8 @@ def without_echo(
     text = _completion_text(echoed, prompt, echo, completion)
     ids = prompt.ids if isinstance(prompt, TokensPrompt) else (None,) * count
     # A beginning-of-sequence token may be listed without being part of the echoed text; the aligner makes it special.
+    # The log-probabilities of the prompt's tokens are aligned with the echoed text alone, and those of the completion
+    # later with the completion: tokens at the seam must not take text of the other side.
     aligned = Aligner(request.top_logprobs).feed(echo, echoed.removesuffix(text))
     if len(aligned) != count:
         raise malformed("an echo that does not fit its tokens")
@@ -44,11 +47,14 @@ def _prompt_count(request: Generate, prompt: Prompt, choice: RemoteChoice, usage
     """The number of the prompt's tokens."""
     if isinstance(prompt, TokensPrompt):
         return len(prompt.ids)
+    # With several prompts the usage is their sum.
     if len(request.prompts) == 1 and usage is not None:
         return usage.prompt_tokens
     offsets = choice.logprobs.text_offset if choice.logprobs is not None else None
     if offsets is None or not isinstance(prompt, TextPrompt):
         raise malformed("an echo without the place where the prompt ends")
+    # `text_offset` is a token's place in the whole text: the prompt's tokens begin within the prompt. A token without
+    # text at the very end of it would be counted to the completion.
     return sum(offset < len(prompt.text) for offset in offsets)
 
 

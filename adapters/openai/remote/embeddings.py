@@ -35,6 +35,7 @@ def write_embed(dialect: Dialect, request: Embed, named: dict[str, Any], *, inst
     if same_dialect(dialect, request):
         assert request.origin is not None
         fields: dict[str, Any] = dict(msgspec.json.decode(request.origin.body, type=dict[str, msgspec.Raw]))
+        # The client's name of the model is the endpoint's, not the remote's.
         fields.pop("model", None)
         return msgspec.json.encode(named | fields)
     if request.instruction and not instruction:
@@ -58,10 +59,12 @@ def read_embeddings(dialect: Dialect, request: Embed, reply: Reply) -> Embedding
     answer = read_json(reply.body, RemoteEmbeddings)
     if answer.data is None:
         raise event_failure(read_json(reply.body, RemoteAnswer))
+    # By index: the order is not guaranteed, and duplicates show in the check below.
     vectors = {_place(entry, place): _numbers(entry.embedding) for place, entry in enumerate(answer.data)}
     if sorted(vectors) != list(range(len(request.inputs))):
         raise malformed("not one vector for each input")
     usage = Usage(answer.usage.prompt_tokens if answer.usage is not None else 0, 0)
+    # The client asked the remote in its own words, but a remote may have ignored `encoding_format`.
     relayed = reply.body if same_dialect(dialect, request) and _has_requested_form(request, answer.data) else None
     ordered = tuple(vectors[place] for place in range(len(vectors)))
     return Embeddings(answer.model or request.model, ordered, usage, relayed)

@@ -79,6 +79,7 @@ def write_body(dialect: Dialect, request: Generate, named: dict[str, Any]) -> by
 def same_dialect(dialect: Dialect, request: Generate | Embed) -> bool:
     """Whether the client speaks the remote's dialect, so that its body can be relayed."""
     origin = request.origin
+    # A response's body is not relayed: remotes are called for chats, since few servers have the Responses API.
     if origin is None or not origin.body or origin.operation == OPERATION:
         return False
     return (origin.protocol, origin.dialect) == (dialect.protocol, dialect.name)
@@ -86,6 +87,7 @@ def same_dialect(dialect: Dialect, request: Generate | Embed) -> bool:
 
 def relays_answer(dialect: Dialect, request: Generate) -> bool:
     """Whether the remote's answer can be relayed, too: the gateway adds nothing to it."""
+    # An echo that the remote did not write must be put before the text here.
     return same_dialect(dialect, request) and not request.answer_suffix and (not request.echo or asks_echo(request))
 
 
@@ -93,6 +95,7 @@ def _inexpressible_features(request: Generate) -> dict[str, bool]:
     """The features that the protocol cannot express -> whether the request asks for them."""
     chat = is_chat_call(request)
     return {
+        # A chat has one conversation.
         "several_prompts": chat and len(request.prompts) > 1,
         "token_prompts": chat and isinstance(request.prompts[0], TokensPrompt),
         "tools": not chat
@@ -101,7 +104,9 @@ def _inexpressible_features(request: Generate) -> dict[str, bool]:
         # In a stream it is unknown where the echoed prompt ends.
         "prompt_logprobs": request.prompt_logprobs and (chat or request.stream),
         "suffix": chat and bool(request.suffix),
+        # Neither chats nor streams of the protocol have it.
         "best_of": (request.best_of or 1) > request.n and (chat or request.stream),
+        # No field of OpenAI's takes a regular expression; vLLM's and TGI's have different names.
         "grammar": request.grammar is not None and request.grammar.kind == "regex",
         "watermark": request.sampling.watermark,
         "lora_adapters": request.lora_adapter is not None,
@@ -111,6 +116,7 @@ def _inexpressible_features(request: Generate) -> dict[str, bool]:
 def _relayed(dialect: Dialect, request: Generate, body: bytes, named: dict[str, Any]) -> bytes:
     """The client's own body, with the remote's name of the model."""
     fields: dict[str, Any] = raw_fields(body)
+    # Databricks' path names the model; a name in the body would be the endpoint's here, unknown to the remote.
     if "model" not in named:
         fields.pop("model", None)
     fields |= named
@@ -119,9 +125,11 @@ def _relayed(dialect: Dialect, request: Generate, body: bytes, named: dict[str, 
         fields.pop("echo", None)
     if request.answer_suffix:
         fields.pop("suffix", None)
+    # A dialect's default (`stream_default`) may differ from the remote's: what was decided here is stated.
     if request.stream != (bytes(fields.get("stream", b"null")) == b"true"):
         fields["stream"] = request.stream
     if request.stream and dialect.remote.ask_usage and not request.stream_usage:
+        # The client's other options stay.
         options = msgspec.json.decode(fields.get("stream_options", b"null")) or {}
         fields["stream_options"] = options | {"include_usage": True}
     return msgspec.json.encode(fields)
@@ -171,6 +179,7 @@ def _fields(dialect: Dialect, request: Generate) -> dict[str, Any]:
     given = {name: value for name, value in fields.items() if value is not None}
     if is_chat_call(request) or "max_tokens" not in dialect.remote.remote_fields:
         return given
+    # An explicit null is not the default of 16: None in the IR means all that the context leaves.
     return {"max_tokens": None} | given
 
 
@@ -182,8 +191,10 @@ def _hints(dialect: Dialect, request: Generate) -> dict[str, Any]:
 
 def _sampling(dialect: Dialect, sampling: Sampling) -> dict[str, Any]:
     """The sampling fields. The API samples by default, so that greedy decoding is a temperature."""
+    # A seed of ours that the remote cannot take is dropped; a client's own seed would be refused.
     seed = None if sampling.seed_drawn and "seed" not in dialect.remote.remote_fields else sampling.seed
     if seed is not None and dialect.remote.signed_seed and seed >= 2**63:
+        # The same 64 bits as a signed number.
         seed -= 2**64
     return {
         "temperature": dialect.remote.greedy_temperature if sampling.greedy else sampling.temperature,
@@ -223,6 +234,7 @@ def _chat_fields(request: Generate) -> dict[str, Any]:
 
 def _completion_fields(request: Generate) -> dict[str, Any]:
     return {
+        # In completions `logprobs` is the number of alternatives, and 0 means the token's own alone.
         "logprobs": request.top_logprobs if request.logprobs or request.prompt_logprobs else None,
         "echo": asks_echo(request) or None,
         "suffix": request.suffix,
@@ -240,6 +252,7 @@ def _message(message: Message) -> dict[str, Any]:
         "tool_call_id": message.tool_call_id,
         "reasoning_content": message.reasoning,
     }
+    # `content` must be present, null beside tool calls.
     return {name: value for name, value in fields.items() if value is not None or name == "content"}
 
 
@@ -280,5 +293,6 @@ def _response_format(grammar: Grammar | None) -> dict[str, Any] | None:
     if grammar.kind == "json_object":
         return {"type": "json_object"}
     strict = {} if grammar.strict is None else {"strict": grammar.strict}
+    # OpenAI requires a name; grammars of other protocols have none.
     schema = {"name": grammar.name or "answer", "schema": grammar.value} | strict
     return {"type": "json_schema", "json_schema": schema}

@@ -13,6 +13,7 @@ from adapters.remote_failures import REFUSED, failure_of, read_error, retry_afte
 from schemas.errors import ContextLengthExceeded, GatewayError, InvalidRequest
 from schemas.openai.remote import RemoteAnswer
 
+# Servers agree on no code: OpenAI's code, vLLM's and SGLang's sentences.
 _CONTEXT_LENGTH_SIGNS = (
     "context_length_exceeded",
     "maximum context length",
@@ -40,16 +41,19 @@ _STATUS_OF_CODE = {
 
 def is_error(answer: RemoteAnswer) -> bool:
     """Whether a whole answer or an event is an error."""
+    # `error: null` is no error; "object": "error" is vLLM's.
     return bool(answer.error) or answer.error_code is not None or answer.object == "error"
 
 
 def event_failure(answer: RemoteAnswer) -> GatewayError:
     """The error of an event, or of an answer with status 200."""
     error = answer.error if isinstance(answer.error, dict) else {}
+    # A number is a status itself (vLLM's `code`, TGI's `http_status_code`), a word is looked up.
     for code in (answer.code, error.get("code"), error.get("http_status_code"), answer.error_code, answer.error_type):
         status = _STATUS_OF_CODE.get(code) if isinstance(code, str) else code
         if isinstance(status, int) and 400 <= status < 600:
             return _failure(status, answer, None)
+    # No known code: a failure of the remote, whose message the client does not see.
     return _failure(500, answer, None)
 
 

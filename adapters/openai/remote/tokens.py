@@ -27,6 +27,7 @@ def remote_tokens(logprobs: RemoteLogprobs | None) -> tuple[RemoteToken, ...]:
         return ()
     if logprobs.tokens is None:
         return logprobs.content or ()
+    # The lists of a completion are parallel, but servers leave some of them out or null.
     rows = zip_longest(logprobs.tokens, logprobs.token_logprobs or (), logprobs.top_logprobs or ())
     return tuple(RemoteToken(token, logprob, None, _ranked(top)) for token, logprob, top in rows if token is not None)
 
@@ -40,33 +41,40 @@ class Aligner:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        # Lives across chunks: the bytes of one character may arrive in two of them.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, listed: Sequence[RemoteToken], text: str) -> tuple[Token, ...]:
         """The tokens of a chunk. Their visible texts concatenate to `text`; a token that is not in it is special."""
         if not listed:
             return ()
+        # The fast path: nearly all chunks, with one or two whole tokens.
         if "".join(token.token for token in listed) == text:
             return tuple(self._token(token, token.token) for token in listed)
         tokens: list[Token] = []
         incomplete: int | None = None  # place of the last token that ended amid a character
         for token in listed:
+            # The bytes are exact where the string is U+FFFD; the decoder yields a character with its last byte.
             piece = token.token if token.bytes is None else self._decoder.decode(bytes(token.bytes))
             at = text.find(piece) if incomplete is not None and piece else 0
             if incomplete is not None and at > 0:  # the text before the piece completes that character
                 tokens[incomplete] = _extended(tokens[incomplete], text[:at])
                 text = text[at:]
+            # The text begins with the piece, or ends within it (a stop string cut the token).
             if text.startswith(piece) or (text and piece.startswith(text)):
                 visible = text[: len(piece)]
                 incomplete = len(tokens) if not visible else None
                 tokens.append(self._token(token, visible))
                 text = text[len(visible) :]
+            # No bytes, only U+FFFD: the text has the character with a later token, or not at all.
             elif _INCOMPLETE in piece:
                 incomplete = len(tokens)
                 tokens.append(self._token(token, ""))
             else:
+                # Not in the text: an end token, whose name the server lists but does not write.
                 top = _alternatives(token, self._limit)
                 tokens.append(Token(None, token.token, token.logprob, special=True, top=top))
+        # The concatenation must equal the text in every case: protocols that send tokens alone would lose the rest.
         return _with_rest(tokens, text)
 
     def _token(self, listed: RemoteToken, visible: str) -> Token:
@@ -76,6 +84,7 @@ class Aligner:
             visible,
             listed.logprob,
             top=_alternatives(listed, self._limit),
+            # Stored only where they differ, as `schemas.ir.Token` says.
             bytes=own if own != visible.encode() else None,
         )
 
@@ -84,6 +93,7 @@ def _with_rest(tokens: list[Token], text: str) -> tuple[Token, ...]:
     """The tokens, with the `text` that none of them accounts for added to the last one that is not special."""
     if text:
         last = next((place for place in reversed(range(len(tokens))) if not tokens[place].special), None)
+        # Special tokens alone, but there is text: it gets a token without an id and probability.
         if last is None:
             return (Token(None, text), *tokens)
         tokens[last] = _extended(tokens[last], text)
@@ -101,6 +111,7 @@ def _alternatives(listed: RemoteToken, limit: int) -> tuple[TopToken, ...]:
 
 def _alternative(listed: RemoteTop) -> TopToken:
     own = None if listed.bytes is None else bytes(listed.bytes)
+    # An alternative without a value: `TopToken` requires one.
     logprob = UNLIKELY if listed.logprob is None else listed.logprob
     return TopToken(None, listed.token, logprob, own if own != listed.token.encode() else None)
 

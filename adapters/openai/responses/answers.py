@@ -57,6 +57,7 @@ def encode_response(request: Generate, answer: Completion, created: int) -> Repl
     choice = answer.choices[0]
     response = _response(request, answer.model, created, output=_output(request, choice), usage=_usage(answer.usage))
     response = _ended(response, choice.reason)
+    # Encoded once: what is stored is byte for byte what the client got.
     body = _json(response)
     return Reply(body, record=_record(request, response, body))
 
@@ -86,6 +87,7 @@ class ResponseWriter:
         self._output: list[wire.Output] = []  # the items that are complete
         self._blocks = Blocks()
         self._reason = FinishReason.EOS
+        # Tokens may arrive before their text (half a character), so they wait for the delta that covers them.
         self._unreported: list[Token] = []  # tokens whose log-probabilities no event has reported yet
         self.record: Record | None = None
         # The open item: its block, its text so far, its log-probabilities, and the fields that locate it in events.
@@ -102,11 +104,14 @@ class ResponseWriter:
                 self._delta(event, out)
             elif isinstance(event, Started):
                 self._model = event.model
+                # OpenAI sends both, one after the other.
                 response = self._snapshot("in_progress")
                 out += [self._event(type, response=response) for type in ("response.created", "response.in_progress")]
             elif isinstance(event, Usage):
                 response = msgspec.structs.replace(self._snapshot("completed"), usage=_usage(event))
                 response = _ended(response, self._reason)
+                # Set before the bytes of the terminal event are returned: the gateway stores it before it sends them,
+                # so a client that continues the conversation at once finds it.
                 self.record = _record(self._request, response, _json(response))
                 out.append(self._event(f"response.{response.status}", response=response))
         return b"".join(out)
@@ -134,6 +139,7 @@ class ResponseWriter:
         index, item = len(self._output), self._item("in_progress")
         self._location = {"item_id": item.id, "output_index": index}
         out.append(self._event("response.output_item.added", output_index=index, item=item))
+        # A tool call has no content parts.
         if opened.kind is not None:
             self._location["content_index"] = 0
             out.append(self._event("response.content_part.added", **self._location, part=_part(opened.kind, "")))
@@ -141,6 +147,7 @@ class ResponseWriter:
     def _extend_item(self, text: str, out: list[bytes]) -> None:
         kind = self._open.kind
         self._texts.append(text)
+        # Only text parts have log-probabilities in the protocol.
         scored = {"logprobs": self._report_tokens(_covering(self._unreported, text))} if kind == "text" else {}
         out.append(self._event(f"{_EVENTS[kind]}.delta", **self._location, delta=text, **scored))
 
@@ -159,6 +166,7 @@ class ResponseWriter:
             out.append(self._event(done, **self._location, **content, **scored))
             part = _part(kind, text, self._logprobs)
             out.append(self._event("response.content_part.done", **self._location, part=part))
+        # Before the append: the item's index is the number of items that are complete.
         item = self._item("completed")
         out.append(self._event("response.output_item.done", output_index=len(self._output), item=item))
         self._output.append(item)
@@ -179,10 +187,12 @@ class ResponseWriter:
 
     def _snapshot(self, status: str) -> wire.Response:
         """The response with the items that are complete."""
+        # Events with a `response` have all of its fields: clients take each as the whole response so far.
         response = _response(self._request, self._model, self._created, output=tuple(self._output))
         return msgspec.structs.replace(response, status=status)
 
     def _event(self, type: str, **fields: Any) -> bytes:
+        # The sequence number orders events for clients that reconnect; it counts all events from 0.
         data = guard(_json({"type": type, "sequence_number": self._sequence_number} | fields))
         self._sequence_number += 1
         return b"event: %b\ndata: %b\n\n" % (type.encode(), data)
@@ -254,6 +264,7 @@ def _covering(tokens: Sequence[Token], text: str) -> int:
         if size <= 0:
             break
         count += 1
+        # Special tokens have names, not text.
         size -= 0 if token.special else len(token.text)
     return count
 
@@ -266,6 +277,8 @@ def _token_logprobs(request: Generate, tokens: Sequence[Token]) -> Logprobs:
 # --- the response -------------------------------------------------------------------------------------------------
 
 
+# Read from the client's own bytes, because the IR does not keep them in the client's form: schemas and tool choices
+# come back exactly as they were written.
 class _RepeatedFields(msgspec.Struct, frozen=True):
     """The fields of a request that its response repeats."""
 
@@ -292,6 +305,7 @@ def _response(
         max_output_tokens=request.stopping.max_new_tokens,
         model=model,
         output=output,
+        # The default is true.
         parallel_tool_calls=request.parallel_tool_calls is not False,
         previous_response_id=asked.previous_response_id,
         reasoning=wire.Reasoning(request.hints.get("reasoning_effort")),
@@ -322,6 +336,7 @@ def _ended(response: wire.Response, reason: FinishReason) -> wire.Response:
         return response
     output = response.output
     if output:
+        # The item in which the answer was cut off is the last one; those before it are complete.
         output = (*output[:-1], msgspec.structs.replace(output[-1], status="incomplete"))
     return msgspec.structs.replace(
         response, status="incomplete", incomplete_details=wire.Incomplete(incomplete), output=output

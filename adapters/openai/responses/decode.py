@@ -68,12 +68,14 @@ def read_response(
     """
     _check(given)
     tools = read_tools(dialect, given.tools or ())
+    # After the checks that need no storage.
     before = conversation_items(call, given.previous_response_id)
     hints = {
         "reasoning_effort": given.reasoning.effort if given.reasoning is not None else None,
         "metadata": given.metadata,
         "service_tier": given.service_tier,
     }
+    # `top_logprobs` alone does not ask for them: the items have log-probabilities only if they are included.
     logprobs = _LOGPROBS in (given.include or ())
     return Generate(
         id=call.id,
@@ -120,6 +122,7 @@ def _stored_items(given: wire.ResponseRequest, before: Items, origin: Origin, ca
     """The JSON of the items `before` and of the input, to store with the answer; None if nothing is to be stored."""
     if given.store is False or call.records is None:
         return None
+    # From the raw body, not from the struct: stored items keep fields that the struct does not have.
     return msgspec.json.encode(before + input_items(call, msgspec.json.decode(origin.body)["input"]))
 
 
@@ -143,16 +146,20 @@ def _check(given: wire.ResponseRequest) -> None:
 def _conversation(given: wire.ResponseRequest, before: tuple[wire.Item, ...], call: Call) -> ChatPrompt:
     """The messages: the instructions of this request alone, the items `before` it, and its input."""
     messages: list[Message] = []
+    # OpenAI's reference: with `previous_response_id` "the instructions from a previous response will not be carried
+    # over".
     if given.instructions:
         messages.append(Message("system", given.instructions))
     for item in before:
         _append(messages, _message(item, "previous_response_id"))
     if isinstance(given.input, str):
+        # A plain text stands for one user message.
         messages.append(Message("user", given.input))
         return ChatPrompt(tuple(messages))
     if not given.input:
         raise empty("input")
     for place, item in enumerate(given.input):
+        # A reference (the AI SDK sends them for stored items) stands for the item that it names.
         resolved = msgspec.convert(referenced_item(call, item.id or ""), wire.Item) if item.type == REFERENCE else item
         _append(messages, _message(resolved, f"input[{place}]"))
     return ChatPrompt(tuple(messages))
@@ -162,6 +169,7 @@ def _append(messages: list[Message], message: Message | None) -> None:
     """Append a message. Tool calls are items of their own here; in the IR they belong to the assistant's message."""
     if message is None:
         return
+    # Parallel calls, and a text before them, become one message, which chat templates need.
     if message.tool_calls and messages and messages[-1].role == "assistant":
         last = messages.pop()
         message = Message("assistant", last.content, tool_calls=(*last.tool_calls, *message.tool_calls))
@@ -201,6 +209,7 @@ def _part(part: wire.Part, param: str) -> Part:
         if part.image_url is None:
             raise missing(f"{param}.image_url")
         return image_part(part.image_url, part.detail)
+    # Items of an assistant come back as `output_text` and `refusal`, as they were answered.
     if part.type not in ("input_text", "output_text", "text", "refusal"):
         message = f"Content of type '{part.type}' is not supported."
         raise UnsupportedFeature(message, feature=part.type, param=f"{param}.type")

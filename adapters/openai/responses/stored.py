@@ -65,6 +65,7 @@ def referenced_item(call: Call, id: str) -> dict[str, Any]:
     Raises:
         schemas.errors.RouteNotFound: the item is not stored (any more).
     """
+    # No index of items: the item's id leads to its response, at the cost of one look-up.
     request_id = id.partition("_")[2].rpartition("_")[0]  # an item's id contains its request's: msg_<request>_<place>
     stored = _load(call, f"resp_{request_id}")
     if stored is not None:
@@ -94,10 +95,12 @@ def _normalized(item: dict[str, Any], id: str) -> dict[str, Any]:
     """The item with type, id and status, and the text of a message as a list of content parts."""
     kind = item.get("type") or "message"
     fields = {"type": kind, "id": f"{_ID_PREFIXES.get(kind, 'item')}_{id}", "status": "completed"}
+    # The client's own fields, an id among them, overwrite the defaults.
     fields |= {name: value for name, value in item.items() if value is not None}
     if kind == "message" and isinstance(fields.get("content"), str):
         text = {"type": "input_text", "text": fields["content"]}
         if fields.get("role") == "assistant":
+            # Assistants' texts are outputs wherever they stand.
             text |= {"type": "output_text", "annotations": []}
         fields["content"] = [text]
     return fields
@@ -133,6 +136,7 @@ def cancel(call: Call) -> Reply:
     Raises:
         schemas.errors.RequestError: the response has ended, or is not stored.
     """
+    # A response that does not exist is 404 first.
     _stored(call)
     raise InvalidRequest("Cannot cancel a synchronous response.")
 
@@ -150,9 +154,11 @@ def list_items(call: Call) -> Reply:
     if order == "desc":
         items.reverse()
     limit = call.query.get("limit", str(_DEFAULT_LIMIT))
+    # The pattern bounds the number before `int` reads it.
     if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= _MAX_LIMIT:
         raise refused("limit", f"Invalid 'limit': must be from 1 to {_MAX_LIMIT}.")
     ids = [item["id"] for item in items]
+    # An unknown cursor is no error: the page begins at the first item.
     begin = ids.index(call.query["after"]) + 1 if call.query.get("after") in ids else 0
     page = items[begin : begin + int(limit)]
     answer = wire.ItemList(

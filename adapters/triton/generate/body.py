@@ -22,6 +22,8 @@ from schemas.ir import ImagePart
 Pairs = tuple[tuple[str, Any], ...]
 """A JSON object; arrays are lists."""
 
+# The standard library's decoder: msgspec has no hook that sees duplicate keys. A tuple of pairs is an object, a list an
+# array, so the two stay different even when empty.
 _in_pairs = json.JSONDecoder(object_pairs_hook=tuple).decode
 
 
@@ -39,6 +41,7 @@ def read(body: bytes, card: ModelCard, dialect: Dialect) -> Given:
     pairs = _in_pairs(body.decode())
     if not isinstance(pairs, tuple):
         raise InvalidRequest("attempt to get members for non-object")
+    # Reversed: a dict keeps the last value of a key, and here the first counts.
     id = dict(reversed(pairs)).get("id", "")
     if not isinstance(id, str):
         raise InvalidRequest("Unable to parse 'id': attempt to access JSON non-string as string", param="id")
@@ -59,10 +62,13 @@ class _MemberReader:
 
     def members(self, pairs: Pairs, *, nested: bool = False) -> None:
         first = dict(reversed(pairs))  # of a duplicate, the first value counts
+        # RapidJSON iterates over all members, duplicates included, but finds the first by name: a tensor given twice is
+        # seen twice, and refused the second time.
         for name, _ in pairs:
             value = first[name]
             if name in self._inputs:
                 self._tensor(name, value)
+            # Within `parameters` both words are ordinary parameters.
             elif nested or name not in ("id", "parameters"):
                 self._parameter(name, value)
             elif name == "parameters":
@@ -76,6 +82,7 @@ class _MemberReader:
             )
         try:
             self.members(value, nested=True)
+        # The prefix is Triton's, for each level of conversion.
         except InvalidRequest as error:
             message = f"Converting keyword: 'parameters': {error.message}"
             raise InvalidRequest(message, param=f"parameters.{error.param}") from None
@@ -87,6 +94,7 @@ class _MemberReader:
     def _tensor(self, name: str, value: Any) -> None:
         tensor = self._inputs[name]
         values = value if isinstance(value, list) else [value]
+        # The size first: it bounds the work of the checks below. A BOOL is one byte.
         self._count(name, _texts_size(name, values) if tensor.datatype == "BYTES" else len(values))
         if len(values) != 1 and tensor.name != "image":
             raise InvalidRequest(f"The schema can not convert input '{name}' to tensor with proper shape", param=name)
@@ -100,6 +108,7 @@ class _MemberReader:
         self.tensors[name] = values
 
     def _count(self, name: str, size: int) -> None:
+        # The limit holds for all tensors of a request together.
         if self._size + size > self._limit:
             raise InvalidRequest(
                 f"request size of {self._size} bytes with input '{name}' of size {size} bytes exceeds the maximum "
@@ -126,11 +135,13 @@ def _texts_size(name: str, values: list[Any]) -> int:
         raise InvalidRequest(
             "Unable to parse JSON bytes array: attempt to access JSON non-string as string", param=name
         )
+    # The tensor's form: each string after its length in 4 bytes.
     return sum(len(value.encode()) + 4 for value in values)
 
 
 # --- MindIE -----------------------------------------------------------------------------------------------------
 
+# 4 Mi characters, MindIE's limit for the text of a request.
 _MAX_TEXT = 4 << 20
 
 
@@ -157,6 +168,7 @@ def _prompt(value: Any) -> tuple[str, tuple[ImagePart, ...]]:
         raise InvalidRequest("Parameter text_input arr is empty", param="text_input")
     if not isinstance(value, str | list):
         raise InvalidRequest("The type of text_input is abnormal.", param="text_input")
+    # After the checks of the type: what is left is a text or a list of parts.
     text, images = (value, ()) if isinstance(value, str) else _text_and_images(value)
     if not 0 < len(text) <= _MAX_TEXT:
         raise InvalidRequest(

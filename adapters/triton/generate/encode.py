@@ -56,6 +56,8 @@ class Values:
         self._wanted = [output.tensor for output in outputs_of(request)]
         self._choices = [Progress(dialect.wording.unfinished) for _ in range(len(request.prompts) * request.n)]
         self._prompts = [_prompt_text(request, index) if request.echo else "" for index in range(len(self._choices))]
+        # The fast path of ordinary streams: the text alone, of one choice. The prompts need no look: `echo` is refused
+        # in streams, and whole answers do not come through `piece`.
         self._plain = self._wanted == ["text_output"] and len(self._choices) == 1 and not dialect.answers.full_text
         self.prompt_tokens: int | None = None
 
@@ -63,6 +65,7 @@ class Values:
         """The values after one more piece; `usage` comes with the last."""
         if self._plain:
             return {"text_output": _text_of(piece)}
+        # Every frame has a value for every choice: arrays are parallel, and "" stands for no news.
         choices = [piece if index == piece.choice else _NOTHING for index in range(len(self._choices))]
         return self._all(choices, usage)
 
@@ -72,6 +75,7 @@ class Values:
         return self._all(answer.choices, answer.usage)
 
     def _all(self, pieces: Sequence[Piece], usage: Usage | None) -> dict[str, list[Any]]:
+        # All choices advance before any value is read: values depend on the state after the piece.
         counts = [self._advance(index, piece, usage) for index, piece in enumerate(pieces)]
         values = {
             name: [self._value(name, index, piece, counts[index]) for index, piece in enumerate(pieces)]
@@ -108,8 +112,10 @@ class Values:
         counted = len(piece.tokens)
         if isinstance(piece, Finished | Choice):
             choice.finish_reason = self._dialect.wording.finish_reasons[piece.reason]
+            # Only with one choice is the total its own.
             total = usage.completion_tokens if usage and len(self._choices) == 1 else None
             total = piece.generated if piece.generated is not None else total
+            # The counts of the frames add up to the exact total, even where earlier deltas had text without tokens.
             counted = counted if total is None else max(0, total - choice.tokens)
         choice.tokens += counted
         for token in piece.tokens:  # one by one: a sum of sums would depend on how the stream was split
@@ -150,10 +156,13 @@ def logprobs(tokens: Sequence[Token]) -> str:
 
 def _logprob(token: Token) -> dict[str, dict[str, Any]]:
     ranked = {(top.id, top.text): (rank, top.logprob) for rank, top in enumerate(token.top, 1)}
+    # The token itself comes first, whatever its rank, as vLLM writes it; `remote.decode_answer.read_tokens` relies on
+    # the order.
     own_rank, _ = ranked.pop((token.id, token.text), (None, None))
     entries = [(token.id, token.text, token.logprob, own_rank)]
     entries += [(id, text, logprob, rank) for (id, text), (rank, logprob) in ranked.items()]
     return {
+        # Keys must differ, so unknown ids get -1, -2, ... by position.
         str(-1 - position if id is None else id): {"logprob": logprob, "rank": rank, "decoded_token": text}
         for position, (id, text, logprob, rank) in enumerate(entries)
     }
@@ -204,6 +213,7 @@ class FrameEncoder:
         self._dialect = dialect
         self._values = Values(request, dialect)
         self._writer = Writer(request, dialect)
+        # Choices without a `Finished`.
         self._open = len(request.prompts) * request.n
         self._last: Finished | None = None
         self._relaying = False
@@ -220,6 +230,7 @@ class FrameEncoder:
     def _event(self, event: Event) -> bytes:
         if isinstance(event, Relayed):
             self._relaying = True
+            # Line breaks between JSON tokens would end the event's data.
             return frame(event.data.replace(b"\n", b""), self._dialect)
         if isinstance(event, Started):
             self._values.prompt_tokens = event.prompt_tokens
@@ -234,6 +245,7 @@ class FrameEncoder:
         elif isinstance(event, Delta):
             return self._frame(event) if event.text or event.tokens or event.refusal else b""
         elif isinstance(event, Usage):
+            # No terminator follows: the frame with the last finish reason is the end.
             return self._frame(self._last, event) if self._last else b""
         return b""
 

@@ -33,6 +33,7 @@ def read(given: dict[str, Any], dialect: Dialect) -> tuple[Values, dict[str, Any
             rest[name] = value
         else:
             known[name] = _typed(name, value, rule, dialect)
+    # They would change the answer, and no backend has them: refused, never dropped. False and [] are the defaults.
     for name in ("bad_words", "use_beam_search"):
         if known.get(name):
             raise InvalidRequest(f"parameter '{name}' is not supported", param=name)
@@ -44,6 +45,7 @@ def sampling(values: Values, dialect: Dialect) -> Sampling:
     temperature = values.get("temperature", dialect.defaults.default_temperature)
     do_sample = values.get("do_sample")
     if dialect.defaults.always_samples:
+        # vLLM's rule: a temperature of 0 is greedy, and there is no `do_sample`.
         do_sample = temperature != 0
     seed = values.get("seed")
     return Sampling(
@@ -62,10 +64,12 @@ def sampling(values: Values, dialect: Dialect) -> Sampling:
 
 def stopping(values: Values, dialect: Dialect) -> Stopping:
     """The stopping criteria of a request."""
+    # vLLM's name first; `max_new_tokens` is MindIE's.
     tokens = values.get("max_tokens", values.get("max_new_tokens", dialect.defaults.default_max_tokens))
     return Stopping(
         max_new_tokens=tokens,
         min_new_tokens=values.get("min_tokens", 0),
+        # `stop_words` is TensorRT-LLM's name.
         stop=values.get("stop", ()) + values.get("stop_words", ()),
         stop_token_ids=values.get("stop_token_ids", ()),
         ignore_eos=values.get("ignore_eos", False),
@@ -103,6 +107,7 @@ def write(sampling: Sampling, stopping: Stopping, dialect: Dialect) -> dict[str,
         "watermark": sampling.watermark,
     }
     values = {name: value for name, value in required.items() if value is not None}
+    # Falsy values are neutral in all of these: 0, "", [] and False turn a parameter off.
     values |= {name: value for name, value in others.items() if value}
     return values | _temperature(sampling, dialect)
 
@@ -111,6 +116,7 @@ def _nucleus(top_p: float | None) -> float | None:
     """`top_p` for a remote: 1 turns it off and some servers refuse it; 0 is out of the interval of all servers."""
     if top_p is None or top_p >= 1:
         return None
+    # So small that only the most likely token is left.
     return max(top_p, 1e-6)
 
 
@@ -118,6 +124,7 @@ def _temperature(sampling: Sampling, dialect: Dialect) -> dict[str, Any]:
     """The parameters for greedy decoding or for sampling with a temperature."""
     if not dialect.defaults.always_samples:
         if sampling.greedy or sampling.temperature is None:
+            # MindIE refuses a temperature of 0: greedy decoding is `do_sample: false`.
             return {"do_sample": not sampling.greedy}
         return {"do_sample": True, "temperature": sampling.temperature}
     return {"temperature": 0.0 if sampling.greedy else 1.0 if sampling.temperature is None else sampling.temperature}
@@ -133,6 +140,8 @@ def _typed(name: str, value: Any, rule: Parameter, dialect: Dialect) -> Any:
     if typed is None:
         message = dialect.wording.type_error.format(name=name, type=_TYPE_NAMES[rule.type])
         raise InvalidRequest(message, param=name)
+    # Each item of a list has the interval of the parameter. `value`, not `typed`, so that a message shows what was
+    # given.
     for number in typed if isinstance(typed, tuple) else (value,):
         if isinstance(number, int | float) and not rule.holds(number):
             message = (rule.message or dialect.wording.range_error).format(
@@ -143,6 +152,7 @@ def _typed(name: str, value: Any, rule: Parameter, dialect: Dialect) -> Any:
 
 
 def _int(value: Any) -> int | None:
+    # 5.0 counts as 5: JSON has one type of number.
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
@@ -151,6 +161,8 @@ def _int(value: Any) -> int | None:
 def _float(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
+    # `float` of a huge integer would raise OverflowError. Infinity and NaN, which quoted numbers can hold, fail the
+    # comparison.
     return float(value) if abs(value) < 1e308 else None
 
 
@@ -200,6 +212,7 @@ def _grammar(value: Any) -> Grammar | None:
         case {"regex": str() as regex, **rest} if not rest:
             return Grammar("regex", regex)
         case {"choice": [str(), *_] as choices, **rest} if not rest and all(isinstance(text, str) for text in choices):
+            # A choice of texts is a regular expression of their alternatives; `escape` keeps them literal.
             return Grammar("regex", "|".join(re.escape(text) for text in choices))
         case {"json_object": True, **rest} if not rest:
             return Grammar("json_object")
@@ -218,6 +231,7 @@ def _json(value: Any) -> Any:
 def _number(text: str) -> Any:
     """The number in a text, or the text itself, which every number type refuses."""
     try:
+        # 20 digits hold every 64-bit integer; the pattern bounds what `int` reads.
         return int(text) if re.fullmatch(r"[+-]?[0-9]{1,20}", text) else float(text)
     except ValueError:
         return text

@@ -55,12 +55,14 @@ def from_tensors(
     """
     known = tensors.inputs(card)
     _check_complete(values, known, card.name)
+    # From here on tensors have the usual names, whatever the endpoint calls them.
     usual = {known[name].name: elements for name, elements in values.items()}
     return Given(
         id=id,
         texts=tuple(usual["text_input"]),
         images=tuple(ImagePart(image, "data") for image in usual.get("image", ())),
         flags={name: elements[0] for name, elements in usual.items() if tensors.DATATYPES[name] == "BOOL"},
+        # The input wins over request parameters: vLLM's backend reads parameters only where the input is absent.
         parameters=given_parameters | _sampling_parameters(usual.get("sampling_parameters")),
         outputs=outputs,
         binary=binary,
@@ -75,8 +77,10 @@ def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect
     """
     operation = route.name.removesuffix("_version")
     values, extra = parameters.read(given.parameters, dialect)
+    # The input `stream` is vLLM's: with false, `generate_stream` answers with one frame.
     stream = operation == "generate_stream" and given.flags.get("stream", True)
     n = values.get("n", 1)
+    # Triton's own message for a decoupled model on this route.
     if n > 1 and operation == "generate":
         raise InvalidRequest(ONE_RESPONSE, param="n")
     best_of = values.get("best_of")

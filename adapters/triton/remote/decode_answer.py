@@ -16,6 +16,8 @@ from schemas.errors import Incomplete
 from schemas.ir import Delta, Event, Events, Finished, FinishReason, Generate, Started, Token, TopToken, Usage
 from schemas.triton import RemoteLogprob, RemoteResponse
 
+# Strategy: values of one choice are scalars, those of several choices arrays; `_per_choice` makes lists of both. Each
+# response is checked against the number of choices asked for, and each choice ends once.
 T = TypeVar("T")
 
 _responses = msgspec.json.Decoder(RemoteResponse)
@@ -65,8 +67,10 @@ class AnswerReader(FrameReader):
             raise failed()
         if self._complete:
             raise malformed("it goes on after its end")
+        # Before `_start`: `Started` takes the count of the first response.
         if response.num_input_tokens is not None:
             self._prompt_tokens = response.num_input_tokens
+        # The relayed bytes come before the events decoded from them.
         passed_on = (relayed(self._dialect, self._request, data),) if self._relays else ()
         return (*passed_on, *self._start(response.model_name), *self._pieces(response), *self._end())
 
@@ -78,6 +82,7 @@ class AnswerReader(FrameReader):
         """
         if self._complete:
             return ()
+        # Half a frame is a broken connection, even where a clean end is enough.
         if self._frames.pending or self._dialect.remote.finish_reason_output:
             raise Incomplete("The backend's answer stopped before it was finished.")
         finishes = [
@@ -108,6 +113,7 @@ class AnswerReader(FrameReader):
         if texts is None:
             raise malformed("a response has no text_output")
         details = response.details
+        # MindIE has the reason in `details`, vLLM's backend in an output.
         reason: Any = details.finish_reason or None if details else response.finish_reason
         reasons = self._per_choice(reason) or [""] * len(texts)
         counts = self._per_choice(response.num_output_tokens)
@@ -115,6 +121,7 @@ class AnswerReader(FrameReader):
         events: list[Event] = []
         for index, choice in enumerate(self._choices):
             if counts:
+                # vLLM's backend sends the count of each frame, MindIE the total so far.
                 choice.generated = (choice.generated or 0) + counts[index]
             if details and details.generated_tokens is not None:
                 choice.generated = details.generated_tokens
@@ -138,11 +145,13 @@ class AnswerReader(FrameReader):
             return text
         if not text.startswith(choice.text):
             raise malformed("the text so far has changed")
+        # The whole text so far is kept, its new end is returned.
         text, choice.text = text[len(choice.text) :], text
         return text
 
     def _piece(self, index: int, choice: _Choice, reason: str, delta: Delta) -> Event | None:
         if choice.finished:
+            # Frames go on until the last choice has ended, with "" for those that have.
             if delta.text:
                 raise malformed("a choice goes on after its end")
             return None
@@ -174,8 +183,10 @@ def read_tokens(text: str, shown: str, tops: int) -> tuple[Token, ...]:
     for position in positions:
         if not position:
             raise malformed("a token has no logprobs")
+        # JSON objects keep their order: vLLM writes the sampled token first.
         name, own = next(iter(position.items()))
         token = own.decoded_token or ""
+        # vLLM's output marks no special tokens: what is not in the text must be one.
         special = not shown.startswith(token)
         shown = shown if special else shown[len(token) :]
         tokens.append(Token(_id(name), token, own.logprob, special, _top(position, tops)))
@@ -187,10 +198,12 @@ def _top(position: dict[str, RemoteLogprob], tops: int) -> tuple[TopToken, ...]:
     return tuple(
         TopToken(_id(name), entry.decoded_token or "", entry.logprob or 0.0)
         for rank, name, entry in sorted(ranked, key=lambda found: found[0])
+        # vLLM adds the sampled token, whatever its rank: beyond `tops` it is no alternative.
         if rank <= tops
     )
 
 
 def _id(name: str) -> int | None:
     """The token id that names a member; None for a negative number, which stands for an unknown id."""
+    # The length bounds `int`.
     return int(name) if name.isdecimal() and len(name) < 20 else None

@@ -18,6 +18,7 @@ _REQUESTED = frozenset(("finish_reason", "num_input_tokens", "num_output_tokens"
 def passes_back(dialect: Dialect, request: Generate) -> bool:
     """Whether the remote's answer to `request` can be forwarded."""
     origin = request.origin
+    # An echo is written by the server codec: the remote was asked without.
     if origin is None or (origin.protocol, origin.dialect) != ("triton", dialect.name) or request.echo:
         return False
     streams = origin.operation.startswith("generate_stream")
@@ -27,6 +28,7 @@ def passes_back(dialect: Dialect, request: Generate) -> bool:
 
 def relayed(dialect: Dialect, request: Generate, data: bytes) -> Relayed:
     """A response as the client requested it."""
+    # Members stay raw: what this server does not know passes through byte for byte.
     fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     unwanted = fields.keys() & _unwanted(dialect, request)
     for name in unwanted:
@@ -39,4 +41,5 @@ def _unwanted(dialect: Dialect, request: Generate) -> set[str]:
     wanted = {output.tensor for output in outputs_of(request)}
     if request.client_request_id or dialect.answers.always_id:
         return set(requested - wanted)
+    # The client sent no id: the one in the answer is this gateway's.
     return {*requested, "id"} - wanted
