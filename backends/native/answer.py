@@ -78,7 +78,8 @@ class Answer:
         self._builders: dict[int, ChoiceBuilder] = {}  # by seq, of unfinished sequences
         self._parsers: dict[int, ToolParser] = {}
         self._started = started
-        # With `best_of` nothing can be streamed: the winners are known only when all candidates have ended.
+        # With more candidates than choices nothing can be streamed: the winners are known only when all candidates have
+        # ended.
         self._streams = request.stream and self._candidates == request.n
         self._deltas: list[Delta] = []  # to be emitted
         self._prompt_tokens = self._completion_tokens = self._cached_tokens = 0
@@ -149,8 +150,8 @@ class Answer:
                 prompt=ids,
                 max_new_tokens=max_new_tokens,
                 sampling=sampling_params(request.sampling, effective_seed),
-                # Where the grammar ends, only end tokens are allowed. `min_new_tokens` or `ignore_eos` would forbid
-                # these, and no token would be left.
+                # Where the grammar ends, only end tokens are allowed. `min_new_tokens` would forbid these, and with
+                # `ignore_eos` the sequence would go on behind them, where the grammar has no token left.
                 min_new_tokens=0 if self._grammar else stopping.min_new_tokens,
                 eos_token_ids=() if stopping.ignore_eos and not self._grammar else ready.eos_token_ids,
                 stop_token_ids=stopping.stop_token_ids,
@@ -192,7 +193,7 @@ class Answer:
         if request.prompt_logprobs and not all(prompt.scores for prompt in prompts):
             return ()
         events: list[Event] = []
-        # False only once: after a retry, the client has this event from the earlier attempt.
+        # After a retry `started` is true from the beginning: the earlier attempt has sent this event.
         if not self._started:
             self._started = True
             shown = prompts if request.echo or request.prompt_logprobs else ()

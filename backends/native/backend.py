@@ -231,7 +231,7 @@ class NativeBackend:
 
     async def _check_grammar(self, request: Generate, text: TextCodec) -> str | None:
         """The grammar that constrains the answer, in llguidance's form, checked; None if the answer is free."""
-        # With tools the grammar has the calls, and beside them the answer that `response_format` asks for.
+        # With tools the grammar has the calls and, unless one is required, the answer that `response_format` defines.
         if request.tools and offered_tools(request):
             source, param = tool_grammar(request, tags_are_tokens=text.has_call_tokens), "tools"
         elif request.grammar is not None:
