@@ -20,6 +20,10 @@ from backends.native.protocol.messages import Failed, FromEngine, ToEngine
 
 log = structlog.get_logger()
 
+# Strategy: callbacks instead of queues. A message is handled in the iteration of the event loop in which it arrives,
+# sending never waits, and `on_lost` is called once, after the last message. `EngineClient` needs no lock and no task
+# per message.
+
 OnMessage = Callable[[FromEngine], None]
 OnLost = Callable[[], None]
 

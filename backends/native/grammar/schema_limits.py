@@ -120,7 +120,8 @@ def _group(value: Any, group: list[int | float], groups: list[list[int | float]]
             groups.append(group)
         group.append(value["multipleOf"])
     for keyword, inner in value.items():
-        # `allOf` and the like apply to the same value, so they share the group; other keywords describe other values.
+        # `allOf` and the like apply to the same value, so they share the group; `properties` and `items` describe other
+        # values.
         _group(inner, group if keyword in _COMBINED else [], groups)
 
 

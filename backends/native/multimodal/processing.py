@@ -26,6 +26,10 @@ from backends.native.multimodal.resizing import begins_with_resize, resizing_by_
 from backends.native.multimodal.updates import PlaceholderMissing, PromptUpdate, apply_update
 from schemas.errors import InvalidRequest
 
+# Strategy: `process` depends on the image alone, so its result can be cached, and runs in a thread. `apply` depends on
+# the prompt, works on token ids only and is cheap. transformers' processors do both in one call and need the prompt's
+# text.
+
 
 class NotServed(Exception):
     """A model takes images that cannot be served correctly; the text says why."""

@@ -20,6 +20,13 @@ from backends.prompts import images_of
 from schemas.errors import InvalidRequest
 from schemas.ir import Prompt, TextPrompt
 
+# Strategy:
+# - Before encoding, `with_placeholders` puts a placeholder per image into a raw prompt; a chat template does so itself.
+# - After encoding, `expand` reads and checks the files, processes the images that are not cached, one at a time, and
+#   replaces each placeholder by its image's tokens.
+# - Sizes are checked last, against the protocol's frame and against the largest image that the engine has measured.
+# - The cache has processed images by the digest of their file: a chat sends its earlier images again with every turn.
+
 _CACHE_BYTES = 64 * 1024 * 1024
 _MAX_PROMPT_BYTES = MAX_FRAME_BYTES // 4 * 3  # of a prompt's processed images; the rest of its frame needs less
 

@@ -40,6 +40,13 @@ from schemas.ir import (
     TopToken,
 )
 
+# Strategy:
+# - Ids pass through, a text is tokenized, and a chat is rendered by the checkpoint's own Jinja template first.
+# - Messages are data: the name of a control token in them stays text (`sanitize_control_tokens` of transformers), or
+#   the request is rejected.
+# - Templates differ. What a template supports (parts, the role `developer`, tools) is found in its source or by trial.
+# - Tokens to text: `vocabulary` has each token's bytes, and the detokenizer joins them without splitting a character.
+
 _LONG_TEXT = 4096
 """Characters from which a prompt is tokenized in the thread: about 4 ms of work."""
 _PROBE = "a probe of the template"
@@ -80,8 +87,8 @@ class TextCodec:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
-        # Base models have no template at all; `has_template` is then false, and chats are rejected before they come
-        # here.
+        # Older multimodal checkpoints have the template in a file of their processor. Base models have none, and
+        # `has_template` is false.
         if not tokenizer.chat_template:
             tokenizer.chat_template = _processor_template(Path(model))
         return cls(tokenizer)
