@@ -73,10 +73,13 @@ class Answer:
         self._first_seq = first_seq
         self._text = text
         self._grammar = grammar
+        # `best_of` generates more candidates than are returned; `winners` selects `n` of them at the end.
         self._candidates = max(request.n, request.best_of or 1)
         self._builders: dict[int, ChoiceBuilder] = {}  # by seq, of unfinished sequences
         self._parsers: dict[int, ToolParser] = {}
         self._started = started
+        # With more candidates than choices nothing can be streamed: the winners are known only when all candidates have
+        # ended.
         self._streams = request.stream and self._candidates == request.n
         self._deltas: list[Delta] = []  # to be emitted
         self._prompt_tokens = self._completion_tokens = self._cached_tokens = 0
@@ -99,18 +102,23 @@ class Answer:
             schemas.errors.Overloaded: the engine has no room.
             schemas.errors.BackendFailed: the engine failed at a sequence.
         """
+        # Add all tokens first, then make one delta per sequence: a slow reader gets several steps' tokens at once.
         touched: dict[int, FinishReason | None] = {}
         for output in outputs:
             if output.seq in self._builders:
                 touched[output.seq] = self._add(output)
+        # The engine does not know stop strings: it goes on with these sequences until they are cancelled. Those that it
+        # has ended itself in the same batch need no `Cancel`.
         stopped = [seq for seq, reason in touched.items() if reason is None and self._builders[seq].stopped]
         for seq, reason in touched.items():
             builder, parser = self._builders[seq], self._parsers.get(seq)
             if reason is not None or builder.stopped:
+                # Ended: the last delta has all text that was held back.
                 del self._builders[seq]
                 self._completion_tokens += builder.generated
                 finished = builder.finish(reason or FinishReason.STOP_STRING)
                 self._deltas.append(parser.finish(finished) if parser else finished)
+            # Non-streamed text stays in its builder until the end.
             elif self._streams and (delta := builder.delta()) is not None:
                 if parser is None:
                     self._deltas.append(delta)
@@ -128,9 +136,13 @@ class Answer:
         check_ids("prompt", ids, ready.vocab_size)
         check_ids("logit_bias", biased, ready.vocab_size)
         check_ids("stop_token_ids", stopping.stop_token_ids, ready.vocab_size)
+        # The engine has no notion of an open end: the limit is resolved here to what the context leaves.
         max_new_tokens = fit(len(ids), stopping.max_new_tokens, ready.context_length, overflow=request.overflow)
+        # `winners` ranks candidates by their mean log-probability, so `best_of` needs them even if they are not
+        # returned.
         scored = request.logprobs or request.top_logprobs > 0 or self._candidates > request.n
         for place in range(self._candidates):
+            # Each candidate needs a noise of its own; seeds are unsigned 64-bit numbers.
             effective_seed = (seed + place) % 2**64
             index = len(self.submits)
             submit = Submit(
@@ -138,6 +150,8 @@ class Answer:
                 prompt=ids,
                 max_new_tokens=max_new_tokens,
                 sampling=sampling_params(request.sampling, effective_seed),
+                # Where the grammar ends, only end tokens are allowed. `min_new_tokens` would forbid these, and with
+                # `ignore_eos` the sequence would go on behind them, where the grammar has no token left.
                 min_new_tokens=0 if self._grammar else stopping.min_new_tokens,
                 eos_token_ids=() if stopping.ignore_eos and not self._grammar else ready.eos_token_ids,
                 stop_token_ids=stopping.stop_token_ids,
@@ -158,12 +172,15 @@ class Answer:
         """Add an output's tokens to its candidate; returns why the sequence ended, if it did."""
         if output.error is not None:
             raise failure(output)
+        # Sequences are numbered prompt by prompt (see `Strategy`).
         prompt, place = divmod(output.seq - self._first_seq, self._candidates)
         if place == 0:  # the other candidates share its prefix, and were not asked to score it
             self._prompts[prompt].scores += output.prompt
             self._cached_tokens += output.cached_tokens
         builder = self._builders[output.seq]
+        # Log-probabilities come for all tokens or for none.
         for id, found in zip_longest(output.ids, output.logprobs):
+            # The tokens behind a stop string in the same batch do not count as generated.
             if builder.stopped:
                 break
             builder.add(id, *(self._text.scores(found) if found is not None else ()))
@@ -172,9 +189,11 @@ class Answer:
     def _events(self) -> Events:
         """Take the events that are ready."""
         request, prompts, done = self._request, self._prompts, not self._builders
+        # `Started` has the prompts' log-probabilities and must be the first event. Deltas are collected until then.
         if request.prompt_logprobs and not all(prompt.scores for prompt in prompts):
             return ()
         events: list[Event] = []
+        # After a retry `started` is true from the beginning: the earlier attempt has sent this event.
         if not self._started:
             self._started = True
             shown = prompts if request.echo or request.prompt_logprobs else ()
@@ -197,6 +216,7 @@ def sampling_params(sampling: Sampling, seed: int) -> SamplingParams:
     temperature = 1.0 if sampling.temperature is None else sampling.temperature
     return SamplingParams(
         temperature=0.0 if sampling.greedy else temperature,
+        # `or` where 0 means off, too; `is None` where 0 has a meaning of its own.
         top_k=sampling.top_k or _NEUTRAL.top_k,
         top_p=_NEUTRAL.top_p if sampling.top_p is None else sampling.top_p,
         min_p=sampling.min_p or _NEUTRAL.min_p,

@@ -114,12 +114,17 @@ class NativeBackend:
         """
         try:
             if self._socket_folder is not None:
+                # Only this user can enter the folder, so nobody else can connect, or put another socket there. `mkdir`
+                # fails if the folder exists, also if somebody else made it.
                 self._socket_folder.mkdir(mode=0o700)
             if self._process is not None:
+                # The engine starts loading now, while the tokenizer loads below.
                 await self._process.start()
             self._recipe = _read_recipe(self._options.model)
+            # In a thread: transformers takes seconds to import, and other backends must go on answering.
             self._text = text = await self._load_text()
             ready = await self._client.start()
+            # An encoder generates nothing that a grammar could constrain.
             grammars = text.grammars(ready.vocab_size, ready.eos_token_ids) if ready.generates else None
             self._grammars = None if grammars is None else GrammarCheck(grammars)
             if ready.images:
@@ -128,6 +133,7 @@ class NativeBackend:
                 )
             self.capabilities = _capabilities(text, ready, grammars=grammars is not None)
             self._started = True
+        # A cancelled start, too, must not leave an engine process behind.
         except BaseException:
             await self.aclose()
             raise
@@ -135,17 +141,21 @@ class NativeBackend:
     async def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
         """Generate; closing the generator frees the engine's sequences within a step."""
         text, ready = self._require_started()
+        # The grammar is checked before the prompts are encoded and images fetched: a bad one costs nothing more.
         grammar = await self._check_grammar(request, text)
         prompts = await self._encode_prompts(request, text)
         seed = request.sampling.seed
+        # Chosen once, outside of the loop: the next engine or attempt generates the same tokens where it can.
         seed = secrets.randbits(64) if seed is None else seed
         sequences = len(prompts) * max(request.n, request.best_of or 1)
+        # Whether the client has been sent `Started`, which no later attempt may repeat.
         started = False
         for attempt in range(_MAX_ATTEMPTS):
             answer = Answer(
                 request,
                 prompts,
                 seed=seed,
+                # New numbers for each attempt: late outputs of the former one find no request.
                 first_seq=self._client.reserve_seqs(sequences).start,
                 text=text,
                 ready=ready,
@@ -156,16 +166,19 @@ class NativeBackend:
             try:
                 while not answer.done:
                     events, stopped = answer.feed(await in_flight.outputs())
+                    # No await between `feed` and `cancel`: no output of these sequences can be buffered in between.
                     for seq in stopped:
                         in_flight.cancel(seq)
                     if events:
                         started = True
                         yield events
                 return
+            # A stream's text was sent and cannot be taken back. Without a stream the client has seen no text.
             except Diverged:
                 if request.stream or attempt == _MAX_ATTEMPTS - 1:
                     raise
             finally:
+                # Also runs when the reader closes the generator (GeneratorExit), as after a client's disconnect.
                 self._client.release(in_flight)
 
     async def embed(self, request: Embed) -> Embeddings:
@@ -182,6 +195,7 @@ class NativeBackend:
 
     async def healthy(self) -> Health:
         """The engine's state; `loading` until this side has loaded, too."""
+        # The engine may be ready before the image processor is loaded.
         health = self._client.health
         return health if self._started or health.status != "ready" else Health("loading")
 
@@ -202,6 +216,7 @@ class NativeBackend:
 
     async def aclose(self) -> None:
         """Disconnect, and stop the engine if this backend started it. Idempotent."""
+        # The client goes first: it must not connect again, or reject a request as poison, when the engine stops.
         await self._client.aclose()
         if self._images is not None:
             await self._images.aclose()
@@ -216,6 +231,7 @@ class NativeBackend:
 
     async def _check_grammar(self, request: Generate, text: TextCodec) -> str | None:
         """The grammar that constrains the answer, in llguidance's form, checked; None if the answer is free."""
+        # With tools the grammar has the calls and, unless one is required, the answer that `response_format` defines.
         if request.tools and offered_tools(request):
             source, param = tool_grammar(request, tags_are_tokens=text.has_call_tokens), "tools"
         elif request.grammar is not None:
@@ -236,6 +252,7 @@ class NativeBackend:
         prompts = as_asked(request)
         has_images = any(map(images_of, prompts))
         if has_images and self._images is not None:
+            # Before encoding: the placeholders are text that the tokenizer turns into their tokens.
             prompts = tuple(map(self._images.with_placeholders, prompts))
         encoded = [
             await text.encode_around(prompt, request.suffix, truncate=truncate)
@@ -247,6 +264,7 @@ class NativeBackend:
             return [MultiModalInputs(ids) for ids in encoded]
         if self._images is None:
             raise UnsupportedFeature("The model does not support images.", feature="images")
+        # Truncation might cut off a placeholder, and the images would no longer match the prompt.
         if truncate is not None:
             raise InvalidRequest("A prompt with images cannot be truncated.", param="truncate")
         return await self._images.expand(prompts, encoded)
@@ -258,6 +276,7 @@ class NativeBackend:
             return over_socket(options.socket)
         if options.engine == "inprocess":
             return in_process(options.engine_options)
+        # A short path: the address of a Unix socket has 108 bytes at most on Linux (unix(7)).
         self._socket_folder = Path(tempfile.gettempdir(), f"engine-{secrets.token_hex(8)}")
         socket = self._socket_folder / "socket"
         self._process = EngineProcess(engine_command(options.engine_options, socket), self._on_exit)
@@ -274,6 +293,8 @@ class NativeBackend:
             raise BackendUnavailable(f"There is no usable tokenizer in {self._options.model}.") from error
 
     def _require_started(self) -> tuple[TextCodec, Ready]:
+        # The last engine's description will do: while an engine is started again, requests are encoded and wait for it
+        # in `EngineClient.submit`.
         if self._text is None or self._client.last_ready is None:
             raise BackendUnavailable("The engine is not ready.", retry_after=1.0)
         return self._text, self._client.last_ready

@@ -41,14 +41,18 @@ async def embed(request: Embed, client: EngineClient, text: TextCodec, ready: Re
         return given.lower() if recipe.lower_case else given
 
     prompt = recipe.prompt(request.instruction)
+    # Some recipes (`include_prompt` false, as INSTRUCTOR's) exclude the prompt's tokens from the mean.
     unpooled = 0 if recipe.include_prompt or not prompt else await text.prefix_length(cased(prompt))
     texts = [cased(prompt + given.text) for given in request.inputs if isinstance(given, TextPrompt)]
+    # One call for all texts: a fast tokenizer encodes a batch in parallel. Inputs of both kinds keep their order: each
+    # text takes the next encoded one.
     encoded = iter(await text.encode_texts(texts))
     inputs = [given.ids if isinstance(given, TokensPrompt) else next(encoded) for given in request.inputs]
     for ids in inputs:
         check_ids("input", ids, ready.vocab_size)
         fit(len(ids), 0, ready.context_length)
     lora = request.lora_adapter or ""
+    # The sequence number is set in `_vectors`, once it is reserved. `max_new_tokens` is 0: nothing is generated.
     submits = [
         Submit(0, ids, 0, pool=True, unpooled=unpooled if isinstance(given, TextPrompt) else 0, lora_adapter=lora)
         for given, ids in zip(request.inputs, inputs, strict=True)
@@ -56,6 +60,8 @@ async def embed(request: Embed, client: EngineClient, text: TextCodec, ready: Re
     vectors: list[tuple[float, ...]] = []
     for start in range(0, len(submits), _BATCH):
         vectors += await _vectors(submits[start : start + _BATCH], client)
+    # Matryoshka embeddings (arXiv 2205.13147): the first components of a vector are a shorter embedding, but not of
+    # length 1. OpenAI normalizes vectors shortened by `dimensions`, too.
     if size < ready.embedding_size:
         vectors = [_normalized(vector[:size]) if recipe.normalize else vector[:size] for vector in vectors]
     return Embeddings(request.model, tuple(vectors), Usage(sum(map(len, inputs)), 0))
@@ -67,12 +73,14 @@ async def _vectors(submits: Sequence[Submit], client: EngineClient) -> list[tupl
     in_flight = client.submit([replace(submit, seq=seq) for seq, submit in zip(seqs, submits, strict=True)])
     vectors: dict[int, tuple[float, ...]] = {}
     try:
+        # Vectors arrive in any order: the engine composes its batches itself.
         while len(vectors) < len(submits):
             for output in await in_flight.outputs():
                 if output.error is not None:
                     raise failure(output)
                 vectors[output.seq] = output.vector
     finally:
+        # After an error, or if the client left, this cancels the batch's remaining sequences.
         client.release(in_flight)
     return [vectors[seq] for seq in seqs]
 

@@ -13,10 +13,12 @@ _LARGE_BLOCK, _IMAGE_BLOCK, _MAX_KEPT = 2**28, 2**22, 2**31 - 1
 
 def physical_cores() -> int:
     """The number of physical cores that this process may use; hardware threads of a core share its arithmetic units."""
+    # The affinity mask, not the number of CPUs: containers (cpusets) and `taskset` restrict it.
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores = set()
     for cpu in cpus:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        # The hardware threads of a core list the same siblings (such as `0,4`), so the set has one entry per core.
         cores.add(siblings.read_text() if siblings.exists() else str(cpu))
     return len(cores)
 
@@ -26,7 +28,9 @@ def available_memory() -> int:
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        # /proc/meminfo counts in KiB.
         return int(fields["MemAvailable"].split()[0]) * 1024
+    # Systems without /proc (macOS): half of the physical memory is taken to be available.
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
@@ -36,6 +40,8 @@ def keep_freed_memory() -> bool:
     A step allocates what the previous one freed. Fresh memory is zeroed page by page, which takes longer for a batch's
     logits than the arithmetic on them. Call it after weights are loaded, so that their buffers are returned.
     """
+    # Smaller blocks come from the heap, whose free top is kept up to `_MAX_KEPT` (mallopt takes an int). Setting either
+    # parameter stops glibc from adapting both while the process runs (mallopt(3)).
     return _mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK) and _mallopt(_M_TRIM_THRESHOLD, _MAX_KEPT)
 
 
@@ -44,9 +50,11 @@ def return_large_blocks() -> bool:
 
     For processes that seldom need them: glibc would keep ever more of them, fragmented.
     """
+    # Blocks above the threshold are mapped on their own, and `free` unmaps them.
     return _mallopt(_M_MMAP_THRESHOLD, _IMAGE_BLOCK)
 
 
 def _mallopt(option: int, value: int) -> bool:
+    # `CDLL(None)` has the symbols of the running process; musl and macOS have no `mallopt`.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     return bool(mallopt and mallopt(option, value))

@@ -44,6 +44,7 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
     @property
     def engine_options(self) -> EngineOptions:
         """The engine's options alone."""
+        # The engine's command is made of these fields, so those of its client must not be among them.
         fields = msgspec.structs.fields(EngineOptions)
         return EngineOptions(**{field.name: getattr(self, field.name) for field in fields})
 
@@ -61,6 +62,7 @@ def read_options(given: Mapping[str, Any]) -> NativeOptions:
                 raise msgspec.ValidationError(f"`{former}` is the former name of `{name}`: give only `{name}`")
             fields[name] = fields.pop(former)
             log.warning("backend.option_deprecated", option=former, use=name)
+    # After the keys: a former key may have a former value.
     for (name, former_value), value in _RENAMED_VALUES.items():
         if fields.get(name) == former_value:
             fields[name] = value

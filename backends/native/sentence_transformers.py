@@ -67,6 +67,7 @@ class Recipe(msgspec.Struct, frozen=True):
         """The text before an input: the prompt named `instruction`, or `instruction` itself and a space."""
         if not instruction:
             return self.prompts.get(self.default_prompt or "", "")
+        # The checkpoint's prompts are used exactly as they are; only a free instruction is separated from the text.
         prompt = self.prompts.get(instruction, instruction)
         return prompt if prompt in self.prompts.values() or prompt[-1].isspace() else f"{prompt} "
 
@@ -85,10 +86,13 @@ def read_recipe(model: str) -> Recipe | None:
     modules = _read(folder / "modules.json")
     if modules is None:
         return None
+    # A type is the path of a class, which differs between releases of the library; its last part does not.
     steps = [(str(module["type"]).rpartition(".")[2], str(module.get("path") or "")) for module in modules]
     known = [kind for kind, _ in steps]
+    # Dropout has no effect at inference, so it is allowed and ignored.
     if known[:2] != ["Transformer", "Pooling"] or not set(known[2:]) <= {"Dense", "Normalize", "Dropout"}:
         raise RecipeError(f"'{folder / 'modules.json'}' has unsupported modules: {', '.join(known)}.")
+    # A `Recipe` always normalizes last.
     if "Normalize" in known and "Dense" in known[known.index("Normalize") :]:
         raise RecipeError(f"'{folder / 'modules.json'}' has a Dense after a Normalize, which is not supported.")
     encoder, pooling = steps[0][1], _read(folder / steps[1][1] / "config.json") or {}
@@ -120,6 +124,8 @@ def _read(file: Path) -> Any:
 def _pooling(config: dict[str, Any], folder: Path) -> tuple[Pooling, ...]:
     given = config.get("pooling_mode")
     if given is None:
+        # Several modes may be true: their vectors are concatenated, in the order of `_OLD_POOLING`, which is the
+        # library's.
         return tuple(way for name, way in _OLD_POOLING.items() if config.get(name)) or ("mean",)
     ways = (given,) if isinstance(given, str) else tuple(given)
     if unknown := set(ways) - set(get_args(Pooling)):
@@ -130,9 +136,12 @@ def _pooling(config: dict[str, Any], folder: Path) -> tuple[Pooling, ...]:
 def _dense(folder: Path, path: str) -> Dense:
     file = folder / path / "config.json"
     config = _read(file) or {}
+    # Tanh is the library's default. Only classes of torch.nn are looked up, so that a checkpoint cannot name code to
+    # run.
     module, _, activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")
     if not module.startswith("torch.nn.") or activation not in _ACTIVATIONS or config.get("use_residual"):
         raise RecipeError(f"'{file}' describes a Dense that is not supported.")
+    # With another name the layer would read or write something else, such as the token embeddings.
     own = {"sentence_embedding", None}
     if not {config.get("module_input_name"), config.get("module_output_name")} <= own:
         raise RecipeError(f"'{file}' describes a Dense that does not take the pooled vector.")
@@ -142,4 +151,5 @@ def _dense(folder: Path, path: str) -> Dense:
 def _max_length(limits: dict[str, Any], tokenizer: dict[str, Any]) -> int | None:
     """The limit of the older file, else of the tokenizer; a huge number means no limit."""
     found = limits.get("max_seq_length") or tokenizer.get("model_max_length")
+    # transformers writes `int(1e30)` as the `model_max_length` of a tokenizer without a limit.
     return int(found) if isinstance(found, int | float) and 0 < found < 10**9 else None

@@ -109,25 +109,33 @@ class EngineClient:
         Raises:
             schemas.errors.BackendUnavailable: there is no engine, and none is expected.
         """
+        # A running timer means that another engine is expected: the request is accepted and waits for it. Without a
+        # timer nothing would ever end the wait.
         if self.ready is None and self._reconnect_timer is None:
             raise BackendUnavailable("The engine is not ready.", retry_after=1.0)
         request = InFlightRequest(submits, self._send)
         for seq in request.seqs:
             self._in_flight[seq] = request
+        # A new request is never quarantined, so it need not wait for the trial of another one. Without an engine,
+        # `Ready` submits it (`_submit_waiting`).
         if self.ready is not None:
             request.submit()
         return request
 
     def release(self, request: InFlightRequest) -> None:
         """Cancel the request's unfinished sequences, and forget it."""
+        # The engine may have sent outputs before it reads the `Cancel`s: `_receive` drops outputs of unknown sequences.
         request.close()
         for seq in request.seqs:
             self._in_flight.pop(seq, None)
+        # The released request may have been the one on trial: its reader may leave at any time.
         if self._quarantine_waits:
             self._submit_waiting()
 
     def fail_start(self, reason: str) -> None:
         """End a `start` in progress: the engine will not come up. Afterwards a lost engine is waited for instead."""
+        # Once `start` has returned, an exit is no reason to fail: the process is started again, and the reconnect timer
+        # bounds how long requests wait.
         if not self._start_decided.is_set():
             self._fail(reason)
 
@@ -135,6 +143,7 @@ class EngineClient:
         """Connect again and again, with exponential back-off until an engine was ready."""
         delay = _FIRST_DELAY
         while True:
+            # The delay follows a lost engine, too: its supervisor needs a moment to start the next one.
             if await self._serve_connection():
                 delay = _FIRST_DELAY
             await asyncio.sleep(delay)
@@ -144,15 +153,22 @@ class EngineClient:
         """Connect, and return once the engine is gone; the result says whether it was ever ready."""
         lost = asyncio.Event()
         try:
+            # No message arrives before `_connect` has returned (see `Connect`), and nothing is awaited between its
+            # return and the assignment: `_receive` may answer at once through `_transport`.
             self._transport = await self._connect(self._receive, lost.set)
+        # Usually nobody listens: the socket is missing (ENOENT), or an earlier engine left it behind (ECONNREFUSED).
         except OSError:
             return False
         try:
             await self._watch(lost)
         finally:
+            # Both are cleared before the await: while the transport closes, other tasks must not submit to the lost
+            # engine.
             transport, self._transport = self._transport, None
             was_ready, self.ready = self.ready is not None, None
             await transport.aclose()
+        # An engine that is lost while it loads starts no timer: `start` waits on until `fail_start` or `Failed`, and
+        # requests wait until the timer that runs already fires. After a cancellation (`aclose`) this part does not run.
         if was_ready:
             log.error("engine.lost", requests=len(self._unfinished()))
             self._health = Health("loading", "the engine is started again")
@@ -167,6 +183,7 @@ class EngineClient:
         """
         self._silent_pings = 0
         while not lost.is_set():
+            # This heartbeat counts as silent until a message arrives: `_receive` resets the count.
             loading = self.ready is None
             limit = self._hung_after * (_LOADING_FACTOR if loading else 1)
             self._silent_pings += 1
@@ -174,9 +191,12 @@ class EngineClient:
                 log.error("engine.hung", seconds=limit, loading=loading)
                 assert self._transport is not None
                 self._transport.kill()
+                # A ready engine's connection is given up even if the kill had no effect (an engine in another PID
+                # namespace). A loading engine gets the same time again, unless the kill sets `lost`.
                 if not loading:
                     return
                 self._silent_pings = 0
+            # The step loop answers pings. While the engine loads there is none; its process repeats `Loading` instead.
             if not loading:
                 self._send(Ping(next(self._pings)))
             with suppress(TimeoutError):  # not `wait_for`, which before Python 3.12 may swallow a cancellation
@@ -189,18 +209,23 @@ class EngineClient:
         match message:
             case Step():
                 for output in message.outputs:
+                    # None: the sequence was released, and its `Cancel` crossed this output on the way.
                     if (request := self._in_flight.get(output.seq)) is not None:
                         request.deliver(output)
+                # This step may have ended the trial, or brought it past the token at which engines died.
                 if self._quarantine_waits:
                     self._submit_waiting()
             case Pong():
                 self.pong = message
             case Loading():
                 self._health = Health("loading", f"{message.what} {message.fraction:.0%}".strip())
+                # After a failed wait no timer runs. An engine that loads is a reason to accept requests again (see
+                # `submit`); a timer that runs already goes on.
                 if self._start_decided.is_set():
                     self._start_reconnect_timer()
             case Ready():
                 self._cancel_reconnect_timer()
+                # `ready` is set before `_submit_waiting`, which submits nothing without it.
                 self.ready = self.last_ready = message
                 self._health = Health("ready")
                 self._start_decided.set()
@@ -212,6 +237,7 @@ class EngineClient:
     def _submit_waiting(self) -> None:
         """Submit the requests that the present engine was not asked for, of quarantined ones one at a time."""
         unfinished = self._unfinished()
+        # At most one quarantined request is on trial: if the engine dies again, it is known which request killed it.
         trial = any(request.submitted and request.quarantined for request in unfinished)
         self._quarantine_waits = False
         for request in unfinished:
@@ -226,8 +252,12 @@ class EngineClient:
     def _engine_died(self) -> None:
         """Reject the poison request, if exactly one request can be it; the others wait for the next engine."""
         unfinished = self._unfinished()
+        # Order matters: `engine_died` clears `submitted` and counts the crash, so it must be called once for every
+        # unfinished request, after those on trial have been collected.
         on_trial = [request for request in unfinished if request.submitted and request.quarantined]
         candidates = [request for request in unfinished if request.engine_died()]
+        # A request on trial that is a candidate again is the poison, whatever else was running. Without one, several
+        # candidates are all quarantined, and their trials will single out the poison.
         poison = [request for request in on_trial if request in candidates] or candidates
         if len(poison) == 1:
             poison[0].reject()
@@ -247,6 +277,7 @@ class EngineClient:
 
     def _fail(self, reason: str) -> None:
         """There is no engine, and none is expected."""
+        # `_run` goes on connecting: an engine that comes up later makes the client ready again.
         self._health = Health("failed", reason)
         self._start_decided.set()
         self._fail_requests("The engine did not start again.")
@@ -258,8 +289,11 @@ class EngineClient:
 
     def _unfinished(self) -> list[InFlightRequest]:
         """The unfinished requests, each once, in order of submission."""
+        # A dict keeps the order of insertion, which is that of submission, and `fromkeys` drops a request's
+        # repetitions.
         return [request for request in dict.fromkeys(self._in_flight.values()) if request.unfinished]
 
     def _send(self, message: ToEngine) -> None:
+        # A `Cancel` for a lost engine is dropped: the engine's sequences are gone with it.
         if self._transport is not None:
             self._transport.send(message)

@@ -15,6 +15,7 @@ import msgspec
 from backends.native.protocol.engine_options import EngineOptions
 from backends.process import BackOff, SupervisedProcess, stop
 
+# The repository root or `site-packages`: the folder from which `backends` is imported, 3 levels above this one.
 _ROOT = Path(__file__).resolve().parents[3]
 _POLL_INTERVAL = 0.05  # seconds
 _BACK_OFF = BackOff(first=0.5, longest=10.0, forgiven_after=10.0)
@@ -58,6 +59,8 @@ class EngineProcess:
         """Stop the engine, and do not start it again. Idempotent."""
         if self._task is None or self._process is None:
             return
+        # First the task, so that it does not start the engine again; then the engine. `stop` blocks until the process
+        # has ended, hence the thread.
         self._task.cancel()
         await asyncio.wait([self._task])
         self._task = None
@@ -65,10 +68,12 @@ class EngineProcess:
 
     async def _keep_running(self, process: SupervisedProcess) -> None:
         while True:
+            # `poll` does not block: it calls `waitpid` with WNOHANG.
             process.poll(time.monotonic())
             await asyncio.sleep(_POLL_INTERVAL)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
+        # The engine must import the same code as this process, also if this one was started from a checkout.
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
         return subprocess.Popen(  # noqa: S603 - our own program
             self._command,
@@ -83,6 +88,7 @@ def engine_command(options: EngineOptions, socket: Path) -> list[str]:
     command = [sys.executable, "-m", "backends.native.engine.serving", "--socket", str(socket)]
     for field in msgspec.structs.fields(EngineOptions):
         flag, value = field.name.replace("_", "-"), getattr(options, field.name)
+        # `--flag=value` in one argument: argparse would take a separate value that begins with a dash for an option.
         if isinstance(value, bool):
             command.append(f"--{flag}" if value else f"--no-{flag}")
         elif isinstance(value, dict):

@@ -90,9 +90,11 @@ class InFlightRequest:
             Diverged: the next engine's tokens differ from those that were delivered.
             schemas.errors.BackendError: the engine is gone, and the request with it.
         """
+        # Buffered outputs come before the error, so that no token is lost that the engine had generated before it died.
         await self._arrived.wait()
         if self._buffer:
             taken, self._buffer = self._buffer, []
+            # With an error the event stays set: the next call raises without waiting.
             if self._error is None:
                 self._arrived.clear()
             return taken
@@ -104,28 +106,37 @@ class InFlightRequest:
         self.submitted = True
         for sequence in self._sequences.values():
             if not sequence.finished:
+                # `again` lets the sequence into a full queue: it was admitted once, and must not fail as `Overloaded`
+                # now.
                 self._send(replace(sequence.submit, again=True) if self._crashes else sequence.submit)
 
     def deliver(self, output: Output) -> None:
         """Buffer an output of the present engine, without the tokens that it replays."""
         sequence = self._sequences[output.seq]
+        # The sequence was cancelled while this output was on its way.
         if sequence.finished:
             return
         ends = output.reason is not None or output.error is not None
+        # The present engine replays: compare its tokens with those that were delivered, and drop them.
         if (start := sequence.replayed) is not None:
             expected = sequence.received[start : start + len(output.ids)]
             if tuple(expected) != output.ids[: len(expected)]:
+                # Cancel first: `fail` only marks the sequences as finished, and the engine would go on generating.
                 self.close()
                 self.fail(Diverged(_ENGINE_DEAD, code="engine_dead"))
                 return
             sequence.replayed = start + len(expected)
+            # The replay goes on. An end during the replay, as by an error, is delivered at once.
             if sequence.replayed < len(sequence.received) and not ends:
                 return
+            # The replay is complete; the rest of this output is new.
             sequence.replayed = None
             ids, logprobs = output.ids[len(expected) :], output.logprobs[len(expected) :]
             if not ids and not ends:
                 return
+            # The prompt's scores and the cached tokens came with the first output, which an earlier engine sent.
             output = replace(output, ids=ids, logprobs=logprobs, prompt=(), cached_tokens=0)
+        # A new token: the sequence has passed the place where engines died.
         sequence.crashes = 0
         sequence.received += output.ids
         sequence.finished = ends
@@ -136,6 +147,7 @@ class InFlightRequest:
         """Cancel one sequence; a finished one is ignored."""
         sequence = self._sequences[seq]
         if not sequence.finished:
+            # Marked before the send, so that `deliver` drops outputs which cross the `Cancel`.
             sequence.finished = True
             self._send(Cancel(seq))
 
@@ -150,19 +162,23 @@ class InFlightRequest:
         Returns:
             Whether this request may be the poison: two engines died with one of its sequences at the same token.
         """
+        # The request waited for its trial or for an engine, so the dead engine never had it.
         if not self.submitted:
             return False
         self.submitted = False
         self._crashes += 1
+        # `reject` finishes all sequences, so the loop below counts nothing for them.
         if self._crashes == _MAX_CRASHES:
             self.reject()
         may_be_poison = False
         for sequence in self._sequences.values():
             if sequence.finished:
                 continue
+            # A sequence whose replay was not complete had not come to its present token at this engine.
             if sequence.replayed is None:
                 sequence.crashes += 1
                 may_be_poison |= sequence.crashes >= _QUARANTINE_CRASHES
+            # Without tokens received there is nothing to replay: the next engine's first output is new.
             sequence.replayed = 0 if sequence.received else None
         return may_be_poison
 

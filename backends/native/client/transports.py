@@ -20,6 +20,10 @@ from backends.native.protocol.messages import Failed, FromEngine, ToEngine
 
 log = structlog.get_logger()
 
+# Strategy: callbacks instead of queues. A message is handled in the iteration of the event loop in which it arrives,
+# sending never waits, and `on_lost` is called once, after the last message. `EngineClient` needs no lock and no task
+# per message.
+
 OnMessage = Callable[[FromEngine], None]
 OnLost = Callable[[], None]
 
@@ -69,6 +73,8 @@ class _SocketTransport(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._stream = cast(asyncio.Transport, transport)  # uvloop's has the methods but not the base class
+        # `create_unix_connection` suspends after this call. Without the pause, messages could arrive before the caller
+        # of `connect` has the transport.
         self._stream.pause_reading()
 
     def start_reading(self) -> None:
@@ -77,9 +83,12 @@ class _SocketTransport(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
+            # A message may be split over several calls, and one call may bring many messages.
             for message in self._reader.feed(data):
                 self._on_message(message)
         except FrameError as error:
+            # Behind a broken frame no frame boundary can be found: the connection is useless. `connection_lost`
+            # follows, and the client connects again.
             log.error("engine.misunderstood", error=str(error))
             if self._stream is not None:
                 self._stream.abort()
@@ -90,6 +99,7 @@ class _SocketTransport(asyncio.Protocol):
 
     def send(self, message: ToEngine) -> None:
         if self._stream is not None:
+            # Never blocks: asyncio buffers what the kernel does not take.
             self._stream.write(encode_frame(message))
 
     def kill(self) -> None:
@@ -102,11 +112,14 @@ class _SocketTransport(asyncio.Protocol):
 
     async def aclose(self) -> None:
         if self._stream is not None:
+            # `abort` drops what is unsent: pings, and messages about sequences that the engine frees with
+            # the connection.
             self._stream.abort()
 
 
 def _peer_pid(end: socket.socket) -> int:
     """The process id of the socket's other end; 0 if it is in another PID namespace."""
+    # unix(7): for the client, the credentials are those of the process that called `listen`, as of that call.
     pid, _, _ = _PEER_CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size))
     return int(pid)
 
@@ -127,11 +140,13 @@ class _ThreadTransport:
     """Messages to and from an engine in a thread, which is started with it."""
 
     def __init__(self, options: EngineOptions, on_message: OnMessage, on_lost: OnLost) -> None:
+        # Imported here: a worker with an engine process must not import torch.
         from backends.native.engine.serving.inprocess import InProcessEngine
 
         loop = asyncio.get_running_loop()
 
         def deliver(message: FromEngine) -> None:  # in the engine's thread
+            # The loop runs callbacks in order and not before `connect` has returned, as `Connect` requires.
             loop.call_soon_threadsafe(on_message, message)
             if isinstance(message, Failed):  # the thread ends
                 loop.call_soon_threadsafe(on_lost)
@@ -143,6 +158,7 @@ class _ThreadTransport:
         """Do nothing: a thread cannot be killed."""
 
     async def aclose(self) -> None:
+        # `close` joins the thread, which first finishes its step, or loading.
         await asyncio.to_thread(self._engine.close)
 
 

@@ -62,6 +62,7 @@ class Grammars:
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        # Both directions occur: logits padded beyond the tokenizer's tokens, and added tokens beyond the logits.
         self.width = max(vocab_size, len(tokenizer))
         serialized = tokenizer.backend_tokenizer.to_str()
         self._tokenizer = LLTokenizer(serialized, n_vocab=self.width, eos_token=list(eos_token_ids))
@@ -114,8 +115,11 @@ class GrammarCheck:
         Raises:
             schemas.errors.InvalidRequest: the grammar is not supported, or takes too long to compile.
         """
+        # Compiled here although the engine compiles it again: the engine's threads see only grammars that are known to
+        # compile, and the client gets its 400 before a stream begins.
         result = self._result(source)
         try:
+            # The fast path for a known grammar does not suspend.
             if not result.done():  # shielded: other requests may wait for the same result
                 await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(result)), _CHECK_TIMEOUT)
         except TimeoutError:
@@ -125,6 +129,8 @@ class GrammarCheck:
 
     def _result(self, source: str) -> Future[str | None]:
         """The cached or pending result for a grammar."""
+        # Popped and inserted again, the entry is the most recently used one. Requests that wait for an evicted result
+        # keep the future.
         result = self._results.pop(source, None) or self._threads.submit(self._check, source)
         self._results[source] = result
         if len(self._results) > _CACHED_RESULTS:
@@ -133,10 +139,12 @@ class GrammarCheck:
 
     def close(self) -> None:
         """Stop the threads, and drop pending checks. Idempotent."""
+        # A compilation in progress cannot be interrupted; its limits end it.
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _check(self, source: str) -> str | None:
         """Why a grammar is not supported; None if it is."""
+        # The compiler runs without the interpreter's lock, so the event loop goes on.
         began = time.thread_time()  # CPU time: a busy machine does not count against the grammar
         try:
             matcher = self._grammars.compile(source)
@@ -154,6 +162,8 @@ def background_threads(count: int, name: str) -> ThreadPoolExecutor:
 
 def _lower_priority() -> None:
     if sys.platform == "linux":
+        # On Linux the nice value belongs to the thread, unlike in POSIX, and `PRIO_PROCESS` takes a thread id
+        # (setpriority(2)).
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
@@ -164,6 +174,7 @@ def raise_error(matcher: LLMatcher) -> None:
         GrammarError: the matcher is in an error state.
     """
     if matcher.is_error():
+        # On one line and shortened: the text becomes part of an error message to the client.
         raise GrammarError(" ".join(matcher.get_error().split())[:_MAX_ERROR_LENGTH])
 
 
@@ -176,8 +187,10 @@ def grammar_source(grammar: Grammar, param: str = "response_format") -> str:
     if grammar.kind == "regex":
         if len(grammar.value.encode()) > MAX_BYTES:
             raise InvalidRequest(f"A grammar may have at most {MAX_BYTES} bytes.", param=param)
+        # llguidance's own limits do not cover repetitions, which it expands.
         check_regex(grammar.value, param)
         return str(LLMatcher.grammar_from_regex(grammar.value))
+    # OpenAI's `json_object` mode: any JSON object.
     schema = {"type": "object"} if grammar.kind == "json_object" else grammar.value
     check_schema(schema, param)
     return str(LLMatcher.grammar_from_json_schema(schema_text(schema)))

@@ -13,6 +13,8 @@ from schemas.errors import InvalidRequest
 MAX_EXPANDED_LENGTH = 100_000
 """Characters of an expression with its repetitions expanded: a third of a second to compile."""
 
+# Possessive quantifiers (`*+`, Python 3.11) never backtrack, so the scan takes linear time whatever the input. The
+# optional closing `}` and `]` accept what is unclosed up to the end.
 _TOKEN = re.compile(
     r"""
     \\(?:[pPx]\{[^}]*+\}?|.)            # an escape, `\p{L}` and `\x{41}` included
@@ -39,10 +41,12 @@ def check_regex(pattern: str, param: str) -> None:
 
 def expanded_length(pattern: str) -> int:
     """The number of characters of an expression with every repetition expanded to its upper bound."""
+    # An item is a character, an escape, a class or a group. Other marks (`|`, `*`, `?`) count as one character each.
     open_groups = [0]  # the length of each open group, without `last`
     last = 0  # the length of the item that a repetition would repeat
     for token in _TOKEN.finditer(pattern):
         if token["least"] is not None:
+            # Nested repetitions multiply: a group's length includes what is repeated within it.
             last *= _times(token["least"], token["most"])
             continue
         open_groups[-1] += last
@@ -52,9 +56,11 @@ def expanded_length(pattern: str) -> int:
             last = 0
         elif token[0] == ")" and len(open_groups) > 1:
             last = open_groups.pop() + 1
+    # Groups that are not closed count, too.
     return sum(open_groups) + last
 
 
 def _times(least: str, most: str | None) -> int:
+    # Nine digits exceed the limit already, and `int` of a long number takes quadratic time. `x{0}` counts as one x.
     numbers = [int(number[:9]) for number in (least, most) if number]
     return max(numbers, default=1) or 1

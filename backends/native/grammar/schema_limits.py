@@ -40,7 +40,9 @@ def check_schema(schema: Any, param: str) -> None:
         raise InvalidRequest("A JSON schema must be an object.", param=param)
     # Size first: it bounds the time of the other checks.
     _at_most(MAX_BYTES, len(msgspec.json.encode(schema)), "bytes", param)
+    # This also bounds the depth for `_group`, which is recursive.
     found = list(_nodes(schema, _MAX_DEPTH, param))
+    # Any object may be a schema. Objects that are none, such as `properties`, can only be counted too strictly.
     nodes = [node for node in found if node and isinstance(node, dict)]
     for pattern in _patterns(nodes):
         check_regex(pattern, param)
@@ -50,6 +52,7 @@ def check_schema(schema: Any, param: str) -> None:
         raise InvalidRequest(f"multipleOf is supported for numbers up to {_MAX_STATES} in all only.", param=param)
     for keyword in _NUMBERS:
         values = [value for node in nodes if keyword in node for value in _nodes(node[keyword], _MAX_DEPTH, param)]
+        # Floats need no check: the JSON decoder has read them as doubles already, as llguidance does.
         if any(isinstance(value, int) and abs(value) > _MAX_EXACT for value in values):
             raise InvalidRequest(f"{keyword} is supported for whole numbers up to 2^53 only.", param=param)
 
@@ -59,6 +62,7 @@ def _patterns(nodes: list[dict[str, Any]]) -> Iterator[str]:
     for node in nodes:
         if isinstance(node.get("pattern"), str):
             yield node["pattern"]
+        # Its keys are regular expressions (JSON Schema 2020-12, 10.3.2.2).
         if isinstance(node.get("patternProperties"), dict):
             yield from node["patternProperties"]
 
@@ -70,6 +74,7 @@ def _at_most(limit: int, count: int, what: str, param: str) -> None:
 
 def _nodes(value: Any, depth: int, param: str) -> Iterator[Any]:
     """All values in a JSON value, outer values first."""
+    # Depth first, with a stack of iterators instead of recursion: the depth of the input is not limited yet.
     levels: list[Iterator[Any]] = [iter((value,))]
     while levels:
         for each in levels[-1]:
@@ -77,6 +82,7 @@ def _nodes(value: Any, depth: int, param: str) -> Iterator[Any]:
             if children := _children(each):
                 if len(levels) > depth:
                     raise InvalidRequest(f"A JSON schema may be nested at most {_MAX_DEPTH} deep.", param=param)
+                # Go into the children now; the outer iterator continues where it is.
                 levels.append(iter(children))
                 break
         else:
@@ -95,6 +101,7 @@ def _size(value: Any) -> int:
 
 def _multiples(schema: dict[str, Any], nodes: list[dict[str, Any]]) -> list[list[int | float]]:
     """The schema's `multipleOf` values, grouped by which may apply to one number; with references, any may."""
+    # A reference may combine any two parts of the schema, so all numbers count as one group.
     if any("$ref" in node for node in nodes):
         return [[node["multipleOf"] for node in nodes if _is_number(node.get("multipleOf"))]]
     groups: list[list[int | float]] = []
@@ -108,10 +115,13 @@ def _group(value: Any, group: list[int | float], groups: list[list[int | float]]
             _group(each, group, groups)
         return
     if _is_number(value.get("multipleOf")):
+        # The group enters the result with its first number; further ones are added to the same list.
         if not group:
             groups.append(group)
         group.append(value["multipleOf"])
     for keyword, inner in value.items():
+        # `allOf` and the like apply to the same value, so they share the group; `properties` and `items` describe other
+        # values.
         _group(inner, group if keyword in _COMBINED else [], groups)
 
 
@@ -121,6 +131,7 @@ def _is_number(value: Any) -> bool:
 
 def _common_multiple(numbers: list[int | float]) -> int:
     """The least common multiple, in units of the finest decimal place."""
+    # By way of the decimal notation: 0.1 is one tenth here, not its binary approximation.
     exact = [abs(Decimal(str(number))) for number in numbers]
     places = max((-int(number.as_tuple().exponent) for number in exact), default=0)
     return lcm(*(int(number.scaleb(max(0, places))) for number in exact))

@@ -70,6 +70,7 @@ class MultiModalFieldConfig:
         Raises:
             ValueError: it has entries for more or fewer than one item.
         """
+        # Flat outputs have as many entries as the image has patches, so nothing can be checked.
         if self.layout == "batched" and value.shape[0] != 1:
             raise ValueError(f"the image processor made {value.shape[0]} '{name}' of one image")
         return value
@@ -86,7 +87,9 @@ class MultiModalInputs:
 def make_feature(item: ImageItem, offset: int, is_embed: Sequence[bool]) -> Feature:
     """The message for an item whose placeholder tokens begin at `offset`; `is_embed` marks those to be replaced."""
     arrays = tuple(
+        # `tobytes` copies: the processor cache keeps the arrays, and a message has bytes.
         Array(name, value.dtype.str, value.shape, np.ascontiguousarray(value).tobytes())
         for name, value in item.arrays.items()
     )
+    # Empty instead of a byte per token where all are embeddings, as for most models.
     return Feature(item.identifier, offset, len(is_embed), b"" if all(is_embed) else bytes(is_embed), arrays)

@@ -85,12 +85,15 @@ def merge_multimodal_embeddings(
     Raises:
         ValueError: the numbers of rows differ.
     """
+    # Imported here: the worker imports this module, and no torch.
     import torch
 
     rows = torch.cat(tuple(multimodal_embeddings))
     wanted = int(is_multimodal.sum())
     if len(rows) != wanted:
         raise ValueError(f"{len(rows)} embeddings for {wanted} placeholder tokens")
+    # Not in place: `embeds` is the caller's.
     merged = embeds.clone()
+    # A boolean mask selects rows in order, so the n-th embedding goes to the n-th placeholder.
     merged[0, is_multimodal] = rows.to(embeds.dtype)
     return merged

@@ -26,6 +26,10 @@ from backends.native.multimodal.resizing import begins_with_resize, resizing_by_
 from backends.native.multimodal.updates import PlaceholderMissing, PromptUpdate, apply_update
 from schemas.errors import InvalidRequest
 
+# Strategy: `process` depends on the image alone, so its result can be cached, and runs in a thread. `apply` depends on
+# the prompt, works on token ids only and is cheap. transformers' processors do both in one call and need the prompt's
+# text.
+
 
 class NotServed(Exception):
     """A model takes images that cannot be served correctly; the text says why."""
@@ -51,6 +55,7 @@ class BaseProcessingInfo(ABC):
         """The checkpoint's configuration."""
         from transformers import AutoConfig
 
+        # Never the network, never code of the checkpoint.
         return AutoConfig.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
 
     @cached_property
@@ -59,6 +64,8 @@ class BaseProcessingInfo(ABC):
         from transformers import AutoImageProcessor
         from transformers.image_processing_backends import PilBackend
 
+        # Loaded twice: the first load finds the class, of which a subclass is then made. Processors of the older base
+        # class, which have no `PilBackend`, are used as they are.
         processor = AutoImageProcessor.from_pretrained(self.folder, backend="pil", local_files_only=True)
         if not isinstance(processor, PilBackend):
             return processor
@@ -114,6 +121,8 @@ class BaseMultiModalProcessor(ABC, Generic[Info]):
 
     def _call_hf_processor(self, images: Sequence[Any], mm_kwargs: Mapping[str, object]) -> Arrays:
         """Call the image processor on `images`, each [height, width, 3] of uint8."""
+        # The layout is stated, not inferred: transformers would take an image 1 or 3 pixels high for one with the
+        # channels first.
         outputs = self.info.image_processor(
             list(images), return_tensors="np", input_data_format="channels_last", **mm_kwargs
         )
@@ -147,15 +156,20 @@ class BaseMultiModalProcessor(ABC, Generic[Info]):
 
     def _resized(self, image: DecodedImage) -> tuple[list[Any], Mapping[str, object]]:
         """The pixels and arguments for the image processor; where possible resized, and the original pixels freed."""
+        # A view of the decoder's buffer, no copy.
         pixels = np.frombuffer(image.rgb, np.uint8).reshape(image.height, image.width, 3)
         processor, kwargs = self.info.image_processor, self._get_resize_kwargs()
         if kwargs is None or not processor.do_resize:
             return [pixels], {}
+        # Also a view: transformers' `resize` takes [channels, height, width].
         channels = np.moveaxis(pixels, -1, 0)
         resized = processor.resize(image=channels, size=processor.size, resample=processor.resample, **kwargs)
+        # `resize` may return its argument if the size is right. Otherwise the original pixels are freed now, before the
+        # processor makes float arrays: a bytearray can be cleared only without views, hence the `del`.
         if not np.may_share_memory(resized, pixels):
             del pixels, channels
             image.rgb.clear()
+        # The processor must not resize again: its other steps see the pixels that they would have seen.
         return [np.moveaxis(resized, 0, -1)], {"do_resize": False}
 
     def apply(self, prompt_ids: Sequence[int], items: Sequence[ImageItem]) -> MultiModalInputs:
@@ -164,6 +178,8 @@ class BaseMultiModalProcessor(ABC, Generic[Info]):
         Raises:
             schemas.errors.InvalidRequest: too many images, or the chat template left no place for one.
         """
+        # The steps: count, tokens of each item, the model's own changes to the prompt, then the items' tokens in their
+        # places.
         self._check_count(len(items))
         update = self._get_prompt_updates(items)
         ids = self._apply_hf_processor_tokens_only(prompt_ids)

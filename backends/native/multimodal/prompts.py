@@ -20,6 +20,13 @@ from backends.prompts import images_of
 from schemas.errors import InvalidRequest
 from schemas.ir import Prompt, TextPrompt
 
+# Strategy:
+# - Before encoding, `with_placeholders` puts a placeholder per image into a raw prompt; a chat template does so itself.
+# - After encoding, `expand` reads and checks the files, processes the images that are not cached, one at a time, and
+#   replaces each placeholder by its image's tokens.
+# - Sizes are checked last, against the protocol's frame and against the largest image that the engine has measured.
+# - The cache has processed images by the digest of their file: a chat sends its earlier images again with every turn.
+
 _CACHE_BYTES = 64 * 1024 * 1024
 _MAX_PROMPT_BYTES = MAX_FRAME_BYTES // 4 * 3  # of a prompt's processed images; the rest of its frame needs less
 
@@ -36,6 +43,7 @@ class ProcessorCache:
         """The processed image of a file."""
         found = self._items.get(digest)
         if found is not None:
+            # The order of the dict is that of use: the first item is the least recently used one.
             self._items.move_to_end(digest)
         return found
 
@@ -45,6 +53,7 @@ class ProcessorCache:
             return
         self._items[digest] = item
         self._size += item.nbytes
+        # An item that is larger than the whole cache evicts everything, itself included.
         while self._size > self._max_bytes:
             self._size -= self._items.popitem(last=False)[1].nbytes
 
@@ -67,6 +76,7 @@ class ImagePrompts:
     @classmethod
     def load(cls, folder: str, options: ImageOptions, max_tokens: int) -> ImagePrompts:
         """Load the processor of the checkpoint in `folder`."""
+        # The worker needs image-sized blocks for moments only.
         return_large_blocks()
         return cls(load_processor(folder), options, max_tokens)
 
@@ -75,8 +85,10 @@ class ImagePrompts:
         if not isinstance(prompt, TextPrompt) or not prompt.images:
             return prompt
         mark, count = self._processor.info.get_placeholder_str(), len(prompt.images)
+        # A protocol that states no places may have them in the text, as the model's own placeholder.
         if not prompt.image_places and mark and prompt.text.count(mark) >= count:
             return prompt
+        # Cut the text at the places and join it with the placeholder; without places all cuts are at 0, in front.
         edges = (0, *(prompt.image_places or (0,) * count), len(prompt.text))
         return replace(prompt, text=mark.join(prompt.text[start:stop] for start, stop in pairwise(edges)))
 
@@ -87,6 +99,8 @@ class ImagePrompts:
             schemas.errors.InvalidRequest: an image is rejected.
         """
         images = [images_of(prompt) for prompt in prompts]
+        # One call for all prompts, since the loader's limits apply to the request as a whole. The iterator then deals
+        # the files out in the same order, and their numbers name the images in errors.
         files = enumerate(await self._loader.read([part for parts in images for part in parts]))
         expanded = []
         for ids, parts in zip(encoded, images, strict=True):
@@ -94,6 +108,7 @@ class ImagePrompts:
             for _ in parts:
                 number, file = next(files)
                 with image_errors(number):
+                    # One image after the other: the request holds the pixels of one at a time.
                     items.append(await self._item(file))
             expanded.append(self._processor.apply(ids, items) if items else MultiModalInputs(ids))
         self._check_sizes(expanded)
@@ -122,6 +137,8 @@ class ImagePrompts:
             return item
         async with self._loader.decoded(file) as image:
             try:
+                # In a thread: a large image would block the event loop. Another request may process the same image
+                # meanwhile; `put` keeps the first result.
                 item = await asyncio.to_thread(self._processor.process, image)
             except (ValueError, ArithmeticError) as error:  # for example sides that would be rounded to 0
                 size = f"{image.width}x{image.height}"
@@ -139,6 +156,7 @@ def load_processor(folder: str) -> BaseMultiModalProcessor[Any]:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    # The same lookup as the engine's, so that both sides use the same model's classes.
     registered = MULTIMODAL_REGISTRY.lookup(config)
     info = registered.info(folder)
     info.image_processor  # noqa: B018 - loaded now, not at the first image: seconds of import, and files may be missing

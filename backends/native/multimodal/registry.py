@@ -75,8 +75,10 @@ class MultiModalRegistry:
     def find(self, architecture: str) -> Registered | None:
         """The registered classes for a model; loads all models at the first call."""
         if not self._loaded:
+            # Set before the imports: a module that looks a model up while it is imported must not start them again.
             self._loaded = True
             for name in _BUNDLED:
+                # Imported here and not above: these modules import this one to register their models.
                 import_module(f"backends.native.multimodal.models.{name}")
             for point in entry_points(group=GROUP):
                 point.load()

@@ -27,14 +27,18 @@ def resizing_by_channel(processor: Any) -> Any:
     """
     from transformers.image_processing_backends import PilBackend
 
+    # The class has to be made here: transformers is imported only when a model with images is loaded.
     class ByChannel(PilBackend):  # type: ignore[misc]
         def resize(self, image: Any, *args: Any, **options: Any) -> Any:
             if image.dtype != np.uint8 or image.shape[0] != 3:  # alpha is premultiplied; floats share a scale
                 return super().resize(image, *args, **options)
+            # `image[:, None]` is [3, 1, height, width]: three images of one channel each. `super` needs its arguments,
+            # since a comprehension is a function of its own before Python 3.12.
             return np.concatenate(
                 [super(ByChannel, self).resize(channel, *args, **options) for channel in image[:, None]]
             )
 
+    # The name stays: `to_dict` reports it as `image_processor_type`.
     return type(processor.__name__, (processor, ByChannel), {})
 
 
@@ -42,4 +46,5 @@ def begins_with_resize(processor: Any) -> bool:
     """Whether `processor` has transformers' standard pipeline, in which resizing is the first step."""
     from transformers.image_processing_backends import PilBackend
 
+    # A class that overrides one of these steps may look at the original pixels before it resizes.
     return all(getattr(type(processor), step) is getattr(PilBackend, step, None) for step in _OTHER_STEPS)

@@ -73,6 +73,7 @@ def apply_update(ids: Sequence[int], update: PromptUpdate, count: int) -> tuple[
         at = _find(ids, update.target, 0) if update.target else 0
         if at is None:
             raise PlaceholderMissing
+        # Empty ranges at one place: the items are inserted there in order, and nothing is replaced.
         places = [(at + len(update.target), at + len(update.target))] * count
         return _splice(ids, places, update.insertion)
     places, start = [], 0
@@ -80,6 +81,7 @@ def apply_update(ids: Sequence[int], update: PromptUpdate, count: int) -> tuple[
         at = _find(ids, update.target, start)
         if at is None:
             raise PlaceholderMissing
+        # The next search begins behind this occurrence, so occurrences cannot overlap.
         start = at + len(update.target)
         places.append((at, start))
     return _splice(ids, places, update.replacement)
@@ -91,6 +93,7 @@ def _splice(ids: Sequence[int], places: Sequence[tuple[int, int]], content: Cont
     placed: list[Placed] = []
     copied = 0
     for index, (start, stop) in enumerate(places):
+        # `ids` is read once from left to right; offsets are those in the updated prompt, which the engine sees.
         updated += ids[copied:start]
         copied = stop
         found = content(index)
@@ -103,4 +106,5 @@ def _splice(ids: Sequence[int], places: Sequence[tuple[int, int]], content: Cont
 def _find(ids: Sequence[int], target: Sequence[int], start: int) -> int | None:
     wanted = list(target)
     last = len(ids) - len(wanted)
+    # A plain search: targets have few tokens.
     return next((at for at in range(start, last + 1) if list(ids[at : at + len(wanted)]) == wanted), None)

@@ -14,6 +14,7 @@ import msgspec
 from backends.native.protocol.messages import Message
 
 _LENGTH = struct.Struct("<I")
+# The length is read before its payload: without a limit a broken peer could make the reader buffer 4 GiB.
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 _encoder = msgspec.msgpack.Encoder()
@@ -26,6 +27,7 @@ class FrameError(Exception):
 
 def encode_frame(message: Message) -> bytes:
     """Encode one message."""
+    # The payload is encoded behind room for the length, which is known only afterwards: no concatenation.
     buffer = bytearray(_LENGTH.size)
     _encoder.encode_into(message, buffer, _LENGTH.size)
     _LENGTH.pack_into(buffer, 0, len(buffer) - _LENGTH.size)
@@ -53,7 +55,10 @@ class FrameReader(Generic[M]):
         """
         self._buffer += data
         messages: list[M] = []
+        # Complete frames are decoded in place. What a message keeps (`bytes`, `str`) is copied by msgspec, so the
+        # buffer may change afterwards.
         start = 0
+        # The view must be released before the `del` below: a bytearray with an exported buffer cannot be resized.
         with memoryview(self._buffer) as view:
             while len(view) >= start + _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(view, start)
@@ -67,5 +72,6 @@ class FrameReader(Generic[M]):
                     messages.append(self._decoder.decode(view[payload:start]))
                 except msgspec.DecodeError as error:
                     raise FrameError(f"not a message: {error}") from error
+        # Once per call, not once per frame: each removal may move the rest of the buffer.
         del self._buffer[:start]
         return messages

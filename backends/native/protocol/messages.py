@@ -12,6 +12,9 @@ import msgspec
 from schemas.ir import FinishReason
 
 
+# `array_like` encodes fields by position, without their names, so the order of fields is part of the protocol. `tag`
+# puts the class name first, by which the receiver's union is decoded. `gc=False` keeps messages out of the garbage
+# collector's sight: they are trees of numbers and bytes and cannot form cycles.
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     """Base of all messages: the msgpack layout."""
 

@@ -40,6 +40,13 @@ from schemas.ir import (
     TopToken,
 )
 
+# Strategy:
+# - Ids pass through, a text is tokenized, and a chat is rendered by the checkpoint's own Jinja template first.
+# - Messages are data: the name of a control token in them stays text (`sanitize_control_tokens` of transformers), or
+#   the request is rejected.
+# - Templates differ. What a template supports (parts, the role `developer`, tools) is found in its source or by trial.
+# - Tokens to text: `vocabulary` has each token's bytes, and the detokenizer joins them without splitting a character.
+
 _LONG_TEXT = 4096
 """Characters from which a prompt is tokenized in the thread: about 4 ms of work."""
 _PROBE = "a probe of the template"
@@ -57,9 +64,13 @@ class TextCodec:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._thread_tokenizer = copy.deepcopy(tokenizer)
+        # One thread, because there is one tokenizer for it: long texts of several requests wait for each other, short
+        # ones do not.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._content_as_parts = _wants_parts(tokenizer)
+        # A search in the template's source: a template that never names the role cannot render it.
         self._knows_developer = "developer" in str(tokenizer.chat_template)
+        # All added tokens, special or not: the tokenizer finds each of them in any text. `(?!)` never matches.
         self._control_tokens = re.compile("|".join(map(re.escape, tokenizer.added_tokens_encoder)) or "(?!)")
         self._infill = Infill.of(tokenizer.get_vocab())
         self._bos = _bos(tokenizer) if self._infill is not None else ()
@@ -76,6 +87,8 @@ class TextCodec:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        # Older multimodal checkpoints have the template in a file of their processor. Base models have none, and
+        # `has_template` is false.
         if not tokenizer.chat_template:
             tokenizer.chat_template = _processor_template(Path(model))
         return cls(tokenizer)
@@ -107,6 +120,7 @@ class TextCodec:
         """The ids of each of several texts."""
         if not texts:
             return []
+        # The total length decides between loop and thread: many short texts block as long as one long text.
         return await self._run_tokenizer(sum(map(len, texts)), lambda tokenizer: _encode_all(tokenizer, list(texts)))
 
     @property
@@ -127,6 +141,7 @@ class TextCodec:
                 param="suffix",
             )
         before = prompt.ids if isinstance(prompt, TokensPrompt) else await self._encode_plain(prompt.text)
+        # The text next to the gap is kept.
         before = before[-truncate:] if truncate else before
         return self._infill.around(before, await self._encode_plain(suffix), self._bos)
 
@@ -150,7 +165,10 @@ class TextCodec:
             ids = await self._run_tokenizer(len(prompt.text), lambda tokenizer: _encode(tokenizer, prompt.text))
         else:
             turns = [self._turn(message) for message in prompt.messages]
+            # The separator keeps two strings from forming a token's name together.
             strings = "\0".join(_strings(turns))
+            # Without this, a user's text `<|im_end|>` would become the control token and end the user's turn (prompt
+            # injection).
             sanitize = self._control_tokens.search(strings) is not None
             ids = await self._run_tokenizer(
                 len(strings), lambda tokenizer: _encode_chat(tokenizer, turns, tools, sanitize)
@@ -159,6 +177,7 @@ class TextCodec:
 
     async def prefix_length(self, text: str) -> int:
         """How many tokens `text` is as the prefix of a longer text: without an end token of its own."""
+        # Encoders such as BERT put a special token behind every text (`[SEP]`); behind a prefix there is none.
         ids = await self.encode(TextPrompt(text))
         return len(ids) - (ids[-1] in self._tokenizer.all_special_ids)
 
@@ -166,6 +185,8 @@ class TextCodec:
         self, prompt: Prompt, tools: tuple[Tool, ...] = (), *, add_special_tokens: bool = True
     ) -> Tokens:
         """A prompt's tokens and their places in its text; the text of chats and ids is decoded from the tokens."""
+        # Only fast tokenizers know the offsets of their tokens. Otherwise each token's place follows from the length of
+        # its decoded text.
         if isinstance(prompt, TextPrompt) and self._tokenizer.is_fast:
             text = prompt.text
             spans = await self._run_tokenizer(len(text), lambda tokenizer: _spans(tokenizer, text, add_special_tokens))
@@ -181,6 +202,7 @@ class TextCodec:
     def prompt_tokens(self, ids: Sequence[int], logprobs: Sequence[Logprobs] = ()) -> tuple[Token, ...]:
         """A prompt's tokens with their text, and with their log-probabilities if given."""
         detokenizer = self.vocabulary.detokenizer()
+        # Without log-probabilities: neither a score nor alternatives for any token.
         scores = [self.scores(each) for each in logprobs] or [(None, ())] * len(ids)
         fed = (detokenizer.feed(id, *score) for id, score in zip(ids, scores, strict=True))
         tokens = [*chain.from_iterable(fed), *detokenizer.close()]
@@ -193,6 +215,7 @@ class TextCodec:
         top = []
         for id, logprob in zip(found.top_ids, found.top_logprobs, strict=True):
             entry = self.vocabulary.piece(id)
+            # Only a token that is not complete UTF-8 gets its bytes: its text has replacement characters (U+FFFD).
             top.append(TopToken(id, entry.text, logprob, None if entry.whole else entry.bytes))
         return found.logprob, tuple(top)
 
@@ -211,6 +234,7 @@ class TextCodec:
         }
 
     async def _run_tokenizer(self, size: int, work: Callable[[Any], T]) -> T:
+        # Nothing is awaited while the loop's tokenizer works, so no two calls overlap and it needs no lock.
         if size < _LONG_TEXT:
             return work(self._tokenizer)
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._thread_tokenizer)
@@ -218,6 +242,7 @@ class TextCodec:
 
 def _bos(tokenizer: Any) -> tuple[int, ...]:
     """The beginning-of-sequence token, if the tokenizer puts one before every text."""
+    # An empty text has the special tokens only.
     first = tuple(tokenizer("")["input_ids"][:1])
     return first if first == (tokenizer.bos_token_id,) else ()
 
@@ -242,12 +267,14 @@ def _encode_chat(
     try:
         ids = tokenizer.apply_chat_template(
             turns,
+            # None, not an empty list: some templates only test `tools is not none`.
             tools=list(map(_function, tools)) or None,
             add_generation_prompt=True,
             **({"sanitize_control_tokens": True} if sanitize else {}),
             return_dict=False,
             tokenizer_kwargs={"verbose": False},
         )
+    # Templates call `raise_exception`, for example if roles do not alternate: the client's error, not the server's.
     except (TemplateError, ValueError) as error:
         raise InvalidRequest(f"The model's chat template rejects the messages: {error}", param="messages") from error
     return tuple(ids)
@@ -272,6 +299,7 @@ def _wants_parts(tokenizer: Any) -> bool:
 
     def renders(content: object) -> bool:
         try:
+            # A template may fail on either form: it concatenates what is no string, or iterates over what is no list.
             rendered = tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
         except (TemplateError, ValueError, TypeError):
             return False
@@ -292,8 +320,10 @@ def _content(message: Message, parts: bool) -> str | list[dict[str, str]] | None
         content = (TextPart(content),)
     if content is None or isinstance(content, str):
         return content
+    # Text parts alone become one string, which every template without parts can render.
     if not parts and all(isinstance(part, TextPart) for part in content):
         return "".join(part.text for part in content if isinstance(part, TextPart))
+    # Templates need no pixels: for an image they write its placeholder.
     return [
         {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"} for part in content
     ]
@@ -302,6 +332,7 @@ def _content(message: Message, parts: bool) -> str | list[dict[str, str]] | None
 def _arguments(text: str) -> Any:
     """A call's arguments, decoded, because templates serialize them; text that is not JSON stays as it is."""
     try:
+        # OpenAI's `arguments` is JSON in a string. Templates apply `tojson`, which would quote such a string once more.
         return json.loads(text)
     except ValueError:
         return text
@@ -323,6 +354,7 @@ def _strings(value: Any) -> list[str]:
 def _strip_first_space(tokens: list[Token]) -> None:
     for place, token in enumerate(tokens):
         if not token.special and token.text:
+            # The token keeps its bytes, space included: they identify the vocabulary's entry.
             if token.text.startswith(" "):
                 tokens[place] = replace(token, text=token.text[1:], bytes=token.bytes or token.text.encode())
             return

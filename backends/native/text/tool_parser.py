@@ -28,6 +28,8 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 _MAX_CALLS = 16
 """Per answer; the grammar allows no more, and the parser drops further calls."""
+# The name must come first and the arguments must be an object, whose `{` stays in the text (lookahead): only then can
+# the arguments be streamed. Calls in any other form are decoded when they are complete.
 _CALL_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _JSON_MARK = re.compile(r'["\\{}\[\]]')
 
@@ -69,24 +71,32 @@ def tool_grammar(request: Generate, *, tags_are_tokens: bool) -> str | None:
         tools = tuple(tool for tool in tools if tool.name in choice.names)
     if required:
         start = f"call{{1,{max_calls(request)}}}"
+        # A call is required: calls only, no text before them.
         return _lark(start, tools, tags_are_tokens)
+    # Free to call or not: the whole answer is either calls or what `response_format` defines.
     if request.grammar is not None:
         start = f"answer | call{{1,{max_calls(request)}}}"
         return _lark(start, tools, tags_are_tokens) + _answer_rule(request.grammar)
+    # Strict tools, free text before the calls. TEXT matches no special token, so a tag can only begin a call. If the
+    # tags were plain text, TEXT would match them too and the schemas would constrain nothing.
     if tags_are_tokens and any(tool.strict for tool in tools):
         return _lark(f"TEXT call{{0,{max_calls(request)}}}", tools, tags_are_tokens) + "TEXT: /(?s:.*)/\n"
     return None
 
 
 def _lark(start: str, tools: Sequence[Tool], tags_are_tokens: bool) -> str:
+    # In llguidance's Lark `<name>` without quotes is the special token of that name; in quotes it is text.
     opening, closing = (OPEN, CLOSE) if tags_are_tokens else (json.dumps(OPEN), json.dumps(CLOSE))
     names = " | ".join(f"call_{place}" for place in range(len(tools)))
     lines = [f"start: {start}", rf'call: {opening} "\n"? ({names}) "\n"? {closing} "\n"?']
     for place, tool in enumerate(tools):
         schema = {"type": "object"} | (tool.parameters or {})
         check_schema(schema, "tools")
+        # The spacing of `json.dumps`, with which chat templates render calls.
         head = f'{{"name": {json.dumps(tool.name)}, "arguments": '
         lines.append(f'call_{place}: {json.dumps(head)} arguments_{place} "}}"')
+        # OpenAI: `strict` promises arguments that match the schema exactly. Otherwise unsupported keywords do not
+        # reject the request.
         lines.append(f"arguments_{place}: %json {schema_text(schema, lenient=not tool.strict)}")
     return "\n".join(lines) + "\n"
 
@@ -125,12 +135,17 @@ class ToolParser:
 
     def finish(self, finished: Finished) -> Finished:
         """The last delta, with all undecided text."""
+        # Undecided text was no call after all, so it is text. What is left of a call that was cut off is dropped: its
+        # arguments have been passed on as far as they came.
         self._push(finished.tokens)
         if self._state in (self._in_text, self._in_head):
             rest = self._consume(len(self._text))
+            # White space behind the last call separates calls and is no text, but its special tokens (the end token)
+            # stay.
             between = self._count > 0 and not _text(rest).strip()
             self._ready += [token for token in rest if token.special] if between else rest
         tokens, calls = self._take_ready()
+        # With LENGTH the last call may be incomplete, and OpenAI reports `length`, not `tool_calls`.
         ended = self._count > 0 and finished.reason is not FinishReason.LENGTH
         reason = FinishReason.TOOL_CALL if ended else finished.reason
         return replace(finished, text=_text(tokens), tokens=tokens, tool_calls=calls, reason=reason)
@@ -139,6 +154,7 @@ class ToolParser:
         for token in tokens:
             self._tokens.append(token)
             self._text += _visible(token)
+            # One token may complete several states, such as a tag and the call's head.
             while self._state():
                 pass
 
@@ -149,6 +165,8 @@ class ToolParser:
     # The states. Each consumes decided text and returns whether the next state should continue with the rest.
 
     def _in_text(self) -> bool:
+        # White space before a possible tag is held back as well: the model writes line breaks between text and calls,
+        # which are not part of the text.
         place = self._text.find(OPEN)
         certain = self._text[: place if place >= 0 else len(self._text) - _partial_tag(self._text)].rstrip()
         self._ready += self._consume(len(certain))
@@ -159,21 +177,25 @@ class ToolParser:
     def _in_head(self) -> bool:
         start = self._text.index(OPEN) + len(OPEN)
         if head := _CALL_HEAD.match(self._text, start):
+            # Not strict: models write control characters in strings unescaped.
             self._begin_call(json.loads(head[1], strict=False))
             self._consume(head.end())
             self._depth, self._quoted = 0, False
             self._state = self._in_arguments
             return True
+        # Another form, or a head that has not arrived completely: wait for the closing tag.
         end = self._text.find(CLOSE, start)
         if end < 0:
             return False
         call = _decode_call(self._text[start:end])
+        # No call: tags and body are text, as the model wrote them.
         if call is None:
             self._ready += self._consume(end + len(CLOSE))
             self._state = self._in_text
         else:
             self._begin_call(call[0])
             self._add_arguments(call[1])
+            # The closing tag stays for `_in_tail`, as after streamed arguments.
             self._consume(end)
             self._state = self._in_tail
         return True
@@ -183,6 +205,7 @@ class ToolParser:
         if certain:
             self._add_arguments(self._text[:certain])
             self._consume(certain)
+        # The depth is 0 before the first bracket, too: then nothing has been consumed.
         if self._depth == 0 and certain:
             self._state = self._in_tail
             return True
@@ -191,6 +214,7 @@ class ToolParser:
     def _in_tail(self) -> bool:
         end = self._text.find(CLOSE)
         if end < 0:
+            # Drop what is no part of the tag (the object's last `}`), but keep what may be its beginning.
             self._consume(max(0, len(self._text) - len(CLOSE)))
             return False
         self._consume(end + len(CLOSE))
@@ -202,11 +226,14 @@ class ToolParser:
         return False
 
     def _begin_call(self, name: str) -> None:
+        # The form of OpenAI's ids: `call_` and 24 characters.
         self._calls.append(ToolDelta(self._count, f"call_{secrets.token_hex(12)}", name))
         self._count += 1
 
     def _add_arguments(self, text: str) -> None:
         last = self._calls[-1] if self._calls else None
+        # One delta for all arguments since the last delta. The opening delta, which has the id and the name, stays
+        # separate, as in OpenAI's streams.
         if last is not None and last.id is None and last.index == self._count - 1:
             self._calls[-1] = replace(last, arguments=last.arguments + text)
         else:
@@ -215,6 +242,8 @@ class ToolParser:
     def _arguments_length(self) -> int:
         """The number of characters that belong to the arguments, which are complete if the depth is 0 afterwards."""
         place = 0
+        # Only marks matter, so the regex engine skips all other characters. The state (`_depth`, `_quoted`) lasts from
+        # call to call, and each call scans only text that is new.
         while mark := _JSON_MARK.search(self._text, place):
             place = mark.end()
             if mark[0] == "\\":
@@ -237,6 +266,7 @@ class ToolParser:
             taken.append(self._tokens.pop(0))
             count -= size
         if count:
+            # Both halves keep the whole token's bytes, so that the token can be identified.
             first = self._tokens[0]
             raw = first.bytes or first.text.encode()
             taken.append(replace(first, text=first.text[:count], bytes=raw))

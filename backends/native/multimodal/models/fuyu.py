@@ -53,10 +53,14 @@ class FuyuMultiModalProcessor(BaseMultiModalProcessor[FuyuProcessingInfo]):
 
     def _call_hf_processor(self, images: Sequence[Any], mm_kwargs: Mapping[str, object]) -> Arrays:
         processor = self.info.image_processor
+        # `None`: the outputs are nested lists, per request and per image; here one of each.
         outputs = processor(list(images), return_tensors=None, input_data_format="channels_last", **mm_kwargs)
         ((height,),), ((width,),) = outputs["image_unpadded_heights"], outputs["image_unpadded_widths"]
         patch_height, patch_width = processor.patch_size["height"], processor.patch_size["width"]
+        # Rounded up: the last row and column of patches may be part padding.
         rows, columns = -(-height // patch_height), -(-width // patch_width)
+        # The processor pads images to its full canvas, `[3, height, width]`. Patches of padding alone are not tokens,
+        # so they are cut off.
         canvas = np.asarray(outputs["images"][0][0])
         patches = processor.patchify_image(canvas[:, : rows * patch_height, : columns * patch_width])
         return {"pixel_values": patches, "grid": np.array([[rows, columns]])}
@@ -65,6 +69,7 @@ class FuyuMultiModalProcessor(BaseMultiModalProcessor[FuyuProcessingInfo]):
         flat, batched = MultiModalFieldConfig.flat("image"), MultiModalFieldConfig.batched("image")
         return {"pixel_values": flat, "grid": batched}
 
+    # Its processor has steps of its own, which `begins_with_resize` does not accept, but resizing is the first of them.
     def _get_resize_kwargs(self) -> Mapping[str, object]:
         return {}
 
@@ -73,6 +78,7 @@ class FuyuMultiModalProcessor(BaseMultiModalProcessor[FuyuProcessingInfo]):
 
         def tokens(index: int) -> PromptUpdateDetails:
             ((rows, columns),) = items[index].arrays["grid"].tolist()
+            # A line break after each row is the only mark of an image's rows.
             lines = ([placeholder] * columns + [self.info.token_id(_NEWLINE)]) * rows
             return PromptUpdateDetails.select_token_id([*lines, self.info.bos_token_id], placeholder)
 
@@ -80,6 +86,7 @@ class FuyuMultiModalProcessor(BaseMultiModalProcessor[FuyuProcessingInfo]):
 
     def _apply_hf_processor_tokens_only(self, prompt_ids: Sequence[int]) -> Sequence[int]:
         """Drop the text's `<s>`, which comes with the image, and append the token that begins the answer."""
+        # The tokenizer puts `<s>` before every text; in Fuyu's prompts it stands between image and text.
         text = prompt_ids[1:] if prompt_ids[:1] and prompt_ids[0] == self.info.bos_token_id else prompt_ids
         return [*text, self.info.token_id(_BEGINNING_OF_ANSWER)]
 

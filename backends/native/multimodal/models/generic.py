@@ -29,8 +29,10 @@ from backends.native.multimodal.updates import PromptReplacement, PromptUpdateDe
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Outputs of a processor that describe the text; all others are arguments of the encoder.
 _TEXT_FIELDS = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels"}
 _TEXT_FIELDS |= {"text_replacement_offsets"}
+# Sides by factors of the square root of 2, all pairs of which are tried: 225 sizes.
 _SIDES = tuple(round(32 * 2 ** (step / 2)) for step in range(15))  # 32 to 4096
 _MAX_PIXELS, _MAX_ASPECT = 16_000_000, 100  # the defaults of `ImageOptions`
 
@@ -49,9 +51,11 @@ class GenericProcessingInfo(BaseProcessingInfo):
         from transformers.processing_utils import ProcessorMixin
 
         found = PROCESSOR_MAPPING.get(type(self.hf_config), None)
+        # The base class's method means that the processor does not expand placeholders itself.
         if found is None or found.replace_image_token is ProcessorMixin.replace_image_token:
             raise NotServed("its processor does not define which tokens represent an image")
         parts = {"image_processor": self.image_processor, "tokenizer": self.tokenizer}
+        # The constructor takes its parts in this order; None stands for parts that images do not need.
         arguments = [parts.get(name) for name in found.get_attributes()]
         values, _ = found.get_processor_dict(self.folder, local_files_only=True)
         try:
@@ -62,6 +66,7 @@ class GenericProcessingInfo(BaseProcessingInfo):
     @property
     def image_token_id(self) -> int:
         """The token that an embedding replaces."""
+        # Both names occur in transformers' configurations.
         names = ("image_token_id", "image_token_index")
         found = [getattr(each, name, None) for each in (self.hf_config, self.hf_processor) for name in names]
         ids = [id for id in found if isinstance(id, int)]
@@ -86,6 +91,7 @@ class GenericProcessingInfo(BaseProcessingInfo):
             if width * height <= _MAX_PIXELS and max(width, height) <= _MAX_ASPECT * min(width, height)
         ]
         try:
+            # Private, but the method that vLLM's transformers backend uses for the same purpose.
             counted = self.hf_processor._get_num_multimodal_tokens([(s.height, s.width) for s in sizes])  # noqa: SLF001
             tokens = counted.num_image_tokens
         except (AttributeError, NotImplementedError, TypeError, ValueError, KeyError):  # it cannot count beforehand
@@ -114,6 +120,7 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor[GenericProcessingInfo])
         """Process one image with the whole processor."""
         size = ImageSize(image.width, image.height)
         pixels = np.frombuffer(image.rgb, np.uint8).reshape(size.height, size.width, 3)
+        # Images of several requests are processed in threads at the same time.
         with self._lock:
             arrays, tokens = self._processed(pixels)
         return ImageItem(size, arrays, image.digest, tokens)
@@ -127,6 +134,8 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor[GenericProcessingInfo])
             return_text_replacement_offsets=True,
             return_tensors="np",
         )
+        # One text with one image, so one replacement. Its tokens are kept with the item: the prompt is expanded later,
+        # perhaps from the cache.
         ((replaced,),) = outputs["text_replacement_offsets"]
         fields = self._get_mm_fields_config(dict(outputs))
         arrays = {name: field.check(name, np.asarray(outputs[name])) for name, field in fields.items()}
@@ -136,6 +145,7 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor[GenericProcessingInfo])
         return {name: MultiModalFieldConfig.flat("image") for name in hf_inputs if name not in _TEXT_FIELDS}
 
     def _get_prompt_updates(self, items: Sequence[ImageItem]) -> PromptReplacement:
+        # The placeholder as the tokenizer encodes it, which may be several tokens. Encoded at the first use.
         if not self._target:
             self._target = tuple(GenericDummyInputsBuilder(self.info).get_dummy_tokens({"image": 1}))
 
@@ -152,9 +162,11 @@ class GenericModel(SupportsMultiModal):
         """Encode one item; the arguments are passed on if `get_image_features` accepts them."""
         import torch
 
+        # Pixels get the weights' type; integer fields, such as grids, stay exact.
         given = {name: each.to(self.model.dtype) if each.is_floating_point() else each for name, each in kwargs.items()}
         encode = self.model.get_image_features
         found = encode(**_accepted(given, encode), return_dict=True).pooler_output
+        # Models return one tensor or several (tiles), with or without a batch dimension: all become [tokens, hidden].
         return [torch.cat([rows.reshape(-1, rows.shape[-1]) for rows in found])]
 
     def get_mrope_input_positions(
@@ -166,9 +178,11 @@ class GenericModel(SupportsMultiModal):
         index = getattr(self.model.model, "get_rope_index", None)
         if index is None:
             return None
+        # Each image has fields of its own; the model's function takes those of the whole prompt.
         given: dict[str, Tensor] = {name: torch.cat([each[name] for each in kwargs]) for name in kwargs[0]}
         given["mm_token_type_ids"] = is_multimodal.int().unsqueeze(0)
         positions, delta = index(input_ids.unsqueeze(0), **_accepted(given, index))
+        # Without the batch dimension: [3, 1, tokens] becomes [3, tokens].
         return positions[:, 0], int(delta)
 
 

@@ -34,6 +34,7 @@ class LlavaProcessingInfo(BaseProcessingInfo):
     def get_num_image_tokens(self) -> int:
         """The number of the tower's patches, plus its class token unless the strategy `default` drops that."""
         vision = self.hf_config.vision_config
+        # `default` drops the class token of a CLIP tower, `full` keeps it.
         dropped = self.hf_config.vision_feature_select_strategy == "default"
         return int(vision.image_size // vision.patch_size) ** 2 + (0 if dropped else 1)
 

@@ -35,10 +35,14 @@ class Qwen2VLProcessingInfo(BaseProcessingInfo):
 
     def get_image_size_with_most_features(self) -> ImageSize:
         """The rectangle with the most tokens; a square's sides may be rounded down to fewer."""
+        # A token is a square of merge_size x merge_size patches. `longest_edge` is no edge here: Qwen's processor
+        # stores its greatest number of pixels under this name.
         side = self.image_processor.patch_size * self.image_processor.merge_size
         max_tokens = self.image_processor.size["longest_edge"] // side**2
         if max_tokens < _MAX_ASPECT:  # a strip may exceed it, because it keeps one row of tokens
             return ImageSize(_MAX_ASPECT * side, side)
+        # The first is the greatest number of tokens that is a product of rows and columns within the aspect limit: a
+        # prime is not.
         sizes = (
             (tokens // rows, rows)
             for tokens in range(max_tokens, 0, -1)
@@ -73,6 +77,7 @@ class Qwen2VLMultiModalProcessor(BaseMultiModalProcessor[Qwen2VLProcessingInfo])
         merged = self.info.image_processor.merge_size**2
 
         def tokens(index: int) -> list[int]:
+            # The grid counts patches before merging: time x rows x columns.
             return [placeholder] * int(items[index].arrays["image_grid_thw"].prod() // merged)
 
         return PromptReplacement("image", (placeholder,), tokens)
@@ -97,10 +102,12 @@ class _Qwen2VL(SupportsMultiModal):
         """Positions by time, row and column."""
         import torch
 
+        # `get_rope_index` finds the images by runs of `mm_token_type_ids` and takes one grid for each run.
         grids = torch.cat([fields["image_grid_thw"] for fields in kwargs])
         positions, delta = self.model.model.get_rope_index(
             input_ids.unsqueeze(0), mm_token_type_ids=is_multimodal.int().unsqueeze(0), image_grid_thw=grids
         )
+        # Without the batch dimension: [3, 1, tokens] becomes [3, tokens].
         return positions[:, 0], int(delta)
 
 
