@@ -41,11 +41,11 @@ class Capabilities(msgspec.Struct, frozen=True):
     only values of `model` that a served entity of it may have.
     """
 
-    generates: bool = True
+    generates: bool = True  # False: a model that only makes embeddings
     features: frozenset[Feature] = frozenset()
     embeddings: bool = False
     tokenize: bool = False
-    max_choices: int = 128
+    max_choices: int = 128  # OpenAI's documented maximum of `n`
     context_length: int | None = None
     vocab_size: int | None = None
     tokenizer: str | None = None
@@ -80,6 +80,7 @@ class EngineState(msgspec.Struct, frozen=True):
     prefix_hits: int
 
 
+# `runtime_checkable`, because the backends of a configuration are found at run time and most have no engine.
 @runtime_checkable
 class RunsEngine(Protocol):
     """A backend with a native engine, whose state it knows."""
@@ -142,6 +143,7 @@ def needs(request: Generate) -> frozenset[Feature]:
         (Feature.CHAT, ChatPrompt in kinds),
         (Feature.TOKEN_PROMPTS, TokensPrompt in kinds),
         (Feature.IMAGES, any(map(images_of, request.prompts))),
+        # With `tool_choice` "none", the tools are not offered to the model.
         (Feature.TOOLS, bool(request.tools) and (request.tool_choice is None or request.tool_choice.mode != "none")),
         (Feature.GRAMMAR, request.grammar is not None),
         (Feature.LOGPROBS, request.logprobs),
@@ -166,6 +168,7 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
     """
     if not capabilities.generates:
         raise UnsupportedFeature(f"The model '{model}' makes embeddings, and no text.", feature="generate")
+    # All candidates count, not only the returned ones: each is generated.
     choices = len(request.prompts) * max(request.n, request.best_of or 1)
     if choices > capabilities.max_choices:
         raise InvalidRequest(
@@ -173,6 +176,7 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
             f"{capabilities.max_choices} at a time.",
             param="n",
         )
+    # Refused before the backend sees the request: a parameter must not be dropped silently.
     missing = needs(request) - capabilities.features
     if missing:
         feature = min(missing, key=list(Feature).index)
@@ -181,5 +185,6 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
             feature=feature.value,
         )
     lora = request.lora_adapter
+    # Without a list, the LoRA adapters are not known here, and the backend itself must refuse.
     if lora is not None and capabilities.lora_adapters and lora not in capabilities.lora_adapters:
         raise InvalidRequest(f"The model '{model}' has no LoRA adapter '{lora}'.", param="lora_adapter")

@@ -41,11 +41,12 @@ class ChoiceBuilder:
         self._index = index
         self._include_stop = stopping.include_stop
         self._min_new_tokens = stopping.min_new_tokens
+        # Fast path: most requests have no stop string, and then no token is held back for one.
         self._matcher = StopMatcher(stopping.stop) if any(stopping.stop) else None
         self._match: Match | None = None
         self._detokenizer = detokenizer
         self._seed = seed
-        self._tokens: list[Token] = []
+        self._tokens: list[Token] = []  # those not yet in a delta
         self.generated = 0
 
     @property
@@ -69,7 +70,9 @@ class ChoiceBuilder:
         if self._match is not None:
             return None  # the rest comes with `finish`, cut at the stop string
         count = len(self._tokens)
+        # With `include_stop` nothing of a stop string is cut, so nothing is held back.
         held = 0 if self._matcher is None or self._include_stop else self._matcher.held
+        # Whole tokens are held. They are all still here, because a token with held characters was never sent.
         while held > 0:  # characters at the end that may be the beginning of a stop string
             count -= 1
             held -= len(_visible(self._tokens[count]))
@@ -85,8 +88,10 @@ class ChoiceBuilder:
         For EOS and STOP_TOKEN, the token added last is the end token. A stop token and a stop string are part of the
         text only with `include_stop`.
         """
+        # 1. Release what the detokenizer holds: the end of the text may complete a stop string.
         for token in self._detokenizer.close():
             self._append(token)
+        # 2. Cut the text. A stop string has priority: it may end in the very token that was to end the choice.
         if self._match is not None:
             reason = FinishReason.STOP_STRING
             self._cut(self._match.after if self._include_stop else self._match.before)
@@ -108,6 +113,7 @@ class ChoiceBuilder:
     def _append(self, token: Token) -> None:
         assert self._match is None, "the text has ended"
         self._tokens.append(token)
+        # `generated` includes this token. Earlier text is never fed, so no match can begin in it.
         if self._matcher is not None and self.generated > self._min_new_tokens and not token.special:
             self._match = self._matcher.feed(token.text)
 
@@ -119,6 +125,7 @@ class ChoiceBuilder:
             if excess and text:
                 kept = text[: max(0, len(text) - excess)]
                 excess -= len(text) - len(kept)
+                # A client that reads ids or bytes still gets the whole token; only its text is cut.
                 self._tokens[place] = replace(token, text=kept, bytes=token.bytes or text.encode())
 
 

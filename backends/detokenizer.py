@@ -31,6 +31,7 @@ class Piece(msgspec.Struct, frozen=True):
 def piece(id: int, raw: bytes, *, special: bool = False) -> Piece:
     """Make the entry of a token with these bytes."""
     text = raw.decode("utf-8", "replace")
+    # Bytes that do not survive the round trip hold a part of a character, or are no UTF-8.
     return Piece(id, raw, text, special, whole=special or text.encode() == raw)
 
 
@@ -65,15 +66,17 @@ class Utf8Decoder:
     __slots__ = ("_utf8", "pending")
 
     def __init__(self) -> None:
+        # "replace": invalid bytes become U+FFFD at once, so that only an incomplete character is ever held back.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self.pending = False
 
     def push(self, piece: Piece) -> str:
         """Add a token; the text that is complete with it."""
+        # Fast path: nearly every token is whole, and its text was decoded when the vocabulary was made.
         if piece.whole and not self.pending:
             return piece.text
         text = self._utf8.decode(piece.bytes)
-        self.pending = bool(self._utf8.getstate()[0])
+        self.pending = bool(self._utf8.getstate()[0])  # bytes that the decoder holds
         return text
 
     def flush(self) -> str:
@@ -100,11 +103,14 @@ class Detokenizer:
     def feed(self, id: int, logprob: float | None = None, top: tuple[TopToken, ...] = ()) -> list[Token]:
         """Add an id; the tokens whose text is complete with it, in order."""
         piece = self._vocabulary.piece(id)
+        # A special token has no bytes in the text, so it does not complete or break a pending character.
         if piece.special:
             token = Token(id, piece.text, logprob, special=True, top=top)
         else:
             text = self._decoder.push(piece)
+            # `bytes` only where they differ from the text: whole tokens, the common case, carry them once.
             token = Token(id, text, logprob, top=top, bytes=None if text == piece.text and piece.whole else piece.bytes)
+        # Through `_held` in any case: a special token behind an incomplete character must not overtake it.
         self._held.append(token)
         return [] if self._decoder.pending else self._release()
 
@@ -112,6 +118,7 @@ class Detokenizer:
         """The tokens still held back. The last one that is not special carries the rest of a broken character."""
         if self._decoder.pending:
             rest = self._decoder.flush()
+            # There is one, since only a token that is not special can leave bytes pending.
             place = max(place for place, token in enumerate(self._held) if not token.special)
             token = self._held[place]
             self._held[place] = msgspec.structs.replace(token, text=token.text + rest)

@@ -14,7 +14,7 @@ import structlog
 
 log = structlog.get_logger()
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 class BackOff(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class BackOff(msgspec.Struct, frozen=True):
 
     def after(self, delay: float) -> float:
         """Return the delay that follows `delay`."""
-        return min(max(self.step, 2 * delay), self.longest)
+        return min(max(self.step, 2 * delay), self.longest)  # doubling alone would stay at 0 after a `first` of 0
 
 
 class SupervisedProcess:
@@ -64,13 +64,15 @@ class SupervisedProcess:
         self._back_off = back_off
         self._on_exit = on_exit
         self._delay = back_off.first
-        self._start_at: float | None = None
+        self._start_at: float | None = None  # set while the process is down: when it is started again
+        # Monotonic: a change of the system's clock must neither delay a restart nor forgive a crash loop.
         self._started_at = time.monotonic()
         self.process = start()
 
     @property
     def ended(self) -> bool:
         """Whether the process has ended and has not been started again yet."""
+        # The process may have ended since the last `poll`.
         return self._start_at is not None or self.process.poll() is not None
 
     def poll(self, now: float) -> None:
@@ -79,11 +81,13 @@ class SupervisedProcess:
             if now >= self._start_at:
                 self._start_again(now)
         elif (code := self.process.poll()) is not None:
+            # It ran long enough: this is no crash loop.
             if now - self._started_at > self._back_off.forgiven_after:
                 self._delay = self._back_off.first
             log.warning("process.exited", process=self.name, code=code, restart_in=self._delay)
             self._start_at = now + self._delay
             self._delay = self._back_off.after(self._delay)
+            # Last, so that the callback sees `ended`.
             self._on_exit(code)
 
     def signal(self, number: int) -> None:
@@ -105,6 +109,7 @@ class SupervisedProcess:
 def stop(processes: Sequence[SupervisedProcess], timeout: float) -> None:
     """Send SIGTERM to all processes, and SIGKILL to those that still run after `timeout` seconds. Blocks."""
     for each in processes:
+        # All are signalled first, so that they stop side by side and share one timeout.
         each.signal(signal.SIGTERM)
     deadline = time.monotonic() + timeout
     for each in processes:
@@ -113,6 +118,7 @@ def stop(processes: Sequence[SupervisedProcess], timeout: float) -> None:
         except subprocess.TimeoutExpired:
             log.warning("process.killed", process=each.name, timeout=timeout)
             each.process.kill()
+            # Reaps the process, so that no zombie stays.
             each.process.wait()
 
 
@@ -121,10 +127,12 @@ def start_bound_to_parent(command: Sequence[str]) -> subprocess.Popen[bytes]:
 
     It has a session of its own: Ctrl-C at a terminal is handled here, and requests in flight still need the process.
     """
+    # The kernel watches the thread that forks, not the process (prctl(2)): call this from a thread that lives as long.
     return subprocess.Popen(command, start_new_session=True, preexec_fn=_die_with_parent)  # noqa: S603, PLW1509
 
 
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    # The parent may have ended between the fork and `prctl`; no signal comes then, and init (1) is the new parent.
     if os.getppid() == 1:
         os._exit(1)

@@ -30,7 +30,7 @@ def images_of(prompt: Prompt) -> tuple[ImagePart, ...]:
         return prompt.images
     if isinstance(prompt, TokensPrompt):
         return ()
-    images: list[ImagePart] = []
+    images: list[ImagePart] = []  # across all messages, in reading order
     for message in prompt.messages:
         if isinstance(message.content, tuple):
             images += [part for part in message.content if isinstance(part, ImagePart)]
@@ -52,10 +52,14 @@ def fit(prompt_tokens: int, max_new_tokens: int | None, context_length: int, *, 
     """
     if prompt_tokens == 0:
         raise InvalidRequest("The prompt is empty.", param="prompt")
+    # An answer without a limit needs room for one token; a limit of 0 asks for the prompt's scores alone and needs
+    # none.
     asked = 1 if max_new_tokens is None else max_new_tokens
+    # Never below 1: a prompt that fills the context is refused below, in this mode as well.
     if overflow == "truncate" and max_new_tokens:
         asked = max_new_tokens = max(1, min(max_new_tokens, context_length - prompt_tokens))
     if prompt_tokens + asked > context_length:
+        # The words are OpenAI's: clients search them to shorten a conversation and try again.
         raise ContextLengthExceeded(
             f"This model's maximum context length is {context_length} tokens. However, you requested "
             f"{prompt_tokens + asked} tokens ({prompt_tokens} in the prompt, {asked} for the completion)."
@@ -64,5 +68,6 @@ def fit(prompt_tokens: int, max_new_tokens: int | None, context_length: int, *, 
 
 
 def _as_chat(prompt: TextPrompt) -> ChatPrompt:
+    # Images come before the text, as in the prompts that vision models are trained on.
     parts: tuple[Part, ...] = (*prompt.images, TextPart(prompt.text))
     return ChatPrompt((Message("user", parts if prompt.images else prompt.text),))

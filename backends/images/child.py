@@ -19,11 +19,12 @@ from typing import BinaryIO
 from PIL import Image
 from PIL.Image import Transpose
 
+# Big-endian. Request: format, padded with spaces to 4 bytes; length of the file, 32 bits.
 REQUEST = struct.Struct(">4sI")
-REPLY = struct.Struct(">II")
+REPLY = struct.Struct(">II")  # width and height, 32 bits each; 0, 0 for an image that cannot be decoded
 READY = b"."
 
-_ORIENTATION = 0x0112
+_ORIENTATION = 0x0112  # the TIFF tag
 _UPRIGHT = {
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
@@ -35,14 +36,16 @@ _UPRIGHT = {
 }
 """The transposition that puts an image upright, by its EXIF orientation (EXIF 2.3, 4.6.4). From 5 on, rows become
 columns."""
-_STRIP_PIXELS = 64 * 1024
+_STRIP_PIXELS = 64 * 1024  # 192 KiB of RGB; a strip has a row at least
 
 
 class UprightImage:
     """An image as it is meant to be seen: upright, on white, RGB; of an animation the first frame."""
 
     def __init__(self, data: bytes, format: str) -> None:
+        # `formats`: Pillow must not guess another format, whose decoder the header check has not let through.
         with Image.open(BytesIO(data), formats=[format]) as image:
+            # `open` reads the header only; this decodes the pixels, under the limit on memory.
             image.load()
             self._image = image
             self._turn = image.getexif().get(_ORIENTATION, 1)
@@ -61,10 +64,13 @@ class UprightImage:
     def _source(self, top: int, bottom: int) -> tuple[int, int, int, int]:
         """The box of these rows in the image as the file stores it."""
         width, height = self._image.size
+        # Upside down: the first rows of the result are the last rows of the file.
         if self._turn in (3, 4):
             return 0, height - bottom, width, height - top
+        # On its side: rows of the result are columns of the file, from the left ...
         if self._turn in (5, 6):
             return top, 0, bottom, height
+        # ... or from the right.
         if self._turn in (7, 8):
             return width - bottom, 0, width - top, height
         return 0, top, width, bottom
@@ -73,16 +79,19 @@ class UprightImage:
 def _on_white(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # 16 bits: `convert` would clip instead of scale
         image = image.point(lambda value: value / 256).convert("L")
+    # `transparency` is PNG's tRNS chunk: a transparent colour or palette entry, without an alpha band.
     if "A" not in image.getbands() and "transparency" not in image.info:
         return image.convert("RGB")
     rgba = image.convert("RGBA")
     white = Image.new("RGB", rgba.size, "white")
+    # The mask of an RGBA image is its alpha band.
     white.paste(rgba, mask=rgba)
     return white
 
 
 def serve(read: BinaryIO, write: BinaryIO) -> None:
     """Answer requests until stdin is closed."""
+    # A blocking read of exactly this size; empty once the gateway has closed the pipe or has ended.
     while head := read.read(REQUEST.size):
         format, length = REQUEST.unpack(head)
         try:
@@ -90,8 +99,11 @@ def serve(read: BinaryIO, write: BinaryIO) -> None:
         except Exception:  # Pillow raises anything for a hostile file, MemoryError included
             write.write(REPLY.pack(0, 0))
         else:
+            # Outside of the try: once the size is written, an error cannot be reported any more. The process ends,
+            # which the gateway notices as an incomplete reply.
             write.write(REPLY.pack(*image.size))
             write.writelines(image.strips())
+            # Freed before the next image is decoded: the limit on memory is for one.
             del image
         write.flush()
 
@@ -100,6 +112,7 @@ def _address_space() -> int:
     """The bytes of address space in use now; 0 on systems without /proc."""
     try:
         with open("/proc/self/statm") as file:
+            # The first field is the size of the whole address space, in pages (proc(5)).
             return int(file.read().split()[0]) * resource.getpagesize()
     except FileNotFoundError:
         return 0
@@ -107,8 +120,10 @@ def _address_space() -> int:
 
 def main() -> None:
     """`child.py BYTES`: serve with at most that much address space in addition to what Python takes."""
+    # Loads the plugins before the limits: their memory is part of Python's, and a later import could fail.
     Image.preinit()
     memory = _address_space() + int(sys.argv[1])
+    # Hard limits equal to the soft ones, so that code in a hostile file cannot raise them again.
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no byte can be written to any file
     sys.stdout.buffer.write(READY)

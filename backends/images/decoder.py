@@ -18,9 +18,11 @@ from backends.images.options import ImageOptions
 from schemas.errors import InvalidRequest, Overloaded
 
 _SCRIPT = Path(__file__).with_name("child.py")
+# The whole environment of a child: it sees no keys. A fixed threshold also turns off glibc's dynamic one, which grows
+# with each large buffer that is freed and then keeps such buffers in the heap (mallopt(3)).
 _ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "1048576"}  # buffers of an image return to the system when freed
 _PROCESSES = 2
-_MAX_WAITING = 64
+_MAX_WAITING = 64  # images, those being decoded included; each holds its file in memory
 _READ_SIZE = 1 << 20
 _START_TIMEOUT = 60.0  # seconds; separate, because a slow start is not the fault of the image
 
@@ -30,6 +32,7 @@ class Decoder:
 
     def __init__(self, options: ImageOptions) -> None:
         self._processes = [_DecoderProcess(options) for _ in range(_PROCESSES)]
+        # The semaphore has a permit for each process, so whoever holds one finds `_free` not empty.
         self._free = list(self._processes)
         self._slots = asyncio.Semaphore(_PROCESSES)
         self._waiting = 0
@@ -53,6 +56,7 @@ class Decoder:
                 try:
                     yield await process.decode(data, format)
                 finally:
+                    # Also after a kill: a process starts its child again at the next use.
                     self._free.append(process)
         finally:
             self._waiting -= 1
@@ -74,21 +78,25 @@ class _DecoderProcess:
         """Decode an image; see `Decoder.decoded`."""
         try:
             async with asyncio.timeout(_START_TIMEOUT):
+                # Two timeouts: the time to start is not taken from the image's.
                 child = await self._started()
             async with asyncio.timeout(self._options.decode_seconds):
                 decoded = await _request(child, data, format)
+        # Too slow, or the child died: ended by the system for its memory, or by an error while it wrote the pixels.
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
             await self.aclose()
             raise InvalidRequest("The image cannot be decoded within the limits.") from error
         except BaseException:  # cancelled: the pipe still holds the rest of this image, which the next would read
             await self.aclose()
             raise
+        # A reply of zeros: the child is in order and decodes the next image.
         if decoded is None:
             raise InvalidRequest("The image is damaged, or takes more memory to decode than it may.")
         return decoded
 
     async def aclose(self) -> None:
         """Kill the child. Idempotent."""
+        # Taken before the awaits below, so that no second caller waits for the same child.
         child, self._child = self._child, None
         if child is not None:
             with suppress(ProcessLookupError):
@@ -99,9 +107,11 @@ class _DecoderProcess:
             await child.wait()
 
     async def _started(self) -> Process:
+        # The second case: the child ended between two images.
         if self._child is None or self._child.returncode is not None:
             # Isolated mode: neither PYTHON* variables nor the working directory can change what is imported.
             arguments = ("-I", str(_SCRIPT), str(self._options.decode_memory))
+            # Kept before it is ready, so that `aclose` also ends a child whose start timed out or was cancelled.
             self._child = await asyncio.create_subprocess_exec(
                 sys.executable, *arguments, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=_ENVIRONMENT
             )
@@ -115,6 +125,7 @@ async def _request(child: Process, data: bytes, format: Format) -> tuple[int, in
     assert child.stdout is not None
     child.stdin.write(REQUEST.pack(format.encode().ljust(4), len(data)))
     child.stdin.write(data)
+    # The child reads the whole request before it writes, so two full pipes cannot wait for each other.
     await child.stdin.drain()
     width, height = REPLY.unpack(await child.stdout.readexactly(REPLY.size))
     if width == 0:
@@ -128,7 +139,7 @@ async def _read(stream: asyncio.StreamReader, length: int) -> bytearray:
     read = 0
     while read < length:
         chunk = await stream.read(min(_READ_SIZE, length - read))
-        if not chunk:
+        if not chunk:  # the child died in the middle of the pixels
             raise asyncio.IncompleteReadError(b"", length)
         buffer[read : read + len(chunk)] = chunk
         read += len(chunk)

@@ -25,6 +25,7 @@ from backends.images.header import too_many_bytes
 from backends.images.options import ImageOptions
 from schemas.errors import InvalidRequest
 
+# `OSError` covers failed name resolution (`gaierror`); `TimeoutError` is the limit on the whole fetch.
 _FAILURES = (TimeoutError, OSError, httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError)
 _REDIRECTS = {301, 302, 303, 307, 308}
 
@@ -45,6 +46,7 @@ class Fetcher:
             schemas.errors.InvalidRequest: the host is not listed, or no image can be fetched.
         """
         try:
+            # One limit around all redirects: a server that sends a byte at a time cannot renew it.
             async with asyncio.timeout(self._options.fetch_seconds):
                 return await self._follow(url)
         except _FAILURES as error:
@@ -55,7 +57,7 @@ class Fetcher:
         await self._pool.aclose()
 
     async def _follow(self, url: str) -> bytes:
-        for _ in range(self._options.max_redirects + 1):
+        for _ in range(self._options.max_redirects + 1):  # the first request and the redirects
             target = allowed_target(url, self._options)
             if target is None:
                 raise InvalidRequest("Images are not fetched from this address; send the image itself.")
@@ -63,6 +65,8 @@ class Fetcher:
             if isinstance(result, bytes):
                 return result
             try:
+                # A location may be relative (RFC 9110, 10.2.2). The next turn of the loop checks the result like the
+                # first URL.
                 url = urljoin(url, result)
             except ValueError as error:  # the location is not a URL
                 raise _fetch_failed() from error
@@ -72,13 +76,16 @@ class Fetcher:
         """Send one GET; the image, or the location of a redirect."""
         host = f"[{target.host}]" if ":" in target.host else target.host
         headers = [("Host", f"{host}:{target.port}"), ("Accept", "image/jpeg, image/png")]
+        # httpcore does not decode bodies: an encoded one could not be read as an image.
         headers += [("Accept-Encoding", "identity"), ("User-Agent", "gateway")]
+        # Built from the checked parts; httpcore does not parse the client's text again.
         url = httpcore.URL(
             scheme=target.scheme.encode(), host=target.host.encode(), port=target.port, target=target.path.encode()
         )
         async with self._pool.stream("GET", url, headers=headers) as response:
             received = {name.lower().decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
             if response.status in _REDIRECTS and "location" in received:
+                # The body of a redirect is not read: leaving the block closes the connection.
                 return received["location"]
             if response.status != 200 or not received.get("content-type", "").lower().startswith("image/"):
                 raise _fetch_failed()
@@ -87,6 +94,7 @@ class Fetcher:
     async def _read(self, response: httpcore.Response, headers: dict[str, str]) -> bytes:
         limit = self._options.max_bytes
         length = headers.get("content-length", "0")
+        # Refused before a byte of the body is read.
         if length.isdecimal() and int(length) > limit:
             raise too_many_bytes(self._options)
         data = bytearray()
@@ -113,10 +121,13 @@ class _CheckedNetwork(httpcore.AsyncNetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         """Resolve the name, check all its addresses, connect to the first. TLS still verifies the name."""
+        # A host that is an address already is returned as it is and checked the same way.
         resolved = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = [str(end[0]) for *_, end in resolved]
         if not addresses or not all(allowed_address(address, self._options) for address in addresses):
             raise httpcore.ConnectError("not an allowed address")
+        # By address, so that nothing resolves the name again. httpcore takes the name for TLS (SNI, certificate) from
+        # the URL.
         return await self._network.connect_tcp(addresses[0], port, timeout, local_address, socket_options)
 
     async def sleep(self, seconds: float) -> None:

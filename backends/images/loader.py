@@ -20,6 +20,7 @@ from backends.images.options import ImageOptions
 from schemas.errors import InvalidRequest
 from schemas.ir import ImagePart
 
+# The bound on the media type keeps the search short in a string of megabytes without a comma.
 _DATA_URI = re.compile(r"data:[^,]{0,100};base64,", re.IGNORECASE)
 
 
@@ -66,12 +67,14 @@ class ImageLoader:
                 f"At most {most} image{'s' * (most > 1)} may be provided in one request.", param="images"
             )
         files, headers = [], []
+        # One after another, so that a request has one fetch under way at a time.
         for number, part in enumerate(parts):
             with image_errors(number):
                 files.append(await self._bytes_of(part))
         for number, file in enumerate(files):
             with image_errors(number):
                 headers.append(check_header(file, self._options))
+        # The pixels are those of the headers; nothing is decoded yet.
         if sum(pixels for _, pixels in headers) > self._options.max_request_pixels:
             most = self._options.max_request_pixels
             raise InvalidRequest(f"The images have more than {most} pixels together.", param="images")
@@ -85,6 +88,7 @@ class ImageLoader:
         Raises:
             schemas.errors.InvalidRequest: it cannot be decoded.
         """
+        # The slot is given back at once: this caller's pixels are outside the decoder's bound on memory.
         async with self.decoded(file) as image:
             return image
 
@@ -105,6 +109,7 @@ class ImageLoader:
 
     async def _bytes_of(self, part: ImagePart) -> bytes:
         if part.kind == "data":
+            # In threads, because megabytes of base64 and slow disks would block the event loop.
             return await asyncio.to_thread(_decode_data, part.ref, self._options)
         if part.kind == "url":
             return await self._fetcher.fetch(part.ref)
@@ -126,7 +131,7 @@ def _decode_data(ref: str, options: ImageOptions) -> bytes:
     found = _DATA_URI.match(ref)
     if found is None and ref[:5].lower() == "data:":
         raise InvalidRequest("The image's data URI is not base64.")
-    text = ref[found.end() :] if found else ref
+    text = ref[found.end() :] if found else ref  # without "data:" it is bare base64
     if len(text) > options.max_bytes // 3 * 4 + 4:  # four characters for three bytes, padded
         raise too_many_bytes(options)
     try:

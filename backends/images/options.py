@@ -32,11 +32,11 @@ class ImageOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     max_images: Positive = 20
     max_bytes: Positive = 20 * 1024 * 1024
     max_pixels: Positive = 16_000_000
-    max_request_pixels: Positive = 64_000_000
+    max_request_pixels: Positive = 64_000_000  # four images of `max_pixels`
     max_side: Positive = 8192
     max_ratio: Positive = 100
     decode_seconds: Seconds = 5.0
-    decode_memory: Positive = 100_000_000
+    decode_memory: Positive = 100_000_000  # 16 million pixels in RGBA take 64 MB
     hosts: tuple[str, ...] = ()
     networks: tuple[str, ...] = ()
     fetch_seconds: Seconds = 10.0

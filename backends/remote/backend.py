@@ -32,6 +32,7 @@ from schemas.ir import Embed, Embeddings, Events, Generate, Started, TokenIds, T
 
 R = TypeVar("R", Generate, Embed)
 
+# "model" is left out: a gateway sends the header only for ids that may not be the model's (`token_id_headers`).
 _MARKS: dict[str, TokenIds] = {mark: mark for mark in get_args(TokenIds) if mark != "model"}
 """What an upstream gateway of this project may say of its token ids in the header `TOKEN_IDS`."""
 
@@ -76,6 +77,7 @@ class RemoteBackend:
         self._start_error = ""
         offered = self._options.features
         self.capabilities = Capabilities(
+            # The options narrow what the codecs can express and never widen it.
             features=features if offered is None else features & offered,
             embeddings=embeddings is not None,
             context_length=self._options.context_length,
@@ -94,11 +96,13 @@ class RemoteBackend:
             self._key = _read_key(self._options)
             self._transport = _make_transport(self._options, self._key)
             if self._options.tokenizer is not None:
+                # A tokenizer file has megabytes of JSON: in a thread, so that the event loop goes on.
                 self._retokeniser = await asyncio.to_thread(Retokeniser, self._options.tokenizer)
         except (ValueError, OSError) as error:
             self._start_error = f"backends.{self.name}: {error}"
             raise BackendUnavailable(self._start_error) from None
         self._health_check = HealthCheck(self.name, self._transport, self._health_path, self._breaker)
+        # The first check is awaited, so `healthy` has a result once `start` returns.
         await self._health_check.start(self._options.health_interval)
 
     async def aclose(self) -> None:
@@ -125,6 +129,7 @@ class RemoteBackend:
         try:
             reply = await self._retrier.run(partial(self._fetch, outbound, deadline), deadline)
             self._breaker.record_success()
+            # Outside of the retries: the server has done the work, and another attempt would do it again.
             return codec.decode_embeddings(request, reply)
         except GatewayError as error:
             raise self._redact(error) from None
@@ -142,8 +147,10 @@ class RemoteBackend:
         Closing the generator closes the connection, which is how the server learns to stop.
         """
         request = self._with_remote_model(request)
+        # Encoded once: all attempts send the same bytes.
         codec, outbound = self._encode(request)
         timeouts = self._options.timeouts
+        # Set before the retries, so that waiting for a connection, pauses and all attempts share one deadline.
         deadline = asyncio.get_running_loop().time() + (timeouts.first_token if request.stream else timeouts.whole)
         try:
             # Retries end here: once there are events, another attempt would generate a second answer.
@@ -153,16 +160,22 @@ class RemoteBackend:
         except GatewayError as error:
             raise self._redact(error) from None
         try:
+            # 1. The first batch. It alone has `Started`, which says where the token ids come from.
             filled = self._with_ids(events)
             # Only if the retokeniser had nothing to fill in does the server return ids where its protocol has them.
             ids_from_server = codec.returns_token_ids(request) and filled == events
             yield _marked(filled, self._id_source(response, from_server=ids_from_server))
+            # 2. The rest of a stream; each `read` has the idle timeout. Without a stream, the first batch was the whole
+            # answer.
             while stream is not None and not isinstance(events[-1], Usage):
                 events = await stream.read()
                 yield self._with_ids(events)
+            # 3. `Usage` is the last event. The last chunk of the body may still be on its way; `finish` leaves the wait
+            # for it to the connection.
             response.finish()
             self._breaker.record_success()
         except GatewayError as error:
+            # The retrier counted failures of attempts; those after the first event are counted here, each once.
             self._breaker.record_failure(error)
             raise self._redact(error) from None  # the cause, in a traceback, could hold the key as well
         finally:
@@ -173,6 +186,7 @@ class RemoteBackend:
 
     def _id_source(self, response: Response, *, from_server: bool) -> TokenIds:
         """Where the token ids of the answer come from. A gateway like this one marks its own answers."""
+        # An unknown value is ignored: other software may send a header of this name.
         if mark := _MARKS.get(response.header(TOKEN_IDS)):
             return mark
         if from_server:
@@ -190,6 +204,7 @@ class RemoteBackend:
             try:
                 outbound = codec.encode(request)
             except UnsupportedFeature as error:
+                # The first codec is the most expressive, so its refusal names what is really missing.
                 refusal = refusal or error
                 continue
             return codec, msgspec.structs.replace(outbound, path=prefix + outbound.path) if prefix else outbound
@@ -207,6 +222,7 @@ class RemoteBackend:
             response.close()
         if reply.status != 200:
             self._breaker.record_status(reply.status)
+            # Embeddings go through the first protocol (`Kind.embeddings`), so its codec reads the error as well.
             raise _error_of(self._codecs[0][1], reply)
         return reply
 
@@ -219,8 +235,10 @@ class RemoteBackend:
         response = await self._transport.exchange(outbound, deadline)
         try:
             if response.status != 200:
+                # Errors of a status have no fault: this is where the breaker counts them.
                 self._breaker.record_status(response.status)
                 raise _error_of(codec, await response.reply(deadline))
+            # The media type decides, not the request alone: errors and servers without streaming answer with JSON.
             if request.stream and response.media_type == "text/event-stream":
                 stream = EventStream(response, codec.decoder(request), self._options.timeouts.idle)
                 return response, stream, await stream.first(deadline)
@@ -237,7 +255,7 @@ class RemoteBackend:
         """Remove the backend's key from an error: a server may repeat the headers it was sent."""
         if self._key:
             error.message = error.message.replace(self._key, "***")
-            error.args = (error.message,)
+            error.args = (error.message,)  # `str(error)`, and so a traceback, reads `args`
             error.param = error.param and error.param.replace(self._key, "***")
             error.code = error.code and error.code.replace(self._key, "***")
         return error
@@ -247,6 +265,7 @@ def _marked(events: Events, ids: TokenIds) -> Events:
     """Write where the answer's token ids come from into the `Started` of its first events."""
     if ids == "model":
         return events
+    # `Relayed` may precede `Started`.
     place = [type(event) for event in events].index(Started)
     started = msgspec.structs.replace(events[place], token_ids=ids)
     return (*events[:place], started, *events[place + 1 :])
@@ -258,6 +277,7 @@ def _error_of(codec: ClientCodec, reply: Reply) -> GatewayError:
     401 and 403 are about the gateway's key: the client can do nothing about them and must not take them for its own.
     """
     if reply.status in (401, 403):
+        # No `fault`: not retried, since the same key would be refused again.
         return BackendFailed("The backend refused the gateway's key.", code="upstream_unauthorized")
     return codec.error(reply)
 
@@ -265,6 +285,7 @@ def _error_of(codec: ClientCodec, reply: Reply) -> GatewayError:
 def _read_key(options: RemoteOptions) -> str:
     if options.api_key_env is None:
         return ""
+    # Stripped: a key read from a file often ends in a line feed, which no header may hold.
     key = os.environ.get(options.api_key_env, "").strip()
     if not key:
         raise ValueError(f"the environment variable {options.api_key_env} is not set")

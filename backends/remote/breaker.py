@@ -56,6 +56,7 @@ class Breaker:
 
     def record_status(self, status: int) -> None:
         """Count a reply with an error status: a server error is a failure, everything else a sign of life."""
+        # 503 is a full queue in OpenAI's documented codes ("The engine is currently overloaded").
         if status >= 500 and status != 503:
             self.failures += 1
         else:

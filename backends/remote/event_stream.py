@@ -32,6 +32,7 @@ class EventStream:
         self._decoder = decoder
         self._idle = idle
         self._loop = asyncio.get_running_loop()
+        # The failure of bytes behind events that were returned; the next `read` raises it.
         self._failure: GatewayError | None = None
 
     async def first(self, deadline: float) -> Events:
@@ -44,6 +45,7 @@ class EventStream:
                 failure.
         """
         events = await self.read(deadline)
+        # `Finished` is a `Delta`, too. Before the first delta, another attempt repeats no text.
         if self._failure is not None and not any(isinstance(event, Delta) for event in events):
             raise self._failure
         return events
@@ -56,15 +58,18 @@ class EventStream:
         """
         if self._failure is not None:
             raise self._failure
+        # Set outside the loop: bytes that complete no event must not renew the deadline.
         until = self._loop.time() + self._idle if deadline is None else deadline
         events: Events = ()
         while not events:
             try:
                 data = await self._response.read(until)
             except BackendTimeout as timeout:
+                # Before the first event the timeout itself is the error; later the answer is incomplete.
                 return self._close(_idle() if deadline is None else timeout)
             except Incomplete as truncated:
                 return self._close(truncated)
+            # The body has ended. Whether the answer is complete is for the decoder to say.
             if not data:
                 return self._close(_truncated())
             events = self._decode(data)
@@ -74,6 +79,7 @@ class EventStream:
         try:
             return self._decoder.feed(data)
         except GatewayError as error:
+            # No events are due, so the failure need not wait for the next call.
             if not self._decoder.before:
                 raise
             self._failure = error
@@ -84,6 +90,7 @@ class EventStream:
 
         The decoder decides whether an answer is whole, not the socket: servers cut connections after a complete answer.
         """
+        # The decoder's own `Incomplete` is dropped: `error` says why the stream ended (idle, cut off, timed out).
         with suppress(Incomplete):
             if events := self._decoder.close():
                 return events

@@ -15,6 +15,7 @@ from schemas.errors import GatewayError
 
 log = structlog.get_logger()
 
+# Shorter than the default interval, so that a silent server is found within one interval.
 CHECK_TIMEOUT = 2.0  # seconds
 
 
@@ -33,7 +34,7 @@ class HealthCheck:
         self._transport = transport
         self._request = Outbound(path, b"", "GET", ())
         self._breaker = breaker
-        self._reached = False
+        self._reached = False  # whether any reply ever came; never reset
         self._last_error = ""
         self._task: asyncio.Task[None] | None = None
 
@@ -66,6 +67,7 @@ class HealthCheck:
         try:
             response = await self._transport.exchange(self._request, deadline)
             try:
+                # The body is read to its end, so that the connection can be reused for requests.
                 status = (await response.reply(deadline)).status
             finally:
                 response.close()
@@ -73,6 +75,7 @@ class HealthCheck:
             self._last_error = error.message
             self._breaker.record_failure(error)
             return
+        # This is how an open breaker closes without traffic: a good reply resets its count.
         self._breaker.record_status(status)
         if not self._reached:
             self._reached = True
@@ -80,5 +83,6 @@ class HealthCheck:
 
     async def _run(self, interval: float) -> None:
         while True:
+            # The interval counts from the end of a check, so checks of a slow server never overlap.
             await asyncio.sleep(interval)
             await self.check()

@@ -57,12 +57,13 @@ class Kind:
             msgspec.ValidationError: the options are wrong.
         """
         codecs = [(protocol.prefix, protocol.codec()) for protocol in self.protocols]
-        embedder = codecs[0][1] if self.embeddings else None
+        embedder = codecs[0][1] if self.embeddings else None  # the first protocol, without a prefix
         assert embedder is None or isinstance(embedder, EmbeddingCodec)
         return RemoteBackend(
             name, options, codecs=codecs, features=self.features, health=self.health, embeddings=embedder
         )
 
+    # Without an annotation, and so no field of the dataclass: a constant with the name it has in backend classes.
     Options = RemoteOptions
 
 
@@ -80,7 +81,9 @@ _CHAT = frozenset(
         Feature.MIN_P,
     }
 )
+# Completions (`/completions`) add what chats lack. `prompt_logprobs` is vLLM's extension.
 _OPENAI = _CHAT | {Feature.TOKEN_PROMPTS, Feature.PROMPT_LOGPROBS, Feature.SUFFIX, Feature.BEST_OF}
+# TGI 0.9 has no `/v1/chat/completions` (the Messages API came with 1.4): neither chats nor tools.
 _TGI_09 = frozenset(
     {
         Feature.TOKEN_PROMPTS,
@@ -97,7 +100,9 @@ _TGI_09 = frozenset(
         Feature.LORA,
     }
 )
+# Chats and tools go through `/v1/chat/completions`, the second protocol of the kind.
 _TGI = _TGI_09 | {Feature.CHAT, Feature.TOOLS}
+# No chats: Triton's generate extension takes one `text_input`.
 _TRITON = frozenset(
     {
         Feature.IMAGES,
@@ -110,6 +115,7 @@ _TRITON = frozenset(
         Feature.LORA,
     }
 )
+# The Messages API returns no log-probabilities.
 _ANTHROPIC = frozenset({Feature.CHAT, Feature.TOOLS, Feature.IMAGES})
 
 

@@ -21,7 +21,7 @@ class Timeouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     connect: float = 2.0
     first_token: float = 60.0
     idle: float = 30.0
-    whole: float = 600.0
+    whole: float = 600.0  # the default timeout of OpenAI's client
 
 
 class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -35,7 +35,7 @@ class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """
 
     attempts: int = 3
-    budget: float = 0.1
+    budget: float = 0.1  # the share that "Site Reliability Engineering" recommends (chapter 21)
     base: float = 0.05
     cap: float = 1.0
 
@@ -77,4 +77,4 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     tokenizer: str | None = None
 
     def __post_init__(self) -> None:
-        split_url(self.url)
+        split_url(self.url)  # raises `ValueError`, which msgspec reports with the option's path

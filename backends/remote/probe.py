@@ -46,10 +46,13 @@ def _get(path: str) -> Outbound:
     return Outbound(path, b"", "GET", ())
 
 
+# The order matters. OpenAI's listing comes first, because most servers have it and their chats need no other protocol.
+# MindIE comes before TGI: both answer `/info`, and only MindIE's answer has `models`.
 _QUESTIONS = (
     _Question("openai", "/v1", _get("/v1/models"), lambda answer: [model["id"] for model in answer["data"]]),
     _Question("mindie", "", _get("/info"), lambda answer: [model["model_id"] for model in answer["models"]]),
     _Question("tgi", "", _get("/info"), lambda answer: [answer["model_id"]]),
+    # The index of the model repository extension is a POST; `{}` asks for all models, loaded or not.
     _Question(
         "triton", "", Outbound("/v2/repository/index", b"{}"), lambda answer: [model["name"] for model in answer]
     ),
@@ -69,14 +72,18 @@ async def probe(url: str, key: str = "") -> Found:
         schemas.errors.BackendUnavailable: it cannot be reached, refuses the key, or is of no known kind.
         ValueError: `url` is not an HTTP URL, or the key cannot be sent in a header.
     """
+    # Kinds other than OpenAI's are served at the root, beside `/v1`.
     root = url.rstrip("/").removesuffix("/v1")
     transport = Transport(root, headers=(("authorization", f"Bearer {key}"),) if key else ())
     refused = False
     try:
         for question in _QUESTIONS:
             reply = await _fetch(transport, question.request)
+            # A server may refuse the paths it does not have with 401, so this is an error only if no question is
+            # answered.
             refused = refused or reply.status in (401, 403)
             models = _models(question, reply)
+            # A listing without models does not count: there would be nothing to serve.
             if models:
                 return Found(question.kind, root + question.base, models)
     finally:
@@ -88,6 +95,7 @@ async def probe(url: str, key: str = "") -> Found:
 
 async def _fetch(transport: Transport, request: Outbound) -> Reply:
     deadline = asyncio.get_running_loop().time() + _QUESTION_TIMEOUT
+    # Outside of the try: a server that cannot be reached ends the probe, because no other question would fare better.
     response = await transport.exchange(request, deadline)
     try:
         return await response.reply(deadline)
@@ -102,6 +110,7 @@ def _models(question: _Question, reply: Reply) -> tuple[str, ...]:
         return ()
     try:
         names = question.models(msgspec.json.decode(reply.body))
+    # Anything may listen at the URL: JSON of another shape, text of another encoding, or a deeply nested body.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
         return ()
     return tuple(name for name in names if isinstance(name, str) and name)

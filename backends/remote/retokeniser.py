@@ -40,6 +40,7 @@ class Retokeniser:
         if not isinstance(request.prompt, TextPrompt):
             return None
         text = request.prompt.text
+        # `offsets` count characters of the text, not bytes.
         encoding = self._tokenizer.encode(text, add_special_tokens=request.add_special_tokens)
         return Tokens(
             tuple(
@@ -50,17 +51,21 @@ class Retokeniser:
         )
 
     def _fill_event(self, event: Event) -> Event:
+        # Echoed prompts have tokens, but no ids, on servers that report texts and log-probabilities only.
         if isinstance(event, Started) and event.prompts:
             return replace(event, prompts=tuple(tuple(map(self._with_id, prompt)) for prompt in event.prompts))
-        if not isinstance(event, Delta):
+        if not isinstance(event, Delta):  # `Usage` and `Relayed` have no tokens
             return event
+        # Text without tokens: the server reports neither ids nor log-probabilities.
         if not event.tokens:
             return replace(event, tokens=self._tokens(event.text)) if event.text else event
         return replace(event, tokens=tuple(map(self._with_id, event.tokens)))
 
     def _tokens(self, text: str) -> tuple[Token, ...]:
         """The tokens of `text`. Of several tokens for one character, the first carries its text."""
+        # A delta continues a text: a BOS in front of it would be a token that the model did not generate.
         encoding: Encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        # Tokens of one character have that character's range each; `done` keeps its text from being counted twice.
         tokens, done = [], 0
         for place, (id, (_, stop)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True), 1):
             # Tokenizers may drop characters (normalization, spaces at the end): the last token carries the rest.
@@ -77,5 +82,7 @@ class Retokeniser:
     def _id(self, token: Token | TopToken) -> int | None:
         if token.id is not None:
             return token.id
+        # Not one token: a server's own token was split, or its text is empty or half a character. No id is better than
+        # a wrong one.
         ids = self._tokenizer.encode(token.text, add_special_tokens=False).ids
         return ids[0] if len(ids) == 1 else None

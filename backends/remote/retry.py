@@ -50,6 +50,7 @@ class RetryBudget:
     def __init__(self, ratio: float, capacity: float = 10.0) -> None:
         self._ratio = ratio
         self._capacity = capacity
+        # Full at the start, so that the first requests after a restart can be retried. A ratio of 0 turns retries off.
         self.tokens = capacity if ratio else 0.0
 
     def deposit(self) -> None:
@@ -58,7 +59,7 @@ class RetryBudget:
 
     def withdraw(self) -> bool:
         """Take the token of one retry; False if there is none."""
-        if self.tokens < 1.0:
+        if self.tokens < 1.0:  # fractions add up over several requests
             return False
         self.tokens -= 1.0
         return True
@@ -72,6 +73,7 @@ def may_retry(error: BaseException, occurrences: int) -> bool:
         occurrences: how many attempts of the request have failed with this error's fault, this one included.
     """
     if isinstance(error, BackendError) and error.fault is not None:
+        # `occurrences` includes this attempt, so 1 allows one retry after the first failure.
         return occurrences <= MAX_RETRIES[error.fault]
     return isinstance(error, BackendUnavailable | BackendTimeout)  # a proxy's status: 408, 502, 503, 504, 529
 
@@ -96,11 +98,12 @@ class Retrier:
             attempt: sends the request once.
             deadline: of the event loop's clock; no pause ends after it.
         """
+        # Every request deposits, the successful ones too: the budget is a share of the traffic.
         self.budget.deposit()
         try:
             return await self._once(attempt)
         except GatewayError as error:
-            if not may_retry(error, 1):
+            if not may_retry(error, 1):  # spares tenacity's set-up for errors that are final
                 raise
             return await self._retry(partial(self._once, attempt), error, deadline)
 
@@ -122,23 +125,27 @@ class Retrier:
                 raise error
             return await attempt()
 
+        # Called once per failed attempt. tenacity passes cancellation as well, which `may_retry` refuses.
         def retryable(error: BaseException) -> bool:
             # Counted per fault, so that refused connections do not use up the one retry after a reset.
             fault = error.fault if isinstance(error, BackendError) else None
             occurrences[fault] += 1
             return may_retry(error, occurrences[fault])
 
+        # tenacity calls `retry`, `wait` and `stop` in this order after each failure; `stop` thus knows the pause to
+        # come.
         return await AsyncRetrying(
             stop=self._stop(deadline),
             wait=_wait(self._policy),
             retry=retry_if_exception(retryable),
-            reraise=True,
+            reraise=True,  # the last error itself, not tenacity's `RetryError`
         )(next_attempt)
 
     def _stop(self, deadline: float) -> Callable[[RetryCallState], bool]:
         """Stop after `attempts`, when the pause would end after the deadline, or when the budget is spent."""
 
         def stop(state: RetryCallState) -> bool:
+            # An attempt that would start at the deadline could only time out.
             late = asyncio.get_running_loop().time() + state.upcoming_sleep >= deadline
             # The budget is asked last: it gives a token away, which must then be used.
             return state.attempt_number >= self._policy.attempts or late or not self.budget.withdraw()
@@ -153,6 +160,8 @@ def _wait(policy: Retries) -> Callable[[RetryCallState], float]:
     def wait(state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome is not None else None
         retry_after = error.retry_after if isinstance(error, GatewayError) else None
+        # `retry_after` may exceed `cap`: the upstream knows best, and a pause beyond the deadline ends the retries
+        # (`_stop`).
         return max(jitter(state), retry_after or 0.0)
 
     return wait

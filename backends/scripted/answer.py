@@ -34,13 +34,15 @@ class Answer(msgspec.Struct, frozen=True):
             endless: the end token never comes.
             at_least: steps before the end token.
         """
+        # Tool calls and content filters end without an end token, and `ignore_eos` does not apply to them.
         if self.reason is not FinishReason.EOS:
             return iter(self.steps)
         if not self.steps:
+            # An empty answer has nothing to repeat: end tokens fill the minimum.
             return repeat(EOS, at_least + 1)
         if endless:
             return chain.from_iterable(repeat(self.steps))
-        times = max(1, -(-at_least // len(self.steps)))
+        times = max(1, -(-at_least // len(self.steps)))  # rounded up
         return chain(chain.from_iterable(repeat(self.steps, times)), (EOS,))
 
 
@@ -56,6 +58,7 @@ def answer(script: Script, request: Generate, prompt: Prompt, seed: int, tokeniz
     if script.refusal:
         return Answer(tuple(Delta(refusal=text) for text in _texts(script.refusal, tokenizer)), script.reason)
     steps: tuple[Step, ...]
+    # Fixed tokens cannot follow a grammar, so a request with one gets a text.
     if script.tokens and request.grammar is None:
         steps = script.tokens
     else:
@@ -68,10 +71,13 @@ def called_tools(script: Script, request: Generate) -> tuple[Tool, ...]:
     choice = request.tool_choice
     if choice is not None and choice.mode == "none":
         return ()
+    # A script that calls tools works without tools in the request, too.
     offered = request.tools or (_WEATHER,)
     if choice is not None and (choice.mode in ("named", "required") or choice.required):
+        # Without names, any tool will do.
         allowed = [tool for tool in offered if not choice.names or tool.name in choice.names]
         return tuple(allowed[: max(1, script.tool_calls)])
+    # A script may call more tools than are offered: they are called in turn.
     return tuple(offered[place % len(offered)] for place in range(script.tool_calls))
 
 
@@ -110,6 +116,7 @@ def _reasoning(script: Script, tokenizer: ToyTokenizer) -> tuple[Delta, ...]:
 
 def _calls(tools: tuple[Tool, ...], tokenizer: ToyTokenizer) -> Iterator[Delta]:
     for index, tool in enumerate(tools):
+        # The id and name come first and the arguments in pieces, as in OpenAI's streams.
         yield Delta(tool_calls=(ToolDelta(index, f"call_{index}", tool.name),))
         for text in _texts(json.dumps(instance(tool.parameters)), tokenizer):
             yield Delta(tool_calls=(ToolDelta(index, arguments=text),))
@@ -123,7 +130,7 @@ def _texts(text: str, tokenizer: ToyTokenizer) -> list[str]:
         rest += tokenizer.piece(id).bytes
         try:
             pieces.append(rest.decode())
-        except UnicodeDecodeError:
+        except UnicodeDecodeError:  # in the middle of a character
             continue
         rest = b""
     return pieces

@@ -103,10 +103,12 @@ class ScriptedBackend:
         script = self._script(request.model)
         with self._counted():
             await asyncio.sleep(script.delay)
+            # Before `Started`: the gateway may still answer with an error status or try another backend.
             if script.fault is not None and script.fault.after is None:
                 await _inject_fault(script.fault)
                 return
             prompts = [self._encode(prompt, request.truncate_prompt_tokens) for prompt in as_asked(request)]
+            # Checks the limits of all prompts before `Started`, so that a refusal becomes a status.
             choices = self._choices(request, script, prompts)
             prompt_tokens = sum(map(len, prompts))
             yield (Started(request.model, prompt_tokens, self._echoed_prompts(request, prompts)),)
@@ -114,9 +116,10 @@ class ScriptedBackend:
             choosing = len(choices) > len(prompts) * request.n  # `best_of`: no delta before all candidates ended
             for deltas in _batches(choices, script):
                 await asyncio.sleep(script.interval)
-                generated += deltas
+                generated += deltas  # of all candidates: `_usage` counts those that `best_of` drops, too
                 if deltas and not choosing:
                     yield deltas
+            # A truncated answer returns here without `Usage`.
             if script.fault is not None:
                 await _inject_fault(script.fault)
                 return
@@ -130,7 +133,7 @@ class ScriptedBackend:
         texts = [prompt_text(prompt, self._tokenizer) for prompt in request.inputs]
         counts = [len(self._tokenizer.encode(text)) for text in texts]
         for count in counts:
-            fit(count, 0, self._options.context_length)
+            fit(count, 0, self._options.context_length)  # checks only; nothing is generated
         vectors = tuple(_vector((request.instruction or "") + text, request.dimensions or 8) for text in texts)
         return Embeddings(request.model, vectors, Usage(sum(counts), 0))
 
@@ -148,6 +151,8 @@ class ScriptedBackend:
         self.active += 1
         try:
             yield
+        # `GeneratorExit`: the consumer closed the generator at a yield. `CancelledError`: its task was cancelled at an
+        # await.
         except (GeneratorExit, asyncio.CancelledError):
             self.cancelled += 1
             raise
@@ -158,6 +163,7 @@ class ScriptedBackend:
         self, request: Generate, script: Script, prompts: list[tuple[int, ...]]
     ) -> list[Iterator[Delta | None]]:
         seed = request.sampling.seed
+        # Derived from the id: `hash` of a string differs from process to process.
         first = zlib.crc32(request.id.encode()) if seed is None else seed
         count = max(request.n, request.best_of or 1)
         choices: list[Iterator[Delta | None]] = []
@@ -181,7 +187,7 @@ class ScriptedBackend:
             ids = prompt.ids
         else:
             ids = self._tokenizer.encode(prompt_text(prompt, self._tokenizer))
-        return ids[-truncate:] if truncate else ids
+        return ids[-truncate:] if truncate else ids  # the end of a prompt is kept, as in TGI
 
     def _echoed_prompts(self, request: Generate, prompts: list[tuple[int, ...]]) -> tuple[tuple[Token, ...], ...]:
         """The prompts' tokens, if the request asks for them."""
@@ -194,6 +200,7 @@ class ScriptedBackend:
         detokenizer = Detokenizer(self._tokenizer)
         tokens: list[Token] = []
         for position, id in enumerate(ids):
+            # The first token has no log-probability: nothing precedes it.
             scores = () if top is None or position == 0 else scored_token(id, position, top, self._tokenizer)
             tokens += detokenizer.feed(id, *scores)
         return (*tokens, *detokenizer.close())
@@ -202,7 +209,7 @@ class ScriptedBackend:
 async def _inject_fault(fault: InjectedFault) -> None:
     """Raise, or never return; a truncated answer needs neither, because its caller returns."""
     if fault.what == HANG:
-        await asyncio.Event().wait()
+        await asyncio.Event().wait()  # ends by cancellation alone
     elif fault.what in ERRORS:
         raise fault.error()
 
@@ -211,7 +218,9 @@ def _batches(choices: list[Iterator[Delta | None]], script: Script) -> Iterator[
     """The deltas of all choices in batches, up to the script's fault."""
     steps = _round_robin(choices)
     if script.fault is not None:
+        # Counts the tokens of all choices together.
         steps = islice(steps, script.fault.after)
+    # None stands for a token that is held back. A batch of only such tokens is yielded empty, and takes its interval.
     while batch := tuple(islice(steps, script.burst * len(choices))):
         yield tuple(delta for delta in batch if delta is not None)
 
@@ -221,7 +230,7 @@ def _round_robin(choices: list[Iterator[Delta | None]]) -> Iterator[Delta | None
     waiting = deque(choices)
     while waiting:
         choice = waiting.popleft()
-        for step in islice(choice, 1):
+        for step in islice(choice, 1):  # no turn, and no return to the queue, once the choice has ended
             yield step
             waiting.append(choice)
 
@@ -233,6 +242,7 @@ def _usage(prompt_tokens: int, deltas: list[Delta]) -> Usage:
 
 
 def _vector(text: str, dimensions: int) -> tuple[float, ...]:
+    # A string as seed is hashed with SHA-512, so equal texts give equal vectors in all processes.
     source = random.Random(text)
     values = [source.gauss(0.0, 1.0) for _ in range(dimensions)]
     length = sum(value * value for value in values) ** 0.5

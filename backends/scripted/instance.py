@@ -15,11 +15,12 @@ def instance(schema: Any) -> Any:
         return schema["const"]
     if schema.get("enum"):
         return schema["enum"][0]
+    # The first branch suffices for the first two; for `allOf` it is an approximation.
     for choice in ("anyOf", "oneOf", "allOf"):
         if schema.get(choice):
             return instance(schema[choice][0])
     kind = schema.get("type", "object")
-    kind = kind[0] if isinstance(kind, list) and kind else kind
+    kind = kind[0] if isinstance(kind, list) and kind else kind  # `type` may be a list (nullable fields)
     if kind == "object":
         return {name: instance(inner) for name, inner in schema.get("properties", {}).items()}
     if kind == "array":

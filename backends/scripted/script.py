@@ -124,6 +124,7 @@ SCRIPTS: dict[str, Script] = {
     "tool-calls": Script(tool_calls=2),
 }
 
+# The name is matched lazily, so that "-before" and "-after-N" are not taken for parts of it.
 _FAULT_NAME = re.compile(r"(?P<what>[a-z-]+?)(-before|-after-(?P<after>\d{1,6}))?")
 
 

@@ -32,6 +32,7 @@ def _vocabulary() -> list[Piece]:
         *(first + second for first in ascii_lowercase for second in ascii_lowercase),
         *(f" {letter}" for letter in ascii_letters + digits),
     ]
+    # All 256 bytes are tokens, so every text can be encoded.
     raws = [*(text.encode() for text in texts), *(bytes([byte]) for byte in range(256))]
     ordinary = dict.fromkeys(raws)  # each once, in this order
     specials = [piece(id, name.encode(), special=True) for id, name in enumerate(_NAMES)]
@@ -43,12 +44,14 @@ _IDS = {entry.bytes: entry.id for entry in _PIECES if not entry.special}
 _LONGEST = max(map(len, _IDS))
 
 
+# Cached, because the same texts are encoded again and again: fixed answers, and prompts that tests repeat.
 @lru_cache(1024)
 def _encode(text: str) -> tuple[int, ...]:
     raw = text.encode()
     ids: list[int] = []
     start = 0
     while start < len(raw):
+        # Greedy longest match. It always finds an end, since every single byte is in the vocabulary.
         end = next(end for end in range(min(len(raw), start + _LONGEST), start, -1) if raw[start:end] in _IDS)
         ids.append(_IDS[raw[start:end]])
         start = end
@@ -79,6 +82,7 @@ class ToyTokenizer:
         raw = text.encode()
         for id in self.encode(text):
             end = start + len(self.piece(id).bytes)
+            # A token that starts inside a character is given that character: "ignore" drops the half in front of it.
             first = len(raw[:start].decode("utf-8", "ignore"))
             last = first + len(raw[start:end].decode("utf-8", "replace")) if self.piece(id).whole else first + 1
             spans.append(TokenSpan(id, text[first:last], first, last))

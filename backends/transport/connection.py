@@ -49,23 +49,28 @@ class Connection(asyncio.Protocol):
         self._on_idle = on_idle
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
+        # One parser reads all responses of the connection, so it also sees bytes that come after a complete response.
         self._parser = httptools.HttpResponseParser(self)
         self._socket: asyncio.Transport | None = None
+        # One exchange at a time and one reader per exchange: a single future is enough to wake whoever waits.
         self._waiter: asyncio.Future[None] | None = None
         self._deadline: float | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
-        self._uses = 0
+        self._uses = 0  # exchanges begun; above 1 the connection was reused
         self.idle_since = 0.0
         self._reset()
 
+    # `_uses`, the parser and the deadline timer outlive an exchange: the timer is lazy (`_on_timer`) and costs less to
+    # keep.
     def _reset(self) -> None:
         """Forget the last exchange."""
         self.status = 0
         self.headers: RawHeaders = []
         self._chunks: deque[bytes] = deque()
         self._buffered = 0
-        self._received = self._head_size = 0
+        self._received = self._head_size = 0  # bytes from the socket; bytes of headers
+        # `_complete`: the body has ended. `_unsolicited`: bytes came that answer no request.
         self._head_complete = self._complete = self._interim = self._unsolicited = False
         self._reusable = False
         self._paused = False
@@ -86,6 +91,7 @@ class Connection(asyncio.Protocol):
         request may be sent again although a POST is not idempotent (9.3.1). On a new connection the same end means that
         the upstream failed.
         """
+        # `_received` counts since `send`, so the bytes of earlier responses do not hide the race.
         return self._uses > 1 and not self._received and not self.open
 
     def send(self, data: bytes) -> None:
@@ -103,6 +109,7 @@ class Connection(asyncio.Protocol):
         Raises:
             schemas.errors.BackendError: they will not arrive, or not by `deadline` (of the event loop's clock).
         """
+        # A loop, because every packet wakes the waiter, whether or not it completes the head.
         while not self._head_complete:
             if self._failure is not None:
                 raise self._failure
@@ -114,12 +121,14 @@ class Connection(asyncio.Protocol):
         Raises:
             schemas.errors.BackendError: the rest will not arrive, or no byte of it by `deadline`.
         """
+        # Order: bytes that arrived are returned before the failure or the end that followed them.
         while not self._chunks:
             if self._failure is not None:
                 raise self._failure
             if self._complete:
                 return b""
             await self._wait(deadline)
+        # Fast path: a stream mostly has one chunk per wake-up, which is handed on without a copy.
         data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks.clear()
         self._buffered = 0
@@ -141,16 +150,21 @@ class Connection(asyncio.Protocol):
         A stream's last event often comes a packet before the last chunk. The connection waits for that chunk, at most
         `linger` seconds, and is then reused; what else arrives meanwhile is dropped.
         """
+        # Both ends are known already: reuse the connection, or free its slot.
         if self._complete or not self.open:
             self.release()
             return
         self._chunks.clear()
+        # Until the timer fires, the connection stays lent and keeps its slot in the pool.
         self._linger_timer = self._loop.call_later(self._limits.linger, self.abort)
+        # A paused socket would never deliver the last chunk.
         self._resume()
 
     def abort(self) -> None:
         """Close the socket at once."""
         if self._socket is not None:
+            # `connection_lost` follows in a later turn of the loop. Until then `open` is false and the slot is still
+            # taken.
             self._socket.abort()
 
     # --- asyncio.Protocol -------------------------------------------------------------------------------------------
@@ -164,6 +178,7 @@ class Connection(asyncio.Protocol):
         self._received += len(data)
         try:
             self._parser.feed_data(data)
+        # An upgrade (101) is an error as well: no request asks for one.
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._fail("no HTTP/1.1")
         # A header line without an end calls no callback, so `on_header` alone would not bound the head.
@@ -175,6 +190,7 @@ class Connection(asyncio.Protocol):
                 self._linger_timer.cancel()
                 self._linger_timer = None
                 self.release()
+        # Checked after the data was kept, so the buffer exceeds its bound by one read of the socket at most.
         elif self._buffered > self._limits.buffered and not self._paused and self._socket is not None:
             self._paused = True
             self._socket.pause_reading()
@@ -188,10 +204,12 @@ class Connection(asyncio.Protocol):
         self._linger_timer = self._deadline_timer = None
         # `exc` is None after a FIN. After a reset even a body without framing is not known to be whole.
         if self._head_complete and not self._complete and not self._has_framing() and exc is None:
+            # Close-delimited body (6.3, item 8): the end of the connection is the end of the body.
             self._complete = True
         elif not self._complete and self._failure is None:
             truncated = Incomplete("The backend's answer stopped before it was finished.", fault=Fault.TRUNCATED)
             self._failure = truncated if self._head_complete else _reset_by_peer()
+        # Cleared before the pool is called, so that the pool and the waiter see a closed connection.
         self._socket = None
         self._on_closed(self)
         self._notify()
@@ -208,18 +226,21 @@ class Connection(asyncio.Protocol):
         """Keep a header."""
         if self._unsolicited:
             return
+        # Trailers (7.1.2) come here as well and count towards the bound.
         self.headers.append((name.lower(), value))
-        self._head_size += len(name) + len(value) + 4
+        self._head_size += len(name) + len(value) + 4  # colon, space, CR and LF
         if self._head_size > self._limits.head:
             self._fail("too many headers")
 
     def on_headers_complete(self) -> None:
         """Note the end of a head. Interim responses (1xx) are skipped: the final one follows."""
+        # The parser goes on to the end of the packet after `abort` or a failure; what it reports then is ignored.
         if self._unsolicited or self._failure is not None:
             return
         self.status = self._parser.get_status_code()
         self._interim = 100 <= self.status < 200
         if self._interim:
+            # The final response must not inherit headers of the interim one.
             self.headers = []
         else:
             self._head_complete = True
@@ -232,6 +253,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Note the end of a response, and whether the upstream keeps the connection open."""
+        # Interim responses complete as messages, too, but do not end the exchange.
         if not self._interim:
             self._complete = True
             self._reusable = self._parser.should_keep_alive() and not self._unsolicited
@@ -244,9 +266,11 @@ class Connection(asyncio.Protocol):
             self._socket.resume_reading()
 
     def _unsent(self) -> bool:
+        # asyncio's buffer only: bytes that the kernel holds count as sent.
         return self._socket is not None and self._socket.get_write_buffer_size() > 0
 
     def _has_framing(self) -> bool:
+        # Without either header the body is delimited by the close of the connection (6.3, item 8).
         return any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
 
     def _fail(self, why: str) -> None:
@@ -259,6 +283,7 @@ class Connection(asyncio.Protocol):
         """A future that is done once more has arrived, and fails at the deadline."""
         self._waiter = self._loop.create_future()
         self._deadline = deadline
+        # A later deadline needs no work here: `_on_timer` finds it when the armed timer fires.
         if deadline is not None and (self._deadline_timer is None or deadline < self._deadline_timer.when()):
             self._arm_timer(deadline)
         return self._waiter
@@ -274,6 +299,7 @@ class Connection(asyncio.Protocol):
         A stream moves its deadline with every event. One timer that is moved when it fires is cheaper than one timer
         for every read.
         """
+        # The exchange may have ended or nobody may wait at this moment; then the next `_wait` arms a timer.
         self._deadline_timer = None
         if self._waiter is None or self._waiter.done() or self._deadline is None:
             return
@@ -283,6 +309,7 @@ class Connection(asyncio.Protocol):
             self._waiter.set_exception(BackendTimeout("The backend did not answer in time.", fault=Fault.TIMEOUT))
 
     def _notify(self) -> None:
+        # `done`: the waiter timed out, was cancelled with its task, or was woken by an earlier callback of this turn.
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -19,10 +19,10 @@ class TransportLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         linger: how long the end of the body may take after a complete answer, for its connection to be reused.
     """
 
-    connections: int = 1024
+    connections: int = 1024  # each is a file descriptor as well
     waiting: int = 1024
     keep_alive: float = 15.0
     head: int = 64 * 1024
-    body: int = 16 * 1024 * 1024
+    body: int = 16 * 1024 * 1024  # whole answers with many log-probabilities reach megabytes
     buffered: int = 64 * 1024
     linger: float = 1.0

@@ -36,9 +36,10 @@ class Pool:
     def __init__(self, connect: Connect, limits: TransportLimits) -> None:
         self._connect = connect
         self._limits = limits
-        self._connections: set[Connection] = set()
+        self._connections: set[Connection] = set()  # open ones, lent or idle
         self._idle: list[Connection] = []  # a subset of them, in the order of `idle_since`
         self._waiters: deque[asyncio.Future[Connection]] = deque()
+        # The set keeps the tasks alive: the event loop holds weak references only.
         self._connecting: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -58,16 +59,21 @@ class Pool:
         Raises:
             schemas.errors.GatewayError: there is none, or not by `deadline` (of the event loop's clock).
         """
+        # This overtakes nobody: `_on_idle` prefers waiting requests, so idle connections exist only while none waits.
         if (connection := self._take_idle()) is not None:
             return connection
         if self._closed:
             raise BackendUnavailable("The backend is being shut down.")
+        # Requests for which a connection is being opened do not count as queued. While a slot is free nothing is
+        # refused, whatever the length of the queue.
         if len(self._waiters) - len(self._connecting) >= self._limits.waiting and self.open >= self._limits.connections:
             raise Overloaded("The backend's queue is full.", retry_after=1.0)
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Connection] = loop.create_future()
         self._waiters.append(waiter)
         self._open_more()
+        # A timer on the future instead of `asyncio.timeout`: the future then ends in one way only, by whoever comes
+        # first.
         timer = None if deadline is None else loop.call_at(deadline, _time_out, waiter)
         try:
             return await waiter
@@ -79,11 +85,14 @@ class Pool:
         finally:
             if timer is not None:
                 timer.cancel()
+            # After a timeout or a cancellation the future is still queued; a connection or an error has popped it.
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
 
     def close_idle(self) -> None:
         """Close the idle connections. Called when the upstream has closed one, and so likely all (a restart)."""
+        # A copy, because `_on_closed` edits the list. The connections stay listed until then, and `_take_idle` skips
+        # them.
         for connection in [*self._idle]:
             connection.abort()
 
@@ -95,6 +104,7 @@ class Pool:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._connecting.clear()  # a task that was cancelled before its first step has not removed itself
+        # Lent connections as well: their exchanges fail with a truncated or a reset answer.
         for connection in [*self._connections]:
             connection.abort()
         while (waiter := self._next_waiter()) is not None:
@@ -102,9 +112,9 @@ class Pool:
 
     def _take_idle(self) -> Connection | None:
         """The connection used last, if it may still be reused. Those that may not are closed on the way."""
-        oldest = asyncio.get_running_loop().time() - self._limits.keep_alive
+        oldest = asyncio.get_running_loop().time() - self._limits.keep_alive  # seconds of the event loop's clock
         while self._idle:
-            connection = self._idle.pop()
+            connection = self._idle.pop()  # from the end: the one used last
             if connection.open and connection.idle_since >= oldest:
                 return connection
             connection.abort()
@@ -112,12 +122,15 @@ class Pool:
 
     def _open_more(self) -> None:
         """Begin a connection for each waiting request, as far as the limit allows."""
+        # Each connection being opened is meant for one waiting request. One that is released meanwhile may serve the
+        # request instead; the new connection then becomes idle.
         while len(self._connecting) < len(self._waiters) and self.open < self._limits.connections and not self._closed:
             self._connecting.add(asyncio.ensure_future(self._open_connection()))
 
     async def _open_connection(self) -> None:
         task = asyncio.current_task()
         assert task is not None
+        # asyncio makes the protocol itself, inside `create_connection`: the closure is how the task learns which one.
         opened: Connection | None = None
 
         def make() -> Connection:
@@ -131,22 +144,27 @@ class Pool:
             opened = None  # asyncio makes the protocol before a TLS handshake, which may then fail
             self._fail_next(error)
         finally:
+            # No await between here and `_connections.add`: no other task can see the slot as free.
             self._connecting.discard(task)
+        # The upstream may have closed, or the pool may have been closed, while the connection was being opened.
         if opened is not None and opened.open and not self._closed:
             self._connections.add(opened)
             self._on_idle(opened)
         elif opened is not None:
             opened.abort()
             self._fail_next(BackendUnavailable("The backend closed the connection.", fault=Fault.CONNECT))
+        # A failed attempt has freed its slot, and requests may still wait for one.
         self._open_more()
 
     def _fail_next(self, error: GatewayError) -> None:
         """Report a connection that could not be opened to one request, the first in the queue."""
+        # One failure fails one request: the others have connections of their own under way, or wait for a slot.
         if (waiter := self._next_waiter()) is not None:
             waiter.set_exception(error)
 
     def _on_idle(self, connection: Connection) -> None:
         """Lend a connection to the first in the queue, or keep it."""
+        # The upstream may close the socket between the end of a response and its release.
         if not connection.open:
             connection.abort()
         elif (waiter := self._next_waiter()) is not None:
@@ -159,11 +177,12 @@ class Pool:
         self._connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
-        self._open_more()
+        self._open_more()  # the slot is free for a waiting request
 
     def _next_waiter(self) -> asyncio.Future[Connection] | None:
         while self._waiters:
             waiter = self._waiters.popleft()
+            # Futures that timed out or were cancelled stay queued until their `acquire` runs again.
             if not waiter.done():
                 return waiter
         return None
