@@ -84,7 +84,7 @@ def _run(options: EngineOptions, inbox: Inbox, server: SocketServer) -> int:
         server.announce(Failed(f"the model could not be loaded: {type(error).__name__}"))
         raise
     stopping = Event()
-    # Only now: until here the signals' default action ends a process that is loading, which has nothing to finish.
+    # Only now: until here a signal ends the process at once, since one that is loading has no step to finish.
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop(inbox, stopping))
     # After loading, so that the buffers of loading have been returned to the system.

@@ -51,7 +51,7 @@ class InProcessEngine:
 
     def _run(self) -> None:
         try:
-            # Imports of transformers are lazy and not safe in several threads at once.
+            # transformers imports its modules lazily and swaps functions of torch meanwhile, for all threads.
             engine, ready = with_import_lock(load_engine, self._options, self._deliver)
             self._deliver(ready)
             serve(engine, self._inbox, lambda _, message: self._deliver(message), self._stopping)
