@@ -55,6 +55,7 @@ class EncoderEngine:
         self._step_tokens = step_tokens
         self._max_sequences = max_sequences
         self._max_waiting = max_waiting
+        # Insertion order is the order of arrival: the first entry has waited longest.
         self._waiting: dict[_Key, Submit] = {}
         self._outputs: defaultdict[int, list[Output]] = defaultdict(list)
 
@@ -96,6 +97,7 @@ class EncoderEngine:
         Raises:
             torch.AcceleratorError: the device is lost; the process must be restarted.
         """
+        # Texts leave the queue before they are run: one that fails gets an error as its output and is not tried again.
         batch = self._batch()
         with torch.inference_mode():
             self._run([(key, self._waiting.pop(key)) for key in batch])
@@ -103,6 +105,7 @@ class EncoderEngine:
         return {connection: Step(tuple(made)) for connection, made in outputs.items()}
 
     def _refusal(self, request: Submit) -> str | None:
+        # Refused here, for every client: an encoder has no output layer to make logits with.
         if not request.pool or request.max_new_tokens:
             return "the model makes embeddings and no text"
         if not 0 < len(request.prompt) <= self._context_length:
@@ -119,7 +122,10 @@ class EncoderEngine:
         lengths = {key: len(request.prompt) for key, request in self._waiting.items()}
         batch: list[_Key] = []
         longest = 0
+        # The sort is stable and the oldest text has distance 0, so the oldest is always first and no text starves.
         for key in sorted(lengths, key=lambda key: abs(lengths[key] - oldest)):
+            # The cost of a padded batch is its longest text times its number of texts. Later texts are ever further
+            # from the oldest in length, so the first that does not fit ends the batch.
             longest = max(longest, lengths[key])
             if batch and (len(batch) == self._max_sequences or longest * (len(batch) + 1) > self._step_tokens):
                 break
@@ -145,6 +151,7 @@ class EncoderEngine:
             self._run(batch[half:])
             return
         for ((connection, seq), _), vector in zip(batch, vectors, strict=True):
+            # LENGTH, as the generating engine reports for a request with `max_new_tokens` 0.
             self._outputs[connection].append(Output(seq, reason=FinishReason.LENGTH, vector=tuple(vector)))
 
     def _vectors(self, requests: Seq[Submit]) -> list[list[float]]:
@@ -155,7 +162,9 @@ class EncoderEngine:
         ids = torch.full((len(lengths), max(lengths)), padding)
         for row, request in zip(ids, requests, strict=True):
             row[: len(request.prompt)] = torch.tensor(request.prompt)
+        # Padding is on the right, so the positions of a text do not depend on the other texts' lengths.
         mask = torch.arange(ids.shape[1]) < torch.tensor(lengths).unsqueeze(1)
+        # Output 0 is `last_hidden_state`, whether the model returns a tuple or a `ModelOutput`.
         states: Tensor = self._model(input_ids=ids.to(device), attention_mask=mask.long().to(device))[0]
         vectors: list[list[float]] = torch.stack(
             [

@@ -73,6 +73,7 @@ def load_engine(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
     Raises:
         LoadError: the model cannot be loaded or run with these options.
     """
+    # An error in the options is reported before seconds are spent on loading weights.
     _check(options)
     report(Loading(0.0, "weights"))
     try:
@@ -80,6 +81,8 @@ def load_engine(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
     except RecipeError as error:
         raise LoadError(str(error)) from None
     folder = str(Path(options.model, recipe.folder if recipe else ""))
+    # A sentence-transformers recipe decides even for a checkpoint that could generate: its folder was published for
+    # embeddings.
     encodes = recipe is not None or is_encoder(folder)
     engine, ready = _encoder(folder, recipe or PLAIN, options) if encodes else _generator(options, report)
     log.info("engine.started", model=options.model, **{name: getattr(ready, name) for name in _LOGGED})
@@ -88,6 +91,8 @@ def load_engine(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
 
 def _generator(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
     """Build the engine of a causal language model."""
+    # The order of what follows is fixed. Layers are replaced and checked before LoRA adapters wrap them; the cache is
+    # sized last, when weights and LoRA adapters have taken their memory.
     loaded = load(options.model, options.dtype, options.device)
     torch.set_num_threads(options.threads or _threads(loaded.model))
     report(Loading(0.6, "self-check"))
@@ -151,6 +156,8 @@ def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
         return options.execution_path == "packed"
     fuse = partial(fuse_layers, longest=loaded.context_length, join=not options.lora_adapters)
 
+    # What is done to the model below, without quantization: that changes logits by design and would fail the
+    # comparison. `least=1`: every layer of the small copy is below the size from which packing pays.
     def change(small: Any) -> None:
         fuse(small)
         pack_linears(small, least=1)
@@ -158,6 +165,8 @@ def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
 
     why = why_not_packed(loaded.model, change=change)
     if why is None:
+        # Order: joined projections are plain linear layers, which can then be quantized; quantized layers keep a plain
+        # one inside, which can then be packed; and only layers made of packed parts become one call.
         fuse(loaded.model)
         _quantize(loaded, options.dtype)
         pack_linears(loaded.model)
@@ -165,6 +174,7 @@ def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
         return True
     if options.dtype in BITS:
         raise LoadError(f"This model cannot run in {options.dtype}: with other linear layers {why}.")
+    # The replaced layers may be at fault and not the packed path: check the model as it is.
     why = why_not_packed(loaded.model)
     if why is not None:
         log.warning("model.not_packed", model_type=loaded.config.model_type, execution_path="per_sequence", why=why)
@@ -191,11 +201,14 @@ def _threads(model: Any) -> int:
 
 
 def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, blocks: int) -> tuple[Engine, Ready]:
+    # A sequence longer than the whole cache could never be run, so `Ready` must not announce such a context.
     context = min(_context(loaded, options), blocks * options.block_size)
     step_tokens = max(options.step_tokens, options.max_sequences)
     if not runner.chunked:  # a step must hold the longest prompt and a token of every other sequence
         step_tokens = context + options.max_sequences
     scheduler = Scheduler(
+        # The per-sequence path has no pages: its blocks only limit how many tokens are held, and there is nothing to
+        # share.
         BlockPool(blocks, options.block_size, caching=options.prefix_caching and runner.chunked),
         step_tokens=step_tokens,
         max_sequences=options.max_sequences,
@@ -237,6 +250,7 @@ def _wanted_blocks(loaded: LoadedModel, options: EngineOptions) -> int:
 def _packed_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
     """A runner over the KV cache, and the cache's number of blocks. A probe run finds the bytes of a block first."""
     probe = PackedRunner(loaded.model, KVCache(1, options.block_size))
+    # The content does not matter: the probe makes each layer's pools, whose shapes are known only from the first keys.
     prompt = (0,) * min(2, options.block_size)  # two tokens: enough to compile and run the prefill kernel, too
     sequence = Sequence(0, Submit(0, prompt, 1), 0)
     sequence.blocks.append(0)
@@ -245,10 +259,13 @@ def _packed_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner,
     step_bytes = profile(loaded.model, probe, embedder, options, _context(loaded, options)) if embedder else 0
     affordable = _cache_bytes(loaded.model.device, step_bytes) // probe.cache.bytes_per_block
     blocks = _wanted_blocks(loaded, options)
+    # On a CPU an operator's `kv_tokens` may exceed `affordable`, which is a cautious share of the memory. On a GPU that
+    # share is nearly all there is, so more is an error.
     if not options.kv_tokens:
         blocks = min(blocks, affordable)
     if blocks < 1 or (blocks > affordable and loaded.model.device.type != "cpu"):
         raise LoadError(f"The KV cache does not fit into the memory that the model leaves of {loaded.model.device}.")
+    # `resized` makes new pools: the probe's are freed with the probe.
     cache, names = probe.cache.resized(blocks), tuple(options.lora_adapters)
     return PackedRunner(loaded.model, cache, embedder=embedder, lora_adapters=names), blocks
 
@@ -272,6 +289,7 @@ def _per_sequence_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[R
     text_only = options.text_only or options.execution_path == "per_sequence"
     if not text_only and find_processor(loaded.model, options.model) is not None:
         raise _images_not_served(loaded, "it takes the per-sequence execution path, which is for text only")
+    # At least the whole context, so that the longest prompt can always be admitted.
     most = max(_PER_SEQUENCE_TOKENS, _context(loaded, options)) // options.block_size
     blocks = _wanted_blocks(loaded, options)
     return PerSequenceRunner(loaded.model, tuple(options.lora_adapters)), blocks if options.kv_tokens else min(

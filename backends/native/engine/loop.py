@@ -87,8 +87,11 @@ class Engine:
         self._context_length = context_length
         self._constraints = constraints
         self._hidden = hidden
+        # Never reset: the order of arrival breaks ties of priority, also for sequences that return after a preemption.
         self._arrivals = count()
         self._sequences: dict[tuple[int, int], Sequence] = {}
+        # Outputs made outside of a step, as refusals are, wait here for the next step; `busy` is then True, so it comes
+        # at once.
         self._outputs: defaultdict[int, list[Output]] = defaultdict(list)
 
     @property
@@ -132,6 +135,7 @@ class Engine:
 
     def pong(self, ping: Ping) -> Pong:
         """Answer a `Ping` with the current queue lengths, blocks and counters."""
+        # Reads only: a ping is also answered in the middle of a step, between two layers (`serving.engine_thread`).
         scheduler, pool = self._scheduler, self._scheduler.pool
         return Pong(
             ping.token,
@@ -150,14 +154,19 @@ class Engine:
         Raises:
             torch.AcceleratorError: the device is lost; the process must be restarted.
         """
+        # Step 1, masks: they decide which sequences are held, which `schedule` reads.
         held = self._compute_masks()
+        # Step 2, schedule. The works' order is free: each row of the forward knows its own sequence.
         works = self._scheduler.schedule()
         if self._runner.lora_adapters:
             works.sort(key=_LORA_ADAPTER)  # those of a LoRA adapter go through it together
+        # Every sequence is held by its grammar. `busy` stays True, so without this wait the serving loop would spin.
         if held and not works:
             Constraints.wait(held)
+        # Steps 3 to 5: forward, sample, advance.
         with torch.inference_mode():
             self._run(works)
+        # A new dictionary and not `clear()`: the returned one is read after this call.
         outputs, self._outputs = self._outputs, defaultdict(list)
         return {connection: Step(tuple(gained)) for connection, gained in outputs.items()}
 
@@ -176,6 +185,8 @@ class Engine:
             raise Refused("the model makes no embeddings")
         if request.lora_adapter and request.lora_adapter not in self._runner.lora_adapters:
             raise Refused(f"there is no LoRA adapter '{request.lora_adapter}'")
+        # On a GPU an id outside of the vocabulary is a device-side assertion, which ends the process for all sequences.
+        # Hence all ids that index a tensor are checked before the sequence is queued.
         biased = (token for token, _ in request.sampling.logit_bias)
         ids = (*request.prompt, *biased, *request.stop_token_ids, *request.eos_token_ids)
         if min(ids) < 0 or max(ids) >= self._vocab_size:
@@ -185,13 +196,17 @@ class Engine:
         source = sequence.request.grammar
         if source is not None and self._constraints is None:
             raise Refused("the model has no tokenizer for grammars")
+        # Before `begin`: `add` may refuse, and every `begin` takes one reference to the compiled grammar, which only
+        # `_end` releases.
         self._scheduler.add(sequence)
         if source is not None and self._constraints is not None:
             sequence.constraint = self._constraints.begin(source, len(sequence.tokens))
+            # Until the grammar is compiled and its first mask is there (`Constraints.prepare`).
             sequence.held = True
 
     def _compute_masks(self) -> list[Sequence]:
         """Compute the grammar masks of the step; return the sequences that are held because theirs is not ready."""
+        # A list: `_fail` below removes sequences from the dictionary.
         constrained = [sequence for sequence in self._sequences.values() if sequence.constraint is not None]
         if not constrained or self._constraints is None:
             return []
@@ -208,12 +223,15 @@ class Engine:
         if not works:
             return
         try:
+            # No token is appended before all rows are sampled, so the works can be run again. The noise of a sample
+            # depends on seed, position and token only: a second run draws the same token.
             samples = sample(works, self._runner.run(works))
             if self._hidden is not None:
                 self._hidden.collect(works)
         except torch.AcceleratorError:
             raise
         except Exception as error:  # the engine's top: a bad sequence must not harm the others
+            # Bisection ends here. One faulty sequence among n costs about 2 log2(n) more forwards.
             if len(works) == 1:
                 self._fail(works[0].sequence, error)
                 return
@@ -224,6 +242,8 @@ class Engine:
             self._run(works[:half])
             self._run(works[half:])
             return
+        # Outside of `try`: an error while committing would leave some sequences advanced, and a repetition would
+        # advance them twice.
         for work, sampled in zip(works, samples, strict=True):
             self._advance(work, sampled)
 
@@ -232,6 +252,7 @@ class Engine:
         sequence = work.sequence
         if sampled.prompt:
             sequence.prompt_logprobs += sampled.prompt
+        # Before the new token is appended: that one has no keys and values yet, it is run in the next step.
         self._scheduler.commit(work)
         if sampled.token is None:
             return
@@ -243,6 +264,7 @@ class Engine:
             sequence.tokens.append(sampled.token)
             reason = finish_reason(request, sampled.token, generated + 1)
             ids, logprobs = (sampled.token,), (sampled.logprobs,) if sampled.logprobs else ()
+        # The first output of a sequence carries the facts about its prompt; later ones are as small as they can be.
         if generated:
             output = Output(request.seq, ids, reason, logprobs)
         else:
@@ -257,6 +279,7 @@ class Engine:
         # The trace as text: a log renderer that gets the exception may print local variables, and with them the prompt.
         trace = "".join(traceback.format_tb(error.__traceback__))
         log.error("sequence.failed", tokens=len(sequence.tokens), error=repr(error), trace=trace)
+        # Only texts that the engine wrote for clients are passed on. Other errors may hold tensors' contents or paths.
         if isinstance(error, NoDistribution | GrammarError):
             why = str(error)
         elif isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -271,6 +294,8 @@ class Engine:
 
     def _end(self, sequence: Sequence) -> None:
         self._sequences.pop((sequence.connection, sequence.request.seq))
+        # A job of the constraint may still run in a thread. It writes to the constraint only, which nobody reads any
+        # more.
         if sequence.constraint is not None:
             sequence.constraint.leave()
         self._scheduler.remove(sequence)
@@ -280,11 +305,15 @@ class Engine:
     def _scored_prompt(sequence: Sequence) -> tuple[Logprobs, ...]:
         if sequence.request.prompt_logprobs < 0:
             return ()
+        # No token precedes the first, so it has no logprob; OpenAI's legacy completions (`echo`) and vLLM report null
+        # for it, too.
         return (Logprobs(None), *sequence.prompt_logprobs)
 
 
 def finish_reason(request: Submit, token: int, generated: int) -> FinishReason | None:
     """The reason for which a sequence ends with `token`, its `generated`th new token; None if it goes on."""
+    # The first `min_new_tokens` tokens cannot be end tokens: `logits_processors` bans them while fewer are generated.
+    # This check follows the same count.
     if generated > request.min_new_tokens:
         if token in request.eos_token_ids:
             return FinishReason.EOS

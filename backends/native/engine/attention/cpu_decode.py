@@ -52,12 +52,14 @@ def paged_kernel(
     queries: Tensor, cache: LayerCache, block_size: int, metadata: AttentionMetadata, params: AttentionParams
 ) -> Tensor:
     """Implements `interface.Kernel` for what it `supports`."""
+    # Checked at every call and not at load: strides and dtypes belong to the tensors of this call.
     attend = _function(cache.keys.dtype) if _fits(queries, cache) else None
     if attend is None:
         return reference_kernel(queries, cache, block_size, metadata, params)
     batch = decode_batch(metadata)
     output = queries.new_empty(*queries.shape[:2], cache.values.shape[2])
     _decode(attend, queries, cache, block_size, batch, params, output)
+    # Each part writes its own rows of `output`: decode above, prompts here by one of two ways.
     if not batch.is_whole_step and not attend_prompts(queries, cache, block_size, metadata, params, output):
         fill(output, queries, cache, block_size, metadata, params, decoding=False)
     return output
@@ -76,6 +78,7 @@ def find_decode_batch(metadata: AttentionMetadata) -> DecodeBatch:
     tables, counts = metadata.block_tables, metadata.query_lengths
     contexts = index_tensor(metadata.context_lengths, tables.device)
     starts = index_tensor(metadata.starts, tables.device)
+    # Steady decode: the step's own tensors serve without being indexed.
     if max(counts) == 1:
         return DecodeBatch(starts, tables, contexts, is_whole_step=True)
     rows = index_tensor([row for row, count in enumerate(counts) if count == 1], tables.device)
@@ -86,6 +89,8 @@ def _fits(queries: Tensor, cache: LayerCache) -> bool:
     """Whether the tensors are as the compiled code reads them; it checks nothing."""
     return (
         queries.dtype == cache.keys.dtype
+        # Only the innermost numbers must be adjacent; the strides of tokens and heads are passed on, so a slice of a
+        # joined projection needs no copy.
         and queries.stride(2) == 1
         and max(queries.shape[2], cache.values.shape[2]) <= MAX_WIDTH
     )
@@ -110,10 +115,13 @@ def _decode(
         batch.tokens.data_ptr(),
         batch.tables.data_ptr(),
         batch.contexts.data_ptr(),
+        # `paged_decode::Sizes` of `src/paged_decode.h`, field by field: one pointer, since ctypes converts each
+        # separate argument at every call.
         (ctypes.c_long * 11)(
             len(batch.tokens),
             batch.tables.shape[1],
             block_size,
+            # 0: no window.
             params.sliding_window or 0,
             queries.shape[1],
             keys.shape[1],

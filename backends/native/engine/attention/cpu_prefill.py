@@ -39,6 +39,7 @@ def attend_prompts(
         return False
     lengths = zip(metadata.starts, metadata.query_lengths, metadata.context_lengths, strict=True)
     for row, (start, new, context) in enumerate(lengths):
+        # Sequences of one new token were attended to by the decode kernel.
         if new > 1:
             own, table = slice(start, start + new), metadata.block_tables[row]
             _attend(attend, queries[own], cache, block_size, table, context, params, output[own])
@@ -58,6 +59,7 @@ def _attend(
     """Attend for one sequence: `queries` and `output` are its rows, `table` [blocks] its pages."""
     new, heads, width = queries.shape
     key_heads = cache.keys.shape[1]
+    # Scratch memory: [0] for packed keys, [1] for packed values, each rounded up to whole blocks of 64 tokens.
     packed = cache.keys.new_empty(2, key_heads, -(-context // _BLOCK), _BLOCK * width)
     attend(
         queries.data_ptr(),
@@ -66,6 +68,7 @@ def _attend(
         table.data_ptr(),
         packed.data_ptr(),
         output.data_ptr(),
+        # `Sizes` of `src/cpu_prefill.cpp`, field by field.
         (ctypes.c_long * 10)(
             new,
             context,

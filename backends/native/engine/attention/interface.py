@@ -76,8 +76,11 @@ class AttentionParams:
 def index_tensor(values: Iterable[int], device: torch.device) -> Tensor:
     """[values] int64. By way of an array, in a seventh of the time that `torch.tensor` takes for a list."""
     numbers = values if isinstance(values, array) else array("q", values)
+    # `frombuffer` refuses an empty buffer.
     if not numbers:
         return torch.empty(0, dtype=torch.int64, device=device)
+    # On a CPU the tensor shares the array's memory and keeps it alive. An array whose buffer is exported cannot grow
+    # (BufferError), so nothing can move the memory under the tensor.
     return torch.frombuffer(numbers, dtype=torch.int64).to(device)
 
 
@@ -134,12 +137,16 @@ def attend(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention function for transformers: [1, heads, tokens, width] each, to [1, tokens, heads, width]."""
+    # Before the layer's work: pings are answered here, once a layer, however long the step takes.
     report_progress()
     forward = current()
+    # The batch dimension is 1: a packed step is one row. Transposed to one row a token, as slots are.
     keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
     layer = forward.cache.layer(module.layer_idx, keys, values)
+    # Before the kernel: new tokens attend to themselves and to each other through the cache, like to all earlier ones.
     layer.write(forward.metadata.slots, keys, values)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    # A window of 0 means none, as None does. `s_aux` is transformers' name for gpt-oss' sinks.
     params = AttentionParams(scale, sliding_window or None, softcap, s_aux)
     queries = query[0].transpose(0, 1)
     return forward.kernel(queries, layer, forward.cache.block_size, forward.metadata, params).unsqueeze(0), None
@@ -155,5 +162,6 @@ def _no_mask(*_: Any, **__: Any) -> None:
     """No mask: `AttentionMetadata` says which keys a query sees."""
 
 
+# Registered for the process at import; a model uses both after `set_attn_implementation(NAME)`.
 AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, _no_mask)

@@ -51,8 +51,11 @@ class KVCache:
         """An empty cache with pools for the same layers and another number of blocks."""
         cache = KVCache(blocks, self.block_size)
         for index, layer in self._layers.items():
+            # Only their shape, dtype and device are used.
             cache.layer(index, layer.keys, layer.values)
         return cache
 
     def _pool(self, like: Tensor) -> Tensor:
+        # Not zeroed: a sequence's slots are written before they are read. Zeroing would touch every page of a memory
+        # that may never be used.
         return torch.empty((self.blocks * self.block_size, *like.shape[1:]), dtype=like.dtype, device=like.device)

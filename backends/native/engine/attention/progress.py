@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
+# A context variable is separate in each thread: two in-process engines do not answer each other's pings.
 _callback: ContextVar[Callable[[], None]] = ContextVar("interlingua_progress", default=lambda: None)
 
 
@@ -29,6 +30,8 @@ def watch_layers(model: Any) -> None:
 
     For models whose attention is not ours: ours (`interface.attend`) reports by itself.
     """
+    # transformers keeps the layers of every encoder and decoder in a ModuleList. Compared by name, so that this module
+    # imports no torch.
     lists = (module for module in model.modules() if type(module).__name__ == "ModuleList")
     for layer in (layer for layers in lists for layer in layers):
         layer.register_forward_pre_hook(lambda *_: report_progress())

@@ -48,6 +48,7 @@ class Group:
         """The group in groups of at most `most` sequences; only for sequences of one new token."""
         if self.sequences <= most:
             return [self]
+        # Views, no copies: a plan is made once a step and its groups are used in every layer.
         masks = torch.split(self.mask, most) if self.mask is not None else repeat(None)
         slots = torch.split(self.slots.view(self.sequences, -1), most)
         parts = zip(torch.split(self.tokens, most), slots, masks, strict=False)
@@ -78,10 +79,13 @@ def fill(
     decoding: bool = True,
 ) -> None:
     """Write attention's result to `output`; without `decoding`, only for sequences of several new tokens."""
+    # Query heads for each key head: more than 1 in grouped-query attention (GQA, arXiv 2305.13245).
     sharing = queries.shape[1] // cache.keys.shape[1]
+    # With softcap or sinks scores are computed explicitly, which needs a mask even for a whole prompt.
     masked = params.softcap is not None or params.sinks is not None
     most_bytes = _CPU_BYTES if queries.device.type == "cpu" else _DEVICE_BYTES
     most_keys = most_bytes // (cache.keys.stride(0) * cache.keys.itemsize)
+    # Models may alternate kinds of layers (Gemma: sliding and full attention), so a step can have several plans.
     key = (params.sliding_window, sharing, masked, most_keys, decoding)
     if key not in metadata.plans:
         metadata.plans[key] = plan(metadata, block_size, *key)
@@ -116,9 +120,11 @@ def plan(
         if new > 1:
             alone.append([index])
         elif decoding:
+            # 2^(bits - 1) < keys <= 2^bits: within a group at most half of what is gathered is padding.
             together[(min(context, furthest) - 1).bit_length()].append(index)
     groups = [_group(metadata, indices, block_size, window, sharing, masked) for indices in alone]
     for bits, indices in together.items():
+        # Each of the sequences gathers up to 2^bits keys, so `most_keys >> bits` of them stay within the bound.
         group = _group(metadata, indices, block_size, window, sharing, masked)
         groups += group.split(max(1, most_keys >> bits))
     return groups
@@ -136,6 +142,8 @@ def _group(
 
     starts = metadata.starts
     tokens = [starts[index] + offset for offset in range(new) for index in indices]  # one index, or one new token
+    # A chunk that continues a prompt has more keys than queries; torch's `is_causal` aligns the mask at the upper left
+    # and would hide the earlier keys.
     causal = not masked and 1 < new == contexts[0] <= (window or new)
     own = _own(lengths, device)
     mask = None if causal else _mask(lengths, own, new, window, sharing, device)
@@ -162,10 +170,13 @@ def _own(lengths: list[int], device: torch.device) -> Tensor | None:
 def _slots(tables: Tensor, firsts: list[int], most: int, own: Tensor | None, size: int) -> Tensor:
     """[sequences, most keys]: slots from position `firsts` (0 if empty) on; padding repeats a sequence's first slot."""
     device = tables.device
+    # A sliding window: drop the blocks that lie wholly before it. `columns` numbers the remaining blocks of each table;
+    # the clamp keeps the padding of shorter sequences inside the table.
     if any(firsts):
         columns = index_tensor([first // size for first in firsts], device).unsqueeze(1)
         columns = columns + torch.arange(-(-most // size), device=device)
         tables = tables.gather(1, columns.clamp_(max=tables.shape[1] - 1))
+    # Block numbers to slots: every block becomes `size` consecutive ones.
     slots = (tables.unsqueeze(2) * size + torch.arange(size, device=device)).flatten(1)[:, :most]
     return slots if own is None else torch.where(own, slots, slots[:, :1])
 
@@ -175,13 +186,16 @@ def _mask(
 ) -> Tensor | None:
     """See `Group.mask`, for the last `new` tokens of sequences of `lengths` keys."""
     most = max(lengths)
+    # Decode without a window sees all of its own keys: only padding has to be hidden.
     if new == 1 and most <= (window or most):
         return None if own is None else own.unsqueeze(1).unsqueeze(1)
     key = torch.arange(most, device=device)
+    # Positions count from the first gathered key. The queries are the last `new` positions of each sequence.
     query = index_tensor(lengths, device).view(-1, 1, 1) + torch.arange(-new, 0, device=device).view(1, -1, 1)
     visible = key <= query
     if window is not None:
         visible &= key > query - window
+    # Rows repeat for the query heads that `_attend` stacks over one key head.
     return visible.repeat(1, sharing, 1).unsqueeze(1)
 
 
@@ -195,6 +209,7 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, group: Group, params:
     sharing = heads // keys.shape[2]
     # Query heads that share a key head become rows of one matrix: [sequences, key heads, sharing * new, width].
     q = queries.view(count, new, -1, sharing, width).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    # Keys and values need no copy for each query head: heads are a batch dimension of torch's function.
     k, v = keys.transpose(1, 2), values.transpose(1, 2)
     if params.softcap is None and params.sinks is None:
         out = functional.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=params.scale)
@@ -206,6 +221,7 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, group: Group, params:
 def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, params: AttentionParams) -> Tensor:
     """Attention with explicit scores, for softcap and sinks, which torch's own function does not have."""
     scores = (q @ k.transpose(2, 3)).float() * params.scale
+    # Gemma 2's order: scale, then softcap, then mask. A softcap after the mask would turn -inf into a finite score.
     if params.softcap is not None:
         scores = torch.tanh(scores / params.softcap) * params.softcap
     if mask is not None:
@@ -213,6 +229,7 @@ def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, params: Atte
     if params.sinks is None:
         return scores.softmax(-1).to(v.dtype) @ v
     # A sink is one more column of scores, whose weight is dropped: [query heads] to the rows of each key head.
+    # Rows of one query head are consecutive, since `_attend` flattens (sharing, new) in this order.
     rows = q.shape[1] * q.shape[2] // len(params.sinks)
     sinks = params.sinks.float().repeat_interleave(rows).view(1, q.shape[1], q.shape[2], 1)
     weights = torch.cat([scores, sinks.expand(len(q), -1, -1, -1)], dim=-1).softmax(-1)[..., :-1]

@@ -47,5 +47,6 @@ def best_kernel(
     queries: Tensor, cache: LayerCache, block_size: int, metadata: AttentionMetadata, params: AttentionParams
 ) -> Tensor:
     """A `Kernel` that runs, for each layer, the one that `find_kernel` finds."""
+    # Chosen for each layer: in one model some layers may have sinks or a softcap and others not.
     kernel = find_kernel(queries.device, queries.dtype, params)
     return kernel.attend(queries, cache, block_size, metadata, params)

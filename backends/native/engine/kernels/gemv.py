@@ -34,7 +34,9 @@ class SkinnyGemm:
 
     def __init__(self, function: Function, packed: Tensor, shape: tuple[int, int], bias: Tensor | None) -> None:
         self._function = function
+        # Kept for its memory: `address` points into it.
         self._packed = packed
+        # Fixed for the layer's life, so it is read once; the fused decoder layer reads it from here.
         self.address = torch.ops.mkldnn.data_ptr(packed)
         self._outputs, self._inputs = shape
         self._bias = bias
@@ -57,6 +59,7 @@ class SkinnyGemm:
 
     def multiply(self, rows: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
+        # The compiled code reads adjacent rows; decode's rows already are, and are not copied.
         rows = rows.contiguous()
         product = rows.new_empty(*rows.shape[:-1], self._outputs)
         self._function(
@@ -80,10 +83,13 @@ def _is_blocked(weight: Tensor, packed: Tensor) -> bool:
     outputs, inputs = weight.shape
     per_word = _PER_WORD[weight.dtype]
     address = torch.ops.mkldnn.data_ptr(packed)
+    # Equal sizes mean that oneDNN added no padding; the address must lie on a cache line.
     fits = torch.ops.mkldnn._nbytes(packed) == weight.nbytes and not address % _BLOCK  # noqa: SLF001
     if outputs % _BLOCK or inputs % per_word or not fits:
         return False
+    # oneDNN's tensors are opaque to torch: the only way to look at the bytes is by their address. No copy is made.
     memory = (ctypes.c_char * weight.nbytes).from_address(address)
     found = torch.frombuffer(memory, dtype=weight.dtype).view(outputs // _BLOCK, -1, _BLOCK, per_word)
     expected = weight.reshape(outputs // _BLOCK, _BLOCK, -1, per_word).transpose(1, 2)
+    # Three blocks are enough to recognize an order; comparing all would read every weight once more at load.
     return all(torch.equal(found[block], expected[block]) for block in (0, len(found) // 2, -1))

@@ -22,6 +22,7 @@ def add_gumbel_noise(scores: Tensor, low: Tensor, high: Tensor) -> None:
     """
     compiled = _function()
     assert compiled is not None, "is_available was not asked"
+    # [rows, 2] int32: a row's key as eight adjacent bytes.
     keys = torch.stack((low, high), dim=1)
     compiled(scores.data_ptr(), keys.data_ptr(), *scores.shape, torch.get_num_threads())
 

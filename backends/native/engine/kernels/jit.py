@@ -46,6 +46,7 @@ def function(library: str, symbol: str) -> Function | None:
     if loaded is None:
         return None
     found: Any = getattr(loaded, symbol)
+    # Without `argtypes` ctypes would pass Python integers as C ints and cut addresses to 32 bits.
     found.restype, *found.argtypes = signature
     return found  # type: ignore[no-any-return]
 
@@ -56,6 +57,7 @@ def typed_function(library: str, base: str, dtype: object) -> Function | None:
     return function(library, symbol) if symbol in LIBRARIES[library].symbols else None
 
 
+# The result None is cached, too: one attempt and one warning a process, not one for each layer.
 @cache
 def load(library: Library) -> ctypes.CDLL | None:
     """The library, compiled if the cache has none; None, and a warning, if it cannot be compiled or loaded."""
@@ -82,10 +84,12 @@ def build_all(folder: Path | None = None) -> Iterator[BuildResult]:
         OSError: the folder cannot be made or must not be trusted.
         RuntimeError: there is no default folder.
     """
+    # An image's folder is readable for the user that will run it (0755); a user's own is private.
     kept = LibraryCache.at(default_folder()) if folder is None else LibraryCache.at(folder, mode=0o755)
     for library in LIBRARIES.values():
         try:
             path = _open(library, kept)[1]
+            # Otherwise the library was built in a temporary folder, which is removed by now.
             if path.parent == kept.folder:
                 yield BuildResult(library.name, path)
             else:
@@ -126,6 +130,7 @@ def source_files(source: Path) -> list[Path]:
     files = [source]
     for file in files:  # grows meanwhile
         included = (file.parent / name for name in _INCLUDE.findall(file.read_text()))
+        # Lists may grow while they are iterated over: includes of includes are visited in turn.
         files += [path for path in dict.fromkeys(included) if path not in files]
     return files
 
@@ -134,12 +139,15 @@ def _open(library: Library, kept: LibraryCache) -> tuple[ctypes.CDLL, Path]:
     """The loaded library and its path, from the cache or newly built."""
     import torch  # noqa: F401 - brings the OpenMP runtime whose symbols the library needs
 
+    # With a compiler: only what this very compiler built. Without one the key is shorter, and the glob of `find`
+    # matches libraries of every compiler.
     key = _source_key(library)
     if find_compiler() is not None:
         key += f"{_compiler_digest()}-"
     path = kept.find(key)
     if path is not None:
         try:
+            # The digest in its name was right and it still does not load: its dependencies differ here. Build it anew.
             return _dlopen(library, path), path
         except OSError as error:
             kept.reject(path, str(error))
@@ -163,6 +171,7 @@ def _dlopen(library: Library, path: Path) -> ctypes.CDLL:
     Raises:
         OSError: it cannot be loaded, or lacks a function.
     """
+    # CDLL, not PyDLL: the interpreter's lock is released during each call, so that other threads (sockets, masks) run.
     loaded = ctypes.CDLL(str(path))
     missing = [symbol for symbol in library.symbols if not hasattr(loaded, symbol)]
     if missing:
@@ -173,6 +182,8 @@ def _dlopen(library: Library, path: Path) -> ctypes.CDLL:
 def _source_key(library: Library) -> str:
     """The beginning of a library's file name: its name, and a digest of sources, flags and CPU."""
     parts = [part for file in source_files(library.source) for part in (file.name.encode(), file.read_bytes())]
+    # `-march=native` means another set of instructions on another CPU. A library from there could end the process by an
+    # illegal instruction, so the CPU's features are part of the name.
     cpu = _cpu_field("flags", "Features") or platform.processor() if march() == "native" else ""
     settings = (*FLAGS, march(), platform.machine(), cpu)
     return f"{library.name}-{digest(*parts, *(setting.encode() for setting in settings))}-"

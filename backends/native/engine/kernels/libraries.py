@@ -10,6 +10,7 @@ from typing import Any
 
 SOURCES = Path(__file__).parent / "src"
 
+# The sources assume LP64 (64-bit Linux and macOS), where a C long has 64 bits.
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 
 

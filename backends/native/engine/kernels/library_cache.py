@@ -34,6 +34,8 @@ def digest(*parts: bytes) -> str:
     """Sixteen hexadecimal digits."""
     hashed = blake2b(digest_size=8)
     for part in parts:
+        # The length in front of each part: otherwise a byte that moves from one part to the next would not change the
+        # digest.
         hashed.update(len(part).to_bytes(8, "little") + part)
     return hashed.hexdigest()
 
@@ -57,6 +59,8 @@ def why_untrusted(path: Path, *, folder: bool = False) -> str | None:
 
 def _why_replaceable(folder: Path) -> str | None:
     """Why others could put another folder in the place of `folder` after it was checked; None if they cannot."""
+    # Checked after the folder itself: a folder that nobody else can write to protects nothing if it can be renamed
+    # away.
     for parent in folder.resolve().parents:
         mode = parent.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:  # with the sticky bit (/tmp) only owners rename
@@ -70,6 +74,7 @@ def default_folder() -> Path:
     Raises:
         RuntimeError: the user has no home folder.
     """
+    # XDG Base Directory Specification: XDG_CACHE_HOME, and ~/.cache where it is unset or empty.
     named = os.environ.get(FOLDER_VARIABLE)
     if named:
         return Path(named)
@@ -89,6 +94,7 @@ class LibraryCache:
         Raises:
             OSError: it cannot be made, or must not be trusted.
         """
+        # `mode` holds for a new folder only; the check after it covers folders that were there before.
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
         why = why_untrusted(folder, folder=True) or _why_replaceable(folder)
         if why is not None:
@@ -118,6 +124,7 @@ class LibraryCache:
     def reject(self, path: Path, why: str) -> None:
         """Remove a library that must not be loaded, and log it."""
         log.warning("kernel.cached_library_rejected", path=str(path), why=why)
+        # Another process may have removed it, or the folder is read-only; either way it is not loaded.
         with suppress(OSError):
             path.unlink()
 
@@ -137,6 +144,8 @@ class LibraryCache:
         target = built.with_name(f"{key}{digest(built.read_bytes())}.so")
         if self.folder is not None and os.access(self.folder, os.W_OK):
             target = self.folder / target.name
+        # A rename within one file system (`building` made the folder there) is atomic: other processes see all of the
+        # file or none. One that built the same at the same time replaces it by equal content.
         return built.replace(target)
 
 

@@ -25,6 +25,7 @@ def mask_top_k_top_p(scores: Tensor, k: Sequence[int], p: Sequence[float]) -> No
     """
     compiled = _function()
     assert compiled is not None, "is_available was not asked"
+    # Named, so that both live until the call has returned: ctypes gets their addresses only.
     counts, masses = torch.tensor(k, dtype=torch.int64), torch.tensor(p, dtype=torch.float32)
     compiled(scores.data_ptr(), counts.data_ptr(), masses.data_ptr(), *scores.shape, torch.get_num_threads())
 

@@ -25,7 +25,10 @@ def fuse_layers(model: Any, longest: int, *, join: bool = True) -> None:
         join: whether linear layers may be joined; LoRA adapters must find them under their own names.
     """
     text = text_part(model)
+    # Before `FusedAttention.of`, which probes modules by our attention function.
     text.set_attn_implementation(NAME)
+    # Attention first: it reads `variance_epsilon` of the heads' norms, which the `FusedNorm` put in their place does
+    # not have.
     replace_modules(text, partial(FusedAttention.of, longest=longest, join=join))
     replace_modules(text, partial(FusedMLP.of, join=join))
     replace_modules(model, FusedNorm.of)

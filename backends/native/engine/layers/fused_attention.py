@@ -43,6 +43,7 @@ class FusedAttention(Projections):
         self.heads: int = module.q_proj.out_features // module.head_dim
         self.key_heads: int = module.k_proj.out_features // module.head_dim
         self.params = params
+        # Both or none: `_is_made_of_heads` has refused other modules.
         norms = [getattr(module, name, None) for name in _NORMS]
         self.norm_weights: list[Tensor | None] = [None if norm is None else norm.weight for norm in norms]
         self.epsilon: float = 0.0 if norms[0] is None else norms[0].variance_epsilon
@@ -63,6 +64,8 @@ class FusedAttention(Projections):
         if compiled is None:
             return None
         try:
+            # The module's own call is the expectation. It also yields the parameters (scale, window, softcap) that the
+            # module gives to the attention function, so that they need not be read from configurations.
             call = _probe(module, module, longest)
         except Exception:  # a foreign module may raise anything if it is another kind of attention
             return None
@@ -81,9 +84,13 @@ class FusedAttention(Projections):
         report_progress()
         forward = current()
         joined = self.project(hidden_states)[0]
+        # Views into the joined projection: queries, then keys, then values, in the order of `_PROJECTIONS`.
         heads = joined.view(len(joined), -1, self.width)
         queries, keys = heads[:, : self.heads], heads[:, self.heads : self.heads + self.key_heads]
+        # Keys twice: values have the same shape here. Only shape, dtype and device are read.
         layer = forward.cache.layer(self.layer, keys, keys)
+        # In place, hence before the kernel: `queries` is a view of what this call rotates, and keys and values must be
+        # in the cache.
         self._write_heads(joined, position_embeddings, layer, forward.metadata.slots)
         attended = forward.kernel(queries, layer, forward.cache.block_size, forward.metadata, self.params)
         return self.o_proj(attended.view(1, len(joined), -1)), None
@@ -116,6 +123,7 @@ def rotary_tables(given: tuple[Tensor, Tensor], rows: int, width: int, dtype: to
     """
     cosines, sines = (part.to(dtype).contiguous() for part in given)
     rotated = cosines.shape[-1]
+    # The compiled code checks nothing: a table of another shape would be read out of bounds.
     if rotated > width or not cosines.numel() == sines.numel() == rows * rotated:
         raise ValueError(f"rotary embeddings of shape {list(cosines.shape)} for {rows} tokens of width {width}")
     return cosines, sines
@@ -145,8 +153,12 @@ def _probe(called: Any, module: Any, longest: int) -> _AttentionCall:
     """
     draw = torch.Generator().manual_seed(0)
     weight, width = module.q_proj.weight, module.head_dim
+    # 1e3: OLMo's `clip_qkv` would show. 1e-3: the mean square is then close to usual epsilons (1e-6).
     hidden = torch.randn(1, 3, weight.shape[1], generator=draw) * torch.tensor([[[1.0], [1e3], [1e-3]]])
+    # Random angles up to 2 pi, the same in both halves: the convention of `rotate_half`. A module that pairs neighbours
+    # instead (GPT-J, GLM) gives other queries.
     angles = torch.rand(1, 3, width // 2, generator=draw).mul(6.3).repeat(1, 1, 2)
+    # The kernel returns fixed numbers, so both modules' outputs compare their output projections alone.
     attended = torch.randn(3, module.q_proj.out_features // width, width, generator=draw).to(weight.dtype)
     calls: list[_AttentionCall] = []
 
@@ -160,9 +172,11 @@ def _probe(called: Any, module: Any, longest: int) -> _AttentionCall:
         calls.append(_AttentionCall(queries.clone(), cache, params, attended))
         return attended
 
+    # Three sequences of one token, in slots 0, 1 and 2 of a cache of one block.
     metadata = AttentionMetadata(torch.arange(3), [1, 1, 1], [1, 1, 1], torch.zeros(3, 1, dtype=torch.int64))
     positions = torch.tensor([[0, longest // 2, longest - 1]])
     with running(Forward(KVCache(1, 3), metadata, kernel)):
+        # All arguments that decoder layers of transformers pass; modules take what they know and ignore the rest.
         output, _ = called(
             hidden_states=hidden.to(weight.dtype),
             position_embeddings=(angles.cos().to(weight.dtype), angles.sin().to(weight.dtype)),
@@ -180,11 +194,13 @@ def _is_made_of_heads(module: Any) -> bool:
     """Whether the module has the parts, and the parts the widths, that the compiled pass reads without checks."""
     linears = [getattr(module, name, None) for name in _PROJECTIONS]
     width = getattr(module, "head_dim", None)
+    # `type is`, not `isinstance`: a subclass may compute something else, and the joined layer would drop it.
     if not all(type(linear) is nn.Linear for linear in linears) or not isinstance(width, int):
         return False
     if not hasattr(module, "layer_idx") or not hasattr(module, "o_proj"):
         return False
     queries, keys, values = (getattr(module, name).out_features for name in _PROJECTIONS)
+    # Equal widths of keys and values, and whole heads; MLA and the like have others.
     if width % 2 or queries % width or keys % width or keys != values:
         return False
     norms = [getattr(module, name, None) for name in _NORMS]

@@ -34,6 +34,7 @@ _PARTS = {
     "post_attention_layernorm": FusedNorm,
     "mlp": FusedMLP,
 }
+# In the order of the C struct: 12 pointers, 7 longs, 4 floats. Each group is aligned as C aligns it.
 _LAYER = {
     "norm qkv qkv_bias query_norm key_norm out out_bias": ctypes.c_void_p,
     "second_norm gate_up gate_up_bias down down_bias": ctypes.c_void_p,
@@ -60,11 +61,14 @@ class FusedDecoderLayer(nn.Module):
         super().__init__()
         self.layer = layer
         self._compute = compute
+        # Addresses only. `self.layer` keeps the weights alive, and nothing may replace them after this.
         self._description = _describe(layer)
         attention, inner = layer.self_attn, layer.mlp.down_proj.in_features
         self._index: int = attention.layer
         dtype = layer.input_layernorm.weight.dtype
         self._like = torch.empty(1, attention.key_heads, attention.width, dtype=dtype)  # one token's keys, or values
+        # Scratch numbers a row, as the compiled code lays them out: normed, then the larger of both joined projections,
+        # which are never needed together, then attended, then gated.
         joined = max(attention.qkv_proj.out_features, 2 * inner)
         self._scratch_width = len(layer.input_layernorm.weight) + joined + attention.o_proj.in_features + inner
 
@@ -84,6 +88,8 @@ class FusedDecoderLayer(nn.Module):
         attention, mlp = layer.self_attn, layer.mlp
         linears = [getattr(attention, "qkv_proj", None), attention.o_proj]
         linears += [getattr(mlp, "gate_up_proj", None), mlp.down_proj]
+        # Quantized layers, and layers that LoRA keeps separate, end here: the compiled code multiplies packed weights
+        # only.
         if any(type(linear) is not PackedLinear or linear.skinny_gemm is None for linear in linears):
             return None
         weight = layer.input_layernorm.weight
@@ -100,12 +106,14 @@ class FusedDecoderLayer(nn.Module):
             output: Tensor = self.layer(hidden_states, **given)
             return output
         report_progress()
+        # The compiled code works in place, and model code may keep the layer's input (`output_hidden_states`).
         hidden, metadata = hidden_states.clone(memory_format=torch.contiguous_format), forward.metadata
         layer = forward.cache.layer(self._index, self._like, self._like)
         batch = decode_batch(metadata)
         rows, width = hidden.shape[1], self._like.shape[2]
         cosines, sines = rotary_tables(given["position_embeddings"], rows, width, hidden.dtype)
         self._compute(
+            # Nine addresses of this step, one of the scratch memory, and one of the step's sizes (`Step` of the C++).
             ctypes.addressof(self._description),
             hidden.data_ptr(),
             cosines.data_ptr(),
@@ -124,11 +132,14 @@ class FusedDecoderLayer(nn.Module):
         return hidden
 
     def _takes(self, hidden: Tensor, forward: Forward) -> bool:
+        # Checked at every call: the same layer serves prompts. Under another kernel than `best_kernel` (a test's, or
+        # the probe of a load) the parts must call that one.
         few = 0 < hidden.shape[1] <= MAX_ROWS and hidden.dtype == self._like.dtype
         return few and forward.kernel is best_kernel and decode_batch(forward.metadata).is_whole_step
 
     def _scratch(self, metadata: AttentionMetadata, rows: int) -> Tensor:
         """Memory for what one part of the layer hands to the next; all layers of a step share it."""
+        # One allocation a step: `plans` lives as long as the step's metadata, and layers run one after the other.
         scratch: Tensor | None = metadata.plans.get("scratch")
         if scratch is None or len(scratch) < rows * self._scratch_width:
             scratch = metadata.plans["scratch"] = torch.empty(rows * self._scratch_width, dtype=self._like.dtype)
@@ -181,6 +192,8 @@ def _probe(called: Any, fused: FusedDecoderLayer) -> tuple[Tensor, Tensor, Tenso
     like, attention = fused._like, fused.layer.self_attn  # noqa: SLF001
     hidden = torch.randn(1, 3, attention.qkv_proj.in_features, generator=draw).to(like.dtype)
     angles = torch.rand(1, 3, attention.width // 2, generator=draw).mul(6.3).repeat(1, 1, 2)
+    # A cache of random content, and sequences of 7, 3 and 1 tokens on shuffled blocks: the new token of each goes to
+    # its own slot (14 = block 3, offset 2; 6 = block 1, offset 2; 0).
     cache = KVCache(4, 4)
     stored = cache.layer(attention.layer, like, like)
     for pool in (stored.keys, stored.values):

@@ -44,6 +44,8 @@ class FusedMLP(Projections):
         gate, up = module.gate_proj, module.up_proj
         if gate.weight.device.type != "cpu" or gate.weight.shape != up.weight.shape:
             return None
+        # Tried by result, not by `hidden_act`: the names of activations in configurations are many, and of the
+        # functions two.
         for activation in _ACTIVATIONS:
             activate = typed_function("fused_mlp", f"{activation}_and_mul", gate.weight.dtype)
             fused = cls(module, activation, activate, join=join) if activate is not None else None
@@ -54,6 +56,7 @@ class FusedMLP(Projections):
     def forward(self, rows: Tensor) -> Tensor:
         """[..., width] to the same."""
         joined = self.project(rows)
+        # Each row: the gate's numbers, then as many of up.
         width = joined.shape[-1] // 2
         gated = joined.new_empty(*joined.shape[:-1], width)
         self._activate(joined.data_ptr(), gated.data_ptr(), gated.numel() // width, width, torch.get_num_threads())

@@ -27,6 +27,7 @@ class FusedNorm(nn.Module):
     @classmethod
     def of(cls, module: Any) -> Self | None:
         """A replacement for `module`; None if it is no such norm, or nothing was compiled."""
+        # `variance_epsilon` is the attribute of Llama's RMS norm and its copies, which are most of transformers'.
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or weight.dim() != 1 or not hasattr(module, "variance_epsilon"):
             return None

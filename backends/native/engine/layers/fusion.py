@@ -22,6 +22,7 @@ def replace_modules(parent: nn.Module, replacement: Callable[[nn.Module], nn.Mod
 
     One module at a time, so that memory never holds two copies of the model.
     """
+    # A list: children change while they are visited.
     for name, module in list(parent.named_children()):
         replaced = replacement(module)
         if replaced is None:
@@ -36,6 +37,8 @@ def alike(expected: Tensor, found: Tensor) -> bool:
         return False
     if not expected.numel():
         return True
+    # Relative to the largest number of a row: a sum that cancels to nearly 0 has the error of its terms. A NaN is never
+    # <= anything, so it counts as different.
     allowed = _ROUNDINGS * torch.finfo(expected.dtype).eps * expected.abs().amax(-1, keepdim=True)
     return bool(((found - expected).abs() <= allowed).all())
 
@@ -51,6 +54,7 @@ def join(*linears: nn.Linear) -> nn.Linear | None:
     if len(kinds) > 1 or len(biases) not in (0, len(linears)):
         return None
     weight = torch.cat([linear.weight.detach() for linear in linears])
+    # `meta`: no memory for initial weights that are replaced in the next line.
     joined = nn.Linear(first.in_features, len(weight), bias=False, device="meta")
     joined.weight = nn.Parameter(weight, requires_grad=False)
     if biases:

@@ -33,11 +33,13 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
+        # `linear` itself is not kept: with its unpacked weight the model would be in memory twice.
         self._packed = _reordered(linear.weight.detach())
         self.skinny_gemm = SkinnyGemm.of(linear.weight.detach(), self._packed, self.bias)
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
+        # An expert of a mixture may get no row.
         if not rows.numel():
             return rows.new_empty(*rows.shape[:-1], self.out_features)
         if self.skinny_gemm is not None and self.skinny_gemm.takes(rows):
@@ -62,6 +64,7 @@ def pack_linears(model: Any, least: int = _LEAST) -> None:
     """
 
     def pack(module: Any) -> PackedLinear | None:
+        # `type is`, not `isinstance`: subclasses may multiply otherwise.
         fits = type(module) is nn.Linear and module.weight.numel() >= least and _is_packable(module.weight)
         return PackedLinear(module) if fits else None
 

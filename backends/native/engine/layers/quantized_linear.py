@@ -41,6 +41,7 @@ class QuantizedLinear(nn.Module):
         self._most_rows = _MOST_ROWS[bits]
         weight = linear.weight.detach()
         self._multiply, rounded = _to_int8(weight) if bits == BITS["int8"] else _to_int4(weight)
+        # The same rounded numbers on both ways: an output does not depend on how many rows share its step.
         linear.weight = nn.Parameter(rounded.to(weight.dtype), requires_grad=False)
         self.many: nn.Module = linear
 
@@ -81,6 +82,8 @@ def _fits(linear: nn.Linear, bits: int) -> bool:
 
 def _to_int8(weight: Tensor) -> tuple[Product, Tensor]:
     """Symmetric, with a scale for each output. Scales are rounded to the kernel's dtype before weights are divided."""
+    # 127, not 128: symmetric, so that the greatest weight and its negative both fit. The clamp is for an output of
+    # zeros.
     scales = (weight.float().abs().amax(1) / 127).clamp_(min=1e-12).to(weight.dtype)
     levels = (weight / scales.float().unsqueeze(1)).round_().clamp_(-127, 127).to(torch.int8)
     multiply = torch.ops.aten._weight_int8pack_mm  # noqa: SLF001
@@ -91,6 +94,7 @@ def _to_int4(weight: Tensor) -> tuple[Product, Tensor]:
     """Asymmetric: 16 levels from a group's least weight to its greatest, by a scale and a middle, which is level 8."""
     groups = weight.float().reshape(len(weight), -1, _GROUP)
     least, greatest = groups.aminmax(dim=2, keepdim=True)
+    # 15 steps between 16 levels; rounded to the kernel's dtype first, since the kernel multiplies by these.
     scales = ((greatest - least) / 15).clamp_(min=1e-12).to(weight.dtype).float()
     middles = (least + 8 * scales).to(weight.dtype).float()
     levels = ((groups - middles) / scales).round_().add_(8).clamp_(0, 15)

@@ -54,6 +54,7 @@ def _compare(small: Any, kinds: Collection[str], find_error: FindError) -> str |
     lora_adapters = {name: _random(layers, generator, small.device) for name in _NAMES[1:]}
     tokens = prompts(small.device)
     text_part(small).set_attn_implementation("eager")
+    # Step 1: without LoRA, then with each LoRA adapter merged into the weights: the expectation.
     bare = [plain_logits(small, row) for row in tokens]
     expected = [bare[0]]
     for name, row in zip(_NAMES[1:], tokens[1:], strict=True):
@@ -61,6 +62,7 @@ def _compare(small: Any, kinds: Collection[str], find_error: FindError) -> str |
             expected.append(plain_logits(small, row))
     scale = max(float(logits.abs().max()) for logits in expected)
     moved = min(float((a - b).abs().max()) for a, b in zip(bare[1:], expected[1:], strict=True))
+    # Step 2: the same LoRA adapters beside the weights, in one step with a sequence that has none.
     inject_lora(small, lora_adapters)
     error = find_error(small, tokens, expected)
     if not error <= TOLERANCE * scale:
@@ -80,6 +82,7 @@ def _per_sequence_error(small: Any, tokens: list[Tensor], expected: list[Tensor]
     errors = []
     for index, (row, logits) in enumerate(zip(tokens, expected, strict=True)):
         sequence = Sequence(0, Submit(index, tuple(row.tolist()), 1, lora_adapter=_NAMES[index]), index)
+        # A prompt, then one token: prefill and decode of the per-sequence path.
         most = len(row) - 1
         logits_of_chunks = [
             runner.run([Work(sequence, start, count, samples=True)]) for start, count in ((0, most), (most, 1))

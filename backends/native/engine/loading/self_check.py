@@ -27,6 +27,7 @@ from backends.native.protocol.messages import Submit
 _ATTENTION = {"full_attention", "sliding_attention"}
 _BLOCK_SIZE = 4
 # Where each sequence is cut into steps. All are longer than `tiny_copy.WINDOW` and than a block.
+# The spans run in parallel: the second step holds one decode beside two further chunks, the later ones are decodes.
 _CUTS = ((0, 9, 10, 11, 12), (0, 13, 18, 19, 20), (0, 30, 31, 32, 33))
 # Relative to the largest logit: the most that two right results may differ, and the least that a changed token must
 # move the logits.
@@ -61,6 +62,7 @@ def _why_small_copy_differs(model: Any, kernel: Kernel, change: Change) -> str |
 def on_small_copy(model: Any, check: Callable[[Any], str | None]) -> str | None:
     """The result of `check` on a small copy of `model`, or the reasons why no copy can be made."""
     whys = []
+    # Smallest first. A class that cannot be built with fewer heads or layers is tried with its own numbers.
     for few_heads, few_layers in product((True, False), repeat=2):
         try:
             with torch.inference_mode():
@@ -84,13 +86,17 @@ def compare(model: Any, kernel: Kernel, change: Change) -> str | None:
     """Run `model` by its own forward and packed; why the logits differ, or None if they agree. Changes `model`."""
     tokens = prompts(model.device)
     text_part(model).set_attn_implementation("eager")
+    # Step 1: the model's own logits, before `change` replaces layers in place.
     plain = [plain_logits(model, row) for row in tokens]
     scale = max(float(logits.abs().max()) for logits in plain)
     moved = min(_sensitivity(model, row, logits) for row, logits in zip(tokens, plain, strict=True))
     change(model)
+    # Step 2: the packed logits of the same model object.
     error = packed_error(model, kernel, tokens, plain)
+    # `not <=` instead of `>`: NaN fails, too.
     if not error <= TOLERANCE * scale:
         return f"its small copy gives other logits when packed ({error:.1e} of {scale:.1e})"
+    # An error must be clearly smaller than what a wrong context would cause, or agreement says nothing.
     if not moved >= max(SENSITIVITY * scale, 10 * error):
         return f"its small copy hardly depends on earlier tokens ({moved:.1e} of {scale:.1e})"
     return None
@@ -124,6 +130,7 @@ def packed_error(
 ) -> float:
     """The largest difference of logits over all steps of all sequences, each with its LoRA adapter."""
     blocks_each = -(-max(cuts[-1] for cuts in _CUTS) // _BLOCK_SIZE)
+    # Shuffled: with blocks in order, code that ignored the block tables could be right by chance.
     blocks = torch.randperm(len(tokens) * blocks_each, generator=torch.Generator().manual_seed(0)).tolist()
     runner = PackedRunner(model, KVCache(len(blocks), _BLOCK_SIZE), kernel)
     sequences = []

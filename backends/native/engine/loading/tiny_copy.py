@@ -70,10 +70,13 @@ def shrunken_copy(
         if hasattr(config, name):
             setattr(config, name, image_token_id)
     with torch.device("meta"):
+        # Counted on `meta`, where a model has shapes and no memory. The configuration is copied, since constructors may
+        # change it.
         parameters = sum(parameter.numel() for parameter in type(model)(copy.deepcopy(config)).parameters())
     if parameters > max_parameters:
         raise ValueError(f"a copy of {parameters:,} parameters is not small")
     device = "cpu" if model.device.type == "meta" else model.device
+    # The process' random state is left as it was.
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
         small = type(model)(config).float().eval()
@@ -138,6 +141,8 @@ def _fewest_layers(config: Any) -> int:
     """The fewest layers that include every kind of layer, at least two."""
     total: int = config.num_hidden_layers
     lists = [value for value in vars(config).values() if isinstance(value, list | tuple) and len(value) == total]
+    # Lists with an entry for each layer name its kind (attention, experts): keep layers up to the last first occurrence
+    # of a kind.
     last = max((kinds.index(kind) for kinds in lists for kind in kinds), default=0)
     return min(total, max(2, last + 1), _MAX_LAYERS)
 
@@ -157,6 +162,7 @@ def _shrink_heads(config: Any) -> None:
     heads = config.num_attention_heads
     shared = getattr(config, "num_key_value_heads", None) or heads
     width = config.hidden_size // heads
+    # Two key heads, each shared by up to two query heads: grouped attention stays grouped.
     fewer_shared = min(shared, 2)
     fewer = fewer_shared * min(heads // shared, 2)
     config.num_attention_heads = fewer
@@ -169,6 +175,7 @@ def _widen(model: Any) -> None:
     """Draw random weights in place, wide enough that logits depend on the whole context."""
     for parameter in model.parameters():
         if parameter.dim() >= 2:
+            # Scaled by the inputs, so that a product has about 1.5 times the spread of its input, whatever the width.
             parameter.data.normal_(0.0, 1.5 / parameter.shape[-1] ** 0.5)
         else:
             parameter.data.add_(torch.randn_like(parameter), alpha=0.1)

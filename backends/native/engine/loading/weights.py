@@ -156,6 +156,7 @@ def pick_dtype(dtype: str, path: Path, config: Any, device: torch.device) -> tor
         if dtype not in _DTYPES:
             raise LoadError(f"'{dtype}' is not a dtype; it must be one of auto, {', '.join((*_DTYPES, *BITS))}.")
         return _DTYPES[dtype]
+    # Files may be in any dtype; their size is converted to what it would be in float32.
     own = config.dtype or config.get_text_config(decoder=True).dtype or torch.float32
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     small = size * torch.float32.itemsize // own.itemsize <= _SMALL_BYTES
@@ -194,6 +195,7 @@ def _read_model(path: Path, config: Any, auto_class: Any, dtype: torch.dtype, de
         Exception
     ) as error:  # safetensors, transformers and torch raise many kinds, all with the file's fault in them
         raise LoadError(f"The weights in '{path}' cannot be loaded: {error}") from error
+    # transformers only warns about absent weights and draws them at random: an answer would be noise.
     missing = (key for key in found["missing_keys"] if not key.startswith(_OPTIONAL_WEIGHTS))
     absent = sorted(missing) + sorted(str(key) for key in found["mismatched_keys"])
     if absent:
@@ -210,6 +212,7 @@ def _auto_class(path: Path, config: Any) -> Any:
 
 
 def _eos_token_ids(path: Path, config: Any, text: Any) -> tuple[int, ...]:
+    # Chat models often list their end-of-turn token in `generation_config.json` only, so all sources count.
     sources = [config, text]
     if (path / "generation_config.json").is_file():
         try:

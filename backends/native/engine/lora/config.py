@@ -79,6 +79,7 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
         wanted, patterns = _several(self.layers_to_transform), _several(self.layers_pattern)
         if not wanted:
             return True
+        # peft's expressions, so that the same layers are chosen; without a pattern any name before the index counts.
         expressions = [rf"(?:^|.*?\.){pattern}\.(\d+)\." for pattern in patterns] or [r".*?\.[^.]*\.(\d+)\."]
         found = next(filter(None, (re.match(expression, layer) for expression in expressions)), None)
         return found is not None and int(found[1]) in wanted
@@ -118,6 +119,7 @@ def _is_supported(key: str, value: Any) -> bool:
         return True
     if key == "init_lora_weights":
         return value in _STARTS
+    # Unknown keys with an empty value (None, False, [], {}) ask for nothing.
     return not value or (key == "bias" and value == "none")
 
 

@@ -74,6 +74,7 @@ def spans(works: Seq[Work]) -> Spans:
         name = work.sequence.request.lora_adapter
         if not name:
             continue
+        # The engine sorts works by LoRA adapter, so each takes two products a layer, however many sequences use it.
         if adapted and adapted[-1][0] == name and adapted[-1][2] == start:
             start = adapted.pop()[1]
         adapted.append((name, start, end))
@@ -102,6 +103,7 @@ class LoraLinear(nn.Module):
 
     def _add(self, rows: Tensor, product: Tensor, current: Spans) -> None:
         """Add to `product`, in place, what the LoRA adapters say."""
+        # Rows are assigned by their index: a layer that gets a part of them would give them to the wrong sequences.
         if len(rows) != current.rows:
             raise RuntimeError(f"an adapted layer was given {len(rows)} of a step's {current.rows} rows")
         for name, start, end in current.adapted:

@@ -48,6 +48,7 @@ def _load(folder: Path, model: Any, layers: Mapping[str, Any]) -> LoraAdapter:
             raise LoadError(
                 f"'{path}' changes '{layer}'; LoRA adapters are applied to the language model's layers only."
             )
+    # The symmetric difference: layers that are promised and absent, and layers that are there and not promised.
     if differing := {layer for layer in layers if config.changes(layer)} ^ set(pairs):
         layer = min(differing)
         verb = "has tensors" if layer in pairs else "lacks tensors"
@@ -81,6 +82,7 @@ def _low_rank(
             f"'{path}': the tensors for '{layer}' are of shapes {shapes}; with `r` {rank} this model takes "
             f"A {(rank, inputs)} and B {(outputs, rank)}."
         )
+    # Scaled once, in float32, and rounded once: no multiplication by the scaling in each step.
     scaled = found["B"].float().T * config.scaling(layer)
     pair = LowRank(*(each.to(model.device, model.dtype).contiguous() for each in (found["A"], scaled)))
     if not bool(torch.isfinite(pair.a).all() and torch.isfinite(pair.b).all()):

@@ -52,6 +52,8 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
+        # Views and in-place results share a storage with an argument: a weight's view is not new memory, a counted
+        # tensor's view keeps it alive.
         given = {_storage(each) for each in tree_leaves((args, kwargs)) if _has_storage(each)}
         made = func(*args, **(kwargs or {}))
         for each in tree_leaves(made):
@@ -66,6 +68,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._now += size
             self.most = max(self.most, self._now)
         self._tensors[storage] += 1
+        # A storage counts until the last tensor over it is collected.
         finalize(tensor, self._drop, storage, size)
 
     def _drop(self, storage: int, size: int) -> None:

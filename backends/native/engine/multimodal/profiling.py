@@ -92,6 +92,7 @@ def profile(model: Any, probe: PackedRunner, embedder: Embedder, options: Engine
     assert embedder.worst is not None
     runner = PackedRunner(model, probe.cache, embedder=embedder)
     with torch.inference_mode(), peak_memory(model.device) as peak:
+        # Fill the encoder cache to its bound, and have one more image made while it is full.
         full, left = divmod(embedder.capacity, embedder.worst.length)
         for number in range(full + 2):
             made = embedder.encode(_renamed(embedder.worst, number))

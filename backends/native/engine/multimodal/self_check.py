@@ -102,6 +102,7 @@ def _compare(
     why = _why_not_causal(given)
     if why is not None:
         return why
+    # After the plain runs: the packed runner sets another attention implementation on the same model.
     error = float((_packed(small, prompts[0], embedder) - plain).abs().max())
     scale, moved = float(plain.abs().max()), float((plain[-1] - other[-1]).abs().max())
     if not error <= _TOLERANCE * scale:

@@ -25,23 +25,27 @@ class HiddenStates:
         head = model.get_output_embeddings()
         self.size: int = head.in_features
         self._last: Tensor | None = None
+        # With `logits_to_keep` the output layer's input holds exactly the wanted rows, in the order of the works.
         head.register_forward_pre_hook(self._keep)
 
     @classmethod
     def of(cls, model: Any, runner: Runner) -> HiddenStates | None:
         """Hook a model that `runner` runs; None if rows of hidden states could not be assigned to sequences."""
+        # Without it the output layer gets every row of the pack, and `collect` would assign them wrongly.
         keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         linear = hasattr(model.get_output_embeddings(), "in_features")
         return cls(model) if keeps and linear and runner.execution_path == "packed" else None
 
     def collect(self, works: Seq[Work]) -> None:
         """Add the hidden states of the step that ran `works` to the sums of the sequences that want an embedding."""
+        # Released at once: otherwise the step's hidden states would stay in memory until the next step.
         states, self._last = self._last, None
         first = 0
         for work in works:
             rows, sequence = work.wanted, work.sequence
             if sequence.request.pool:
                 assert states is not None, "the output layer was not run"
+                # Summed chunk by chunk in float32: a sum of thousands of bfloat16 numbers would lose the later ones.
                 part = states.reshape(-1, self.size)[first : first + rows].float().sum(0)
                 sequence.hidden_sum = part if sequence.hidden_sum is None else _sum_of(sequence) + part
             first += rows

@@ -45,6 +45,7 @@ class Pooler:
             linear = _linear(Path(folder, dense.folder), self.size)
             self._layers.extend((linear, getattr(nn, dense.activation)()))
             self.size = linear.out_features
+        # `eval`: a dense layer's activation may be one that behaves otherwise in training.
         self._layers.to(device).eval()
 
     def vector(self, states: Tensor, unpooled: int = 0) -> Tensor:
@@ -57,6 +58,7 @@ class Pooler:
         Returns:
             [size] float32.
         """
+        # INSTRUCTOR's rule in sentence-transformers: the instruction is encoded with the text and left out of the mean.
         skip = 0 if self._recipe.include_prompt else min(unpooled, len(states) - 1)
         states = states.float()
         pooled = torch.cat([_pool(mode, states, skip) for mode in self._recipe.pooling])
@@ -65,6 +67,8 @@ class Pooler:
 
 
 def _pool(mode: Pooling, states: Tensor, skip: int) -> Tensor:
+    # SGPT (arXiv 2202.08904): a token weighs as much as its position, counted from 1. Positions count from the start of
+    # the text, also when leading tokens are skipped.
     if mode == "weightedmean":
         weights = torch.arange(skip + 1, len(states) + 1, device=states.device, dtype=states.dtype)
         return weights @ states[skip:] / weights.sum()
@@ -77,6 +81,7 @@ def _linear(folder: Path, width: int) -> nn.Linear:
         weights = load_file(file)
         weight, bias = weights["linear.weight"], weights.get("linear.bias")
         linear = nn.Linear(width, len(weight), bias=bias is not None)
+        # Strict: a weight of another shape raises RuntimeError, which is reported below.
         linear.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
     except (OSError, KeyError, RuntimeError) as error:
         raise LoadError(f"'{file}' does not hold a linear layer of width {width}: {error}") from error

@@ -40,6 +40,8 @@ class EncoderCache:
         """Keep an image's embeddings, and evict the least recently used for them."""
         self._items[identifier] = embeddings
         self._held += len(embeddings)
+        # The image just added stays, even if it alone exceeds the capacity: the next chunk of its prompt needs it
+        # again.
         while self._held > self._capacity and len(self._items) > 1:
             self._held -= len(self._items.popitem(last=False)[1])
 
@@ -63,6 +65,8 @@ class Embedder:
 
     def embed(self, ids: Tensor, works: Seq[Work]) -> Tensor | None:
         """[1, tokens, hidden] for the packed `ids` [1, tokens] of `works`; None if no image is among them."""
+        # `first` is where a work's tokens begin in the pack. Rows are collected in the order of the mask's True places,
+        # in which models scatter them.
         mask = torch.zeros(ids.shape[1], dtype=torch.bool)
         rows: list[Tensor] = []
         first = 0
@@ -74,6 +78,7 @@ class Embedder:
                     mask[[first + place for place in where]] = True
                     rows.append(embeddings)
             first += work.count
+        # No image in this step, as in every decode: the runner passes ids, and the model makes the embeddings itself.
         if not rows:
             return None
         return self._model.get_input_embeddings(ids, rows, is_multimodal=mask.to(self._device))
@@ -101,6 +106,8 @@ class Embedder:
     def _sequence_positions(self, sequence: Sequence) -> Positions | None:
         if not sequence.request.features:
             return None
+        # Computed once for the whole prompt, since positions after an image depend on its size (M-RoPE, Qwen2-VL, arXiv
+        # 2409.12191), and kept on the CPU until the sequence ends.
         if sequence not in self._positions:
             ids = torch.tensor(sequence.request.prompt, device=self._device)
             mask = torch.zeros(len(ids), dtype=torch.bool)
@@ -116,6 +123,7 @@ class Embedder:
     def _fields(self, feature: Feature) -> dict[str, Tensor]:
         """An image's arrays as tensors on the model's device."""
         return {
+            # Copied: the message's bytes are read-only, which torch's tensors cannot be.
             array.name: torch.from_numpy(np.frombuffer(array.data, array.dtype).reshape(array.shape).copy()).to(
                 self._device
             )
@@ -124,14 +132,19 @@ class Embedder:
 
     def _part(self, feature: Feature, work: Work) -> tuple[list[int], Tensor] | None:
         """Which tokens of `work` an image replaces, and the embeddings in their place; None if it replaces none."""
+        # The overlap of the work's tokens with the image's, counted from the image's first token. A chunk may cut an
+        # image.
         begin = max(work.start, feature.offset) - feature.offset
         end = min(work.start + work.count, feature.offset + feature.length) - feature.offset
         if begin >= end:
             return None
+        # Some of an image's tokens are text (row ends, tile separators): `is_embed` has a 1 for each token that an
+        # embedding replaces.
         is_embed = feature.is_embed or b"\1" * feature.length
         where = [feature.offset + place - work.start for place in range(begin, end) if is_embed[place]]
         if not where:
             return None
+        # Embeddings are counted without such text tokens: skip those of earlier chunks.
         before, embeddings = sum(is_embed[:begin]), self.encode(feature)
         part = embeddings[before : before + len(where)]
         return where, part if len(part) == len(
@@ -145,5 +158,6 @@ def _positions(work: Work, found: Positions | None) -> Tensor:
     if found is None:
         return plain
     prompt, delta = found
+    # Tokens behind the prompt are text: their index plus a constant, equal in all three dimensions.
     after = plain[:, max(0, prompt.shape[1] - work.start) :] + delta
     return torch.cat([prompt[:, work.start : work.start + work.count], after], dim=1)

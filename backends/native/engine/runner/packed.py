@@ -80,6 +80,7 @@ class PackedRunner:
         embedder: Embedder | None = None,
         lora_adapters: tuple[str, ...] = (),
     ) -> None:
+        # Only the decoder's: towers for images keep the attention that they were loaded with, which has no KV cache.
         text_part(model).set_attn_implementation(NAME)
         self._model = model
         self.cache = cache
@@ -95,6 +96,8 @@ class PackedRunner:
         ids, positions = _inputs(works)
         tokens, places = (index_tensor(values, self._device) for values in (ids, positions))
         rows = index_tensor(wanted_rows(works), self._device)
+        # The output layer is run for the wanted rows only: for a prompt of 1,000 tokens that is one row of a vocabulary
+        # instead of 1,000.
         extra = {"logits_to_keep": rows} if self._selects_rows else {}
         with running(Forward(self.cache, self._metadata(works, places), self._kernel)), adapting(works):
             logits: Tensor = self._model(
@@ -107,6 +110,7 @@ class PackedRunner:
 
     def _embedded(self, ids: Tensor, works: Seq[Work]) -> dict[str, Tensor]:
         embeds = self._embedder.embed(ids, works) if self._embedder is not None else None
+        # Never both: models of transformers refuse ids together with embeddings.
         return {"input_ids": ids} if embeds is None else {"inputs_embeds": embeds}
 
     def _positions(self, places: Tensor, works: Seq[Work]) -> Tensor:
@@ -124,10 +128,12 @@ class PackedRunner:
         counts = [work.count for work in works]
         ends = [work.start + work.count for work in works]
         tables = self._block_tables(works, -(-max(ends) // size))
+        # For each token of the pack, its row in the block tables.
         owners = torch.arange(len(works), device=self._device)
         if len(positions) > len(works):
             owners = owners.repeat_interleave(index_tensor(counts, self._device), output_size=len(positions))
         return AttentionMetadata(
+            # A token's slot: its block by its position, and its place in the block.
             slots=tables[owners, positions // size] * size + positions % size,
             query_lengths=counts,
             context_lengths=ends,
@@ -136,10 +142,14 @@ class PackedRunner:
 
     def _block_tables(self, works: Seq[Work], width: int) -> Tensor:
         """[works, width], padded with block 0."""
+        # Arrays of 64-bit integers: `extend` copies whole tables in C, where a list of lists would be converted number
+        # by number.
         padding = array("q", bytes(8 * width))
         tables = array("q")
         for blocks in [work.sequence.blocks for work in works]:
             lacking = width - len(blocks)
+            # A sequence may hold more blocks than the longest one of this step needs: a prompt has all its blocks from
+            # its admission on, and is run in chunks.
             tables.extend(blocks if lacking >= 0 else blocks[:width])
             if lacking > 0:
                 tables.extend(padding[:lacking])
@@ -148,6 +158,7 @@ class PackedRunner:
 
 def _inputs(works: Seq[Work]) -> tuple[array[int], array[int]]:
     """The pack's tokens and their positions in their sequences."""
+    # Steady decode: one token each, without an `extend` for each sequence.
     if all(work.count == 1 for work in works):
         return array("q", [work.sequence.tokens[work.start] for work in works]), array("q", [w.start for w in works])
     ids, positions = array("q"), array("q")
@@ -159,12 +170,15 @@ def _inputs(works: Seq[Work]) -> tuple[array[int], array[int]]:
 
 def wanted_rows(works: Seq[Work]) -> array[int]:
     """The rows of the pack whose logits are wanted."""
+    # Steady decode: every row is wanted.
     if all(work.count == 1 and work.samples for work in works):
         return array("q", range(len(works)))
     rows = array("q")
     end = 0
     for work in works:
         end += work.count
+        # Wanted rows are the last of a work: the row of its last token predicts the next one. 0 rows: a chunk before
+        # the end of its prompt.
         if work.wanted == 1:
             rows.append(end - 1)
         else:

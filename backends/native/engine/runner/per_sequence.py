@@ -56,22 +56,29 @@ class PerSequenceRunner:
         self._states.pop(sequence, None)
 
     def _run_one(self, work: Work) -> Tensor:
+        # Removed first: if the model raises, its cache object may be changed in part and must not be used again. The
+        # sequence then starts over from its tokens.
         state = self._states.pop(work.sequence, None)
         if state is None or state.computed != work.start:  # new, preempted, or partly run in a step that failed
             state = None
         end = work.start + work.count
         tokens = torch.tensor([work.sequence.tokens[:end]], device=self._model.device)
+        # The rows that the model is really given: all tokens after a restart, whatever the scheduler's work says.
         with adapting([Work(work.sequence, 0, end, work.samples) if state is None else work]):
             outputs, state = self._forward(tokens, state, work.wanted)
         self._states[work.sequence] = state
         logits: Tensor = outputs.logits[0]
+        # By an index from the start: `logits[-0:]` would be all rows instead of none.
         return logits[len(logits) - work.wanted :]
 
     def _forward(self, tokens: Tensor, state: _State | None, rows: int) -> tuple[Any, _State]:
         """Run the part of `tokens` [1, length] that `state` lacks; `rows` last logits are wanted."""
         inputs = state.inputs if state else {"attention_mask": torch.ones_like(tokens), "use_cache": True}
         if self._selects_rows:
+            # transformers reads 0 as all rows.
             inputs["logits_to_keep"] = max(rows, 1)
+        # The two hooks that `generate` calls around each forward. Model classes override them for their own state and
+        # positions.
         prepared = self._model.prepare_inputs_for_generation(
             tokens,
             next_sequence_length=None if state is None else tokens.shape[1] - state.computed,

@@ -32,8 +32,10 @@ from backends.native.engine.scheduling.sequence import Sequence
 from backends.native.grammar.grammar import GrammarError, Grammars, background_threads, raise_error
 
 _NEVER = float("-inf")
+# Bits of a mask's word: llguidance writes masks as 32-bit words, the lowest bit for the lowest token id.
 _WORD = 32
 _THREADS = 2
+# Sequences that use an automaton keep it alive; the bound is on those kept for later ones.
 _CACHED_AUTOMATA = 32  # least recently used ones are dropped
 _STEP_WAIT_SECONDS = 0.005  # how long a step waits for masks, or an engine whose sequences are all held for one of them
 _SLOW_MASK_SECONDS = 0.0005  # CPU time from which on a mask is slow
@@ -108,8 +110,12 @@ class Constraint:
             backends.native.grammar.grammar.GrammarError: the grammar cannot be compiled, takes too long, or rejects
                 the tokens.
         """
+        # After a job: begin with the compiled automaton; or, if following it failed, follow once more with a private
+        # one. Until then only `_length` is read here: the job writes it last, when the mask is complete.
         if self._length != len(tokens) and self.job.done():
             if self.job.exception() is not None:
+                # A failed compilation must not stay cached: later sequences would get its exception even if the cause
+                # was temporary.
                 self._automata.forget(self._source)
             automaton = self.job.result()
             if self._length < 0:
@@ -124,11 +130,15 @@ class Constraint:
         try:
             self._compute_mask(tokens)
         except GrammarError as error:
+            # Kept, not raised: one job follows many constraints (`_follow_all`), and an exception would leave the rest
+            # of them without a mask.
             self._error = error
             return
         seconds = time.thread_time() - began
         self.slow = seconds > _SLOW_MASK_SECONDS
         self._seconds += seconds
+        # The budget grows with the output, so a long text with a cheap grammar never exceeds it. Private: there is
+        # nobody to share the blame, hence no second attempt.
         if self._seconds > _MAX_SECONDS + _MAX_SECONDS_PER_TOKEN * (len(tokens) - self._prompt):
             self._error, self._private = GrammarError("it takes too long to follow."), True
         else:
@@ -141,26 +151,35 @@ class Constraint:
     def _begin(self, automaton: Automaton) -> None:
         self._matcher = automaton.matcher.deep_copy()  # shares the discovered lexer states, not the position
         self._seconds = automaton.seconds
+        # The first mask came with the automaton, so a sequence whose grammar is cached can start without a job of its
+        # own.
         self._length = self._prompt
         self.slow = automaton.slow
         self.words = automaton.first
 
     def _compute_mask(self, tokens: Seq[int]) -> None:
         length = self._length
+        # After `_restart_private`: compile in this thread, then replay the whole output, `tokens[self._prompt:]`.
         if self._matcher is None:
             self._matcher, length = self._automata.compile(self._source), self._prompt
         if length == self._prompt:
             self.words = torch.empty_like(self.words)  # until now the automaton's first mask, which is shared
+            # Written in place from here on. The mask of the last step is not in use any more: this job runs only while
+            # the sequence is held.
             self._target = (self.words.data_ptr(), self.words.nbytes)
         if self.slow:
             _consume_without_gil(self._matcher, tokens[length:], self._automata.idle())
         else:
             self._matcher.consume_tokens(list(tokens[length:]))
+        # 'unsafe' is llguidance's word for an address that it cannot check: it must have `nbytes` writable bytes and
+        # stay alive.
         self._matcher.unsafe_compute_mask_ptr(*self._target)
+        # A matcher keeps its first error, such as a token that the grammar rejects, instead of raising it.
         raise_error(self._matcher)
 
     def _restart_private(self) -> None:
         """Follow the grammar again with a private automaton: an error of a shared one is seen by all that share it."""
+        # The error comes from this sequence's own automaton, or is one of time: final.
         if self._private and self._error is not None:
             raise self._error
         self._automata.forget(self._source)
@@ -185,6 +204,8 @@ class Automata:
     def get(self, source: str) -> Future[Automaton]:
         """Return the automaton that all sequences with this grammar share. Each call needs one `leave`."""
         self._users[source] += 1
+        # Popped and inserted again: the dictionary's order is from least to most recently used. The future is cached at
+        # once, so that concurrent sequences with one grammar wait for a single compilation.
         automaton = self._cached.pop(source, None) or self._threads.submit(self._compile, source)
         self._cached[source] = automaton
         if len(self._cached) > _CACHED_AUTOMATA:
@@ -196,6 +217,8 @@ class Automata:
         self._users[source] -= 1
         if self._users[source] == 0:
             del self._users[source]
+            # `Future.cancel` succeeds only while the job is queued. The cancelled future must leave the cache, or the
+            # next user would get its CancelledError.
             if source in self._cached and self._cached[source].cancel():
                 self.forget(source)
 
@@ -215,6 +238,7 @@ class Automata:
         began = time.thread_time()
         matcher = self._grammars.compile(source)
         compiled = time.thread_time()
+        # Computed here and shared: every sequence with this grammar needs the same first mask.
         first = torch.empty(-(-self._grammars.width // _WORD), dtype=torch.int32)
         matcher.unsafe_compute_mask_ptr(first.data_ptr(), first.nbytes)
         raise_error(matcher)
@@ -255,6 +279,8 @@ class Constraints:
             The sequences that cannot continue, each with its error.
         """
         failed: list[tuple[Sequence, Exception]] = []
+        # Twice: masks that earlier jobs have finished in the meantime need no new job, and quick jobs may be done
+        # within `_submit`'s wait.
         without_job = _hold(sequences, failed)
         self._submit(without_job)
         _hold(without_job, failed)
@@ -265,11 +291,14 @@ class Constraints:
         quick: list[tuple[Constraint, list[int]]] = []
         for sequence in sequences:
             constraint = constraint_of(sequence)
+            # `sequence.tokens` is passed without a copy: the sequence is held until its mask is there, so no step
+            # appends to it.
             if constraint.slow:
                 constraint.job = self._slow.submit(constraint.follow, sequence.tokens)
             else:
                 quick.append((constraint, sequence.tokens))
         if quick:
+            # One job for all: one hand-over to a thread and one wait, however many sequences have a grammar.
             job = self._masks.submit(_follow_all, quick)
             for constraint, _ in quick:
                 constraint.job = job
@@ -298,6 +327,8 @@ def _hold(sequences: Seq[Sequence], failed: list[tuple[Sequence, Exception]]) ->
         except Exception as error:  # the engine's top: a bad sequence must not harm the others
             failed.append((sequence, error))
             continue
+        # Held with a finished job: its mask is for fewer tokens than there are now, or it failed and is to be followed
+        # again.
         if sequence.held and constraint.job.done():
             without_job.append(sequence)
     return without_job
@@ -318,8 +349,11 @@ def mask_scores(scores: Tensor, rows: Seq[int], masks: Seq[Tensor]) -> None:
     """
     if not rows:
         return
+    # Packed words go to the device and are unpacked there: an eighth of the bytes of a boolean mask.
     words = torch.stack(list(masks)).to(scores.device)
     allowed = words.unsqueeze(-1) & _bits(scores.device)
+    # Compared with 0 and not by sign: bit 31 makes an int32 negative. The last word may have bits beyond the
+    # vocabulary, which are cut off.
     forbidden = (allowed == 0).flatten(1)[:, : scores.shape[1]]
     index = torch.tensor(rows, device=scores.device)
     scores.index_copy_(0, index, scores.index_select(0, index).masked_fill_(forbidden, _NEVER))

@@ -73,6 +73,8 @@ def add_gumbel_noise(scores: Tensor, low: Tensor, high: Tensor) -> None:
         high: [rows] int32, the upper halves.
     """
     left = scores > float("-inf")
+    # After top_k or top_p a row has tens of tokens left out of a hundred thousand; both ways give a token the same
+    # noise.
     few = left.sum(-1) * _SPARSE <= scores.shape[1]
     many = (~few).nonzero().squeeze(1)
     if len(many):
@@ -81,6 +83,7 @@ def add_gumbel_noise(scores: Tensor, low: Tensor, high: Tensor) -> None:
         scores.index_add_(0, many, noise)
     if len(many) < len(scores):
         rows, tokens = (left & few.unsqueeze(1)).nonzero(as_tuple=True)
+        # `nonzero` gives each pair once, so the indexed addition has no lost updates.
         scores[rows, tokens] += _gumbel_of(_hash(tokens.int(), low[rows], high[rows]))
 
 
@@ -91,6 +94,7 @@ def random_bits(seeds: Sequence[int], positions: Sequence[int], vocab_size: int,
 
 
 def _hash(tokens: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    # Two rounds, one for each half of the key: int32 arithmetic wraps in the same way on every device.
     return _mix(_mix(tokens + low).bitwise_xor_(high))
 
 
@@ -103,6 +107,8 @@ def _row_keys(seeds: Sequence[int], positions: Sequence[int], device: torch.devi
 
 
 def _row_key(seed: int, position: int) -> int:
+    # On the CPU in Python's integers: two multiplications a row, and torch has no unsigned 64-bit arithmetic on all
+    # devices. The inner mix keeps neighbouring seeds with neighbouring positions apart.
     return _mix64(_mix64(seed & _MASK64) ^ position)
 
 

@@ -37,6 +37,7 @@ def process_logits(scores: Tensor, sequences: Seq[Sequence]) -> Tensor:
     rows = [row for row, sequence in enumerate(sequences) if _needs_processing(sequence)]
     if not rows:
         return scores
+    # The raw logits are needed afterwards: logprobs are those of the model, before any processor.
     scores = scores.clone()
     _watermark(scores, sequences, rows)
     _bias(scores, sequences, rows)
@@ -69,9 +70,12 @@ def _too_early(sequence: Sequence) -> bool:
 def _watermark(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
     """Add a bias to the green list that the last token seeds (Kirchenbauer et al., arXiv 2301.10226)."""
     vocab = scores.shape[1]
+    # On the CPU whatever the device: a detector must be able to draw the same permutation, and CUDA's generator gives
+    # another.
     generator = torch.Generator()
     for row in rows:
         if sequences[row].request.sampling.watermark:
+            # The modulus is transformers' (`WatermarkLogitsProcessor`).
             generator.manual_seed(_WATERMARK_KEY * sequences[row].tokens[-1] % (2**64 - 1))
             green = torch.randperm(vocab, generator=generator)[: int(vocab * _WATERMARK_SHARE)]
             scores[row, green.to(scores.device)] += _WATERMARK_BIAS
@@ -81,6 +85,7 @@ def _bias(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
     entries = [(row, token, bias) for row in rows for token, bias in sequences[row].request.sampling.logit_bias]
     if entries:
         index = [torch.tensor(column, device=scores.device) for column in zip(*entries, strict=True)]
+        # Accumulate: a token that is listed twice gets both biases.
         scores.index_put_((index[0], index[1]), index[2].to(scores.dtype), accumulate=True)
 
 
@@ -112,6 +117,7 @@ class History:
 
     def __init__(self, sequence: Sequence, like: Tensor) -> None:
         self.counts = torch.zeros(like.shape[-1], dtype=like.dtype, device=like.device)
+        # OpenAI's presence and frequency penalties count generated tokens, not the prompt.
         self._counted = len(sequence.request.prompt)
 
     def update(self, tokens: list[int]) -> None:
@@ -130,16 +136,21 @@ def _penalize(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
     if not rows:
         return
     device = scores.device
+    # Repetition looks at prompt and output, as in transformers (CTRL, arXiv 1909.05858). For prompt tokens that were
+    # not generated, `counts` is 0 and the other penalties vanish.
     held = [index_tensor(sequences[row].tokens, device) for row in rows]
     counts = torch.cat([_counts(sequences[row], scores)[tokens] for row, tokens in zip(rows, held, strict=True)])
     lengths = torch.tensor([len(tokens) for tokens in held], device=device)
     params = [sequences[row].request.sampling for row in rows]
     table = scores.new_tensor([(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params])
+    # All rows at once: one (row, token) pair for each token held, with its row's parameters.
     repetition, presence, frequency = table.repeat_interleave(lengths, dim=0).unbind(1)
 
     where = (torch.tensor(rows, device=device).repeat_interleave(lengths), torch.cat(held))
     penalized = scores[where]
+    # Division would raise a negative score: both branches lower it for a penalty above 1.
     penalized = torch.where(penalized < 0, penalized * repetition, penalized / repetition)
+    # OpenAI's formula: logit - count * frequency_penalty - (count > 0) * presence_penalty.
     scores[where] = penalized - presence * (counts > 0) - frequency * counts
 
 

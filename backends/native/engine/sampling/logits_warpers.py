@@ -52,7 +52,9 @@ def warp_logits(
         [rows, vocabulary], -inf where a token must not be drawn. At least one token a row remains.
     """
     if any(p.temperature != 1.0 for p in params):
+        # The bound keeps tiny temperatures from overflowing to inf, whose softmax is NaN.
         scores /= _column([max(p.temperature, 1e-6) for p in params], scores)
+    # Order as in transformers: top_k, top_p, min_p, typical_p. Each sees the softmax over what the previous ones left.
     mask(scores, [p.top_k for p in params], [p.top_p for p in params])
     _apply(scores, min_p, [p.min_p if p.min_p > 0 else None for p in params])
     _apply(scores, typical_p, [p.typical_p if p.typical_p < 1 else None for p in params])
@@ -61,6 +63,7 @@ def warp_logits(
 
 def top_k(scores: Tensor, k: Tensor) -> Tensor:
     """Keep the `k` [rows, 1] highest scores."""
+    # One `topk` for the largest k; each row then reads the bound at its own k.
     best = scores.topk(int(k.max()), dim=-1).values
     return _mask_below(scores, best.gather(1, k.long() - 1))
 
@@ -72,6 +75,7 @@ def top_p(scores: Tensor, mass: Tensor) -> Tensor:
 
 def min_p(scores: Tensor, share: Tensor) -> Tensor:
     """Keep tokens of at least `share` [rows, 1] of the highest probability (arXiv 2407.01082)."""
+    # In logarithms: p >= share * p_max is score >= max score + log(share), so no softmax is needed.
     return _mask_below(scores, scores.amax(-1, keepdim=True) + share.log())
 
 
@@ -79,7 +83,9 @@ def typical_p(scores: Tensor, mass: Tensor) -> Tensor:
     """Keep the tokens whose surprisal is closest to the entropy, up to `mass` [rows, 1] (arXiv 2202.00666)."""
     logs = scores.log_softmax(-1)
     probabilities = logs.exp()
+    # Masked tokens: log 0 times 0 is NaN, and counts as 0.
     entropy = -(logs * probabilities).nansum(-1, keepdim=True)
+    # Negated, so that the most typical tokens have the highest values, which `lowest_kept` keeps.
     nearness = -(-logs - entropy).abs()
     return scores.masked_fill(nearness < lowest_kept(nearness, probabilities, mass), _MASKED)
 
@@ -92,11 +98,17 @@ def lowest_kept(values: Tensor, probabilities: Tensor, mass: Tensor) -> Tensor:
     """
     if values.device.type != "cpu":
         return _lowest_kept_by_sorting(values, probabilities, mass)
+    # Step 1: bins of width 1/64 by distance from the highest value; the last takes all beyond `_RANGE`, -inf included.
+    # NaN may convert to a negative integer, which the second clamp turns into a bin.
     bins = ((values.amax(-1, keepdim=True) - values) * (_BINS / _RANGE)).clamp_(max=_BINS - 1).long().clamp_(min=0)
+    # Step 2: the mass of each bin, cumulated from the highest values on.
     upto = probabilities.new_zeros(len(values), _BINS).scatter_add_(1, bins, probabilities).cumsum(-1)
+    # Step 3: the first bin in which `mass` is reached. Rounding can leave the total below `mass`: then it is the last
+    # bin that holds a token.
     reached = (upto < mass).sum(-1, keepdim=True).minimum(bins.amax(-1, keepdim=True))
     before = torch.where(reached > 0, upto.gather(1, (reached - 1).clamp_(min=0)), 0.0)
     lowest = []
+    # Step 4: sort that bin's few values only, for the mass that the bins before it leave.
     for row, held in enumerate(bins == reached):
         index = held.nonzero().squeeze(1)
         some, theirs = values[row].index_select(0, index), probabilities[row].index_select(0, index)
@@ -107,6 +119,7 @@ def lowest_kept(values: Tensor, probabilities: Tensor, mass: Tensor) -> Tensor:
 def _lowest_kept_by_sorting(values: Tensor, probabilities: Tensor, mass: Tensor) -> Tensor:
     ordered, order = values.sort(descending=True)
     reached = (probabilities.gather(1, order).cumsum(-1) < mass).sum(-1, keepdim=True)
+    # The clamp: rounding can leave the whole sum below `mass`; then all are kept.
     return ordered.gather(1, reached.clamp_(max=values.shape[1] - 1))
 
 
@@ -117,6 +130,8 @@ def _mask_below(scores: Tensor, lowest: Tensor) -> Tensor:
     """
     if scores.device.type != "cpu":
         return scores.masked_fill(scores < lowest, _MASKED)
+    # `threshold` keeps what is greater than its bound, and `lowest` itself must stay: the bound is the next smaller
+    # float.
     below = torch.nextafter(lowest, torch.full_like(lowest, _MASKED)).squeeze(1).tolist()
     return torch.stack([functional.threshold(row, bound, _MASKED) for row, bound in zip(scores, below, strict=True)])
 

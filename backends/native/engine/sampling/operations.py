@@ -34,6 +34,7 @@ def _compiled_supports(scores: Tensor) -> bool:
     return (
         scores.device.type == "cpu"
         and scores.dtype == torch.float32
+        # The compiled code gets an address and two sizes, and walks rows of `vocabulary` floats.
         and scores.is_contiguous()
         and compiled_top_k_top_p.is_available()
         and compiled_gumbel.is_available()

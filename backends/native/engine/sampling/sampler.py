@@ -59,7 +59,10 @@ def sample(works: Seq[Work], logits: Tensor) -> list[Sample]:
     """
     ends = list(accumulate([work.wanted for work in works]))
     sequences = [work.sequence for work in works if work.samples]
+    # The row of a work's last token predicts the token after it.
     last = [end - 1 for work, end in zip(works, ends, strict=True) if work.samples]
+    # In decode every row samples: without the selection a copy of all logits is saved. `float()` copies only other
+    # dtypes.
     raw = (logits if len(last) == len(logits) else logits[torch.tensor(last, dtype=torch.long)]).float()
 
     tokens = choose(sequences, raw) if sequences else []
@@ -82,11 +85,14 @@ def choose(sequences: Seq[Sequence], raw: Tensor) -> list[int]:
         NoDistribution: the chosen score of a row is not finite.
     """
     scores = process_logits(raw, sequences)
+    # Greedy for all rows; rows with a temperature are overwritten below. The finiteness check at the end needs
+    # `scores`, so warping works on a copy (`index_select`).
     tokens = argmax(scores)
     random = [row for row, sequence in enumerate(sequences) if sequence.request.sampling.temperature > 0]
     if random:
         index = torch.tensor(random, device=scores.device)
         params = [sequences[row].request.sampling for row in random]
+        # The index of the token to be chosen: the noise does not depend on the step or on the row.
         positions = [len(sequences[row].tokens) for row in random]
         sampled = scores.index_select(0, index)
         operations = operations_for(sampled)
@@ -107,6 +113,8 @@ def argmax(scores: Tensor) -> Tensor:
     vocab = scores.shape[1]
     width = min(vocab, -(-isqrt(vocab) // 32) * 32)  # a multiple of the vector units' width
     whole = vocab // width
+    # Two passes: the maximum of each stretch of about sqrt(vocabulary) scores, then the place of the maximum in one
+    # stretch. `amax` passes NaN on, so a NaN is found, too.
     peaks = scores[:, : whole * width].view(-1, whole, width).amax(-1)
     if whole * width < vocab:  # one more stretch for the rest, which overlaps the last one
         peaks = torch.cat((peaks, scores[:, -width:].amax(-1, keepdim=True)), dim=1)
@@ -130,6 +138,8 @@ def chosen_logprobs(sequences: Seq[Sequence], raw: Tensor, tokens: Seq[int]) -> 
 def prompt_logprobs(work: Work, logits: Tensor) -> tuple[Logprobs, ...]:
     """Logprobs of the prompt tokens that follow those of `work`. `logits` is [rows of the work, vocabulary]."""
     request = work.sequence.request
+    # Logits at position i are those of token i + 1. The prompt's last row belongs to the first generated token, so the
+    # last chunk has a row more than tokens.
     following = request.prompt[work.start + 1 : work.start + work.count + 1]
     if not following or request.prompt_logprobs < 0:
         return ()
@@ -141,6 +151,7 @@ def logprobs_of(raw: Tensor, tokens: Seq[int], tops: Seq[int]) -> list[Logprobs]
     """Log-softmax of `raw` [rows, vocabulary] at `tokens`, and at the `tops` most likely tokens of each row."""
     logs = raw.log_softmax(-1)
     own = logs.gather(1, torch.tensor(tokens, device=raw.device).unsqueeze(1)).squeeze(1).tolist()
+    # One `topk` for the largest request; each row is cut to its own number.
     most = min(max(tops), raw.shape[1])
     if most <= 0:
         return [Logprobs(logprob) for logprob in own]

@@ -27,6 +27,8 @@ def block_key(parent: bytes, tokens: Sequence[int], extra: bytes = b"") -> bytes
 
     BLAKE2b rather than `hash()`: with collisions that can be constructed, one client could read the cache of another.
     """
+    # Each token takes eight bytes, so a full block has a fixed length and `extra` after it is unambiguous. The parent
+    # goes in as BLAKE2b's key (RFC 7693: up to 64 bytes), which is hashed as a block of its own.
     return blake2b(array("q", tokens).tobytes() + extra, key=parent, digest_size=16).digest()
 
 
@@ -48,6 +50,7 @@ def extend_keys(
         extra: salt of the whole chain: what blocks must have in common besides tokens (the LoRA adapter).
         block_extra: for a range of tokens, what they stand for besides their ids (images).
     """
+    # The chain starts from the salt: chains of different LoRA adapters have no key in common, from the first block on.
     parent = keys[-1] if keys else blake2b(extra, digest_size=16).digest()
     for index in range(len(keys), blocks):
         begin, end = index * size, (index + 1) * size
@@ -69,7 +72,10 @@ class BlockPool:
         self.size = size
         self.caching = caching
         self._references = [0] * count
+        # In order of eviction, the next block to hand out first. A dict and not a deque: `take` removes from the
+        # middle.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
+        # `_keys` and `_by_key` are inverse to each other; a block keeps its key while it is free, until `_evict`.
         self._keys: list[bytes | None] = [None] * count
         self._by_key: dict[bytes, int] = {}
 
@@ -99,6 +105,7 @@ class BlockPool:
     def take(self, blocks: Iterable[int]) -> None:
         """Add a reference to each of the blocks, which `find` returned."""
         for block in blocks:
+            # A free block that is shared again leaves the free list without losing its content.
             if self._references[block] == 0:
                 del self._free[block]
             self._references[block] += 1
@@ -119,6 +126,8 @@ class BlockPool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Remove a reference from each of the blocks. The last of them is evicted first."""
+        # The free list is evicted from its front. Appended in reverse, the end of a sequence is evicted before its
+        # start, without which the end cannot be found.
         for block in reversed(blocks):
             self._references[block] -= 1
             if self._references[block] == 0:
@@ -128,6 +137,8 @@ class BlockPool:
 
     def publish(self, block: int, key: bytes) -> None:
         """Add a referenced, full and computed block to the prefix cache. If `key` is cached, `block` stays private."""
+        # Two sequences that compute the same tokens side by side both arrive here. The second block stays without a key
+        # and is the first to be handed out once it is released.
         if self.caching and self._keys[block] is None and key not in self._by_key:
             self._keys[block] = key
             self._by_key[key] = block

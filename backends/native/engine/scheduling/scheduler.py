@@ -99,15 +99,21 @@ class Scheduler:
             Overloaded: the queue is full, and the sequence had not been admitted by an engine that crashed.
             Refused: it would not fit into the KV cache even alone.
         """
+        # Checked here, since no later step could help: alone with the whole pool, the sequence would preempt itself and
+        # never fit again.
         if self.pool.blocks_for(sequence.longest) > self.pool.count:
             room = self.pool.count * self.pool.size
             raise Refused(f"prompt and max_new_tokens are {sequence.longest} tokens; the engine has room for {room}")
+        # Preempted sequences return to `waiting` without this check: they were admitted once and must not be refused.
+        # The same holds for sequences that a crashed engine had admitted (`again`).
         if len(self.waiting) >= self._max_waiting and not sequence.request.again:
             raise Overloaded(f"{len(self.waiting)} sequences are waiting already")
         insort(self.waiting, sequence, key=_order)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that ended or was cancelled, and release its blocks."""
+        # The caller does not know the queue. Sort keys are unique (`arrival`), so a bisection finds the sequence or
+        # shows that it is not in this queue.
         for queue in (self.running, self.waiting):
             index = bisect_left(queue, sequence.order, key=_order)
             if index < len(queue) and queue[index] is sequence:
@@ -117,6 +123,8 @@ class Scheduler:
 
     def schedule(self) -> list[Work]:
         """Compose the next step: at most one work per sequence, with blocks reserved for the tokens it writes."""
+        # Order of the steps: a running sequence that will be preempted for priority must not get work first, and
+        # running sequences take their tokens of the budget before new ones are admitted.
         self._preempt_for_priority()
         waiting = len(self.waiting)
         works = self._continue_running()
@@ -128,8 +136,11 @@ class Scheduler:
         """Record that `work` was run, and publish the blocks that it filled to the prefix cache."""
         sequence, size = work.sequence, self.pool.size
         first, sequence.computed = sequence.computed // size, work.start + work.count
+        # Decode fills a block only in one of `size` steps: most commits end here.
         if sequence.computed < (first + 1) * size or not self.pool.caching:
             return
+        # Only now is a block shared: its keys and values are in the cache. `schedule` could not publish it, since the
+        # step may still fail.
         full = sequence.computed // size
         extend_keys(sequence.block_keys, sequence.tokens, full, size, sequence.salt, sequence.block_extra)
         for index in range(first, full):
@@ -137,9 +148,12 @@ class Scheduler:
 
     def _preempt_for_priority(self) -> None:
         """Preempt running sequences of lower priority than the first waiting one, until that one can be admitted."""
+        # The queue is ordered, so no waiting sequence has a greater priority than the first that is not held.
         first = next((sequence for sequence in self.waiting if not sequence.held), None)
         while first is not None and self.running:
             last = self.running[-1]
+            # `running` is ordered, too: if its last sequence is not of lower priority, none is. Equal priority never
+            # preempts, or two sequences could preempt each other in turns.
             if last.request.priority >= first.request.priority:
                 return
             if len(self.running) < self._max_sequences and self._fits(first, self._cached_blocks(first)):
@@ -150,6 +164,8 @@ class Scheduler:
         works: list[Work] = []
         budget = self._step_tokens
         size = self.pool.size
+        # Step tokens are divided in order. `step_tokens >= max_sequences` guarantees that every decode gets its token;
+        # what prefills can get is what these leave.
         for position, sequence in enumerate(self.running):  # `_reserve` may shorten the list from its end
             if sequence.held:
                 continue
@@ -158,6 +174,8 @@ class Scheduler:
             else:  # prefill: leave one token of the budget to each later sequence
                 work = self._chunk(sequence, budget - (len(self.running) - position - 1))
             end = work.start + work.count
+            # Victims are taken from the end of the queue, at or behind this position: no work in `works` belongs to
+            # one. After a False this sequence was the last victim, and nobody is left behind it.
             if end > len(sequence.blocks) * size and not self._reserve(sequence, end):
                 break
             works.append(work)
@@ -167,11 +185,14 @@ class Scheduler:
     def _admit_waiting(self, works: list[Work]) -> None:
         budget = self._step_tokens - sum(work.count for work in works)
         index = 0
+        # A sequence that does not fit ends the loop instead of being skipped: otherwise short prompts that keep
+        # arriving would starve a long one. Only held sequences are skipped; `index` counts them.
         while index < len(self.waiting) and budget > 0 and len(self.running) < self._max_sequences:
             sequence = self.waiting[index]
             if sequence.held:
                 index += 1
                 continue
+            # A prompt that must be run whole waits for a step with enough tokens left.
             if not self._chunked and len(sequence.tokens) > budget:
                 break
             hits = self._cached_blocks(sequence)
@@ -179,6 +200,8 @@ class Scheduler:
                 break
             self._admit(sequence, hits)
             del self.waiting[index]
+            # Not an append: a sequence of greater priority, or one that was held while later ones were admitted,
+            # belongs before sequences that run already.
             insort(self.running, sequence, key=_order)
             works.append(self._chunk(sequence, budget))
             budget -= works[-1].count
@@ -187,6 +210,8 @@ class Scheduler:
         pending = sequence.pending
         if pending == 1 <= budget:
             return Work(sequence, sequence.computed, 1, True)
+        # Each scored token makes a row of logits: 256 rows of 128,000 float32 scores are 131 MB. A runner that cannot
+        # chunk prompts gets no such bound.
         limit = min(budget, self._prompt_logprob_chunk) if self._chunked and sequence.scores_prompt else budget
         count = min(pending, limit)
         assert count > 0, "a running sequence has a pending token, and the budget has room for it"
@@ -198,8 +223,11 @@ class Scheduler:
         The sequence is deferred, and all that wait behind it, so that order is kept: they lose no more than the tokens
         that the running sequence's last chunk leaves of a step.
         """
+        # Blocks that are not full at admission have no key; a prompt that is scored shares nothing.
         if sequence.scores_prompt or block >= len(sequence.block_keys):
             return False
+        # `block` is the first block that was not found in the cache. A running sequence with the same key there, which
+        # has not computed it yet, will publish it within a few steps.
         key, end = sequence.block_keys[block], (block + 1) * self.pool.size
         return any(other.computed < end and other.block_keys[block : block + 1] == [key] for other in self.running)
 
@@ -210,11 +238,13 @@ class Scheduler:
         would admit a sequence in one step only to preempt it in the next.
         """
         needed = self.pool.blocks_for(len(sequence.tokens)) - len(hits)
+        # Hits that lie in the free list leave it when they are taken, so they must not be counted as free, too.
         return needed + len(self.running) <= self.pool.free - self.pool.idle(hits)
 
     def _admit(self, sequence: Sequence, hits: list[int]) -> None:
         """Give its blocks to a waiting sequence that fits."""
         pool = self.pool
+        # Take before allocate: `allocate` evicts free blocks, and the hits may be among them until they are referenced.
         pool.take(hits)
         sequence.blocks = array("q", hits + pool.allocate(pool.blocks_for(len(sequence.tokens)) - len(hits)))
         sequence.computed = len(hits) * pool.size
@@ -228,6 +258,8 @@ class Scheduler:
         """Find the cached blocks to start from. The last token is always run, since its logits are needed."""
         if sequence.scores_prompt or not self.pool.caching:
             return []
+        # A prompt that ends with a full block does not get that block from the cache, so that at least one token is
+        # left to run.
         full = (len(sequence.tokens) - 1) // self.pool.size
         extend_keys(sequence.block_keys, sequence.tokens, full, self.pool.size, sequence.salt, sequence.block_extra)
         return self.pool.find(sequence.block_keys[:full])
@@ -237,6 +269,7 @@ class Scheduler:
 
         False if the sequence itself had to be preempted.
         """
+        # Running sequences alone may outgrow the pool: admission reserves blocks for present tokens, not for `longest`.
         missing = self.pool.blocks_for(tokens) - len(sequence.blocks)
         while self.pool.free < missing:
             victim = self.running.pop()
@@ -250,5 +283,6 @@ class Scheduler:
         self.preemptions += 1
         self.pool.release(sequence.blocks)
         sequence.forget_computed()
+        # By its original arrival: preemption does not cost a sequence its place among those of equal priority.
         insort(self.waiting, sequence, key=_order)
         self._on_preempted(sequence)

@@ -85,6 +85,8 @@ class Sequence:
 
         Without it two images with equal placeholder tokens would share cache blocks.
         """
+        # The offset is negative for an image that begins in an earlier block. It is part of the key, since an image
+        # shifted by a token has other embeddings at the same places.
         touching = (f for f in self.request.features if f.offset < end and f.offset + f.length > begin)
         return b"".join(f.identifier + (f.offset - begin).to_bytes(8, "big", signed=True) for f in touching)
 
@@ -117,10 +119,12 @@ class Sequence:
         """Start over from the tokens alone. The caller has released the blocks."""
         self.blocks = array("q")
         self.computed = 0
+        # What was collected from chunks is collected again with them; kept, it would be counted twice.
         self.prompt_logprobs.clear()
         self.hidden_sum = None
 
 
+# `gc=False`: a step makes one for each sequence; none is part of a reference cycle, so the collector need not visit it.
 class Work(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Tokens `start` to `start + count` of a sequence, to be run in one step.
 
@@ -136,6 +140,7 @@ class Work(msgspec.Struct, frozen=True, eq=False, gc=False):
     def tokens(self) -> Seq[int]:
         """The token ids to run."""
         tokens = self.sequence.tokens
+        # A prompt that is run whole is returned without a copy.
         return tokens if self.count == len(tokens) else tokens[self.start : self.start + self.count]
 
     @property

@@ -61,6 +61,7 @@ def parse(argv: Sequence[str] | None) -> tuple[Path, EngineOptions]:
 
 def _run(options: EngineOptions, inbox: Inbox, server: SocketServer) -> int:
     server.announce(Loading(0.0, "torch"))
+    # Before the import of transformers: huggingface_hub reads the variable once, when it is imported.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     gc.disable()  # imported objects are never garbage: collecting during the imports takes an eighth of the start
     from transformers.utils.logging import disable_progress_bar  # takes seconds; workers can connect already
@@ -68,6 +69,8 @@ def _run(options: EngineOptions, inbox: Inbox, server: SocketServer) -> int:
     from backends.native.engine.errors import LoadError
     from backends.native.engine.factory import load_engine
 
+    # Moves all that was imported to a permanent generation: later collections, also those within steps, do not visit
+    # it.
     gc.freeze()
     gc.enable()
     disable_progress_bar()
@@ -81,8 +84,10 @@ def _run(options: EngineOptions, inbox: Inbox, server: SocketServer) -> int:
         server.announce(Failed(f"the model could not be loaded: {type(error).__name__}"))
         raise
     stopping = Event()
+    # Only now: until here a signal ends the process at once, since one that is loading has no step to finish.
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop(inbox, stopping))
+    # After loading, so that the buffers of loading have been returned to the system.
     keep_freed_memory()
     server.announce(ready)
     serve(engine, inbox, server.send, stopping)

@@ -47,6 +47,8 @@ def serve(engine: Steps, inbox: Inbox, send: Send, stopping: Event) -> None:
 def stop(inbox: Inbox, stopping: Event) -> None:
     """Make `serve` return, even if it is waiting for messages. May be called from a signal handler."""
     stopping.set()
+    # `SimpleQueue.put` is reentrant (Python's documentation), so a signal handler may interrupt another `put`. No
+    # connection has this id: disconnecting it does nothing.
     inbox.put((_NO_CONNECTION, None))
 
 
@@ -64,15 +66,20 @@ class _InboxPump:
 
         The count is taken first, so that messages which keep arriving cannot delay the next step.
         """
+        # Deferred messages first: they arrived before everything that is still in the inbox.
         deferred, self._deferred = self._deferred, []
         for envelope in deferred:
             self._pass_on(envelope)
+        # This thread is the only consumer, so after `qsize` as many `get` calls return at once. An idle engine blocks
+        # in the first `get`; `stop` wakes it by an envelope.
         for _ in range(self._inbox.qsize() if self._engine.busy else max(1, self._inbox.qsize())):
             self._pass_on(self._inbox.get())
 
     def answer_pings(self) -> None:
         """Pass on pings within a step, and defer other messages to the next `take`."""
         for _ in range(self._inbox.qsize()):
+            # Submits and cancels change queues and blocks that the step in progress is using; a ping only reads
+            # counters.
             envelope = self._inbox.get()
             if isinstance(envelope[1], Ping):
                 self._pass_on(envelope)

@@ -41,6 +41,7 @@ class InProcessEngine:
 
     def send(self, message: ToEngine) -> None:
         """Send a message to the engine. May be called from any thread, and before the engine is ready."""
+        # One client, hence one connection: number 0.
         self._inbox.put((0, message))
 
     def close(self) -> None:
@@ -50,6 +51,7 @@ class InProcessEngine:
 
     def _run(self) -> None:
         try:
+            # transformers imports its modules lazily and swaps functions of torch meanwhile, for all threads.
             engine, ready = with_import_lock(load_engine, self._options, self._deliver)
             self._deliver(ready)
             serve(engine, self._inbox, lambda _, message: self._deliver(message), self._stopping)

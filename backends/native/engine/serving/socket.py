@@ -70,6 +70,8 @@ class SocketServer:
         self._inbox = inbox
         self._unsent_limit = unsent_limit
         self._listener = _listen(path)
+        # Guards what both threads touch: the connections, their `unsent` and the greeting. Sockets are registered,
+        # changed and closed by the loop's thread only.
         self._lock = threading.Lock()
         self._ids = count()
         self._connections: dict[int, _Connection] = {}
@@ -102,12 +104,14 @@ class SocketServer:
             if connection is None:
                 return
             self._queue(connection, message)
+            # Under the lock: the loop's thread may be writing the same connection, and frames must not be mixed.
             sent = not connection.closing and _write(connection) and not connection.unsent
         if not sent:
             self._wake()
 
     def close(self) -> None:
         """Write what the sockets take at once, then close all connections and remove the socket."""
+        # Set before the wake-up, so that the loop sees it when `select` returns.
         self._closing = True
         self._wake()
         self._thread.join()
@@ -118,6 +122,8 @@ class SocketServer:
         connection.unsent += encode_frame(message)
         if len(connection.unsent) > self._unsent_limit:
             log.warning("worker.dropped", connection=connection.id, unsent=len(connection.unsent))
+            # Marked, not closed: this may be the engine's thread, while the loop selects on the socket. A descriptor
+            # closed here could be given to a new connection before the selector knows.
             connection.closing = True
 
     def _wake(self) -> None:
@@ -128,6 +134,8 @@ class SocketServer:
         while not self._closing:
             ready = self._selector.select(_LOADING_INTERVAL if isinstance(self._greeting, Loading) else None)
             for key, events in ready:
+                # An earlier handler of this round may have dropped the connection: `_read` then gets an OSError and
+                # `_flush` finds no such id.
                 handle: Callable[[int], None] = key.data
                 handle(events)
             if not ready:
@@ -163,6 +171,8 @@ class SocketServer:
         connection = _Connection(next(self._ids), peer)
         self._selector.register(peer, selectors.EVENT_READ, lambda events: self._serve(connection, events))
         with self._lock:
+            # Registering and greeting in one step: no announcement can fall between them and be missed, or be sent
+            # twice.
             self._connections[connection.id] = connection
             if self._greeting is not None:
                 self._queue(connection, self._greeting)
@@ -185,7 +195,9 @@ class SocketServer:
             self._drop(connection)
             return
         for message in messages:
+            # Whole messages only; `reader` keeps the beginning of a frame for the next call.
             self._inbox.put((connection.id, message))
+        # End of stream: the worker closed its end. What it sent before was passed on above.
         if not data:
             self._drop(connection)
 
@@ -200,11 +212,15 @@ class SocketServer:
             self._drop(connection)
             return
         key = self._selector.get_key(connection.socket)
+        # EVENT_WRITE only while bytes are left: a writable socket would otherwise make `select` return at once, for
+        # ever.
         if key.events != events:
             self._selector.modify(connection.socket, events, key.data)
 
     def _drop(self, connection: _Connection) -> None:
         with self._lock:
+            # Under the lock, so that `send` cannot queue to a closed socket; and once, so that the inbox gets one
+            # report.
             if self._connections.pop(connection.id, None) is None:
                 return
         self._selector.unregister(connection.socket)
@@ -216,6 +232,8 @@ def _write(connection: _Connection) -> bool:
     """Write as much of `unsent` as the socket takes; False if the worker is gone."""
     try:
         while connection.unsent:
+            # A memoryview avoids a copy of what is left. It is released when `send` returns: a bytearray with an
+            # exported buffer cannot be shortened (BufferError).
             sent = connection.socket.send(memoryview(connection.unsent)[:_CHUNK])
             del connection.unsent[:sent]
     except BlockingIOError:
