@@ -37,7 +37,7 @@ check: lint  ## lint, and the fast tests that need no torch
 test: lint $(CLIENTS)/.installed $(NODE)/node_modules/.package-lock.json  ## the whole suite
 	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 -m "not torch" --ignore tests/clients --cov --cov-report term:skip-covered
 	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 --dist loadfile -m torch --ignore tests/clients
-	$(CLIENT_ENV) $(VENV)/bin/pytest -q $(NEWEST:%=tests/clients/test_%.py)
+	$(CLIENT_ENV) $(VENV)/bin/python -m pytest -q $(NEWEST:%=tests/clients/test_%.py)
 	$(CLIENT_ENV) $(CLIENTS)/bin/python -m pytest -q -c tests/clients/pytest.ini --ignore tests/clients/test_lm_eval.py tests/clients
 
 format: $(VENV)/.checked  ## rewrite the code in the project's format

@@ -111,8 +111,13 @@ class ChoiceBuilder:
         )
 
     def _append(self, token: Token) -> None:
-        assert self._match is None, "the text has ended"
+        if self._match is not None and not token.special:
+            # A character spans this token and the one that completed the stop string, so both were released at once.
+            # The token was generated, but its text comes after the end.
+            token = replace(token, text="", bytes=token.bytes or token.text.encode())
         self._tokens.append(token)
+        if self._match is not None:
+            return
         # `generated` includes this token. Earlier text is never fed, so no match can begin in it.
         if self._matcher is not None and self.generated > self._min_new_tokens and not token.special:
             self._match = self._matcher.feed(token.text)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.choice import ChoiceBuilder
-from backends.detokenizer import Detokenizer
+from backends.detokenizer import Detokenizer, Piece, piece
 from backends.scripted.tokenizer import EOS, ToyTokenizer
 from schemas.ir import Delta, Finished, FinishReason, Stopping, Token
 
@@ -24,6 +24,29 @@ def build(ids: tuple[int, ...], stopping: Stopping, reason: FinishReason = Finis
         if id != ids[-1] and (delta := builder.delta()) is not None:
             deltas.append(delta)
     return [*deltas, builder.finish(reason)]
+
+
+class Pieces:
+    """A vocabulary of these bytes."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = pieces
+
+    def piece(self, id: int) -> Piece:
+        return piece(id, self._pieces[id])
+
+
+@pytest.mark.parametrize(("include", "expected"), [(False, "a"), (True, "a ")])
+def test_a_stop_string_may_match_before_a_character_that_spans_two_tokens(include: bool, expected: str) -> None:
+    detokenizer = Detokenizer(Pieces(b"a \xe2\x80", b"\xa6b"))  # "a …b": the second token completes "…"
+    builder = ChoiceBuilder(0, Stopping(stop=(" ",), include_stop=include), detokenizer)
+    builder.add(0)
+    assert not builder.stopped  # the token waits for the rest of its character
+    builder.add(1)
+    assert builder.stopped
+    finished = builder.finish(FinishReason.LENGTH)
+    assert (finished.text, finished.reason, finished.generated) == (expected, FinishReason.STOP_STRING, 2)
+    assert [token.id for token in finished.tokens] == [0, 1]
 
 
 def text(deltas: list[Delta]) -> str:
