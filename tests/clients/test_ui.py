@@ -63,7 +63,7 @@ def slide(page: Page, share: int) -> None:
 def test_the_slider_changes_the_split_with_the_admin_key(url: str, page: Page) -> None:
     assert page.run("[...document.querySelectorAll('output')].map((o) => o.textContent)") == ["80 %", "20 %"]
     slide(page, 30)
-    assert "key" in page.until("document.getElementById('said').textContent")
+    assert "key" in page.until("document.getElementById('error').textContent")
     assert split(url) == [80, 20]
     page.errors.clear()  # the refusal
     page.run("document.getElementById('key').value = 'root'")
@@ -86,7 +86,7 @@ def test_reports_are_shown_with_their_decisions(url: str, page: Page) -> None:
     assert "higher" in words  # completion tokens
     pairs = page.run("document.querySelector('.pairs').innerText")
     assert re.search(r"b paired with a\s+\d+ pairs", pairs), pairs
-    assert re.search(r"first that differs\s+0: \d+", pairs), pairs  # an echo differs from the first token on
+    assert re.search(r"equal tokens before the first difference\s+0: \d+", pairs), pairs  # an echo differs from the first token on
     assert re.search(r"token agreement\s+0\b", pairs), pairs
     assert re.search(r"answers of b\s+-\d", pairs), pairs
     assert page.errors == []
