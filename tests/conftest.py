@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 pytest_plugins = ["tests.missing_tools"]
 
 settings.register_profile("whole", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("fast", settings.get_profile("whole"), max_examples=10)
+settings.register_profile("fast", settings.get_profile("whole"), max_examples=5)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "whole"))
 
 _NEEDS_TORCH = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.torch\b", re.MULTILINE)

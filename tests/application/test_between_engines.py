@@ -18,6 +18,8 @@ from gateway.config import Config, Endpoint, ServedEntity
 from tests.backends.native.fake_engine import FakeEngine
 from tests.gateway.serving import running
 
+pytestmark = pytest.mark.slow
+
 CHAT = {"model": "chat", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 3}
 
 
@@ -52,7 +54,6 @@ async def until(true: Callable[[], bool]) -> None:
     raise AssertionError("it did not become true")
 
 
-@pytest.mark.slow
 async def test_requests_wait_for_the_next_engine(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "_LOADING_TIMEOUT", 0.0)  # which is for what has never been ready
     monkeypatch.setattr(service, "_HEALTH_INTERVAL", 0.01)

@@ -19,6 +19,8 @@ from gateway.config import Config, ConfigError, Endpoint, ServerSection, parse
 from gateway.deployment.state_file import LiveDeployments
 from tests.gateway.serving import MESSAGES, chat, endpoint, running, unit_for
 
+pytestmark = pytest.mark.slow
+
 URL = "/api/2.0/serving-endpoints"
 CHAT = endpoint(("a", "echo", 100), ("b", "scripted", 0))
 ADMIN = {"authorization": "Bearer root"}

@@ -14,6 +14,8 @@ from gateway.config import Limits, ServerSection
 from tests.equality import ADAPTERS
 from tests.gateway.serving import running, scripted
 
+pytestmark = pytest.mark.slow
+
 DIALECTS = [(name, dialect) for name, adapter in ADAPTERS.items() for dialect in adapter.dialects]
 DEEP = 100_000
 BODIES = {

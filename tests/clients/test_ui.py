@@ -86,7 +86,9 @@ def test_reports_are_shown_with_their_decisions(url: str, page: Page) -> None:
     assert "higher" in words  # completion tokens
     pairs = page.run("document.querySelector('.pairs').innerText")
     assert re.search(r"b paired with a\s+\d+ pairs", pairs), pairs
-    assert re.search(r"equal tokens before the first difference\s+0: \d+", pairs), pairs  # an echo differs from the first token on
+    assert re.search(r"equal tokens before the first difference\s+0: \d+", pairs), (
+        pairs
+    )  # an echo differs from the first token on
     assert re.search(r"token agreement\s+0\b", pairs), pairs
     assert re.search(r"answers of b\s+-\d", pairs), pairs
     assert page.errors == []

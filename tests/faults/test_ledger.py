@@ -22,6 +22,8 @@ from tests.faults.recorded import ask, remote, text_of
 from tests.faults.upstream import END, STREAM, Asked, Close, Hang, Pause, Reset, Step, chunk, response, upstream
 from tests.gateway.serving import listening
 
+pytestmark = pytest.mark.slow
+
 REQUEST_TIMEOUT = 60.0  # seconds; no request takes as long, even on a busy machine
 LIMITS = {"connect": REQUEST_TIMEOUT, "first_token": 3.0, "idle": 2.0, "whole": 3.0}
 """The gateway's timeouts for the upstream in seconds: reached only by the requests that hang there."""

@@ -16,6 +16,8 @@ from schemas.ir import Event, Usage
 from tests.faults.recorded import KINDS, TEXT, ask, frames, is_end, playing, record, request, text_of
 from tests.faults.upstream import END, STREAM, Asked, Close, Hang, Pause, Reset, Step, chunk, response
 
+pytestmark = pytest.mark.slow
+
 FAULTS: dict[str, Callable[[], tuple[Step, ...]]] = {
     "cut": lambda: (Close(),),
     "reset": lambda: (Reset(),),

@@ -19,6 +19,8 @@ from gateway.config import Config, Endpoint, ServedEntity
 from tests.faults.recorded import MOUNTED, SERVER
 from tests.gateway.serving import listening, scripted
 
+pytestmark = pytest.mark.slow
+
 MARK = "x-interlingua-token-ids"
 TOKENIZER = {"tokenizer": "backends/native/demo/weights"}
 LIMIT = {"max_new_tokens": 9}
