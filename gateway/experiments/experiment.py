@@ -10,50 +10,21 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
-import numpy as np
 import structlog
 
 from gateway.config import Endpoint
-from gateway.experiments.agreement import DIVERGENCES, PAIR_METRICS, UNPAIRED, Agreement, Pairs, summarize
-from gateway.experiments.confidence import Array, Interval, Mean, difference, mean, sample_ratio_mismatch
+from gateway.experiments.agreement import PAIR_METRICS, UNPAIRED, Agreement
+from gateway.experiments.confidence import difference, mean
 from gateway.experiments.counters_file import CountersFile
+from gateway.experiments.metrics import DIVERGENCES_AT, EXCLUDED, METRICS, REASON_AT, TOTALS, UNPAIRED_AT, Metric
+from gateway.experiments.report import Report, arm_alpha, build
 from gateway.routing.target import Plan, Target
 from schemas.errors import InvalidRequest
 from schemas.ir import FinishReason, Usage
 
 log = structlog.get_logger()
-
-SRM_ALPHA = 0.001
-"""Chance of a false alarm of a sample-ratio mismatch, over all looks."""
-
-Decision = Literal["better", "worse", "higher", "lower", "no difference", "keep collecting"]
-
-
-class Metric(msgspec.Struct, frozen=True):
-    """A metric by which arms are compared. `better`: which direction is good; None: neither."""
-
-    name: str
-    better: Literal["higher", "lower"] | None = None
-
-
-METRICS = (
-    Metric("success", "higher"),
-    Metric("time_to_first_token", "lower"),
-    Metric("inter_token_latency", "lower"),
-    Metric("latency", "lower"),
-    Metric("prompt_tokens"),
-    Metric("completion_tokens"),
-)
-"""Times in seconds; all but `success` are over answered requests only. Among the counters they follow the exposures."""
-
-EXCLUDED = ("cancelled", "refused", "fell_back", "direct", "shadow", "stopped")
-"""Why a request is not compared; copies for shadows and stops of the guardrail are counted beside them."""
-
-TOTALS = (*EXCLUDED, *FinishReason, *UNPAIRED, *DIVERGENCES)
-"""The names of an arm's plain counts, in their order."""
 
 # Errors that count against the arm. Others (an invalid request, a limit of the client's) would have come from any arm,
 # and are "refused".
@@ -79,40 +50,6 @@ class Outcome:
     total: float = 0.0
     usage: Usage | None = None
     reasons: tuple[FinishReason, ...] = ()
-
-
-class ArmReport(msgspec.Struct, frozen=True):
-    """One arm: requests assigned to it, means over those compared, counts of those excluded."""
-
-    name: str
-    traffic_percentage: int
-    exposures: int
-    means: dict[str, float]
-    finish_reasons: dict[str, int]
-    excluded: dict[str, int] = msgspec.field(name="apart")
-
-
-class Comparison(msgspec.Struct, frozen=True):
-    """One arm against the control by one metric. Bounds are null while there are too few requests."""
-
-    arm: str
-    metric: str
-    difference: float
-    low: float
-    high: float
-    decision: Decision
-
-
-class Report(msgspec.Struct, frozen=True):
-    """An experiment's report over all workers. Its intervals are valid at every look. `paired`: of the paired arms."""
-
-    endpoint: str
-    control: str
-    alpha: float
-    arms: tuple[ArmReport, ...]
-    comparisons: tuple[Comparison, ...]
-    sample_ratio_mismatch: bool
-    paired: tuple[Pairs, ...]
 
 
 class Experiment:
@@ -185,7 +122,7 @@ class Experiment:
         add(arm, 5, bucket, usage.prompt_tokens)
         add(arm, 6, bucket, usage.completion_tokens)
         for reason in ended.reasons:
-            self._counters.count(arm, _REASONS[reason])
+            self._counters.count(arm, REASON_AT[reason])
         return (arm, bucket) if self._endpoint.experiment.feedback else None
 
     def shadowed(self, target: Target) -> None:
@@ -197,11 +134,11 @@ class Experiment:
         arm = self._index[target.entity.name]
         for at, value in enumerate(pair.metrics, self._pair_at):
             self._counters.add(arm, at, bucket, value)
-        self._counters.count(arm, _DIVERGENCES.start + pair.divergence)
+        self._counters.count(arm, DIVERGENCES_AT.start + pair.divergence)
 
     def unpaired(self, target: Target, why: str) -> None:
         """Count a pair that could not be made; `why` is one of `UNPAIRED`."""
-        self._counters.count(self._index[target.entity.name], _UNPAIRED.start + UNPAIRED.index(why))
+        self._counters.count(self._index[target.entity.name], UNPAIRED_AT.start + UNPAIRED.index(why))
 
     def metric(self, name: str) -> int:
         """The index of a feedback metric.
@@ -228,22 +165,7 @@ class Experiment:
     def report(self) -> Report:
         """Means, intervals and decisions over the counters of all workers."""
         sums, totals = self._counters.read()
-        # `arm[metric]` is [(count, sum), buckets].
-        means = [[mean(*arm[metric]) for metric in range(1, 1 + len(self._metrics))] for arm in sums]
-        arms = self._endpoint.served_entities
-        return Report(
-            self._name,
-            arms[0].name,
-            self._endpoint.experiment.alpha,
-            tuple(self._arm_report(number, sums[number], means[number], totals[number]) for number in range(len(arms))),
-            tuple(
-                self._compare(arms[number].name, metric, means[0][at], means[number][at])
-                for number in range(1, len(arms))
-                for at, metric in enumerate(self._metrics)
-            ),
-            self._has_mismatch(sums, totals),
-            tuple(self._pairs(arms[number].name, sums[number], totals[number]) for number in self._paired),
-        )
+        return build(self._name, self._endpoint, self._metrics, sums, totals)
 
     def stopped(self) -> frozenset[str]:
         """The arms that the guardrail has stopped, on any worker; also stops those that have become worse by now."""
@@ -255,7 +177,7 @@ class Experiment:
         # experiment.
         stopped = {name for name, arm in self._index.items() if totals[arm, EXCLUDED.index("stopped")]}
         for name, arm in self._index.items():
-            worse = self._difference(mean(*sums[0, 1]), mean(*sums[arm, 1]))
+            worse = difference(mean(*sums[0, 1]), mean(*sums[arm, 1]), arm_alpha(self._endpoint))
             # The whole interval lies below the margin. It is infinite while there are too few requests, and it is valid
             # at every look, so looking each second does not raise the chance of a false stop.
             if arm and name not in stopped and worse.high < -guardrail.worse_than:
@@ -264,65 +186,10 @@ class Experiment:
                 log.warning("arm.stopped", model=self._name, served=name, success=worse.estimate, at_most=worse.high)
         return frozenset(stopped)
 
-    @property
-    def _alpha(self) -> float:
-        """One arm's share of the experiment's alpha (Bonferroni)."""
-        return self._endpoint.experiment.alpha / max(1, len(self._index) - 1)
-
-    def _difference(self, control: Mean, other: Mean) -> Interval:
-        return difference(control, other, self._alpha)
-
-    def _pairs(self, arm: str, sums: Array, totals: Array) -> Pairs:
-        control, metrics = self._endpoint.served_entities[0].name, sums[self._pair_at :]
-        unpaired, divergences = (totals[each.start : each.stop] for each in (_UNPAIRED, _DIVERGENCES))
-        return summarize(control, arm, metrics, unpaired, divergences, self._alpha)
-
-    def _compare(self, arm: str, metric: Metric, control: Mean, other: Mean) -> Comparison:
-        found = self._difference(control, other)
-        # `success` is a rate near 1: a share of it would be too wide, so the margin is taken of 0.1.
-        scale = 0.1 if metric.name == "success" else abs(control.value)
-        return Comparison(arm, metric.name, *found, decide(found, metric, self._endpoint.experiment.margin * scale))
-
-    def _arm_report(self, number: int, sums: Array, means: list[Mean], totals: Array) -> ArmReport:
-        arm = self._endpoint.served_entities[number]
-        counts = {name: int(count) for name, count in zip(TOTALS, totals, strict=True)}
-        return ArmReport(
-            arm.name,
-            arm.traffic_percentage,
-            int(sums[0, 0].sum()),
-            {metric.name: found.value for metric, found in zip(self._metrics, means, strict=True) if found.requests},
-            {str(reason): counts[reason] for reason in FinishReason if counts[reason]},
-            {name: counts[name] for name in EXCLUDED},
-        )
-
-    def _has_mismatch(self, sums: Array, totals: Array) -> bool:
-        if totals[:, EXCLUDED.index("stopped")].any():
-            return False  # the guardrail changed the split
-        shares = np.array([arm.traffic_percentage / 100 for arm in self._endpoint.served_entities])
-        return sample_ratio_mismatch(sums[:, 0, 0], shares, SRM_ALPHA)
-
 
 def key(name: str, endpoint: Endpoint, since: int) -> str:
     """An experiment's identity for all workers: 32 hexadecimal digits."""
     return hashlib.sha256(msgspec.json.encode((name, endpoint, since))).hexdigest()[:32]
-
-
-_REASONS = {reason: TOTALS.index(reason) for reason in FinishReason}
-_UNPAIRED = range(len(TOTALS) - len(DIVERGENCES) - len(UNPAIRED), len(TOTALS) - len(DIVERGENCES))
-_DIVERGENCES = range(_UNPAIRED.stop, len(TOTALS))
-
-
-def decide(found: Interval, metric: Metric, margin: float) -> Decision:
-    """An interval as a decision; a difference within `margin` counts as none."""
-    # First: an interval within the margin is no difference, even if it does not contain 0.
-    if -margin <= found.low and found.high <= margin:
-        return "no difference"
-    if found.low <= 0 <= found.high:
-        return "keep collecting"
-    way: Literal["higher", "lower"] = "higher" if found.low > 0 else "lower"
-    if metric.better is None:
-        return way
-    return "better" if way == metric.better else "worse"
 
 
 def _exclusion(plan: Plan, last: Target, outcome: str) -> str | None:

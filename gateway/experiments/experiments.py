@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.config import Endpoint
-from gateway.experiments.experiment import Experiment, Outcome, Report, key
+from gateway.experiments.experiment import Experiment, Outcome, key
 from gateway.experiments.feedback_ring import Answered, FeedbackRing
 from gateway.experiments.paired import Pairing
+from gateway.experiments.report import Report
 from gateway.experiments.shadow import Shadows
 from gateway.observability.metrics import Metrics
 from gateway.routing.target import Plan, Target

@@ -13,7 +13,9 @@ from gateway.app import create_app
 from gateway.config import Config, Endpoint, Guardrail
 from gateway.config import Experiment as Settings
 from gateway.experiments.confidence import Interval
-from gateway.experiments.experiment import METRICS, Experiment, Outcome, decide
+from gateway.experiments.experiment import Experiment, Outcome
+from gateway.experiments.metrics import METRICS
+from gateway.experiments.report import decide
 from gateway.routing.assignment import bucket_of
 from gateway.routing.router import Router
 from gateway.routing.target import Plan

@@ -1,0 +1,47 @@
+"""The configuration: its sections as structs (`server`, `endpoint`), and the file that holds them (`file`)."""
+
+from gateway.config.base import ConfigError, Section, nearest
+from gateway.config.endpoint import (
+    FEEDBACK_METRICS,
+    UNITS,
+    Endpoint,
+    Experiment,
+    Fallback,
+    Guardrail,
+    Paired,
+    Routing,
+    ServedEntity,
+    Shadow,
+    Task,
+    wrong_endpoint,
+)
+from gateway.config.file import BUNDLED, Config, default, load, parse, remote
+from gateway.config.server import Limits, Listener, Mount, ServerSection
+
+__all__ = [
+    "BUNDLED",
+    "FEEDBACK_METRICS",
+    "UNITS",
+    "Config",
+    "ConfigError",
+    "Endpoint",
+    "Experiment",
+    "Fallback",
+    "Guardrail",
+    "Limits",
+    "Listener",
+    "Mount",
+    "Paired",
+    "Routing",
+    "Section",
+    "ServedEntity",
+    "ServerSection",
+    "Shadow",
+    "Task",
+    "default",
+    "load",
+    "nearest",
+    "parse",
+    "remote",
+    "wrong_endpoint",
+]

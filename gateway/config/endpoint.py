@@ -1,0 +1,172 @@
+"""The sections `endpoints.<name>`: served entities, and how they are compared.
+
+Names follow Databricks where it has them (endpoint, served_entities, traffic_percentage).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated, Literal
+
+import msgspec
+
+from gateway.config.base import Count, Seconds, Section, nearest
+from schemas.catalog import TensorNames
+
+UNITS = ("user", "client_request_id", "api_key", "conversation", "request")
+"""Where the unit of assignment may come from, beside `header:<name>`."""
+
+FEEDBACK_METRICS = 8
+"""The most feedback metrics of an endpoint."""
+
+Task = Literal["chat", "completions", "embeddings"]
+Direction = Literal["higher", "lower"]
+Routing = Literal["hash"]
+"""The names of the policies in `gateway.routing.policy`."""
+
+
+class Shadow(Section, frozen=True):
+    """A shadow's limits in each worker: copies at a time, more are dropped; seconds for a copy."""
+
+    max_concurrent_requests: Count = 4
+    timeout: Seconds = 60.0
+
+
+class Paired(Section, frozen=True):
+    """How many of the first arm's answers another arm gives again, from the same prompt and seed.
+
+    Attributes:
+        share: of the first arm's answers.
+        max_concurrent_requests: pairs at a time in each worker; more are dropped.
+        timeout: seconds for a pair.
+        max_tokens: of prompt and answer together; longer ones are not paired.
+    """
+
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
+    max_concurrent_requests: Count = 1
+    timeout: Seconds = 60.0
+    max_tokens: Count = 2048
+
+
+class ServedEntity(Section, frozen=True):
+    """One served entity of an endpoint: a backend, and the name of a model there.
+
+    Attributes:
+        name: sent as `served-model-name`.
+        backend: a section of `backends`.
+        model: the model's name there, or a LoRA adapter's; None: the endpoint's name.
+        traffic_percentage: with 0, it answers direct calls, and requests that the others failed.
+        task: None: the endpoint's.
+        shadow: makes it a shadow, which gets copies of generation requests and answers direct calls only.
+        paired: has it compared with the first served entity token by token; it may be a shadow, too.
+    """
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]+$", max_length=128)]
+    backend: str
+    model: str | None = None
+    traffic_percentage: Annotated[int, msgspec.Meta(ge=0, le=100)] = 100
+    task: Task | None = None
+    shadow: Shadow | None = None
+    paired: Paired | None = None
+
+
+class Guardrail(Section, frozen=True):
+    """Stops an arm whose failure rate is, with confidence, more than `worse_than` above the first arm's."""
+
+    worse_than: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.02
+
+
+class Experiment(Section, frozen=True):
+    """How an endpoint's arms are compared.
+
+    Attributes:
+        alpha: the chance that an interval ever misses the truth.
+        margin: a difference that counts as none: a share of the first arm's mean; for `success`, a tenth of it in
+            absolute terms.
+        guardrail: stops a worse arm.
+        feedback: metrics that users send, and which direction is good.
+        unit: sources of the unit of assignment, `header:<name>` or one of `UNITS`; the first that a request has counts.
+            A request that has none is a unit by itself.
+    """
+
+    alpha: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
+    margin: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
+    guardrail: Guardrail | None = None
+    feedback: Annotated[dict[str, Direction], msgspec.Meta(max_length=FEEDBACK_METRICS)] = msgspec.field(
+        default_factory=dict
+    )
+    unit: tuple[str, ...] = ("header:x-ab-unit", "header:x-session-affinity", "user", "client_request_id", "request")
+
+
+class Fallback(Section, frozen=True):
+    """Whether the other served entities are asked, in list order, after one failed before its first event."""
+
+    enabled: bool = True
+
+
+class Endpoint(Section, frozen=True):
+    """What clients name as `model`.
+
+    Attributes:
+        served_entities: percentages add up to 100; the first one is an experiment's control.
+        task: what listings say.
+        routing: the policy that picks the served entity.
+        experiment: how served entities are compared.
+        fallback: whether others are asked after a failure.
+        inputs, outputs: other names for Triton's tensors.
+    """
+
+    served_entities: tuple[ServedEntity, ...]
+    task: Task = "chat"
+    routing: Routing = "hash"
+    experiment: Experiment = Experiment()
+    fallback: Fallback = Fallback()
+    inputs: dict[str, str] = msgspec.field(default_factory=dict)
+    outputs: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def has_experiment(self) -> bool:
+        """Whether its requests are counted: it has several served entities, or takes feedback."""
+        return len(self.served_entities) > 1 or bool(self.experiment.feedback)
+
+    @property
+    def tensors(self) -> TensorNames:
+        """The endpoint's names for Triton's tensors."""
+        return TensorNames(self.inputs, self.outputs)
+
+
+def wrong_endpoint(endpoint: Endpoint, backends: Collection[str]) -> str | None:
+    """What is wrong with an endpoint, as a text to append to its name; None if nothing is."""
+    arms = endpoint.served_entities
+    if not arms:
+        return ": `served_entities` is empty"
+    for arm in arms:
+        if arm.backend not in backends:
+            return f".{arm.name}: no backend is called '{arm.backend}'{nearest(arm.backend, backends)}"
+        if arm.shadow is not None and arm.traffic_percentage:
+            return f".{arm.name}: a shadow answers no client, so its `traffic_percentage` must be 0"
+    if arms[0].paired is not None:
+        return f".{arms[0].name}: the first served entity is the one that others are `paired` with"
+    if (total := sum(arm.traffic_percentage for arm in arms)) != 100:
+        return f": traffic percentages add up to {total}, not 100"
+    # Names identify arms in assignment, metrics and `endpoint:served`.
+    if len({arm.name for arm in arms}) != len(arms):
+        return ": two served entities have the same name"
+    for unit in endpoint.experiment.unit:
+        if unit not in UNITS and not unit.startswith("header:"):
+            return f": there is no unit '{unit}'; there are header:<name>, {', '.join(UNITS)}"
+    return _wrong_task(endpoint)
+
+
+def _wrong_task(endpoint: Endpoint) -> str | None:
+    first = endpoint.served_entities[0]
+    for arm in endpoint.served_entities:
+        if (arm.task or endpoint.task) != (first.task or endpoint.task):
+            one, other = (
+                f"'{first.name}' ({first.task or endpoint.task})",
+                f"'{arm.name}' ({arm.task or endpoint.task})",
+            )
+            return f": served entities must have the same task, and {one} and {other} do not"
+    if first.task not in (None, endpoint.task):
+        return f".{first.name}: its task is {first.task}, the endpoint's {endpoint.task}"
+    return None

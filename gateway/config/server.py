@@ -1,0 +1,80 @@
+"""The section `server`: how the server listens, authenticates and ends."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from gateway.config.base import Count, Delay, Port, Seconds, Section
+
+
+class Mount(Section, frozen=True):
+    """A path prefix below which every route exists again, in other dialects (protocol -> dialect)."""
+
+    prefix: Annotated[str, msgspec.Meta(pattern=r"^(/[^/?#{}\s]+)+/?$")]
+    dialects: dict[str, str]
+
+
+class Listener(Section, frozen=True):
+    """Another port, with other dialects."""
+
+    port: Port
+    dialects: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Limits(Section, frozen=True):
+    """Limits of requests. Sizes in bytes, times in seconds.
+
+    Attributes:
+        max_body: of a request's body.
+        max_image_body: of a body with images as base64.
+        body_idle: between two pieces of a body.
+        body_total: for the whole body.
+        max_concurrent_requests: of one worker; more are refused.
+        stored_responses: of everything kept for `/v1/responses/{id}`; 0 keeps nothing.
+    """
+
+    max_body: Count = 16 * 1024 * 1024
+    max_image_body: Count = 32 * 1024 * 1024
+    body_idle: Seconds = 10.0
+    body_total: Seconds = 60.0
+    max_concurrent_requests: Count = 1024
+    stored_responses: Annotated[int, msgspec.Meta(ge=0)] = 64 * 1024 * 1024
+
+
+class ServerSection(Section, frozen=True):
+    """How the server listens, authenticates and ends. Times in seconds.
+
+    Attributes:
+        host, port: to listen on; port 0 picks a free one.
+        workers: number of HTTP processes.
+        dialects: protocol -> dialect, where it is not the protocol's first.
+        dialect_options: dialect -> fields of its table to override.
+        mounts: path prefixes with other dialects.
+        listeners: more ports, with other dialects.
+        limits: of requests.
+        keys_env: environment variable with the API keys, separated by commas.
+        admin_keys_env: the same for keys that may also change endpoints while the server runs.
+        state_file: keeps these changes.
+        drain_delay: between SIGTERM and the end of accepting connections.
+        drain_timeout: for running requests to finish.
+        keep_alive: that an idle connection is kept.
+        metrics: whether there is `/metrics`.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
+    workers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    dialects: dict[str, str] = msgspec.field(default_factory=dict)
+    dialect_options: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+    listeners: tuple[Listener, ...] = ()
+    limits: Limits = Limits()
+    keys_env: str | None = None
+    admin_keys_env: str | None = None
+    state_file: str | None = None
+    drain_delay: Delay = 0.0
+    drain_timeout: Delay = 600.0
+    keep_alive: Count = 75
+    metrics: bool = True
