@@ -18,6 +18,7 @@ from gateway.config.endpoint import (
     Endpoint,
     Experiment,
     Fallback,
+    FeedbackMetric,
     Guardrail,
     Paired,
     ServedEntity,
@@ -142,6 +143,7 @@ def _all_fields() -> set[str]:
         Paired,
         Guardrail,
         Experiment,
+        FeedbackMetric,
         Fallback,
     )
     return {field.name for struct in structs for field in msgspec.structs.fields(struct)}
