@@ -40,12 +40,16 @@ class Paired(Section, frozen=True):
         max_concurrent_requests: pairs at a time in each worker; more are dropped.
         timeout: seconds for a pair.
         max_tokens: of prompt and answer together; longer ones are not paired.
+        margin: a difference of log-likelihoods that counts as none; nats per token.
+        text: whether the report shows the prompts and answers that differ most, beside their request ids.
     """
 
     share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
     max_concurrent_requests: Count = 1
     timeout: Seconds = 60.0
     max_tokens: Count = 2048
+    margin: Annotated[float, msgspec.Meta(gt=0)] = 0.02
+    text: bool = False
 
 
 class ServedEntity(Section, frozen=True):
