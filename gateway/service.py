@@ -289,7 +289,8 @@ class Service:
 
     def _catalog(self) -> Catalog:
         limit = self.limits.max_concurrent_requests
-        return catalog(self._live.deployments, self.backends, self._health, self._created, limit)
+        default = self.config.server.default
+        return catalog(self._live.deployments, self.backends, self._health, self._created, limit, default)
 
 
 async def _healthy(name: str, backend: Backend) -> Health:

@@ -22,6 +22,9 @@ FEEDBACK_METRICS = 8
 
 Task = Literal["chat", "completions", "embeddings"]
 Direction = Literal["higher", "lower"]
+# `fnmatch` would read brackets as sets of characters.
+Alias = Annotated[str, msgspec.Meta(pattern=r"^[^\[\]\s]+$", max_length=256)]
+"""Another name of an endpoint; `*` stands for any characters, `?` for one."""
 Routing = Literal["hash"]
 """The names of the policies in `gateway.routing.policy`."""
 
@@ -141,6 +144,7 @@ class Endpoint(Section, frozen=True):
 
     Attributes:
         served_entities: percentages add up to 100; the first one is an experiment's control.
+        aliases: other names, or patterns of names, that clients may use for it.
         task: what listings say.
         routing: the policy that picks the served entity.
         experiment: how served entities are compared.
@@ -149,6 +153,7 @@ class Endpoint(Section, frozen=True):
     """
 
     served_entities: tuple[ServedEntity, ...]
+    aliases: tuple[Alias, ...] = ()
     task: Task = "chat"
     routing: Routing = "hash"
     experiment: Experiment = Experiment()

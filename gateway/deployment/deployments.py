@@ -69,7 +69,11 @@ def deployed(endpoints: Mapping[str, Endpoint], state: State, backends: Collecti
     """
     found: dict[str, Deployment | None] = {name: Deployment(endpoint=endpoint) for name, endpoint in endpoints.items()}
     found |= state.endpoints
-    present = {name: deployment for name, deployment in found.items() if deployment is not None}
+    present = {
+        name: _with_aliases(deployment, endpoints[name].aliases if name in endpoints else ())
+        for name, deployment in found.items()
+        if deployment is not None
+    }
     for name, deployment in present.items():
         if deployment.endpoint is None and deployment.pending is None:
             raise ConfigError(f"endpoints.{name}: there is neither `endpoint` nor `pending`")
@@ -78,6 +82,15 @@ def deployed(endpoints: Mapping[str, Endpoint], state: State, backends: Collecti
             if endpoint is not None and (wrong := wrong_endpoint(endpoint, backends)):
                 raise ConfigError(f"endpoints.{name}{wrong}")
     return present
+
+
+def _with_aliases(deployment: Deployment, aliases: tuple[str, ...]) -> Deployment:
+    """The deployment with the configuration file's aliases, which no change while serving can set."""
+    configured = (
+        endpoint and replace(endpoint, aliases=aliases) for endpoint in (deployment.endpoint, deployment.pending)
+    )
+    endpoint, pending = configured
+    return replace(deployment, endpoint=endpoint, pending=pending)
 
 
 def changed(present: Deployments, change: Change, health: Mapping[str, Health], now: int) -> Deployment | None:

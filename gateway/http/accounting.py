@@ -75,6 +75,13 @@ class RequestAccount:
                 self.target, Outcome(outcome, self.first_event, self.duration, self.usage, tuple(self.finish_reasons))
             )
 
+    @property
+    def _endpoint(self) -> str | None:
+        """The endpoint that was asked, or the name that the client gave, if that leads to none."""
+        if self.plan is not None:
+            return self.plan.targets[0].endpoint
+        return self.request.model if self.request is not None else None
+
     def close(self) -> None:
         """Count the request in the metrics, and log it. Nothing more happens to it."""
         self.end(self.outcome)
@@ -106,7 +113,7 @@ class RequestAccount:
                 outcome=self.outcome,
                 stage=self.stage if self.outcome != "ok" else None,
                 finish_reason=list(map(str, self.finish_reasons)),
-                model=self.request.model if self.request is not None else None,
+                model=self._endpoint,
                 served=served,
                 unit=unit.source if unit is not None else None,
                 prompt_tokens=usage.prompt_tokens if usage is not None else None,
