@@ -10,6 +10,7 @@ arm can answer.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +18,10 @@ import msgspec
 import structlog
 
 from gateway.config import Endpoint
-from gateway.experiments.agreement import UNPAIRED, Agreement
+from gateway.experiments.agreement import UNPAIRED, Agreement, Example
 from gateway.experiments.confidence import difference, mean
 from gateway.experiments.counters_file import CountersFile, Layout, Sums
+from gateway.experiments.examples import Examples
 from gateway.experiments.feedback_ring import Answered
 from gateway.experiments.histogram import BINS, UNFINISHED, bin_of, log_seconds
 from gateway.experiments.metrics import (
@@ -110,6 +112,8 @@ class Experiment:
         stops = self._folder / "stops" if self._folder is not None else None
         self._stops = CountersFile(Layout(self._arms, 0, 0, 1), stops, slot)
         self.takes_feedback = bool(endpoint.experiment.feedback)
+        examples = folder / "examples" / self.key if folder is not None else None
+        self._examples = Examples(examples, str(slot))
 
     def exposed(self, plan: Plan) -> None:
         """Count a request that was assigned to an arm; not one that named its served entity."""
@@ -155,10 +159,20 @@ class Experiment:
         """Count a copy sent to a shadow that ended."""
         self._counters.count(self._index[target.entity.name], EXCLUDED.index("shadow"))
 
-    def paired(self, target: Target, bucket: int, pair: Agreement) -> None:
-        """Count a pair: an answer of the control, and this arm's own to the same prompt and seed."""
+    def paired(self, target: Target, bucket: int, pair: Agreement, example: Callable[[], Example]) -> None:
+        """Count a pair: an answer of the control, and this arm's own to the same prompt and seed.
+
+        Args:
+            target: the arm.
+            bucket: the unit's.
+            pair: its metrics.
+            example: makes the pair's entry in the list of those that differ most.
+        """
         arm = self._index[target.entity.name]
-        self._stratum(self._split).file(PAIRS).add(arm, bucket, enumerate(pair.metrics))
+        measured = [(row, value) for row, value in enumerate(pair.metrics) if value is not None]
+        self._stratum(self._split).file(PAIRS).add(arm, bucket, measured)
+        if not pair.value("identical"):
+            self._examples.note(target.entity.name, pair.largest_difference, example)
         self._counters.count(arm, DIVERGENCES_AT.start + pair.divergence)
 
     def unpaired(self, target: Target, why: str) -> None:
@@ -198,7 +212,9 @@ class Experiment:
     def report(self) -> Report:
         """Means, intervals and decisions over the counters of all workers."""
         sums = self._read(self._split)
-        return build(self._name, self._endpoint, self._metrics, sums.rows, sums.totals)
+        found = build(self._name, self._endpoint, self._metrics, sums.rows, sums.totals)
+        paired = (msgspec.structs.replace(pairs, examples=self._examples.of(pairs.arm)) for pairs in found.paired)
+        return msgspec.structs.replace(found, paired=tuple(paired))
 
     def stopped(self) -> frozenset[str]:
         """The arms that the guardrail has stopped, on any worker; also stops those that have become worse by now."""

@@ -24,6 +24,7 @@ from gateway.routing.target import Plan, Target
 from gateway.storage.slot import Slot
 from schemas.errors import InvalidRequest, ModelNotFound
 from schemas.ir import Events, Generate, Request, Tokenize
+from schemas.origin import Relay
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +49,7 @@ class Exposure:
         answered = self._experiment.ended(self._plan, outcome)
         if answered is not None:
             request, owner = self._request, self._owner
-            given = request.client_request_id if not isinstance(request, Tokenize) else None
+            given = None if isinstance(request, Tokenize | Relay) else request.client_request_id
             alias = name_of(given, owner, of_client=True) if given else b""
             self._feedback.note(name_of(request.id, owner), answered, alias)
 

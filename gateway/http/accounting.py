@@ -96,6 +96,13 @@ class RequestAccount:
             reasons = tuple(self.finish_reasons)
             self.exposure.end(Outcome(outcome, own, streamed, self.first_token, self.duration, self.usage, reasons))
 
+    @property
+    def _endpoint(self) -> str | None:
+        """The endpoint that was asked, or the name that the client gave, if that leads to none."""
+        if self.plan is not None:
+            return self.plan.targets[0].endpoint
+        return self.request.model if self.request is not None else None
+
     def close(self) -> None:
         """Count the request in the metrics, and log it. Nothing more happens to it."""
         self.end(self.outcome)
@@ -128,7 +135,7 @@ class RequestAccount:
                 outcome=self.outcome,
                 stage=self.stage if self.outcome != "ok" else None,
                 finish_reason=list(map(str, self.finish_reasons)),
-                model=self.request.model if self.request is not None else None,
+                model=self._endpoint,
                 served=served,
                 unit=unit.source if unit is not None else None,
                 prompt_tokens=usage.prompt_tokens if usage is not None else None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
+from contextlib import suppress
 from time import monotonic
 
 import structlog
@@ -16,15 +17,16 @@ from msgspec.structs import replace
 
 from adapters.base import Record, RecordingEncoder, Reply, ServerCodec, StreamEncoder
 from adapters.fold import Fold
-from backends.base import check
+from backends.base import Capabilities, Relays, check, check_relayed
 from gateway.errors import is_failover_eligible, to_client_error
 from gateway.experiments.metrics import IN_TROUBLE
 from gateway.http.accounting import RequestAccount, Stage
 from gateway.routing.target import Plan, Target
 from gateway.storage.response_store import KeyResponses
 from schemas.completion import Timings
-from schemas.errors import GatewayError, Incomplete, ShuttingDown, UnsupportedFeature
-from schemas.ir import Embed, Events, Generate, Request, Usage
+from schemas.errors import GatewayError, Incomplete, ShuttingDown, UnsupportedFeature, UnsupportedOperation
+from schemas.ir import Embed, Events, Generate, Request, Tokenize, Usage
+from schemas.origin import Relay
 
 log = structlog.get_logger()
 
@@ -118,8 +120,11 @@ class Responder:
             account.usage = vectors.usage
             await self.reply(codec.encode_embeddings(request, vectors))
             return
-        if not isinstance(request, Generate):
-            await self.reply(codec.encode_tokens(request, await target.backend.tokenize(target.addressed(request))))
+        if isinstance(request, Relay):
+            await self.reply(await _relayed(request, target))
+            return
+        if isinstance(request, Tokenize):
+            await self.reply(await _counted(codec, request, target))
             return
         # A generation request from here on.
         if target.task == "embeddings":
@@ -239,3 +244,26 @@ class Responder:
             served=target.entity.name,
             outcome=why,
         )
+
+
+async def _relayed(request: Relay, target: Target) -> Reply:
+    """The answer of the target's remote to a request that is relayed.
+
+    Raises:
+        schemas.errors.UnsupportedOperation: the target is no remote that has the operation.
+    """
+    backend, origin = target.backend, request.origin
+    if not isinstance(backend, Relays) or (origin.dialect, origin.operation) not in backend.capabilities.relays:
+        name = origin.operation.replace("_", " ")
+        raise UnsupportedOperation(f"The model '{request.model}' does not support {name}.", feature=origin.operation)
+    answer = await backend.relay(target.addressed(request))
+    return Reply(answer.body, media_type=answer.media_type)
+
+
+async def _counted(codec: ServerCodec, request: Tokenize, target: Target) -> Reply:
+    """The tokens of a prompt, as a remote of the client's dialect counts them or else as the backend does."""
+    if request.origin is not None:
+        with suppress(UnsupportedOperation):
+            return await _relayed(Relay(id=request.id, model=request.model, origin=request.origin), target)
+    check_relayed(request, Capabilities())
+    return codec.encode_tokens(request, await target.backend.tokenize(target.addressed(request)))
