@@ -6,8 +6,9 @@ from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.outbound import write_request
 from adapters.anthropic.remote import StreamReader, read_answer, read_failure
 from adapters.base import Outbound, Reply
+from adapters.outbound import foreign_fields
 from schemas.errors import GatewayError
-from schemas.ir import Events, Generate
+from schemas.ir import Embed, Events, Generate
 
 
 class AnthropicClient:
@@ -39,6 +40,10 @@ class AnthropicClient:
     def returns_token_ids(self, request: Generate) -> bool:  # noqa: ARG002
         """False: the protocol has no token ids."""
         return False
+
+    def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
+        """All: the request is written anew."""
+        return foreign_fields(request)
 
     def error(self, reply: Reply) -> GatewayError:
         """The error that a reply with an error status stands for."""

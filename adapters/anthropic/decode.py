@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.messages import read_conversation
 from adapters.base import Call
 from adapters.body import read
+from adapters.unknown_fields import Unknown
 from schemas import anthropic as wire
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import SMALLEST_TOP_P, Generate, Origin, Sampling, Stopping, Tokenize, Tool, ToolChoice
+
+T = TypeVar("T")
 
 _MODES = {"auto": "auto", "none": "none", "any": "required", "tool": "named"}
 """A `type` of tool choice -> our mode."""
@@ -20,7 +25,7 @@ def read_messages(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> 
     Raises:
         schemas.errors.RequestError: the body cannot be read or breaks a rule of the protocol.
     """
-    given, extra = read(body, wire.MessagesRequest)
+    given, extra = _read(dialect, body, wire.MessagesRequest)
     _check(dialect, given)
     tools = _tools(dialect, given.tools or ())
     choice = _choice(given.tool_choice, tools)
@@ -49,6 +54,7 @@ def read_messages(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> 
         user=given.metadata.user_id if given.metadata else None,
         hints={name: value for name, value in hints.items() if value},
         extra=extra,
+        unknown=extra.paths,
         origin=origin,
     )
 
@@ -59,13 +65,28 @@ def read_count(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> Tok
     Raises:
         schemas.errors.RequestError: the body cannot be read or breaks a rule of the protocol.
     """
-    given, _ = read(body, wire.CountRequest)
+    given, extra = _read(dialect, body, wire.CountRequest)
     tools = _tools(dialect, given.tools or ())
     choice = _choice(given.tool_choice, tools)
     # The chat template does not render tools that must not be called, so they cost no tokens.
     if choice is not None and choice.mode == "none":
         tools = ()
-    return Tokenize(id=call.id, model=given.model, prompt=read_conversation(given), tools=tools, origin=origin)
+    return Tokenize(
+        id=call.id,
+        model=given.model,
+        prompt=read_conversation(given),
+        tools=tools,
+        unknown=extra.paths,
+        origin=origin,
+    )
+
+
+def _read(dialect: Dialect, body: bytes, type: type[T]) -> tuple[T, Unknown]:
+    """Decode a body; a strict dialect refuses unknown fields."""
+    given, unknown = read(body, type)
+    if unknown.paths and dialect.requests.strict:
+        raise _invalid(min(unknown.paths), "Extra inputs are not permitted")
+    return given, unknown
 
 
 def _check(dialect: Dialect, given: wire.MessagesRequest) -> None:

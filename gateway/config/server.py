@@ -50,6 +50,7 @@ class ServerSection(Section, frozen=True):
         host, port: to listen on; port 0 picks a free one.
         workers: number of HTTP processes.
         dialects: protocol -> dialect, where it is not the protocol's first.
+        strict: refuses unknown fields in all dialects, which otherwise a header names.
         dialect_options: dialect -> fields of its table to override.
         mounts: path prefixes with other dialects.
         listeners: more ports, with other dialects.
@@ -67,6 +68,7 @@ class ServerSection(Section, frozen=True):
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
     workers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     dialects: dict[str, str] = msgspec.field(default_factory=dict)
+    strict: bool = False
     dialect_options: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     listeners: tuple[Listener, ...] = ()

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from adapters.base import Record, RecordingEncoder, Reply, ServerCodec, StreamEncoder
 from adapters.fold import Fold
-from backends.base import check
+from adapters.unknown_fields import ignored_header
+from backends.base import check, ignored_fields
 from gateway.errors import is_failover_eligible, to_client_error
 from gateway.http.accounting import RequestAccount, Stage
 from gateway.routing.target import Plan, Target
@@ -106,6 +107,7 @@ class Responder:
     async def _ask(self, request: Request, target: Target) -> None:
         account, codec = self._account, self._codec
         if isinstance(request, Embed):
+            account.ignored = ignored_fields(request, target.backend)
             if not target.backend.capabilities.embeddings:
                 raise UnsupportedFeature(f"The model '{request.model}' has no embeddings.", feature="embeddings")
             vectors = await target.backend.embed(target.addressed(request))
@@ -113,12 +115,14 @@ class Responder:
             await self.reply(codec.encode_embeddings(request, vectors))
             return
         if not isinstance(request, Generate):
+            account.ignored = request.unknown
             await self.reply(codec.encode_tokens(request, await target.backend.tokenize(target.addressed(request))))
             return
         # A generation request from here on.
         if target.task == "embeddings":
             raise UnsupportedFeature(f"The endpoint '{request.model}' is for embeddings, not text.", feature="generate")
         check(request, target.backend.capabilities, request.model)
+        account.ignored = ignored_fields(request, target.backend)
         events = target.backend.generate(target.addressed(request))
         # While draining no pair is begun: its work in the background could be cancelled before its end.
         if account.exposure is not None and not self._service.draining:
@@ -208,7 +212,7 @@ class Responder:
         account = self._account
         account.status = status
         headers = [(b"content-type", media_type.encode()), (b"x-request-id", account.request_id.encode())]
-        for name, value in more:
+        for name, value in (*more, *ignored_header(account.ignored)):
             headers.append((name.encode(), value.encode()))
         if length >= 0:
             headers.append((b"content-length", b"%d" % length))
