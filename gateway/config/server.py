@@ -56,6 +56,7 @@ class ServerSection(Section, frozen=True):
         workers: number of HTTP processes.
         default: the endpoint that answers requests which name no model; None: the first.
         dialects: protocol -> dialect, where it is not the protocol's first.
+        strict: refuses unknown fields in all dialects, which otherwise a header names.
         dialect_options: dialect -> fields of its table to override.
         mounts: path prefixes with other dialects, or another default endpoint.
         listeners: more ports, likewise.
@@ -74,6 +75,7 @@ class ServerSection(Section, frozen=True):
     workers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     default: str | None = None
     dialects: dict[str, str] = msgspec.field(default_factory=dict)
+    strict: bool = False
     dialect_options: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     listeners: tuple[Listener, ...] = ()
