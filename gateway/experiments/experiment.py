@@ -17,7 +17,7 @@ import structlog
 
 from gateway.config import Endpoint
 from gateway.experiments.agreement import PAIR_METRICS, UNPAIRED, Agreement, Example
-from gateway.experiments.confidence import difference, mean
+from gateway.experiments.confidence import mean, rate_difference
 from gateway.experiments.counters_file import CountersFile
 from gateway.experiments.examples import Examples
 from gateway.experiments.metrics import DIVERGENCES_AT, EXCLUDED, METRICS, REASON_AT, TOTALS, UNPAIRED_AT, Metric
@@ -193,7 +193,7 @@ class Experiment:
         # experiment.
         stopped = {name for name, arm in self._index.items() if totals[arm, EXCLUDED.index("stopped")]}
         for name, arm in self._index.items():
-            worse = difference(mean(*sums[0, 1]), mean(*sums[arm, 1]), arm_alpha(self._endpoint))
+            worse = rate_difference(mean(*sums[0, 1]), mean(*sums[arm, 1]), arm_alpha(self._endpoint))
             # The whole interval lies below the margin. It is infinite while there are too few requests, and it is valid
             # at every look, so looking each second does not raise the chance of a false stop.
             if arm and name not in stopped and worse.high < -guardrail.worse_than:

@@ -10,7 +10,15 @@ import numpy as np
 
 from gateway.config import Endpoint
 from gateway.experiments.agreement import Pairs, summarize
-from gateway.experiments.confidence import Array, Interval, Mean, difference, mean, sample_ratio_mismatch
+from gateway.experiments.confidence import (
+    Array,
+    Interval,
+    Mean,
+    difference,
+    mean,
+    rate_difference,
+    sample_ratio_mismatch,
+)
 from gateway.experiments.metrics import DIVERGENCES_AT, EXCLUDED, TOTALS, UNPAIRED_AT, Metric
 from schemas.ir import FinishReason
 
@@ -122,7 +130,7 @@ def _arm(
 
 
 def _compare(arm: str, metric: Metric, control: Mean, other: Mean, alpha: float, margin: float) -> Comparison:
-    found = difference(control, other, alpha)
+    found = (rate_difference if metric.kind == "rate" else difference)(control, other, alpha)
     # `success` is a rate near 1: a share of it would be too wide, so the margin is taken of 0.1.
     scale = 0.1 if metric.name == "success" else abs(control.value)
     return Comparison(arm, metric.name, *found, decide(found, metric, margin * scale))
