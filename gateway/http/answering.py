@@ -33,7 +33,7 @@ log = structlog.get_logger()
 _END: HTTPResponseBodyEvent = {"type": "http.response.body", "body": b"", "more_body": False}
 # RFC 9112, section 9.3: a server reads the whole request body or closes the connection after its response; otherwise
 # the rest of the body would be read as the next request.
-_CLOSING = (408, 413)
+CLOSING = (408, 413)
 """Statuses after which the connection is closed: the rest of the request's body is still on its way."""
 
 
@@ -231,7 +231,7 @@ class Responder:
             headers.append((b"content-length", b"%d" % length))
         if account.target is not None:
             headers.append((b"served-model-name", account.target.entity.name.encode()))
-        if status in _CLOSING:
+        if status in CLOSING:
             headers.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
