@@ -191,7 +191,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     (`reasoning_effort`, `service_tier`, `priority`, …); no code below the adapters reads it.
 
     Server codecs alone read these: `stream_usage` (the stream reports the usage), `continuous_usage` (in every chunk),
-    `answer_suffix` (text written after each choice), `stored_items` (JSON of the conversation's items to store with the
+    `answer_suffix` (text written after each choice), `legacy_functions` (tool calls are written in OpenAI's first form,
+    `function_call`), `stored_items` (JSON of the conversation's items to store with the
     answer; None stores nothing) and `outputs` (the selected parts of the answer; () is the protocol's usual ones).
     """
 
@@ -219,6 +220,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    legacy_functions: bool = False
     grammar: Grammar | None = None
     lora_adapter: str | None = None
     background: bool = False

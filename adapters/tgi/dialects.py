@@ -13,6 +13,7 @@ import msgspec
 
 from adapters import mindie
 from adapters.dialect import Bound, Failure, Group
+from schemas.ir import Overflow
 
 
 class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,6 +28,7 @@ class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
         details_logprobs: whether `details` requests log-probabilities from the backend. If not, they are null unless
             the backend returns them anyway.
         no_adapter: the `adapter_id` that means none.
+        overflow: what happens if the prompt and `max_new_tokens` exceed the context.
     """
 
     parameters: tuple[str, ...]
@@ -36,6 +38,7 @@ class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     warpers_sample: bool = True
     details_logprobs: bool = True
     no_adapter: str | None = None
+    overflow: Overflow = "refuse"
 
 
 class Limits(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -308,6 +311,8 @@ MINDIE = Dialect(
         warpers_sample=False,
         details_logprobs=False,
         no_adapter="None",
+        # MindIE's page: a request ends at the maximum length of a sequence, whatever it asks for.
+        overflow="truncate",
     ),
     limits=Limits(
         bounds=_MINDIE_BOUNDS,
