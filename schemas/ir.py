@@ -178,8 +178,10 @@ class Output(msgspec.Struct, frozen=True):
     binary: bool = False
 
 
-Overflow = Literal["refuse", "truncate"]
-"""What a backend does when the prompt and `max_new_tokens` exceed the context: refuse, or generate what still fits."""
+Overflow = Literal["refuse", "truncate", "drop_turns"]
+"""What a backend does when prompt and `max_new_tokens` exceed the context: refuse, generate what fits, or drop turns of
+the conversation, the oldest first.
+"""
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True):
