@@ -62,6 +62,7 @@ def read_generate(dialect: Dialect, operation: str, body: bytes, call: Call) -> 
         n=count,
         best_of=count if count > 1 else None,
         truncate_prompt_tokens=parameters.truncate,
+        overflow=dialect.requests.overflow,
         echo=_full_text(dialect, parameters, operation),
         raw_prompt=not isinstance(prompt, ChatPrompt),
         # `best_of` compares candidates by their log-probabilities, so it needs them even where the client does not.

@@ -13,6 +13,7 @@ import msgspec
 
 from adapters import mindie
 from adapters.dialect import Bound, Failure, Group
+from schemas.ir import Overflow
 
 
 class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,6 +29,7 @@ class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
             the backend returns them anyway.
         no_adapter: the `adapter_id` that means none.
         strict: whether unknown fields are refused.
+        overflow: what happens if the prompt and `max_new_tokens` exceed the context.
     """
 
     parameters: tuple[str, ...]
@@ -38,6 +40,7 @@ class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     details_logprobs: bool = True
     no_adapter: str | None = None
     strict: bool = False
+    overflow: Overflow = "refuse"
 
 
 class Limits(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -312,6 +315,8 @@ MINDIE = Dialect(
         warpers_sample=False,
         details_logprobs=False,
         no_adapter="None",
+        # MindIE's page: a request ends at the maximum length of a sequence, whatever it asks for.
+        overflow="truncate",
     ),
     limits=Limits(
         bounds=_MINDIE_BOUNDS,

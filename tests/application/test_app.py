@@ -95,6 +95,9 @@ async def test_a_mount_has_its_own_dialects() -> None:
         assert set(ours) == {"error"}
         assert set(theirs) == {"error", "error_type"}
         assert (await client.post("/mindie", json={"inputs": "one two"})).status_code == 200
+        endless = {"inputs": "one two", "parameters": {"max_new_tokens": 2**31 - 1}}
+        assert (await client.post("/mindie/generate", json=endless)).status_code == 200
+        assert (await client.post("/generate", json=endless)).status_code == 422
 
 
 async def test_dialect_options_override_a_dialects_field() -> None:
