@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from backends.base import Feature
-from backends.chat_template import ChatTemplate, find_source, find_special_tokens
 from backends.native.text.tool_parser import ToolParser, can_call, max_calls, offered_tools
 from backends.prompts import as_asked
+from backends.remote.chat_template import ChatTemplate, find_source, find_special_tokens
 from schemas.errors import UnsupportedFeature
 from schemas.ir import ChatPrompt, Delta, Event, Events, Finished, Generate, TextPrompt, Token, Tool
 

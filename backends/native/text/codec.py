@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 from jinja2 import TemplateError
 from msgspec.structs import replace
 
-from backends.chat_template import function, strings_in, turn
 from backends.native.grammar.grammar import Grammars
 from backends.native.protocol.messages import Logprobs
 from backends.native.text.infill import Infill
@@ -28,13 +27,16 @@ from backends.native.text.tool_parser import CLOSE, OPEN, can_call
 from backends.native.text.vocabulary import HfVocabulary
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import (
+    Message,
     Prompt,
+    TextPart,
     TextPrompt,
     Token,
     Tokens,
     TokenSpan,
     TokensPrompt,
     Tool,
+    ToolCall,
     TopToken,
 )
 
@@ -162,12 +164,9 @@ class TextCodec:
         elif isinstance(prompt, TextPrompt):
             ids = await self._run_tokenizer(len(prompt.text), lambda tokenizer: _encode(tokenizer, prompt.text))
         else:
-            turns = [
-                turn(message, parts=self._content_as_parts, developer=self._knows_developer)
-                for message in prompt.messages
-            ]
+            turns = [self._turn(message) for message in prompt.messages]
             # The separator keeps two strings from forming a token's name together.
-            strings = "\0".join(strings_in(turns))
+            strings = "\0".join(_strings(turns))
             # Without this, a user's text `<|im_end|>` would become the control token and end the user's turn (prompt
             # injection).
             sanitize = self._control_tokens.search(strings) is not None
@@ -220,6 +219,20 @@ class TextCodec:
             top.append(TopToken(id, entry.text, logprob, None if entry.whole else entry.bytes))
         return found.logprob, tuple(top)
 
+    def _turn(self, message: Message) -> dict[str, Any]:
+        """A message as chat templates expect it; None for absent fields, which transformers drops.
+
+        The role `developer` becomes `system` for templates that do not know it.
+        """
+        return {
+            "role": "system" if message.role == "developer" and not self._knows_developer else message.role,
+            "content": _content(message, self._content_as_parts),
+            "name": message.name,
+            "tool_calls": list(map(_tool_call, message.tool_calls)) or None,
+            "tool_call_id": message.tool_call_id,
+            "reasoning_content": message.reasoning,
+        }
+
     async def _run_tokenizer(self, size: int, work: Callable[[Any], T]) -> T:
         # Nothing is awaited while the loop's tokenizer works, so no two calls overlap and it needs no lock.
         if size < _LONG_TEXT:
@@ -255,7 +268,7 @@ def _encode_chat(
         ids = tokenizer.apply_chat_template(
             turns,
             # None, not an empty list: some templates only test `tools is not none`.
-            tools=list(map(function, tools)) or None,
+            tools=list(map(_function, tools)) or None,
             add_generation_prompt=True,
             **({"sanitize_control_tokens": True} if sanitize else {}),
             return_dict=False,
@@ -293,6 +306,49 @@ def _wants_parts(tokenizer: Any) -> bool:
         return _PROBE in rendered
 
     return bool(tokenizer.chat_template) and not renders(_PROBE) and renders([{"type": "text", "text": _PROBE}])
+
+
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": _arguments(call.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _content(message: Message, parts: bool) -> str | list[dict[str, str]] | None:
+    """The content as one string, which most templates expect; as a list with `parts` or if there are images."""
+    content = message.content
+    if isinstance(content, str) and parts:
+        content = (TextPart(content),)
+    if content is None or isinstance(content, str):
+        return content
+    # Text parts alone become one string, which every template without parts can render.
+    if not parts and all(isinstance(part, TextPart) for part in content):
+        return "".join(part.text for part in content if isinstance(part, TextPart))
+    # Templates need no pixels: for an image they write its placeholder.
+    return [
+        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"} for part in content
+    ]
+
+
+def _arguments(text: str) -> Any:
+    """A call's arguments, decoded, because templates serialize them; text that is not JSON stays as it is."""
+    try:
+        # OpenAI's `arguments` is JSON in a string. Templates apply `tojson`, which would quote such a string once more.
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _function(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description or "", "parameters": tool.parameters or {}}
+    return {"type": "function", "function": function}
+
+
+def _strings(value: Any) -> list[str]:
+    """All strings in a JSON value, except keys."""
+    if isinstance(value, str):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for each in inner for text in _strings(each)]
 
 
 def _strip_first_space(tokens: list[Token]) -> None:

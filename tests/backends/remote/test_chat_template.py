@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.chat_template import ChatTemplate, find_source, find_special_tokens
+from backends.remote.chat_template import ChatTemplate, find_source, find_special_tokens
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import ChatPrompt, ImagePart, Message, TextPart, Tool, ToolCall
 
