@@ -245,6 +245,10 @@ class ClientCodec(Protocol):
         """Whether the answer to `request` contains token ids."""
         ...
 
+    def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
+        """The fields among `request.unknown`, and a `Generate`'s `own_fields`, that `encode` does not send."""
+        ...
+
     def error(self, reply: Reply) -> GatewayError:
         """The error that a reply with an error status stands for."""
         ...
@@ -268,6 +272,10 @@ class EmbeddingCodec(Protocol):
         Raises:
             schemas.errors.BackendError: the answer is an error or violates the protocol.
         """
+        ...
+
+    def ignored(self, request: Embed) -> tuple[str, ...]:
+        """The fields among `request.unknown` that `encode_embed` does not send."""
         ...
 
 

@@ -108,6 +108,16 @@ class Relays(Protocol):
         ...
 
 
+# Most backends pass nothing on: only those in front of another server have it.
+@runtime_checkable
+class PassesFieldsOn(Protocol):
+    """A backend that may send fields of the client's body on to a server that understands them."""
+
+    def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
+        """The fields among `request.unknown`, and a `Generate`'s `own_fields`, that are not sent on."""
+        ...
+
+
 class Backend(Protocol):
     """A source of answers: scripted, a remote server, or a native engine.
 
@@ -163,6 +173,24 @@ def check_relayed(request: Generate | Tokenize, capabilities: Capabilities) -> N
         return
     first = request.unread[0]
     raise UnsupportedFeature(first.refusal, feature=first.feature, param=first.param)
+
+
+def ignored_fields(request: Generate | Embed, backend: Backend) -> tuple[str, ...]:
+    """The unknown fields of a request that have no effect on this backend's answer.
+
+    Raises:
+        schemas.errors.UnsupportedFeature: a field that is known, and that only another server honours, is not sent on.
+    """
+    own = request.own_fields if isinstance(request, Generate) else ()
+    if not own and not request.unknown:
+        return ()
+    ignored = backend.ignored(request) if isinstance(backend, PassesFieldsOn) else (*own, *request.unknown)
+    for name in own:
+        if name in ignored:
+            raise UnsupportedFeature(
+                f"'{name}' is not supported by the model '{request.model}'.", feature=name, param=name
+            )
+    return ignored
 
 
 def needs(request: Generate) -> frozenset[Feature]:

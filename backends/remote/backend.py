@@ -187,6 +187,16 @@ class RemoteBackend:
         media_type = next((value for name, value in reply.headers if name.lower() == "content-type"), reply.media_type)
         return RelayedAnswer(reply.body, media_type)
 
+    def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
+        """The unknown fields of the client's body that do not reach the server.
+
+        Raises:
+            schemas.errors.UnsupportedFeature: no codec can express the request.
+        """
+        if isinstance(request, Embed):
+            return () if self._embeddings is None else self._embeddings.ignored(request)
+        return self._encode(request)[0].ignored(request)
+
     async def tokenize(self, request: Tokenize) -> Tokens:
         """Tokenize with the configured tokenizer; the server's own cannot be called."""
         if self._chat is not None and isinstance(request.prompt, ChatPrompt):
