@@ -73,6 +73,7 @@ class StreamWriter:
 
     media_type = "text/event-stream"
     headers: Headers = (("cache-control", "no-cache"),)
+    status_waits = False
     abort_after_error = False
 
     def __init__(self, dialect: Dialect, request: Generate) -> None:
