@@ -1,7 +1,8 @@
 """Answering one request: asks the planned targets in turn, and writes the answer, whole or as a stream.
 
-Strategy: the status line waits for the backend's first event. Before it another target may be asked, or the error gets
-a status of its own; after it a failure is written as the protocol's own error in the stream, never as a clean end.
+Strategy: the status line waits for the backend's first event, in some protocols for the first bytes to write
+(`StreamEncoder.status_waits`). Before the first event another target may be asked, and before the status line the error
+gets a status of its own; after it a failure is written as the protocol's own error in the stream, never as a clean end.
 """
 
 from __future__ import annotations
@@ -173,8 +174,7 @@ class Responder:
 
     async def _stream(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
         encoder = self._codec.encoder(request)
-        # The first batch is encoded before the status line: if that fails, the error still gets a status of its own.
-        data = self._encode(encoder, batch)
+        data, batch = await self._begin_stream(encoder, batch, events)
         # Usage is the last event of every complete answer; a short answer may have it in its first batch.
         if isinstance(last := batch[-1], Usage):
             await self._complete(encoder, last)
@@ -203,6 +203,22 @@ class Responder:
             if encoder.abort_after_error:
                 return  # without an end, the server cuts the connection
         await self._send(_END)
+
+    async def _begin_stream(
+        self, encoder: StreamEncoder, batch: Events, events: AsyncGenerator[Events, None]
+    ) -> tuple[bytes, Events]:
+        """Encode what is sent with the status line; returns it and the last batch in it.
+
+        An exception here still gets a status of its own.
+        """
+        data = self._encode(encoder, batch)
+        while encoder.status_waits and not data and not isinstance(batch[-1], Usage):
+            following = await anext(events, None)
+            if following is None:
+                raise Incomplete("The backend's answer stopped before its first part.")
+            batch = following
+            data = self._encode(encoder, batch)
+        return data, batch
 
     def _encode(self, encoder: StreamEncoder, batch: Events) -> bytes:
         """Return a batch in the protocol's form. Not a coroutine: it runs for every chunk of every stream."""
