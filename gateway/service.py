@@ -174,6 +174,11 @@ class Service:
         """A unique request id: 16 hexadecimal digits of the worker, 8 of the request."""
         return f"{self._prefix}{next(self._numbers):08x}"
 
+    def refused(self, reason: str) -> str:
+        """Count a request that no handler sees, by its status or another reason; returns its request id."""
+        self.metrics.refused.add((reason,))
+        return self.new_id()
+
     def count(self, endpoint: str, seconds: float, ok: bool) -> None:
         """Count an ended request, for Triton's statistics."""
         old, ns = self._counts.get(endpoint, RequestCounts()), int(seconds * 1e9)
