@@ -20,7 +20,9 @@ from gateway.deployment.catalog import catalog
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
 from gateway.experiments.experiments import Experiments
+from gateway.experiments.full_report import FullReport
 from gateway.observability.metrics import Metrics
+from gateway.ramps import Ramps
 from gateway.routing.router import Router
 from gateway.routing.target import Target
 from gateway.storage.response_store import ResponseStore
@@ -76,8 +78,9 @@ class Service:
         self._failed: dict[str, Health] = {}
         self._started: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
-        self.experiments = Experiments(self.metrics, self._can_answer, self._prefix, folder, slot)
         self._live = LiveDeployments(config)
+        self.experiments = Experiments(self.metrics, self._can_answer, keys, _figures(config, folder))
+        self._ramps = Ramps(self._live, self.experiments, self._can_answer)
         self._is_changeable = config.server.state_file is not None
         self._serve()  # last: it uses all of the above
 
@@ -159,9 +162,22 @@ class Service:
         self.refresh()
         log.info("endpoint.changed", model=change.endpoint, action=change.action)
 
+    def report(self, endpoint: str) -> FullReport:
+        """The report of an endpoint's experiment over all workers, with its ramp.
+
+        Raises:
+            schemas.errors.ModelNotFound: the endpoint has none.
+        """
+        return FullReport.of(self.experiments.report(endpoint), self._ramps.report(endpoint))
+
     def new_id(self) -> str:
         """A unique request id: 16 hexadecimal digits of the worker, 8 of the request."""
         return f"{self._prefix}{next(self._numbers):08x}"
+
+    def refused(self, reason: str) -> str:
+        """Count a request that no handler sees, by its status or another reason; returns its request id."""
+        self.metrics.refused.add((reason,))
+        return self.new_id()
 
     def count(self, endpoint: str, seconds: float, ok: bool) -> None:
         """Count an ended request, for Triton's statistics."""
@@ -254,6 +270,8 @@ class Service:
         await self._live.settle(self._health)
         self.refresh()
         self.router.stop(self.experiments.stopped())
+        if self._is_changeable and await self._ramps.move():
+            self.refresh()
         # A backend whose start failed is not asked: the error of its start is its health until it has started.
         health = {name: self._failed.get(name) or await _healthy(name, each) for name, each in self.backends.items()}
         # `_start` checks, too, and two checks may overlap: the later one wins, and the next corrects it if it was the
@@ -267,7 +285,8 @@ class Service:
         # No `await` in here: no request sees new routes with old experiments. Experiments come first, since a plan of
         # the new router looks its experiment up.
         deployments = self._live.deployments
-        self.experiments.serve({name: (found.serving, found.since) for name, found in deployments.items()})
+        resets = self._live.resets
+        self.experiments.serve({name: (each.serving, resets.get(name, 0)) for name, each in deployments.items()})
         self.router = Router({name: found.serving for name, found in deployments.items()}, self.backends)
         self.router.stop(self.experiments.stopped())
         # An endpoint that is created again begins at 0.
@@ -276,7 +295,15 @@ class Service:
 
     def _catalog(self) -> Catalog:
         limit = self.limits.max_concurrent_requests
-        return catalog(self._live.deployments, self.backends, self._health, self._created, limit)
+        default = self.config.server.default
+        return catalog(self._live.deployments, self.backends, self._health, self._created, limit, default)
+
+
+def _figures(config: Config, folder: Path | None) -> Path | None:
+    """Where the figures of experiments are kept: beside the state file, so that they last; else with the workers."""
+    if config.server.state_file is not None:
+        return Path(f"{config.server.state_file}.experiments")
+    return folder / "experiments" if folder is not None else None
 
 
 async def _healthy(name: str, backend: Backend) -> Health:

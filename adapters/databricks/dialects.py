@@ -83,13 +83,20 @@ _FAILURES = {
 
 DATABRICKS = Dialect(
     name="databricks",
-    requests=Requests(roles=("system", "user", "assistant", "tool"), stream_options_need_stream=False, echo_only=False),
+    requests=Requests(
+        roles=("system", "user", "assistant", "tool"),
+        stream_options_need_stream=False,
+        echo_only=False,
+        functions=False,
+        default_models=(),
+    ),
     limits=openai.Limits(bounds=_BOUNDS, max_stop=None, max_tools=32, max_properties=15),
     defaults=openai.Defaults(completion_max_tokens=None, raw_prompts=False),
     answers=openai.Answers(
         id_prefix="chatcmpl_",
         completion_id_prefix="cmpl_",
         refusal=False,
+        annotations=False,
         last_delta_content=True,
         usage_on_every_chunk=True,
     ),

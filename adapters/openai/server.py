@@ -151,13 +151,13 @@ class OpenAIServer:
             prompted, extra = read(dialect, body, requests.CompletionRequest)
             return read_completion(dialect, prompted, origin, call, extra)
         embedded, extra = read(dialect, body, requests.EmbeddingRequest)
-        return read_embed(embedded, origin, call, extra)
+        return read_embed(dialect, embedded, origin, call, extra)
 
     def encoder(self, request: Generate) -> StreamEncoder:
         """A writer for the streamed answer to `request`: a chat, a completion or a response."""
         created = int(self._now())
         if _is_response(request):
-            return ResponseWriter(request, created)
+            return ResponseWriter(request, self._now)
         # `stream_error` is a method: a subclass encodes errors in streams in its own form.
         writer = ChatStreamWriter if isinstance(request.prompts[0], ChatPrompt) else CompletionStreamWriter
         return writer(self._dialect, request, created, self.stream_error)

@@ -15,7 +15,7 @@ from adapters import databricks as _databricks
 from adapters import openai as _openai
 from adapters import tgi as _tgi
 from adapters import triton as _triton
-from adapters.base import Adapter, ClientCodec, EmbeddingCodec
+from adapters.base import Adapter, ClientCodec, EmbeddingCodec, RelayCodec
 from backends.base import Feature
 from backends.remote.backend import RemoteBackend
 from backends.remote.options import RemoteOptions
@@ -43,12 +43,14 @@ class Kind:
         features: what those protocols can express. `options.features` of a backend may narrow it, never widen it.
         health: the path, below the server's URL, of a GET that is answered quickly.
         embeddings: whether the first protocol is used for embeddings.
+        raw_text: whether the server takes text without a chat template.
     """
 
     protocols: tuple[RemoteProtocol, ...]
     features: frozenset[Feature]
     health: str
     embeddings: bool = False
+    raw_text: bool = True
 
     def __call__(self, name: str, options: Mapping[str, Any]) -> RemoteBackend:
         """Make a backend of this kind.
@@ -59,8 +61,16 @@ class Kind:
         codecs = [(protocol.prefix, protocol.codec()) for protocol in self.protocols]
         embedder = codecs[0][1] if self.embeddings else None  # the first protocol, without a prefix
         assert embedder is None or isinstance(embedder, EmbeddingCodec)
+        relay = codecs[0][1]
         return RemoteBackend(
-            name, options, codecs=codecs, features=self.features, health=self.health, embeddings=embedder
+            name,
+            options,
+            codecs=codecs,
+            features=self.features,
+            health=self.health,
+            embeddings=embedder,
+            raw_text=self.raw_text,
+            relay=relay if isinstance(relay, RelayCodec) else None,
         )
 
     # Without an annotation, and so no field of the dataclass: a constant with the name it has in backend classes.
@@ -102,7 +112,7 @@ _TGI_09 = frozenset(
 )
 # Chats and tools go through `/v1/chat/completions`, the second protocol of the kind.
 _TGI = _TGI_09 | {Feature.CHAT, Feature.TOOLS}
-# No chats: Triton's generate extension takes one `text_input`.
+# No chats: Triton's generate extension takes one `text_input`. With a chat template, `ChatText` adds them.
 _TRITON = frozenset(
     {
         Feature.IMAGES,
@@ -116,7 +126,7 @@ _TRITON = frozenset(
     }
 )
 # The Messages API returns no log-probabilities.
-_ANTHROPIC = frozenset({Feature.CHAT, Feature.TOOLS, Feature.IMAGES})
+_ANTHROPIC = frozenset({Feature.CHAT, Feature.TOOLS, Feature.IMAGES, Feature.GRAMMAR})
 
 
 def _openai_at_v1(dialect: str) -> RemoteProtocol:
@@ -135,7 +145,7 @@ mindie_triton = Kind(
     _TRITON | _CHAT,
     "/v2/health/ready",
 )
-anthropic = Kind((RemoteProtocol(_anthropic.ADAPTER, "anthropic"),), _ANTHROPIC, "/v1/models")
+anthropic = Kind((RemoteProtocol(_anthropic.ADAPTER, "anthropic"),), _ANTHROPIC, "/v1/models", raw_text=False)
 databricks = Kind(
     (RemoteProtocol(_databricks.ADAPTER, "databricks"),), _OPENAI, "/api/2.0/serving-endpoints", embeddings=True
 )

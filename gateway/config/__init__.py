@@ -1,5 +1,6 @@
 """The configuration: its sections as structs (`server`, `endpoint`), and the file that holds them (`file`)."""
 
+from gateway.config.aliases import aliases_of, wrong_aliases
 from gateway.config.base import ConfigError, Section, nearest
 from gateway.config.endpoint import (
     FEEDBACK_METRICS,
@@ -7,8 +8,10 @@ from gateway.config.endpoint import (
     Endpoint,
     Experiment,
     Fallback,
+    FeedbackMetric,
     Guardrail,
     Paired,
+    Ramp,
     Routing,
     ServedEntity,
     Shadow,
@@ -27,21 +30,25 @@ __all__ = [
     "Endpoint",
     "Experiment",
     "Fallback",
+    "FeedbackMetric",
     "Guardrail",
     "Limits",
     "Listener",
     "Mount",
     "Paired",
+    "Ramp",
     "Routing",
     "Section",
     "ServedEntity",
     "ServerSection",
     "Shadow",
     "Task",
+    "aliases_of",
     "default",
     "load",
     "nearest",
     "parse",
     "remote",
+    "wrong_aliases",
     "wrong_endpoint",
 ]

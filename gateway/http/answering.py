@@ -1,13 +1,15 @@
 """Answering one request: asks the planned targets in turn, and writes the answer, whole or as a stream.
 
-Strategy: the status line waits for the backend's first event. Before it another target may be asked, or the error gets
-a status of its own; after it a failure is written as the protocol's own error in the stream, never as a clean end.
+Strategy: the status line waits for the backend's first event, in some protocols for the first bytes to write
+(`StreamEncoder.status_waits`). Before the first event another target may be asked, and before the status line the error
+gets a status of its own; after it a failure is written as the protocol's own error in the stream, never as a clean end.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
+from contextlib import suppress
 from time import monotonic
 
 import structlog
@@ -16,21 +18,24 @@ from msgspec.structs import replace
 
 from adapters.base import Record, RecordingEncoder, Reply, ServerCodec, StreamEncoder
 from adapters.fold import Fold
-from backends.base import check
+from adapters.unknown_fields import ignored_header
+from backends.base import Capabilities, Relays, check, check_relayed, ignored_fields
 from gateway.errors import is_failover_eligible, to_client_error
+from gateway.experiments.metrics import IN_TROUBLE
 from gateway.http.accounting import RequestAccount, Stage
 from gateway.routing.target import Plan, Target
 from gateway.storage.response_store import KeyResponses
 from schemas.completion import Timings
-from schemas.errors import GatewayError, Incomplete, ShuttingDown, UnsupportedFeature
-from schemas.ir import Embed, Events, Finished, Generate, Request, Usage
+from schemas.errors import GatewayError, Incomplete, ShuttingDown, UnsupportedFeature, UnsupportedOperation
+from schemas.ir import Embed, Events, Generate, Request, Tokenize, Usage
+from schemas.origin import Relay
 
 log = structlog.get_logger()
 
 _END: HTTPResponseBodyEvent = {"type": "http.response.body", "body": b"", "more_body": False}
 # RFC 9112, section 9.3: a server reads the whole request body or closes the connection after its response; otherwise
 # the rest of the body would be read as the next request.
-_CLOSING = (408, 413)
+CLOSING = (408, 413)
 """Statuses after which the connection is closed: the rest of the request's body is still on its way."""
 
 
@@ -62,7 +67,9 @@ class Responder:
         # Order: assignment (sticky) first; a backend that is ready but in trouble goes behind the others.
         targets = plan.targets if len(plan.targets) == 1 else self._service.preferred(plan.targets)
         if targets[0] is not plan.targets[0]:
-            self._log_fallback(plan.targets[0], "in_trouble")
+            # The experiment counts it as a failure of the assigned target, even if that is asked last and answers.
+            account.own_failure = IN_TROUBLE
+            self._log_fallback(plan.targets[0], IN_TROUBLE)
         for target in targets:
             account.target, account.stage = target, "wait"
             is_last = target is targets[-1]
@@ -73,6 +80,9 @@ class Responder:
                 await self._ask(request, target)
                 return
             except Exception as error:  # nothing was sent yet: whatever it is, the client gets a status
+                kind = error.kind if isinstance(error, GatewayError) else "internal"
+                if target is plan.targets[0]:
+                    account.own_failure = account.own_failure or kind
                 if failure is None or not isinstance(error, UnsupportedFeature):
                     # That the next target cannot do what is asked is not why the request failed.
                     failure, failed_at = error, account.stage
@@ -80,7 +90,7 @@ class Responder:
                 # repeated.
                 if account.first_event or is_last or not is_failover_eligible(failure):
                     break
-                self._log_fallback(target, error.kind if isinstance(error, GatewayError) else "internal")
+                self._log_fallback(target, kind)
         assert failure is not None
         # The log names the stage of the failure that is sent, not of a later target that lacked a feature.
         account.stage = failed_at
@@ -106,19 +116,24 @@ class Responder:
     async def _ask(self, request: Request, target: Target) -> None:
         account, codec = self._account, self._codec
         if isinstance(request, Embed):
+            account.ignored = ignored_fields(request, target.backend)
             if not target.backend.capabilities.embeddings:
                 raise UnsupportedFeature(f"The model '{request.model}' has no embeddings.", feature="embeddings")
             vectors = await target.backend.embed(target.addressed(request))
             account.usage = vectors.usage
             await self.reply(codec.encode_embeddings(request, vectors))
             return
-        if not isinstance(request, Generate):
-            await self.reply(codec.encode_tokens(request, await target.backend.tokenize(target.addressed(request))))
+        if isinstance(request, Relay):
+            await self.reply(await _relayed(request, target))
+            return
+        if isinstance(request, Tokenize):
+            await self.reply(await self._counted(request, target))
             return
         # A generation request from here on.
         if target.task == "embeddings":
             raise UnsupportedFeature(f"The endpoint '{request.model}' is for embeddings, not text.", feature="generate")
         check(request, target.backend.capabilities, request.model)
+        account.ignored = ignored_fields(request, target.backend)
         events = target.backend.generate(target.addressed(request))
         # While draining no pair is begun: its work in the background could be cancelled before its end.
         if account.exposure is not None and not self._service.draining:
@@ -134,12 +149,21 @@ class Responder:
             # Also on cancellation: closing the generator is what makes the backend drop the work for this request.
             await events.aclose()
 
+    async def _counted(self, request: Tokenize, target: Target) -> Reply:
+        """The tokens of a prompt, as a remote of the client's dialect counts them or else as the backend does."""
+        if request.origin is not None:
+            with suppress(UnsupportedOperation):
+                return await _relayed(Relay(id=request.id, model=request.model, origin=request.origin), target)
+        check_relayed(request, Capabilities())
+        self._account.ignored = request.unknown
+        return self._codec.encode_tokens(request, await target.backend.tokenize(target.addressed(request)))
+
     async def _whole(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
         account, fold = self._account, Fold()
-        self._note_reasons(batch)
+        account.note_reasons(batch)
         fold.feed(batch)
         async for batch in events:
-            self._note_reasons(batch)
+            account.note_reasons(batch)
             fold.feed(batch)
         answer = fold.completion()
         account.stage = "encode"
@@ -150,8 +174,7 @@ class Responder:
 
     async def _stream(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
         encoder = self._codec.encoder(request)
-        # The first batch is encoded before the status line: if that fails, the error still gets a status of its own.
-        data = self._encode(encoder, batch)
+        data, batch = await self._begin_stream(encoder, batch, events)
         # Usage is the last event of every complete answer; a short answer may have it in its first batch.
         if isinstance(last := batch[-1], Usage):
             await self._complete(encoder, last)
@@ -181,10 +204,28 @@ class Responder:
                 return  # without an end, the server cuts the connection
         await self._send(_END)
 
+    async def _begin_stream(
+        self, encoder: StreamEncoder, batch: Events, events: AsyncGenerator[Events, None]
+    ) -> tuple[bytes, Events]:
+        """Encode what is sent with the status line; returns it and the last batch in it.
+
+        An exception here still gets a status of its own.
+        """
+        data = self._encode(encoder, batch)
+        while encoder.status_waits and not data and not isinstance(batch[-1], Usage):
+            following = await anext(events, None)
+            if following is None:
+                raise Incomplete("The backend's answer stopped before its first part.")
+            batch = following
+            data = self._encode(encoder, batch)
+        return data, batch
+
     def _encode(self, encoder: StreamEncoder, batch: Events) -> bytes:
         """Return a batch in the protocol's form. Not a coroutine: it runs for every chunk of every stream."""
-        data = encoder.feed(batch)
-        self._note_reasons(batch)
+        data, account = encoder.feed(batch), self._account
+        if account.first_token is None:
+            account.note_first_token(batch)
+        account.note_reasons(batch)
         return data
 
     async def _complete(self, encoder: StreamEncoder, usage: Usage) -> None:
@@ -193,11 +234,6 @@ class Responder:
             await self._keep(encoder.record)
         self._account.usage = usage
         self._account.end("ok")
-
-    def _note_reasons(self, batch: Events) -> None:
-        for event in batch:
-            if type(event) is Finished:
-                self._account.finish_reasons.append(event.reason)
 
     async def _keep(self, record: Record) -> None:
         if self.responses is not None:
@@ -208,13 +244,13 @@ class Responder:
         account = self._account
         account.status = status
         headers = [(b"content-type", media_type.encode()), (b"x-request-id", account.request_id.encode())]
-        for name, value in more:
+        for name, value in (*more, *ignored_header(account.ignored)):
             headers.append((name.encode(), value.encode()))
         if length >= 0:
             headers.append((b"content-length", b"%d" % length))
         if account.target is not None:
             headers.append((b"served-model-name", account.target.entity.name.encode()))
-        if status in _CLOSING:
+        if status in CLOSING:
             headers.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -236,3 +272,17 @@ class Responder:
             served=target.entity.name,
             outcome=why,
         )
+
+
+async def _relayed(request: Relay, target: Target) -> Reply:
+    """The answer of the target's remote to a request that is relayed.
+
+    Raises:
+        schemas.errors.UnsupportedOperation: the target is no remote that has the operation.
+    """
+    backend, origin = target.backend, request.origin
+    if not isinstance(backend, Relays) or (origin.dialect, origin.operation) not in backend.capabilities.relays:
+        name = origin.operation.replace("_", " ")
+        raise UnsupportedOperation(f"The model '{request.model}' does not support {name}.", feature=origin.operation)
+    answer = await backend.relay(target.addressed(request))
+    return Reply(answer.body, media_type=answer.media_type)
