@@ -20,7 +20,9 @@ from gateway.deployment.catalog import catalog
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
 from gateway.experiments.experiments import Experiments
+from gateway.experiments.full_report import FullReport
 from gateway.observability.metrics import Metrics
+from gateway.ramps import Ramps
 from gateway.routing.router import Router
 from gateway.routing.target import Target
 from gateway.storage.response_store import ResponseStore
@@ -78,6 +80,7 @@ class Service:
         self._tasks: list[asyncio.Task[None]] = []
         self.experiments = Experiments(self.metrics, self._can_answer, self._prefix, folder, slot)
         self._live = LiveDeployments(config)
+        self._ramps = Ramps(self._live, self.experiments, self._can_answer)
         self._is_changeable = config.server.state_file is not None
         self._serve()  # last: it uses all of the above
 
@@ -159,9 +162,22 @@ class Service:
         self.refresh()
         log.info("endpoint.changed", model=change.endpoint, action=change.action)
 
+    def report(self, endpoint: str) -> FullReport:
+        """The report of an endpoint's experiment over all workers, with its ramp.
+
+        Raises:
+            schemas.errors.ModelNotFound: the endpoint has none.
+        """
+        return FullReport.of(self.experiments.report(endpoint), self._ramps.report(endpoint))
+
     def new_id(self) -> str:
         """A unique request id: 16 hexadecimal digits of the worker, 8 of the request."""
         return f"{self._prefix}{next(self._numbers):08x}"
+
+    def refused(self, reason: str) -> str:
+        """Count a request that no handler sees, by its status or another reason; returns its request id."""
+        self.metrics.refused.add((reason,))
+        return self.new_id()
 
     def count(self, endpoint: str, seconds: float, ok: bool) -> None:
         """Count an ended request, for Triton's statistics."""
@@ -254,6 +270,8 @@ class Service:
         await self._live.settle(self._health)
         self.refresh()
         self.router.stop(self.experiments.stopped())
+        if self._is_changeable and await self._ramps.move():
+            self.refresh()
         # A backend whose start failed is not asked: the error of its start is its health until it has started.
         health = {name: self._failed.get(name) or await _healthy(name, each) for name, each in self.backends.items()}
         # `_start` checks, too, and two checks may overlap: the later one wins, and the next corrects it if it was the

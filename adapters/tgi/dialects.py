@@ -29,6 +29,7 @@ class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
             the backend returns them anyway.
         no_adapter: the `adapter_id` that means none.
         overflow: what happens if the prompt and `max_new_tokens` exceed the context.
+        strict: whether unknown fields are refused.
     """
 
     parameters: tuple[str, ...]
@@ -39,6 +40,7 @@ class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     details_logprobs: bool = True
     no_adapter: str | None = None
     overflow: Overflow = "refuse"
+    strict: bool = False
 
 
 class Limits(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,12 +132,14 @@ class Wording(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
         failures: our kind of error -> the dialect's answer. A failure without a `type` has an empty body.
         unsupported: refuses a `{field}` that the model cannot honour.
         streamed_decoder_input_details: refuses `decoder_input_details` in a stream.
+        unknown_field: refuses an unknown field of this `{name}`.
     """
 
     finish: dict[str, str]
     failures: dict[str, Failure]
     unsupported: str = "`{field}` is not supported by this model"
     streamed_decoder_input_details: str = "`decoder_input_details` == true is not supported when streaming tokens"
+    unknown_field: str = "unknown field `{name}`"
 
 
 class Remote(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -21,6 +21,7 @@ from gateway.config.endpoint import (
     Fallback,
     Guardrail,
     Paired,
+    Ramp,
     ServedEntity,
     Shadow,
     wrong_endpoint,
@@ -125,6 +126,8 @@ def _check(text: str, config: Config) -> None:
     for name, endpoint in config.endpoints.items():
         if wrong := wrong_endpoint(endpoint, config.backends):
             raise ConfigError(f"{_line(text, name)}: endpoints.{name}{wrong}")
+        if endpoint.experiment.ramp is not None and config.server.state_file is None:
+            raise ConfigError(f"{_line(text, 'ramp')}: endpoints.{name}: a `ramp` needs a `state_file`, which keeps it")
     if clash := wrong_aliases(config.endpoints):
         raise ConfigError(f"{_line(text, clash[0])}: endpoints.{clash[0]}{clash[1]}")
     _check_defaults(text, config)
@@ -176,6 +179,7 @@ def _all_fields() -> set[str]:
         Shadow,
         Paired,
         Guardrail,
+        Ramp,
         Experiment,
         Fallback,
     )

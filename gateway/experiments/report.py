@@ -10,7 +10,15 @@ import numpy as np
 
 from gateway.config import Endpoint
 from gateway.experiments.agreement import Pairs, summarize
-from gateway.experiments.confidence import Array, Interval, Mean, difference, mean, sample_ratio_mismatch
+from gateway.experiments.confidence import (
+    Array,
+    Interval,
+    Mean,
+    difference,
+    mean,
+    rate_difference,
+    sample_ratio_mismatch,
+)
 from gateway.experiments.metrics import DIVERGENCES_AT, EXCLUDED, TOTALS, UNPAIRED_AT, Metric
 from schemas.ir import FinishReason
 
@@ -82,7 +90,7 @@ def build(name: str, endpoint: Endpoint, metrics: Sequence[Metric], sums: Array,
         ),
         _has_mismatch(endpoint, sums, totals),
         tuple(
-            _pairs(arms[0].name, arm.name, sums[at, 1 + len(metrics) :], totals[at], alpha)
+            _pairs(arms[0].name, arm.name, sums[at, 1 + len(metrics) :], totals[at], alpha, arm.paired.margin)
             for at, arm in enumerate(arms)
             if arm.paired is not None
         ),
@@ -122,15 +130,15 @@ def _arm(
 
 
 def _compare(arm: str, metric: Metric, control: Mean, other: Mean, alpha: float, margin: float) -> Comparison:
-    found = difference(control, other, alpha)
+    found = (rate_difference if metric.kind == "rate" else difference)(control, other, alpha)
     # `success` is a rate near 1: a share of it would be too wide, so the margin is taken of 0.1.
     scale = 0.1 if metric.name == "success" else abs(control.value)
     return Comparison(arm, metric.name, *found, decide(found, metric, margin * scale))
 
 
-def _pairs(control: str, arm: str, metrics: Array, totals: Array, alpha: float) -> Pairs:
+def _pairs(control: str, arm: str, metrics: Array, totals: Array, alpha: float, margin: float) -> Pairs:
     unpaired, divergences = (totals[each.start : each.stop] for each in (UNPAIRED_AT, DIVERGENCES_AT))
-    return summarize(control, arm, metrics, unpaired, divergences, alpha)
+    return summarize(control, arm, metrics, unpaired, divergences, alpha, margin)
 
 
 def _has_mismatch(endpoint: Endpoint, sums: Array, totals: Array) -> bool:

@@ -15,6 +15,7 @@ from adapters.openai.inbound.checks import check, check_chat, check_completion, 
 from adapters.openai.inbound.functions import uses_functions, with_tools
 from adapters.openai.inbound.messages import read_messages
 from adapters.openai.inbound.tools import read_response_format, read_tool_choice, read_tools
+from adapters.unknown_fields import Unknown
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import SMALLEST_TOP_P, Generate, Origin, Sampling, Stopping, TextPrompt, TokensPrompt
 from schemas.openai import requests as wire
@@ -32,7 +33,7 @@ _UNSUPPORTED_FIELDS = {
 """Fields of a chat that would change the answer and that no backend supports -> the refusal."""
 
 
-def read(dialect: Dialect, body: bytes, type: type[T]) -> tuple[T, dict[str, Any]]:
+def read(dialect: Dialect, body: bytes, type: type[T]) -> tuple[T, Unknown]:
     """Decode a body as a `type` struct.
 
     Returns:
@@ -44,7 +45,7 @@ def read(dialect: Dialect, body: bytes, type: type[T]) -> tuple[T, dict[str, Any
     return read_fields(dialect, parse(body), type)
 
 
-def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, dict[str, Any]]:
+def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, Unknown]:
     """The second half of `read`: the same for a body that is parsed already."""
     # MindIE knows fewer fields than the struct has. Those it does not know must not be checked either, so they are
     # taken out before the conversion, and count as unknown.
@@ -54,15 +55,15 @@ def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, dict[s
         hidden = {name: value for name, value in fields.items() if name not in known}
         fields = {name: value for name, value in fields.items() if name in known}
     given, unknown = convert(fields, type)
-    unknown = hidden | unknown
-    if unknown and dialect.requests.strict:
+    unknown = Unknown(hidden | unknown, tuple(hidden) + unknown.paths)
+    if dialect.requests.strict and (unknown or unknown.paths):
         # The first by name, so that the message does not depend on the order of the body.
-        name = min(unknown)
+        name = min({*unknown, *unknown.paths})
         raise InvalidRequest(dialect.wording.unknown_field.format(name=name), param=name)
     return given, unknown
 
 
-def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: Call, extra: dict[str, Any]) -> Generate:
+def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: Call, extra: Unknown) -> Generate:
     """The request of a chat; `extra` are the unknown fields of its body.
 
     Raises:
@@ -101,12 +102,13 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
         user=given.user,
         hints=_hints(given),
         extra=extra,
+        unknown=extra.paths,
         origin=origin,
     )
 
 
 def read_completion(
-    dialect: Dialect, given: wire.CompletionRequest, origin: Origin, call: Call, extra: dict[str, Any]
+    dialect: Dialect, given: wire.CompletionRequest, origin: Origin, call: Call, extra: Unknown
 ) -> Generate:
     """The request of a completion, of one prompt or several; `extra` are the unknown fields of its body.
 
@@ -143,6 +145,7 @@ def read_completion(
         user=given.user,
         hints=_hints(given),
         extra=extra,
+        unknown=extra.paths,
         origin=origin,
     )
 

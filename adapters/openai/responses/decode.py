@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from adapters.base import Call
@@ -14,6 +12,7 @@ from adapters.openai.inbound.decode import read_model
 from adapters.openai.inbound.messages import image_part
 from adapters.openai.inbound.tools import choice_of_keyword, choice_of_names, json_schema_grammar, read_tools
 from adapters.openai.responses.stored import REFERENCE, Items, conversation_items, input_items, referenced_item
+from adapters.unknown_fields import Unknown
 from schemas import responses as wire
 from schemas.errors import UnsupportedFeature
 from schemas.ir import (
@@ -55,7 +54,7 @@ _INCLUDABLE = ("reasoning.encrypted_content", _LOGPROBS)
 
 
 def read_response(
-    dialect: Dialect, given: wire.ResponseRequest, origin: Origin, call: Call, extra: dict[str, Any]
+    dialect: Dialect, given: wire.ResponseRequest, origin: Origin, call: Call, extra: Unknown
 ) -> Generate:
     """The request of `POST /v1/responses`.
 
@@ -108,13 +107,12 @@ def read_response(
         user=given.safety_identifier or given.user,
         hints={name: value for name, value in hints.items() if value is not None},
         extra=extra,
+        unknown=extra.paths,
         origin=origin,
     )
 
 
-def read_count(
-    dialect: Dialect, given: wire.ResponseRequest, origin: Origin, call: Call, extra: dict[str, Any]
-) -> Tokenize:
+def read_count(dialect: Dialect, given: wire.ResponseRequest, origin: Origin, call: Call, extra: Unknown) -> Tokenize:
     """The request of `POST /v1/responses/input_tokens`, which counts the tokens of the same body.
 
     Raises:
@@ -123,7 +121,9 @@ def read_count(
     request = read_response(dialect, given, origin, call, extra)
     hidden = request.tool_choice is not None and request.tool_choice.mode == "none"
     tools = () if hidden else request.tools
-    return Tokenize(id=request.id, model=request.model, prompt=request.prompts[0], tools=tools, origin=origin)
+    return Tokenize(
+        id=request.id, model=request.model, prompt=request.prompts[0], tools=tools, unknown=extra.paths, origin=origin
+    )
 
 
 def _stored_items(given: wire.ResponseRequest, before: Items, origin: Origin, call: Call) -> bytes | None:

@@ -47,9 +47,9 @@ class Traffic:
 
 def test_report_of_an_arm() -> None:
     experiment = Experiment("chat", PAIR)
-    Traffic(PAIR, experiment).send(2000)
+    Traffic(PAIR, experiment).send(6000)
     report = experiment.report()
-    assert sum(arm.exposures for arm in report.arms) == 2000
+    assert sum(arm.exposures for arm in report.arms) == 6000
     for arm in report.arms:
         assert arm.means == {
             "success": 1.0,
