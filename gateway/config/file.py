@@ -44,16 +44,24 @@ def load(path: Path) -> Config:
     """The configuration in a TOML file.
 
     Raises:
-        ConfigError: it cannot be read, or is wrong; the text names file, line and key.
+        ConfigError: it cannot be read, is wrong or cut; the text names file, line and key.
     """
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     try:
+        _check_whole(text)
         return parse(text)
     except ConfigError as error:
         raise ConfigError(f"{path}:{error}") from None
+
+
+def _check_whole(text: str) -> None:
+    """Reject a file that was cut while it was written: `port = 80` may be the beginning of `port = 8000`."""
+    if not text.endswith("\n"):
+        last = text.count("\n") + 1
+        raise ConfigError(f"{last}: the file is empty or cut: its last line has no line end")
 
 
 def parse(text: str) -> Config:
@@ -105,6 +113,9 @@ def _check(text: str, config: Config) -> None:
     for name, endpoint in config.endpoints.items():
         if wrong := wrong_endpoint(endpoint, config.backends):
             raise ConfigError(f"{_line(text, name)}: endpoints.{name}{wrong}")
+    # With a state file, the first endpoint may be one that a client creates.
+    if not config.endpoints and config.server.state_file is None:
+        raise ConfigError("1: there are no endpoints: nothing would be served")
 
 
 def _twice(values: Sequence[_T]) -> _T | None:

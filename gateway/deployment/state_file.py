@@ -24,7 +24,7 @@ from backends.base import Health
 from gateway.config import Config, ConfigError
 from gateway.deployment.deployments import Deployment, Deployments, State, changed, deployed, settled
 from schemas.catalog import Change
-from schemas.errors import Forbidden
+from schemas.errors import BackendUnavailable, Forbidden
 
 log = structlog.get_logger()
 
@@ -153,6 +153,7 @@ class LiveDeployments:
 
         Raises:
             schemas.errors.RequestError: the change is invalid, or there is no state file.
+            schemas.errors.BackendUnavailable: the state file cannot be read or written; the text says why.
         """
 
         # Called under the lock, with the state that the file has then: another worker may have changed it since this
@@ -160,7 +161,11 @@ class LiveDeployments:
         def make(found: Deployments) -> Deployment | None:
             return changed(found, change, health, time.time_ns())
 
-        await self._change(change.endpoint, make)
+        try:
+            await self._change(change.endpoint, make)
+        except (ConfigError, OSError) as error:
+            log.error("state.rejected", error=str(error))
+            raise BackendUnavailable(f"The state of the endpoints cannot be changed: {error}") from None
 
     async def settle(self, health: Mapping[str, Health]) -> None:
         """Finish the updates whose backends have become ready or have failed.
