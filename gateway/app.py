@@ -19,6 +19,7 @@ from gateway.auth import Keys, keys_from
 from gateway.config import Config, ConfigError
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
+from gateway.experiments.ramp import wrong_ramp
 from gateway.http import feedback, health, ui
 from gateway.http.openapi import document
 from gateway.http.routes import Mounts, not_allowed, not_found
@@ -76,7 +77,9 @@ def validate(config: Config) -> None:
     # The objects are thrown away: only the errors of building them matter.
     make_backends(config)
     Mounts(adapters(), config)
-    LiveDeployments(config)
+    for name, deployed in LiveDeployments(config).deployments.items():
+        if wrong := wrong_ramp(deployed.serving):
+            raise ConfigError(f"endpoints.{name}{wrong}")
 
 
 def create_app(

@@ -20,7 +20,9 @@ from gateway.deployment.catalog import catalog
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
 from gateway.experiments.experiments import Experiments
+from gateway.experiments.full_report import FullReport
 from gateway.observability.metrics import Metrics
+from gateway.ramps import Ramps
 from gateway.routing.router import Router
 from gateway.routing.target import Target
 from gateway.storage.response_store import ResponseStore
@@ -80,6 +82,7 @@ class Service:
         self._tasks: list[asyncio.Task[None]] = []
         self.experiments = Experiments(self.metrics, self._can_answer, self._prefix, folder, slot)
         self._live = LiveDeployments(config)
+        self._ramps = Ramps(self._live, self.experiments, self._can_answer)
         self._is_changeable = config.server.state_file is not None
         self._serve()  # last: it uses all of the above
 
@@ -160,6 +163,14 @@ class Service:
         await self._live.change(change, self._health)
         self.refresh()
         log.info("endpoint.changed", model=change.endpoint, action=change.action)
+
+    def report(self, endpoint: str) -> FullReport:
+        """The report of an endpoint's experiment over all workers, with its ramp.
+
+        Raises:
+            schemas.errors.ModelNotFound: the endpoint has none.
+        """
+        return FullReport.of(self.experiments.report(endpoint), self._ramps.report(endpoint))
 
     def new_id(self) -> str:
         """A unique request id: 16 hexadecimal digits of the worker, 8 of the request."""
@@ -256,6 +267,8 @@ class Service:
         await self._live.settle(self._health)
         self.refresh()
         self.router.stop(self.experiments.stopped())
+        if self._is_changeable and await self._ramps.move():
+            self.refresh()
         # A backend whose start failed is not asked: the error of its start is its health until it has started.
         health = {name: self._failed.get(name) or await _healthy(name, each) for name, each in self.backends.items()}
         # `_start` checks, too, and two checks may overlap: the later one wins, and the next corrects it if it was the
@@ -278,7 +291,8 @@ class Service:
 
     def _catalog(self) -> Catalog:
         limit = self.limits.max_concurrent_requests
-        return catalog(self._live.deployments, self.backends, self._health, self._created, limit)
+        default = self.config.server.default
+        return catalog(self._live.deployments, self.backends, self._health, self._created, limit, default)
 
 
 async def _healthy(name: str, backend: Backend) -> Health:

@@ -8,6 +8,16 @@ from adapters.dialect import Failure, Group
 from schemas.ir import FinishReason
 
 
+class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which fields a request may have.
+
+    Attributes:
+        strict: whether unknown fields are refused.
+    """
+
+    strict: bool = False
+
+
 class Limits(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Intervals and counts.
 
@@ -48,6 +58,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One variant of the protocol."""
 
     name: str
+    requests: Requests = Requests()
     limits: Limits = Limits()
     wording: Wording
     remote: Remote
@@ -95,8 +106,10 @@ _ANTHROPIC = Dialect(
     remote=Remote(
         reasons={
             "end_turn": FinishReason.EOS,
-            # A server tool's turn was interrupted. Requests here have no server tools, so it is a normal end.
+            # A server tool's turn was interrupted. Only clients of the protocol have those, and see the word.
             "pause_turn": FinishReason.EOS,
+            # The conversation was summarized (`context_management`); only clients of the protocol ask for it.
+            "compaction": FinishReason.EOS,
             "stop_sequence": FinishReason.STOP_STRING,
             "max_tokens": FinishReason.LENGTH,
             "model_context_window_exceeded": FinishReason.LENGTH,

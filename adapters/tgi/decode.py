@@ -10,6 +10,7 @@ from adapters.body import convert, parse
 from adapters.tgi.checks import check
 from adapters.tgi.dialects import Dialect
 from adapters.tgi.inputs import read_inputs
+from adapters.unknown_fields import Unknown
 from schemas.catalog import ModelCard
 from schemas.errors import InvalidRequest, MalformedBody, ModelNotFound
 from schemas.ir import ChatPrompt, Generate, Grammar, Origin, Prompt, Sampling, Stopping, Tokenize
@@ -22,18 +23,20 @@ def default_card(call: Call) -> ModelCard:
     Raises:
         schemas.errors.ModelNotFound: there is no default model.
     """
-    card = call.catalog.cards.get(call.catalog.default or "")
+    default = call.catalog.default
+    card = call.catalog.find(default or "")
     if card is None:
-        raise ModelNotFound("No model is served here.")
+        raise ModelNotFound(f"The model '{default}' does not exist." if default else "No model is served here.")
     return card
 
 
 def read_tokenize(dialect: Dialect, operation: str, body: bytes, call: Call) -> Tokenize:
     """Decode a body of `/tokenize`: a body of `/generate`, of which only the prompt is used."""
     card = default_card(call)
-    request, _ = _read(dialect, GenerateRequest, body)
+    request, unknown = _read(dialect, GenerateRequest, body)
     prompt = read_inputs(dialect, request.inputs, images=card.images)
-    return Tokenize(id=call.id, model=card.name, prompt=prompt, origin=_origin(dialect, operation, body))
+    origin = _origin(dialect, operation, body)
+    return Tokenize(id=call.id, model=card.name, prompt=prompt, unknown=unknown.paths, origin=origin)
 
 
 def read_generate(dialect: Dialect, operation: str, body: bytes, call: Call) -> Generate:
@@ -68,6 +71,7 @@ def read_generate(dialect: Dialect, operation: str, body: bytes, call: Call) -> 
         grammar=grammar,
         lora_adapter=None if parameters.adapter_id == dialect.requests.no_adapter else parameters.adapter_id,
         extra=extra,
+        unknown=extra.paths,
         origin=_origin(dialect, operation, body),
     )
 
@@ -88,7 +92,7 @@ def _origin(dialect: Dialect, operation: str, body: bytes) -> Origin:
     return Origin("tgi", dialect.name, operation, body)
 
 
-def _read(dialect: Dialect, type: type[GenerateRequest], body: bytes) -> tuple[GenerateRequest, dict[str, Any]]:
+def _read(dialect: Dialect, type: type[GenerateRequest], body: bytes) -> tuple[GenerateRequest, Unknown]:
     """Decode a body to the request and its unknown fields, in which "parameters" holds the unknown parameters."""
     fields = parse(body)
     unknown: dict[str, Any] = {}
@@ -99,7 +103,12 @@ def _read(dialect: Dialect, type: type[GenerateRequest], body: bytes) -> tuple[G
             unknown = {name: value for name, value in given.items() if name not in known}
             fields["parameters"] = known
     request, extra = convert(fields, type)
-    return request, extra | ({"parameters": unknown} if unknown else {})
+    # Clients send all parameters that they know, with null for those that are not set.
+    paths = extra.paths + tuple(f"parameters.{name}" for name, value in unknown.items() if value is not None)
+    if paths and dialect.requests.strict:
+        name = min(paths)
+        raise InvalidRequest(dialect.wording.unknown_field.format(name=name), param=name)
+    return request, Unknown(extra | ({"parameters": unknown} if unknown else {}), paths)
 
 
 def _sampling(dialect: Dialect, given: Parameters, id: str) -> Sampling:

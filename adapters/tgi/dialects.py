@@ -27,6 +27,7 @@ class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
         details_logprobs: whether `details` requests log-probabilities from the backend. If not, they are null unless
             the backend returns them anyway.
         no_adapter: the `adapter_id` that means none.
+        strict: whether unknown fields are refused.
     """
 
     parameters: tuple[str, ...]
@@ -36,6 +37,7 @@ class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     warpers_sample: bool = True
     details_logprobs: bool = True
     no_adapter: str | None = None
+    strict: bool = False
 
 
 class Limits(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,12 +129,14 @@ class Wording(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
         failures: our kind of error -> the dialect's answer. A failure without a `type` has an empty body.
         unsupported: refuses a `{field}` that the model cannot honour.
         streamed_decoder_input_details: refuses `decoder_input_details` in a stream.
+        unknown_field: refuses an unknown field of this `{name}`.
     """
 
     finish: dict[str, str]
     failures: dict[str, Failure]
     unsupported: str = "`{field}` is not supported by this model"
     streamed_decoder_input_details: str = "`decoder_input_details` == true is not supported when streaming tokens"
+    unknown_field: str = "unknown field `{name}`"
 
 
 class Remote(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):

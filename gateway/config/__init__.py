@@ -1,5 +1,6 @@
 """The configuration: its sections as structs (`server`, `endpoint`), and the file that holds them (`file`)."""
 
+from gateway.config.aliases import aliases_of, wrong_aliases
 from gateway.config.base import ConfigError, Section, nearest
 from gateway.config.endpoint import (
     FEEDBACK_METRICS,
@@ -9,6 +10,7 @@ from gateway.config.endpoint import (
     Fallback,
     Guardrail,
     Paired,
+    Ramp,
     Routing,
     ServedEntity,
     Shadow,
@@ -32,16 +34,19 @@ __all__ = [
     "Listener",
     "Mount",
     "Paired",
+    "Ramp",
     "Routing",
     "Section",
     "ServedEntity",
     "ServerSection",
     "Shadow",
     "Task",
+    "aliases_of",
     "default",
     "load",
     "nearest",
     "parse",
     "remote",
+    "wrong_aliases",
     "wrong_endpoint",
 ]

@@ -6,6 +6,7 @@ Names follow Databricks where it has them (endpoint, served_entities, traffic_pe
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import msgspec
@@ -21,6 +22,9 @@ FEEDBACK_METRICS = 8
 
 Task = Literal["chat", "completions", "embeddings"]
 Direction = Literal["higher", "lower"]
+# `fnmatch` would read brackets as sets of characters.
+Alias = Annotated[str, msgspec.Meta(pattern=r"^[^\[\]\s]+$", max_length=256)]
+"""Another name of an endpoint; `*` stands for any characters, `?` for one."""
 Routing = Literal["hash"]
 """The names of the policies in `gateway.routing.policy`."""
 
@@ -40,12 +44,16 @@ class Paired(Section, frozen=True):
         max_concurrent_requests: pairs at a time in each worker; more are dropped.
         timeout: seconds for a pair.
         max_tokens: of prompt and answer together; longer ones are not paired.
+        margin: a difference of log-likelihoods that counts as none; nats per token.
+        text: whether the report shows the prompts and answers that differ most, beside their request ids.
     """
 
     share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
     max_concurrent_requests: Count = 1
     timeout: Seconds = 60.0
     max_tokens: Count = 2048
+    margin: Annotated[float, msgspec.Meta(gt=0)] = 0.02
+    text: bool = False
 
 
 class ServedEntity(Section, frozen=True):
@@ -76,6 +84,31 @@ class Guardrail(Section, frozen=True):
     worse_than: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.02
 
 
+class Ramp(Section, frozen=True):
+    """Raises an arm's share of the traffic in steps, and takes all of it away if the arm is worse than the first.
+
+    Attributes:
+        arm: the served entity.
+        steps: its shares, ascending.
+        hold: seconds of a step, at least.
+        metrics: those by which the arm must be no worse.
+        advance: "no_worse": a step waits until the arm is, with confidence, no worse by all `metrics`, within the
+            experiment's margin. "unless_worse": it only waits for `hold`.
+    """
+
+    arm: str
+    steps: Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=100)], ...], msgspec.Meta(min_length=1)] = (
+        1,
+        5,
+        25,
+        50,
+        100,
+    )
+    hold: Seconds = 3600.0
+    metrics: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("success", "latency")
+    advance: Literal["no_worse", "unless_worse"] = "no_worse"
+
+
 class Experiment(Section, frozen=True):
     """How an endpoint's arms are compared.
 
@@ -84,6 +117,7 @@ class Experiment(Section, frozen=True):
         margin: a difference that counts as none: a share of the first arm's mean; for `success`, a tenth of it in
             absolute terms.
         guardrail: stops a worse arm.
+        ramp: raises an arm's share in steps.
         feedback: metrics that users send, and which direction is good.
         unit: sources of the unit of assignment, `header:<name>` or one of `UNITS`; the first that a request has counts.
             A request that has none is a unit by itself.
@@ -92,6 +126,7 @@ class Experiment(Section, frozen=True):
     alpha: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
     margin: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
     guardrail: Guardrail | None = None
+    ramp: Ramp | None = None
     feedback: Annotated[dict[str, Direction], msgspec.Meta(max_length=FEEDBACK_METRICS)] = msgspec.field(
         default_factory=dict
     )
@@ -109,6 +144,7 @@ class Endpoint(Section, frozen=True):
 
     Attributes:
         served_entities: percentages add up to 100; the first one is an experiment's control.
+        aliases: other names, or patterns of names, that clients may use for it.
         task: what listings say.
         routing: the policy that picks the served entity.
         experiment: how served entities are compared.
@@ -117,6 +153,7 @@ class Endpoint(Section, frozen=True):
     """
 
     served_entities: tuple[ServedEntity, ...]
+    aliases: tuple[Alias, ...] = ()
     task: Task = "chat"
     routing: Routing = "hash"
     experiment: Experiment = Experiment()
@@ -155,7 +192,20 @@ def wrong_endpoint(endpoint: Endpoint, backends: Collection[str]) -> str | None:
     for unit in endpoint.experiment.unit:
         if unit not in UNITS and not unit.startswith("header:"):
             return f": there is no unit '{unit}'; there are header:<name>, {', '.join(UNITS)}"
-    return _wrong_task(endpoint)
+    return _wrong_ramp(endpoint) or _wrong_task(endpoint)
+
+
+def _wrong_ramp(endpoint: Endpoint) -> str | None:
+    if (ramp := endpoint.experiment.ramp) is None:
+        return None
+    others = {arm.name: arm for arm in endpoint.served_entities[1:]}
+    if ramp.arm not in others:
+        return f".experiment.ramp: '{ramp.arm}' is none of the served entities after the first"
+    if others[ramp.arm].shadow is not None:
+        return f".experiment.ramp: '{ramp.arm}' is a shadow, which answers no client"
+    if any(one >= other for one, other in pairwise(ramp.steps)):
+        return ".experiment.ramp: `steps` must ascend"
+    return None
 
 
 def _wrong_task(endpoint: Endpoint) -> str | None:

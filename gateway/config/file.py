@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from gateway.config.aliases import wrong_aliases
 from gateway.config.base import ConfigError, Section, nearest
 from gateway.config.endpoint import (
     Endpoint,
@@ -20,6 +21,7 @@ from gateway.config.endpoint import (
     Fallback,
     Guardrail,
     Paired,
+    Ramp,
     ServedEntity,
     Shadow,
     wrong_endpoint,
@@ -84,18 +86,37 @@ def parse(text: str) -> Config:
     return config
 
 
-def default(model: str | None = None) -> Config:
-    """A configuration of one endpoint over one native backend: the bundled model, or the checkpoint folder `model`."""
-    name = Path(model).resolve().name if model else BUNDLED
+def default(model: str | None = None, names: Sequence[str] = ()) -> Config:
+    """A configuration of one endpoint over one native backend: the bundled model, or the checkpoint folder `model`.
+
+    The first of `names` is the endpoint's name, the others are aliases; without them it is called like the folder.
+    """
+    name, *aliases = names or (Path(model).resolve().name if model else BUNDLED,)
     backend: dict[str, Any] = {"kind": "native"} | ({"model": str(Path(model).resolve())} if model else {})
     entity = ServedEntity(name=name, backend="local")
-    return Config(backends={"local": backend}, endpoints={name: Endpoint(served_entities=(entity,))})
+    endpoint = Endpoint(served_entities=(entity,), aliases=tuple(aliases))
+    return Config(backends={"local": backend}, endpoints={name: endpoint})
 
 
-def remote(kind: str, url: str, models: Iterable[str], key_env: str | None = None) -> Config:
-    """A configuration of one endpoint for each model of a remote server."""
+def remote(kind: str, url: str, models: Sequence[str], key_env: str | None = None, names: Sequence[str] = ()) -> Config:
+    """A configuration of one endpoint for each model of a remote server.
+
+    The first of `names` is the endpoint's name, the others are aliases; without them it is called like the model.
+
+    Raises:
+        ConfigError: there are `names`, and the server has several models.
+    """
     backend = {"kind": kind, "url": url} | ({"api_key_env": key_env} if key_env else {})
-    endpoints = {name: Endpoint(served_entities=(ServedEntity(name=name, backend="remote"),)) for name in models}
+    if names and len(models) != 1:
+        raise ConfigError(
+            f"--served-model-name names one model, and the server at {url} has {len(models)}: "
+            "name them as endpoints of a configuration file"
+        )
+    if names:
+        entity = ServedEntity(name=names[0], backend="remote", model=models[0])
+        endpoints = {names[0]: Endpoint(served_entities=(entity,), aliases=tuple(names[1:]))}
+    else:
+        endpoints = {name: Endpoint(served_entities=(ServedEntity(name=name, backend="remote"),)) for name in models}
     return Config(backends={"remote": backend}, endpoints=endpoints)
 
 
@@ -108,14 +129,38 @@ def _check(text: str, config: Config) -> None:
         raise ConfigError(f"{_line(text, 'mounts')}: server.mounts: two of them have the prefix '{twice}'")
     if port := _twice([config.server.port, *(listener.port for listener in config.server.listeners)]):
         raise ConfigError(f"{_line(text, 'listeners')}: server.listeners: the port {port} is taken twice")
-    if config.server.admin_keys_env is not None and config.server.state_file is None:
-        raise ConfigError(f"{_line(text, 'admin_keys_env')}: server: `admin_keys_env` needs a `state_file`")
+    if config.server.state_file is None:
+        _check_stateless(text, config)
     for name, endpoint in config.endpoints.items():
         if wrong := wrong_endpoint(endpoint, config.backends):
             raise ConfigError(f"{_line(text, name)}: endpoints.{name}{wrong}")
+    if clash := wrong_aliases(config.endpoints):
+        raise ConfigError(f"{_line(text, clash[0])}: endpoints.{clash[0]}{clash[1]}")
+    _check_defaults(text, config)
     # With a state file, the first endpoint may be one that a client creates.
     if not config.endpoints and config.server.state_file is None:
         raise ConfigError("1: there are no endpoints: nothing would be served")
+
+
+def _check_stateless(text: str, config: Config) -> None:
+    """Refuse what needs a state file."""
+    if config.server.admin_keys_env is not None:
+        raise ConfigError(f"{_line(text, 'admin_keys_env')}: server: `admin_keys_env` needs a `state_file`")
+    for name, endpoint in config.endpoints.items():
+        if endpoint.experiment.ramp is not None:
+            raise ConfigError(f"{_line(text, 'ramp')}: endpoints.{name}: a `ramp` needs a `state_file`, which keeps it")
+
+
+def _check_defaults(text: str, config: Config) -> None:
+    """Refuse defaults that are no endpoints. With a state file, the endpoint may be created later."""
+    server = config.server
+    named = {"default": server.default}
+    named |= {f"mounts[{place}].endpoint": mount.endpoint for place, mount in enumerate(server.mounts)}
+    named |= {f"listeners[{place}].endpoint": listener.endpoint for place, listener in enumerate(server.listeners)}
+    for key, name in named.items():
+        if name is not None and name not in config.endpoints and server.state_file is None:
+            line = _line(text, key.rpartition(".")[2])
+            raise ConfigError(f"{line}: server.{key}: there is no endpoint '{name}'{nearest(name, config.endpoints)}")
 
 
 def _twice(values: Sequence[_T]) -> _T | None:
@@ -152,6 +197,7 @@ def _all_fields() -> set[str]:
         Shadow,
         Paired,
         Guardrail,
+        Ramp,
         Experiment,
         Fallback,
     )

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from backends.base import Health
 from gateway.config import ConfigError, Endpoint, Section, ServedEntity, wrong_endpoint
+from gateway.deployment.ramp import Move, RampState, moved
 from schemas.catalog import Change
 from schemas.catalog import ServedEntity as ListedEntity
 from schemas.errors import Conflict, InvalidRequest, ModelNotFound
@@ -33,6 +34,7 @@ class Deployment(Section, frozen=True):
         version: number of the one in force, from 1.
         since: when it came into force; Unix time in nanoseconds, 0 for one from the configuration file.
         failed: why the last pending one was given up; empty if it was not.
+        ramp: how far the ramp has come that the configuration asks for; None: it has not begun.
     """
 
     endpoint: Endpoint | None = None
@@ -40,6 +42,7 @@ class Deployment(Section, frozen=True):
     version: int = 1
     since: int = 0
     failed: str = ""
+    ramp: RampState | None = None
 
     @property
     def serving(self) -> Endpoint:
@@ -66,7 +69,11 @@ def deployed(endpoints: Mapping[str, Endpoint], state: State, backends: Collecti
     """
     found: dict[str, Deployment | None] = {name: Deployment(endpoint=endpoint) for name, endpoint in endpoints.items()}
     found |= state.endpoints
-    present = {name: deployment for name, deployment in found.items() if deployment is not None}
+    present = {
+        name: _with_aliases(deployment, endpoints[name].aliases if name in endpoints else ())
+        for name, deployment in found.items()
+        if deployment is not None
+    }
     for name, deployment in present.items():
         if deployment.endpoint is None and deployment.pending is None:
             raise ConfigError(f"endpoints.{name}: there is neither `endpoint` nor `pending`")
@@ -75,6 +82,15 @@ def deployed(endpoints: Mapping[str, Endpoint], state: State, backends: Collecti
             if endpoint is not None and (wrong := wrong_endpoint(endpoint, backends)):
                 raise ConfigError(f"endpoints.{name}{wrong}")
     return present
+
+
+def _with_aliases(deployment: Deployment, aliases: tuple[str, ...]) -> Deployment:
+    """The deployment with the configuration file's aliases, which no change while serving can set."""
+    configured = (
+        endpoint and replace(endpoint, aliases=aliases) for endpoint in (deployment.endpoint, deployment.pending)
+    )
+    endpoint, pending = configured
+    return replace(deployment, endpoint=endpoint, pending=pending)
 
 
 def changed(present: Deployments, change: Change, health: Mapping[str, Health], now: int) -> Deployment | None:
@@ -129,7 +145,34 @@ def settled(deployment: Deployment, health: Mapping[str, Health], now: int) -> D
     # A new endpoint has answered by its pending configuration since its creation (`serving`), so its experiment, which
     # `since` identifies, goes on.
     since = now if endpoint is not None else deployment.since
-    return Deployment(endpoint=pending, version=deployment.version + 1, since=since)
+    # Somebody has changed what the ramp was raising: it must not go on as if nothing had happened.
+    ramp = deployment.ramp
+    if ramp is not None and ramp.status == "running":
+        ramp = replace(ramp, status="ended")
+    return Deployment(endpoint=pending, version=deployment.version + 1, since=since, ramp=ramp)
+
+
+def ramped(deployment: Deployment, seen: RampState | None, move: Move, reason: str, now: int) -> Deployment:
+    """Return the deployment after a move of its ramp; unchanged if another worker has moved it since, if an update is
+    pending, or if the endpoint has no ramp any more.
+
+    Args:
+        deployment: as it is now.
+        seen: the ramp's state on which the move was decided.
+        move: what to do.
+        reason: why.
+        now: Unix time in nanoseconds.
+    """
+    endpoint = deployment.endpoint
+    if endpoint is None or deployment.pending is not None or deployment.ramp != seen:
+        return deployment
+    found = moved(endpoint, seen, move, reason, now) if endpoint.experiment.ramp is not None else None
+    if found is None:
+        return deployment
+    new, state = found
+    if new == endpoint:  # the last step has held
+        return replace(deployment, ramp=state)
+    return replace(deployment, endpoint=new, version=deployment.version + 1, since=now, ramp=state)
 
 
 def entity_name(entity: ServedEntity) -> str:

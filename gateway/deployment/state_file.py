@@ -22,7 +22,8 @@ import structlog
 
 from backends.base import Health
 from gateway.config import Config, ConfigError
-from gateway.deployment.deployments import Deployment, Deployments, State, changed, deployed, settled
+from gateway.deployment.deployments import Deployment, Deployments, State, changed, deployed, ramped, settled
+from gateway.deployment.ramp import Move, RampState
 from schemas.catalog import Change
 from schemas.errors import BackendUnavailable, Forbidden
 
@@ -185,6 +186,29 @@ class LiveDeployments:
                 await self._change(name, partial(make, name=name))
             except (ConfigError, OSError) as error:
                 log.error("state.rejected", error=str(error))
+
+    async def ramp(self, name: str, seen: RampState | None, move: Move, reason: str) -> bool:
+        """Move an endpoint's ramp for all workers; return whether this worker has moved it.
+
+        Every worker may decide on a move: the first one makes it, and the others find that the state is another.
+        If the file cannot be read or written, that is logged, and the next call tries again.
+        """
+        made = False
+
+        def make(found: Deployments) -> Deployment | None:
+            nonlocal made
+            if (before := found.get(name)) is None:  # deleted meanwhile
+                return None
+            after = ramped(before, seen, move, reason, time.time_ns())
+            made = after != before
+            return after
+
+        try:
+            await self._change(name, make)
+        except (ConfigError, OSError) as error:
+            log.error("state.rejected", error=str(error))
+            return False
+        return made
 
     async def _change(self, name: str, make: Callable[[Deployments], Deployment | None]) -> None:
         if self._file is None:

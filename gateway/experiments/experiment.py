@@ -8,6 +8,7 @@ cancelled and refused requests, and those that another arm had to answer are exc
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +16,10 @@ import msgspec
 import structlog
 
 from gateway.config import Endpoint
-from gateway.experiments.agreement import PAIR_METRICS, UNPAIRED, Agreement
+from gateway.experiments.agreement import PAIR_METRICS, UNPAIRED, Agreement, Example
 from gateway.experiments.confidence import difference, mean
 from gateway.experiments.counters_file import CountersFile
+from gateway.experiments.examples import Examples
 from gateway.experiments.metrics import DIVERGENCES_AT, EXCLUDED, METRICS, REASON_AT, TOTALS, UNPAIRED_AT, Metric
 from gateway.experiments.report import Report, arm_alpha, build
 from gateway.routing.target import Plan, Target
@@ -77,6 +79,7 @@ class Experiment:
         self._pair_at = 1 + len(self._metrics)
         metrics = self._pair_at + (len(PAIR_METRICS) if self._paired else 0)
         self._counters = CountersFile(len(self._index), metrics, len(TOTALS), path, worker)
+        self._examples = Examples(folder / "examples" / self.key if folder is not None else None, worker)
 
     @property
     def tag(self) -> int:
@@ -86,6 +89,7 @@ class Experiment:
     def close(self) -> None:
         """Remove the counters of all workers. Requests in flight may still end."""
         self._counters.close()
+        self._examples.close()
 
     def exposed(self, plan: Plan) -> None:
         """Count a request that was assigned to an arm; not one that named its served entity."""
@@ -129,11 +133,21 @@ class Experiment:
         """Count a copy sent to a shadow that ended."""
         self._counters.count(self._index[target.entity.name], EXCLUDED.index("shadow"))
 
-    def paired(self, target: Target, bucket: int, pair: Agreement) -> None:
-        """Count a pair: an answer of the control, and this arm's own to the same prompt and seed."""
+    def paired(self, target: Target, bucket: int, pair: Agreement, example: Callable[[], Example]) -> None:
+        """Count a pair: an answer of the control, and this arm's own to the same prompt and seed.
+
+        Args:
+            target: the arm.
+            bucket: the unit's.
+            pair: its metrics.
+            example: makes the pair's entry in the list of those that differ most.
+        """
         arm = self._index[target.entity.name]
         for at, value in enumerate(pair.metrics, self._pair_at):
-            self._counters.add(arm, at, bucket, value)
+            if value is not None:
+                self._counters.add(arm, at, bucket, value)
+        if not pair.value("identical"):
+            self._examples.note(target.entity.name, pair.largest_difference, example)
         self._counters.count(arm, DIVERGENCES_AT.start + pair.divergence)
 
     def unpaired(self, target: Target, why: str) -> None:
@@ -165,7 +179,9 @@ class Experiment:
     def report(self) -> Report:
         """Means, intervals and decisions over the counters of all workers."""
         sums, totals = self._counters.read()
-        return build(self._name, self._endpoint, self._metrics, sums, totals)
+        found = build(self._name, self._endpoint, self._metrics, sums, totals)
+        paired = (msgspec.structs.replace(pairs, examples=self._examples.of(pairs.arm)) for pairs in found.paired)
+        return msgspec.structs.replace(found, paired=tuple(paired))
 
     def stopped(self) -> frozenset[str]:
         """The arms that the guardrail has stopped, on any worker; also stops those that have become worse by now."""

@@ -14,25 +14,31 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import fsum, isfinite, nan
 from random import random
+from time import monotonic
 
 from msgspec.structs import replace
 
 from backends.base import Feature, needs
 from backends.prompts import as_asked
-from gateway.experiments.agreement import UNPAIRED, Ids, agreement
+from gateway.experiments.agreement import DIVERGENCES, UNPAIRED, Agreement, Example, Ids, Scores, Speed, agreement
 from gateway.experiments.background import Background, read
+from gateway.experiments.examples import shortened
 from gateway.experiments.experiment import Experiment
 from gateway.observability.metrics import Metrics
 from gateway.routing.target import Plan, Target
 from schemas.errors import BackendFailed, ContextLengthExceeded
 from schemas.ir import (
+    ChatPrompt,
     Delta,
     Events,
     Finished,
     Generate,
+    Message,
     Prompt,
     Started,
     Stopping,
+    TextPart,
+    TextPrompt,
     Token,
     Tokenize,
     TokensPrompt,
@@ -45,17 +51,25 @@ _UNSUITABLE = {Feature.IMAGES, Feature.TOOLS, Feature.SUFFIX, Feature.LORA}
 
 @dataclass(slots=True, eq=False)
 class _CollectedAnswer:
-    """One answer's tokens, collected from its events."""
+    """One answer's tokens and times, collected from its events."""
 
     ids: list[int | None] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    began: float = field(default_factory=monotonic)
+    first: float | None = None
+    last: float = 0.0
     prompt_tokens: int = 0
     generated: int | None = None
     seed: int | None = None
     complete: bool = False
 
     def take(self, batch: Events) -> None:
+        self.last = monotonic()
         for event in batch:
             if isinstance(event, Delta):
+                if self.first is None and event.tokens:  # `Started` may come before the model has done anything
+                    self.first = self.last
+                self.texts.append(event.text)
                 self.ids += [token.id for token in event.tokens]  # an id is None if the backend does not return ids
             elif isinstance(event, Started):
                 self.prompt_tokens = event.prompt_tokens or 0
@@ -63,6 +77,19 @@ class _CollectedAnswer:
                 self.generated, self.seed = event.generated, event.seed
             # Assigned for each event, so the last one decides: usage ends a complete answer.
             self.complete = isinstance(event, Usage)
+
+    @property
+    def speed(self) -> Speed:
+        """Since it was asked. Tokens come in batches: the time between them is a mean over all after the first."""
+        if self.first is None:
+            return Speed()
+        gaps = len(self.ids) - 1
+        return Speed(self.first - self.began, (self.last - self.first) / gaps if gaps else None)
+
+    @property
+    def text(self) -> str:
+        """The visible text."""
+        return "".join(self.texts)
 
     @property
     def tokens(self) -> Ids:
@@ -79,7 +106,7 @@ class _Pair:
     request: Generate
     control: Target
     arm: Target
-    answer: Ids
+    answer: _CollectedAnswer
     seed: int
     max_tokens: int
 
@@ -150,7 +177,7 @@ class Pairing:
         elif collected.prompt_tokens + len(collected.tokens) > limits.max_tokens:
             ended("too_long")
         else:
-            pair = _Pair(request, control, arm, collected.tokens, collected.seed, limits.max_tokens)
+            pair = _Pair(request, control, arm, collected, collected.seed, limits.max_tokens)
             work = partial(_compare, pair, plan.unit.bucket, experiment)
             self._background.begin(arm, work, ended, at_once=limits.max_concurrent_requests, seconds=limits.timeout)
 
@@ -168,13 +195,44 @@ async def _compare(pair: _Pair, bucket: int, experiment: Experiment) -> None:
         schemas.errors.GatewayError: one of them failed.
     """
     other = await _answer_again(pair)
-    answers = (pair.answer, other)
+    answers = (pair.answer.tokens, other.tokens)
     by_control = await _scores(pair, pair.control, answers)
     by_arm = await _scores(pair, pair.arm, answers)
-    experiment.paired(pair.arm, bucket, agreement(*answers, by_control, by_arm))
+    found = agreement(*answers, by_control, by_arm, (pair.answer.speed, other.speed))
+    experiment.paired(pair.arm, bucket, found, partial(_example, pair, other, found))
 
 
-async def _answer_again(pair: _Pair) -> Ids:
+def _example(pair: _Pair, other: _CollectedAnswer, found: Agreement) -> Example:
+    settings = pair.arm.entity.paired
+    assert settings is not None
+    texts = (_text(pair.request), pair.answer.text, other.text) if settings.text else ()
+    return Example(
+        pair.request.id,
+        found.largest_difference,
+        found.value("token_agreement"),
+        DIVERGENCES[found.divergence],
+        *map(shortened, texts),
+    )
+
+
+def _text(request: Generate) -> str:
+    """The prompt as text; "" if it is token ids."""
+    prompt = request.prompts[0]
+    if isinstance(prompt, TextPrompt):
+        return prompt.text
+    if not isinstance(prompt, ChatPrompt):
+        return ""
+    return "\n".join(f"{message.role}: {_content(message)}" for message in prompt.messages)
+
+
+def _content(message: Message) -> str:
+    content = message.content or ""
+    return (
+        content if isinstance(content, str) else " ".join(part.text for part in content if isinstance(part, TextPart))
+    )
+
+
+async def _answer_again(pair: _Pair) -> _CollectedAnswer:
     """The arm's own answer; one that reaches `max_tokens` is refused later, together with its prompt."""
     stopping = pair.request.stopping
     # The same request, with the control's seed and without what costs time and is not compared.
@@ -193,11 +251,11 @@ async def _answer_again(pair: _Pair) -> Ids:
     await read(asked, pair.arm, collected.take)
     if not collected.tokens:
         raise BackendFailed("The backend did not return its answer's token ids.")
-    return collected.tokens
+    return collected
 
 
-async def _scores(pair: _Pair, model: Target, answers: tuple[Ids, Ids]) -> tuple[float, float]:
-    """The log-likelihoods per token of two answers under a model.
+async def _scores(pair: _Pair, model: Target, answers: tuple[Ids, Ids]) -> tuple[Scores, Scores]:
+    """Two answers under a model.
 
     Raises:
         schemas.errors.ContextLengthExceeded: prompt and answer exceed the arm's `max_tokens`.
@@ -211,7 +269,7 @@ async def _scores(pair: _Pair, model: Target, answers: tuple[Ids, Ids]) -> tuple
     return found[answers[0]], found[answers[1]]
 
 
-async def _score(request: Generate, model: Target, prompt: Ids, answer: Ids) -> float:
+async def _score(request: Generate, model: Target, prompt: Ids, answer: Ids) -> Scores:
     asked = Generate(
         id=f"{request.id}-score",
         model=request.model,
@@ -219,6 +277,8 @@ async def _score(request: Generate, model: Target, prompt: Ids, answer: Ids) -> 
         prompts=(TokensPrompt(prompt + answer),),
         stopping=Stopping(max_new_tokens=0),
         prompt_logprobs=True,
+        # The most likely token at each position comes with the same prefill.
+        top_logprobs=int(Feature.TOP_LOGPROBS in model.backend.capabilities.features),
         lora_adapter=request.lora_adapter,
         background=True,
     )
@@ -226,10 +286,13 @@ async def _score(request: Generate, model: Target, prompt: Ids, answer: Ids) -> 
     await read(asked, model, lambda batch: scored.extend(_scored(batch)))
     # The prompt's own tokens are cut off. A token without a logprob makes the mean NaN, which is refused below: NaN or
     # infinity in a counter would spoil its sum for good.
-    value = fsum(nan if token.logprob is None else token.logprob for token in scored[len(prompt) :]) / len(answer)
+    scored = scored[len(prompt) :]
+    value = fsum(nan if token.logprob is None else token.logprob for token in scored) / len(answer)
     if not isfinite(value):
         raise BackendFailed("The model has no likelihood for an answer.")
-    return value
+    top = tuple(token.top[0].id for token in scored if token.top)
+    known = tuple(id for id in top if id is not None)
+    return Scores(value, known if len(known) == len(answer) else ())
 
 
 def _scored(batch: Events) -> Iterator[Token]:

@@ -82,7 +82,7 @@ def build(name: str, endpoint: Endpoint, metrics: Sequence[Metric], sums: Array,
         ),
         _has_mismatch(endpoint, sums, totals),
         tuple(
-            _pairs(arms[0].name, arm.name, sums[at, 1 + len(metrics) :], totals[at], alpha)
+            _pairs(arms[0].name, arm.name, sums[at, 1 + len(metrics) :], totals[at], alpha, arm.paired.margin)
             for at, arm in enumerate(arms)
             if arm.paired is not None
         ),
@@ -128,9 +128,9 @@ def _compare(arm: str, metric: Metric, control: Mean, other: Mean, alpha: float,
     return Comparison(arm, metric.name, *found, decide(found, metric, margin * scale))
 
 
-def _pairs(control: str, arm: str, metrics: Array, totals: Array, alpha: float) -> Pairs:
+def _pairs(control: str, arm: str, metrics: Array, totals: Array, alpha: float, margin: float) -> Pairs:
     unpaired, divergences = (totals[each.start : each.stop] for each in (UNPAIRED_AT, DIVERGENCES_AT))
-    return summarize(control, arm, metrics, unpaired, divergences, alpha)
+    return summarize(control, arm, metrics, unpaired, divergences, alpha, margin)
 
 
 def _has_mismatch(endpoint: Endpoint, sums: Array, totals: Array) -> bool:

@@ -35,6 +35,7 @@ class RequestAccount:
         request, plan, exposure: None until the request is decoded and routed; `exposure` is None without an experiment.
         target: the one asked last.
         stage: what is being done.
+        ignored: fields of the body that had no effect.
         status: the HTTP status sent; 0 before.
         first_event: when the backend's first event came; 0.0 before.
         finish_reasons: of the choices that have finished.
@@ -52,6 +53,7 @@ class RequestAccount:
     exposure: Exposure | None = None
     target: Target | None = None
     stage: Stage = "read"
+    ignored: tuple[str, ...] = ()
     status: int = 0
     first_event: float = 0.0
     finish_reasons: list[FinishReason] = field(default_factory=list)
@@ -75,6 +77,13 @@ class RequestAccount:
                 self.target, Outcome(outcome, self.first_event, self.duration, self.usage, tuple(self.finish_reasons))
             )
 
+    @property
+    def _endpoint(self) -> str | None:
+        """The endpoint that was asked, or the name that the client gave, if that leads to none."""
+        if self.plan is not None:
+            return self.plan.targets[0].endpoint
+        return self.request.model if self.request is not None else None
+
     def close(self) -> None:
         """Count the request in the metrics, and log it. Nothing more happens to it."""
         self.end(self.outcome)
@@ -83,6 +92,8 @@ class RequestAccount:
         metrics.running.add(-1.0)
         # Every request counts here, also one that never reached a target. Those below need a served entity.
         metrics.requests.add((self.protocol, self.route, self.outcome))
+        if self.ignored:
+            metrics.ignored_fields.add((self.protocol, self.route), len(self.ignored))
         served = None
         if target is not None:
             endpoint, served = target.endpoint, target.entity.name
@@ -106,7 +117,7 @@ class RequestAccount:
                 outcome=self.outcome,
                 stage=self.stage if self.outcome != "ok" else None,
                 finish_reason=list(map(str, self.finish_reasons)),
-                model=self.request.model if self.request is not None else None,
+                model=self._endpoint,
                 served=served,
                 unit=unit.source if unit is not None else None,
                 prompt_tokens=usage.prompt_tokens if usage is not None else None,

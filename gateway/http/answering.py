@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
+from contextlib import suppress
 from time import monotonic
 
 import structlog
@@ -16,14 +17,16 @@ from msgspec.structs import replace
 
 from adapters.base import Record, RecordingEncoder, Reply, ServerCodec, StreamEncoder
 from adapters.fold import Fold
-from backends.base import check
+from adapters.unknown_fields import ignored_header
+from backends.base import Capabilities, Relays, check, check_relayed, ignored_fields
 from gateway.errors import is_failover_eligible, to_client_error
 from gateway.http.accounting import RequestAccount, Stage
 from gateway.routing.target import Plan, Target
 from gateway.storage.response_store import KeyResponses
 from schemas.completion import Timings
-from schemas.errors import GatewayError, Incomplete, ShuttingDown, UnsupportedFeature
-from schemas.ir import Embed, Events, Finished, Generate, Request, Usage
+from schemas.errors import GatewayError, Incomplete, ShuttingDown, UnsupportedFeature, UnsupportedOperation
+from schemas.ir import Embed, Events, Finished, Generate, Request, Tokenize, Usage
+from schemas.origin import Relay
 
 log = structlog.get_logger()
 
@@ -106,19 +109,24 @@ class Responder:
     async def _ask(self, request: Request, target: Target) -> None:
         account, codec = self._account, self._codec
         if isinstance(request, Embed):
+            account.ignored = ignored_fields(request, target.backend)
             if not target.backend.capabilities.embeddings:
                 raise UnsupportedFeature(f"The model '{request.model}' has no embeddings.", feature="embeddings")
             vectors = await target.backend.embed(target.addressed(request))
             account.usage = vectors.usage
             await self.reply(codec.encode_embeddings(request, vectors))
             return
-        if not isinstance(request, Generate):
-            await self.reply(codec.encode_tokens(request, await target.backend.tokenize(target.addressed(request))))
+        if isinstance(request, Relay):
+            await self.reply(await _relayed(request, target))
+            return
+        if isinstance(request, Tokenize):
+            await self.reply(await self._counted(request, target))
             return
         # A generation request from here on.
         if target.task == "embeddings":
             raise UnsupportedFeature(f"The endpoint '{request.model}' is for embeddings, not text.", feature="generate")
         check(request, target.backend.capabilities, request.model)
+        account.ignored = ignored_fields(request, target.backend)
         events = target.backend.generate(target.addressed(request))
         # While draining no pair is begun: its work in the background could be cancelled before its end.
         if account.exposure is not None and not self._service.draining:
@@ -133,6 +141,15 @@ class Responder:
         finally:
             # Also on cancellation: closing the generator is what makes the backend drop the work for this request.
             await events.aclose()
+
+    async def _counted(self, request: Tokenize, target: Target) -> Reply:
+        """The tokens of a prompt, as a remote of the client's dialect counts them or else as the backend does."""
+        if request.origin is not None:
+            with suppress(UnsupportedOperation):
+                return await _relayed(Relay(id=request.id, model=request.model, origin=request.origin), target)
+        check_relayed(request, Capabilities())
+        self._account.ignored = request.unknown
+        return self._codec.encode_tokens(request, await target.backend.tokenize(target.addressed(request)))
 
     async def _whole(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
         account, fold = self._account, Fold()
@@ -208,7 +225,7 @@ class Responder:
         account = self._account
         account.status = status
         headers = [(b"content-type", media_type.encode()), (b"x-request-id", account.request_id.encode())]
-        for name, value in more:
+        for name, value in (*more, *ignored_header(account.ignored)):
             headers.append((name.encode(), value.encode()))
         if length >= 0:
             headers.append((b"content-length", b"%d" % length))
@@ -236,3 +253,17 @@ class Responder:
             served=target.entity.name,
             outcome=why,
         )
+
+
+async def _relayed(request: Relay, target: Target) -> Reply:
+    """The answer of the target's remote to a request that is relayed.
+
+    Raises:
+        schemas.errors.UnsupportedOperation: the target is no remote that has the operation.
+    """
+    backend, origin = target.backend, request.origin
+    if not isinstance(backend, Relays) or (origin.dialect, origin.operation) not in backend.capabilities.relays:
+        name = origin.operation.replace("_", " ")
+        raise UnsupportedOperation(f"The model '{request.model}' does not support {name}.", feature=origin.operation)
+    answer = await backend.relay(target.addressed(request))
+    return Reply(answer.body, media_type=answer.media_type)

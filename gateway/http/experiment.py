@@ -27,7 +27,7 @@ async def answer(service: Service, name: str, scope: HTTPScope, send: Send) -> N
     service.refresh()
     if name not in service.catalog.cards:
         raise ModelNotFound(f"Endpoint with name '{name}' does not exist.")
-    body = msgspec.json.encode(service.experiments.report(name))
+    body = msgspec.json.encode(service.report(name))
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body, "more_body": False})

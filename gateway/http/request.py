@@ -26,17 +26,24 @@ from schemas.catalog import Change
 from schemas.errors import Overloaded
 from schemas.ir import Request
 
+MODEL_HEADER = "x-gateway-model-name"
+"""Names the endpoint for requests that name no model: the header of Kubernetes' Gateway API Inference Extension."""
+
 _LARGE = 1 << 20
 """Bytes of a body from which it is decoded in a thread: the event loop would stand still for milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """A route as mounted: its protocol, and the codec that reads and writes it."""
+    """A route as mounted: its protocol, and the codec that reads and writes it.
+
+    `endpoint` answers requests that name no model; None: the server's default.
+    """
 
     protocol: str
     route: Route
     codec: ServerCodec
+    endpoint: str | None = None
 
 
 class RequestHandler:
@@ -92,7 +99,7 @@ class RequestHandler:
             request = await self._decode(call, body)
             # The answer describes what is deployed after the change.
             if isinstance(request, Change):
-                account.stage = "manage"
+                account.stage, account.ignored = "manage", request.unknown
                 await service.manage(request)
                 await self._describe(call, body)
                 return None
@@ -127,9 +134,12 @@ class RequestHandler:
         if route.stores and service.responses is not None:
             self._responder.responses = service.responses.of(headers)
         query = self._scope.get("query_string", b"")
+        catalog = service.catalog
+        if default := headers.get(MODEL_HEADER) or self._operation.endpoint:
+            catalog = replace(catalog, default=default)
         call = Call(
             self._account.request_id,
-            service.catalog,
+            catalog,
             self._parameters,
             headers,
             dict(parse_qsl(query.decode("latin-1"))) if query else {},
@@ -160,7 +170,7 @@ class RequestHandler:
             schemas.errors.RequestError: what it asks about is not there.
         """
         # Counts change with every request, so they are joined to the cached catalog only where they are shown.
-        call = replace(call, catalog=self._service.counted_catalog())
+        call = replace(call, catalog=replace(self._service.counted_catalog(), default=call.catalog.default))
         await self._responder.reply(self._operation.codec.describe(self._operation.route, call, body))
 
 

@@ -18,7 +18,7 @@ from litestar.types import HTTPScope, Receive, Send
 
 from adapters.base import Adapter, Reply, Route
 from adapters.dialect import option_names, with_options
-from gateway.config import Config, ConfigError, nearest
+from gateway.config import Config, ConfigError, ServerSection, nearest
 from gateway.http import experiment
 from gateway.http.request import Operation, RequestHandler
 from gateway.service import Service
@@ -29,6 +29,8 @@ Found = tuple[T, dict[str, str]]
 Methods = dict[str, Operation]
 Table = dict[str, Methods]
 """Path template -> method -> operation."""
+_Mounted = tuple[dict[str, str], str | None]
+"""The dialects of a mount by protocol, and the endpoint that answers where no model is named."""
 
 _PARAMETER = re.compile(r"{(\w+)(:path)?}")  # the template syntax of `adapters.base.Route.path`
 
@@ -83,13 +85,20 @@ class Mounts:
 
     def __init__(self, adapters: Mapping[str, Adapter], config: Config) -> None:
         self._adapters = adapters
-        self._dialects = _dialects(adapters, config.server.dialect_options)
+        self._dialects = _dialects(adapters, config.server)
         base = config.server.dialects
         # A mount names only the dialects that differ. A listener's choice goes before a mount's.
-        prefixes = {"": base} | {mount.prefix.rstrip("/"): base | mount.dialects for mount in config.server.mounts}
-        self._default = self._table(prefixes)
+        mounts: dict[str, _Mounted] = {"": (base, None)} | {
+            mount.prefix.rstrip("/"): (base | mount.dialects, mount.endpoint) for mount in config.server.mounts
+        }
+        self._default = self._table(mounts)
         self._by_port = {
-            listener.port: self._table({prefix: dialects | listener.dialects for prefix, dialects in prefixes.items()})
+            listener.port: self._table(
+                {
+                    prefix: (dialects | listener.dialects, listener.endpoint or endpoint)
+                    for prefix, (dialects, endpoint) in mounts.items()
+                }
+            )
             for listener in config.server.listeners
         }
         self._paths = _paths(self._default)
@@ -133,9 +142,9 @@ class Mounts:
         best = max(table, key=lambda known: (_common(asked, known.split("/")), -len(known)))
         return next(iter(table[best].values()))
 
-    def _table(self, prefixes: Mapping[str, Mapping[str, str]]) -> Table:
+    def _table(self, mounts: Mapping[str, _Mounted]) -> Table:
         table: defaultdict[str, Methods] = defaultdict(dict)
-        for prefix, dialects in prefixes.items():
+        for prefix, (dialects, endpoint) in mounts.items():
             if unknown := set(dialects) - set(self._adapters):
                 raise ConfigError(f"dialects: there is no protocol '{min(unknown)}'")
             for name, adapter in self._adapters.items():
@@ -145,7 +154,7 @@ class Mounts:
                     methods = table[prefix if prefix and route.path == "/" else prefix + route.path]
                     if route.method in methods:
                         raise ConfigError(f"two protocols have the route {route.method} {prefix}{route.path}")
-                    methods[route.method] = Operation(name, route, codec)
+                    methods[route.method] = Operation(name, route, codec, endpoint)
         return dict(table)
 
     def _dialect(self, protocol: str, name: str | None) -> Any:
@@ -156,15 +165,19 @@ class Mounts:
         return known[name]
 
 
-def _dialects(adapters: Mapping[str, Adapter], options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _dialects(adapters: Mapping[str, Adapter], server: ServerSection) -> dict[str, dict[str, Any]]:
     """Each protocol's dialects by name, with the fields that the configuration sets."""
+    options = server.dialect_options
+    # A dialect's own option goes before the server's.
+    common = {"strict": True} if server.strict else {}
     known = {name for adapter in adapters.values() for name in adapter.dialects}
     for name in options:
         if name not in known:
             raise ConfigError(f"dialect_options: there is no dialect '{name}'{nearest(name, known)}")
     return {
         protocol: {
-            name: _overridden(name, dialect, options.get(name, {})) for name, dialect in adapter.dialects.items()
+            name: _overridden(name, with_options(dialect, common) if common else dialect, options.get(name, {}))
+            for name, dialect in adapter.dialects.items()
         }
         for protocol, adapter in adapters.items()
     }

@@ -242,7 +242,7 @@ class Supervisor:
         descriptors = tuple(listener.fileno() for listener in self._sockets)
         beats = heartbeat.pipe(time.monotonic())
         # A session of its own: Ctrl-C at a terminal reaches the supervisor only, which then ends the workers in order.
-        # Its parent's end is told by its standard input; a worker that is stopped must run to notice.
+        # Its standard input ends with its parent; a worker that is stopped must run to notice.
         try:
             process = subprocess.Popen(
                 [sys.executable, "-m", "gateway.process.worker"],

@@ -76,6 +76,8 @@ async def test_a_copy_of_the_model_always_agrees() -> None:
             await ask(client, question, temperature=1.0)
             found = await pairs_report(client, number)
     assert (found["pairs"], found["first_divergence"]) == (6, {"never": 6})
+    assert (found["top_token_agreement"]["mean"], found["top_token_agreement"]["high"]) == (1.0, 1.0)
+    assert (found["verdict"]["word"], found["examples"]) == ("keep collecting", [])
     for answers_of, by_control, by_arm, difference in likelihoods(found):
         assert answers_of in ("control", "arm")
         assert by_arm == pytest.approx(by_control, abs=1e-5)
@@ -88,21 +90,24 @@ async def test_another_model_is_scored_as_transformers_scores_it(random_model: s
             await ask(client, question, temperature=0)
             found = await pairs_report(client, number)
     assert (found["pairs"], found["identical"]["mean"]) == (3, 0.0)
-    expected = by_transformers(Path(random_model))
+    expected, top = by_transformers(Path(random_model))
+    assert found["top_token_agreement"]["mean"] == pytest.approx(top, abs=1e-9)
     for name, by_control, by_arm, difference in likelihoods(found):
         assert (by_control, by_arm) == pytest.approx(expected[name], abs=2e-4)
         assert difference == pytest.approx(by_arm - by_control)
     assert likelihoods(found)[0][3] < -1.0 < 1.0 < likelihoods(found)[1][3]  # each likes its own
 
 
-def by_transformers(random_model: Path) -> dict[str, tuple[float, float]]:
-    """Mean log-likelihoods of each model's greedy answers, under each of the two models."""
+def by_transformers(random_model: Path) -> tuple[dict[str, tuple[float, float]], float]:
+    """Mean log-likelihoods of each model's greedy answers, under each of the two models, and at how many positions of
+    the control's answers both find the same token most likely.
+    """
     models = (
         AutoModelForImageTextToText.from_pretrained(WEIGHTS, local_files_only=True, dtype=torch.float32).eval(),
         AutoModelForCausalLM.from_pretrained(random_model, local_files_only=True, dtype=torch.float32).eval(),
     )
     tokenizer = AutoTokenizer.from_pretrained(WEIGHTS, local_files_only=True)
-    found = torch.zeros(2, 2, dtype=torch.float64)
+    found, tops = torch.zeros(2, 2, dtype=torch.float64), []
     for question in QUESTIONS:
         chat = [{"role": "user", "content": question}]
         given = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")
@@ -110,7 +115,11 @@ def by_transformers(random_model: Path) -> dict[str, tuple[float, float]]:
         for answering, model in enumerate(models):
             with torch.inference_mode():
                 ids = model.generate(**given, max_new_tokens=NEW, do_sample=False)
+                best = [judge(input_ids=ids).logits[0, prompt - 1 : -1].argmax(-1) for judge in models]
+                tops += [(best[0] == best[1]).double().mean().item()] if answering == 0 else []
                 for scoring, judge in enumerate(models):
                     logprobs = judge(input_ids=ids).logits[0, prompt - 1 : -1].log_softmax(-1)
                     found[answering, scoring] += logprobs.gather(1, ids[0, prompt:, None]).mean() / len(QUESTIONS)
-    return {name: tuple(row) for name, row in zip(("control", "arm"), found.tolist(), strict=True)}
+    return {name: tuple(row) for name, row in zip(("control", "arm"), found.tolist(), strict=True)}, sum(tops) / len(
+        tops
+    )

@@ -5,6 +5,7 @@ OpenAI's API always samples, unless the temperature is 0.
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from adapters.base import Call
@@ -13,6 +14,7 @@ from adapters.openai.dialects import HINTS, Dialect
 from adapters.openai.inbound.checks import check, check_chat, check_completion, empty, missing, refused
 from adapters.openai.inbound.messages import read_messages
 from adapters.openai.inbound.tools import read_response_format, read_tool_choice, read_tools
+from adapters.unknown_fields import Unknown
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import SMALLEST_TOP_P, Generate, Origin, Sampling, Stopping, TextPrompt, TokensPrompt
 from schemas.openai import requests as wire
@@ -30,7 +32,7 @@ _UNSUPPORTED_FIELDS = {
 """Fields of a chat that would change the answer and that no backend supports -> the refusal."""
 
 
-def read(dialect: Dialect, body: bytes, type: type[T]) -> tuple[T, dict[str, Any]]:
+def read(dialect: Dialect, body: bytes, type: type[T]) -> tuple[T, Unknown]:
     """Decode a body as a `type` struct.
 
     Returns:
@@ -42,7 +44,7 @@ def read(dialect: Dialect, body: bytes, type: type[T]) -> tuple[T, dict[str, Any
     return read_fields(dialect, parse(body), type)
 
 
-def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, dict[str, Any]]:
+def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, Unknown]:
     """The second half of `read`: the same for a body that is parsed already."""
     # MindIE knows fewer fields than the struct has. Those it does not know must not be checked either, so they are
     # taken out before the conversion, and count as unknown.
@@ -52,15 +54,15 @@ def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, dict[s
         hidden = {name: value for name, value in fields.items() if name not in known}
         fields = {name: value for name, value in fields.items() if name in known}
     given, unknown = convert(fields, type)
-    unknown = hidden | unknown
-    if unknown and dialect.requests.strict:
+    unknown = Unknown(hidden | unknown, tuple(hidden) + unknown.paths)
+    if dialect.requests.strict and (unknown or unknown.paths):
         # The first by name, so that the message does not depend on the order of the body.
-        name = min(unknown)
+        name = min({*unknown, *unknown.paths})
         raise InvalidRequest(dialect.wording.unknown_field.format(name=name), param=name)
     return given, unknown
 
 
-def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: Call, extra: dict[str, Any]) -> Generate:
+def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: Call, extra: Unknown) -> Generate:
     """The request of a chat; `extra` are the unknown fields of its body.
 
     Raises:
@@ -75,7 +77,7 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
     options = given.stream_options or wire.StreamOptions()
     return Generate(
         id=call.id,
-        model=_model(given.model),
+        model=read_model(dialect, given.model, call),
         prompts=(read_messages(dialect, given.messages),),
         sampling=_sampling(given),
         stopping=_stopping(dialect, given, dialect.defaults.chat_max_tokens if limit is None else limit),
@@ -94,12 +96,13 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
         user=given.user,
         hints=_hints(given),
         extra=extra,
+        unknown=extra.paths,
         origin=origin,
     )
 
 
 def read_completion(
-    dialect: Dialect, given: wire.CompletionRequest, origin: Origin, call: Call, extra: dict[str, Any]
+    dialect: Dialect, given: wire.CompletionRequest, origin: Origin, call: Call, extra: Unknown
 ) -> Generate:
     """The request of a completion, of one prompt or several; `extra` are the unknown fields of its body.
 
@@ -113,7 +116,7 @@ def read_completion(
     logprobs, echo = given.logprobs is not None, bool(given.echo)
     return Generate(
         id=call.id,
-        model=_model(given.model),
+        model=read_model(dialect, given.model, call),
         prompts=read_prompts(given.prompt, "prompt"),
         sampling=_sampling(given),
         stopping=_stopping(dialect, given, dialect.defaults.completion_max_tokens if limit is None else limit),
@@ -135,6 +138,7 @@ def read_completion(
         user=given.user,
         hints=_hints(given),
         extra=extra,
+        unknown=extra.paths,
         origin=origin,
     )
 
@@ -168,7 +172,16 @@ def read_prompts(
     return tuple(TokensPrompt(ids) for ids in lists)
 
 
-def _model(name: str | None) -> str:
+def read_model(dialect: Dialect, name: str | None, call: Call) -> str:
+    """The name of the model that a request is for.
+
+    Raises:
+        schemas.errors.InvalidRequest: the request names none.
+    """
+    if name is not None and call.catalog.default is not None and call.catalog.find(name) is None:
+        for pattern in dialect.requests.default_models:
+            if fnmatchcase(name, pattern):
+                return call.catalog.default
     if not name:
         raise missing("model")
     return name

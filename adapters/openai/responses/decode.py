@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from adapters.base import Call
 from adapters.dialect import Bound
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.checks import check_bound, empty, missing, not_one_of
+from adapters.openai.inbound.decode import read_model
 from adapters.openai.inbound.messages import image_part
 from adapters.openai.inbound.tools import choice_of_keyword, choice_of_names, json_schema_grammar, read_tools
 from adapters.openai.responses.stored import REFERENCE, Items, conversation_items, input_items, referenced_item
+from adapters.unknown_fields import Unknown
 from schemas import responses as wire
 from schemas.errors import UnsupportedFeature
 from schemas.ir import (
@@ -52,7 +52,7 @@ _INCLUDABLE = ("reasoning.encrypted_content", _LOGPROBS)
 
 
 def read_response(
-    dialect: Dialect, given: wire.ResponseRequest, origin: Origin, call: Call, extra: dict[str, Any]
+    dialect: Dialect, given: wire.ResponseRequest, origin: Origin, call: Call, extra: Unknown
 ) -> Generate:
     """The request of `POST /v1/responses`.
 
@@ -79,7 +79,7 @@ def read_response(
     logprobs = _LOGPROBS in (given.include or ())
     return Generate(
         id=call.id,
-        model=given.model or "",
+        model=read_model(dialect, given.model, call),
         prompts=(_conversation(given, msgspec.convert(before, tuple[wire.Item, ...]), call),),
         sampling=Sampling(
             do_sample=True,
@@ -100,13 +100,12 @@ def read_response(
         user=given.safety_identifier or given.user,
         hints={name: value for name, value in hints.items() if value is not None},
         extra=extra,
+        unknown=extra.paths,
         origin=origin,
     )
 
 
-def read_count(
-    dialect: Dialect, given: wire.ResponseRequest, origin: Origin, call: Call, extra: dict[str, Any]
-) -> Tokenize:
+def read_count(dialect: Dialect, given: wire.ResponseRequest, origin: Origin, call: Call, extra: Unknown) -> Tokenize:
     """The request of `POST /v1/responses/input_tokens`, which counts the tokens of the same body.
 
     Raises:
@@ -115,7 +114,9 @@ def read_count(
     request = read_response(dialect, given, origin, call, extra)
     hidden = request.tool_choice is not None and request.tool_choice.mode == "none"
     tools = () if hidden else request.tools
-    return Tokenize(id=request.id, model=request.model, prompt=request.prompts[0], tools=tools, origin=origin)
+    return Tokenize(
+        id=request.id, model=request.model, prompt=request.prompts[0], tools=tools, unknown=extra.paths, origin=origin
+    )
 
 
 def _stored_items(given: wire.ResponseRequest, before: Items, origin: Origin, call: Call) -> bytes | None:
@@ -127,8 +128,6 @@ def _stored_items(given: wire.ResponseRequest, before: Items, origin: Origin, ca
 
 
 def _check(given: wire.ResponseRequest) -> None:
-    if not given.model:
-        raise missing("model")
     for bound in _BOUNDS:
         check_bound(bound, getattr(given, bound.name))
     for field in _UNSUPPORTED_FIELDS:

@@ -10,10 +10,8 @@ from tests.adapters.tgi.scenes import NAMES, ROUTES, ask, call, golden, server
 
 
 def _of_kind(kind: str) -> errors.GatewayError:
-    if kind == "unsupported":
-        return errors.UnsupportedFeature("Why.", feature="grammar")
     found: type[errors.GatewayError] = next(cls for cls in _subclasses(errors.GatewayError) if cls.kind == kind)
-    return found("Why.")
+    return found("Why.", feature="grammar") if issubclass(found, errors.UnsupportedFeature) else found("Why.")
 
 
 def _subclasses(base: type[errors.GatewayError]) -> list[type[errors.GatewayError]]:

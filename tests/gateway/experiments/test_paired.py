@@ -81,12 +81,45 @@ async def test_a_pair_is_counted_exactly_and_the_answer_is_the_controls(stream: 
         assert (answer.status_code, answer.headers["served-model-name"]) == (200, "control")
         found = await pairs_report(client, 1)
     assert found["first_divergence"] == {"2-3": 1}
-    assert found["identical"] == {"mean": 0.0, "low": None, "high": None}
+    assert (found["identical"]["mean"], found["identical"]["low"]) == (0.0, 0.0)
     assert found["token_agreement"]["mean"] == pytest.approx(2 / 6)  # of 5 and 6 tokens, the end token included
     assert likelihoods(found) == [
         ("control", *map(pytest.approx, (control.score(ONE), arm.score(ONE), arm.score(ONE) - control.score(ONE)))),
         ("arm", *map(pytest.approx, (control.score(TWO), arm.score(TWO), arm.score(TWO) - control.score(TWO)))),
     ]
+
+
+async def test_the_report_names_the_requests_that_differ_and_shows_texts_only_if_allowed() -> None:
+    for text in (False, True):
+        app, control, arm = application(paired=Paired(share=1.0, text=text))
+        async with running(app) as client:
+            id = (await chat(client)).headers["x-request-id"]
+            (example,) = (await pairs_report(client, 1))["examples"]
+        assert (example["request_id"], example["first_divergence"]) == (id, "2-3")
+        differences = (control.score(TWO) - arm.score(TWO), control.score(ONE) - arm.score(ONE))
+        assert example["log_likelihood_difference"] == pytest.approx(-max(differences, key=abs))
+        texts = (example["prompt"], example["control_answer"], example["arm_answer"])
+        assert texts == (("user: Hi", ONE, TWO) if text else ("", "", ""))
+
+
+async def test_answers_that_are_identical_are_no_examples() -> None:
+    app, *_ = application(arm="one")
+    async with running(app) as client:
+        await chat(client)
+        found = await pairs_report(client, 1)
+    assert (found["identical"]["mean"], found["examples"]) == (1.0, [])
+
+
+async def test_length_and_speed_of_both_arms_on_the_same_prompt() -> None:
+    app, *_ = application(arm="halting", options={"scripts": {"halting": {"texts": [TWO], "interval": 0.02}}})
+    async with running(app) as client:
+        await chat(client)
+        control, arm = (await pairs_report(client, 1))["speeds"]
+    assert (control["answers_of"], arm["answers_of"]) == ("control", "arm")
+    assert (control["tokens"]["mean"], arm["tokens"]["mean"]) == (5, 6)
+    assert arm["time_to_first_token"]["mean"] >= 0.02
+    assert arm["inter_token_latency"]["mean"] >= 0.02
+    assert arm["tokens_per_second"]["mean"] == pytest.approx(1 / arm["inter_token_latency"]["mean"])
 
 
 @pytest.mark.parametrize("path", ["chat", "completions", "generate"])

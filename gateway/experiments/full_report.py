@@ -1,0 +1,19 @@
+"""The report of an experiment as it is sent: its figures, and what is said and done about them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.experiments.ramp import RampReport
+from gateway.experiments.report import Report
+
+
+class FullReport(Report, frozen=True, kw_only=True):
+    """A report with the ramp that it decides; `ramp` is null without one."""
+
+    ramp: RampReport | None = None
+
+    @classmethod
+    def of(cls, report: Report, ramp: RampReport | None) -> FullReport:
+        """The report with its ramp."""
+        return cls(**msgspec.structs.asdict(report), ramp=ramp)

@@ -1,0 +1,84 @@
+"""Ramps in real processes: up to all of the traffic for a good arm, and back to none for a bad one."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.processes import LIMIT, Gateway, serving
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+[server]
+workers = 2
+state_file = "{folder}/state.json"
+[backends.s]
+kind = "scripted"
+[endpoints.chat]
+fallback = {{ enabled = false }}
+served_entities = [
+  {{ name = "a", backend = "s", model = "echo" }},
+  {{ name = "b", backend = "s", model = "{model}", traffic_percentage = 0 }},
+]
+[endpoints.chat.experiment]
+margin = 0.95
+ramp = {{ arm = "b", steps = [40, 100], hold = 0.5, metrics = ["success"] }}
+"""
+
+
+def asked_until(gateway: Gateway, status: str) -> dict[str, Any]:
+    """Ask until the ramp has this status."""
+    deadline, user = time.monotonic() + LIMIT, 0
+    while (found := ramp(gateway))["status"] != status:
+        assert time.monotonic() < deadline, found
+        for _ in range(100):
+            user += 1
+            ask(gateway, user)
+    return found
+
+
+def ask(gateway: Gateway, user: int) -> None:
+    body = {"model": "chat", "user": f"user {user}", "messages": [{"role": "user", "content": "Hi"}]}
+    with suppress(urllib.error.HTTPError):  # of the arm that is made to fail
+        gateway.ask("/v1/chat/completions", body)
+
+
+def ramp(gateway: Gateway) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{gateway.url}/serving-endpoints/chat/experiment", timeout=LIMIT) as answer:
+        found: dict[str, Any] = json.load(answer)["ramp"]
+    return found
+
+
+def configured(folder: Path, model: str) -> str:
+    (file := folder / "gateway.toml").write_text(CONFIG.format(folder=folder, model=model))
+    return str(file)
+
+
+def test_a_good_arm_gets_all_of_the_traffic_and_a_restart_changes_nothing(tmp_path: Path) -> None:
+    file = configured(tmp_path, "echo")
+    with serving("--config", file, log=tmp_path / "log") as gateway:
+        found = asked_until(gateway, "finished")
+        assert (found["traffic_percentage"], found["next_percentage"]) == (100, None)
+        assert [step["traffic_percentage"] for step in found["history"]] == [40, 100]
+        assert found["history"][1]["reason"] == "no worse than a by success"
+    with serving("--config", file, log=tmp_path / "log") as gateway:
+        assert ramp(gateway) == found
+
+
+def test_a_worse_arm_goes_back_to_nothing(tmp_path: Path) -> None:
+    with serving("--config", configured(tmp_path, "error"), log=tmp_path / "log") as gateway:
+        found = asked_until(gateway, "rolled_back")
+        assert (found["traffic_percentage"], found["next_percentage"]) == (0, None)
+        assert "worse than a by success" in found["history"][-1]["reason"]
+        for user in range(20):  # all are the control's
+            body = {"model": "chat", "user": f"user {user}", "messages": [{"role": "user", "content": "Hi"}]}
+            with gateway.open("/v1/chat/completions", body) as answer:
+                assert answer.headers["served-model-name"] == "a"

@@ -1,0 +1,55 @@
+"""What a ramp does, by its experiment's report and the time that it has held."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.config import Endpoint, Experiment, Ramp, ServedEntity
+from gateway.experiments.ramp import decide, wrong_ramp
+from gateway.experiments.report import ArmReport, Comparison, Decision, Report
+
+
+def report(stopped: int = 0, **decisions: Decision) -> Report:
+    comparisons = tuple(Comparison("b", metric, -0.1, -0.2, -0.05, decision) for metric, decision in decisions.items())
+    arms = (ArmReport("a", 90, 900, {}, {}, {}), ArmReport("b", 10, 100, {}, {}, {"stopped": stopped}))
+    return Report("chat", "a", 0.05, arms, comparisons, False, ())
+
+
+@pytest.mark.parametrize(
+    ("found", "held", "move"),
+    [
+        (report(success="no difference", latency="better"), 60, "advance"),
+        (report(success="no difference", latency="better"), 59, "hold"),
+        (report(success="no difference", latency="keep collecting"), 600, "hold"),
+        (report(success="no difference", latency="worse"), 1, "roll_back"),
+        (report(success="no difference", latency="better", completion_tokens="higher"), 60, "advance"),
+        (report(1, success="no difference", latency="better"), 60, "roll_back"),
+    ],
+)
+def test_moves(found: Report, held: float, move: str) -> None:
+    assert decide(found, Ramp(arm="b", hold=60), held).move == move
+
+
+def test_a_ramp_may_wait_for_nothing_but_time() -> None:
+    ramp = Ramp(arm="b", hold=60, advance="unless_worse")
+    assert decide(report(success="keep collecting", latency="keep collecting"), ramp, 60).move == "advance"
+    assert decide(report(success="worse", latency="keep collecting"), ramp, 60).move == "roll_back"
+
+
+def test_reasons_name_metrics_and_figures() -> None:
+    ramp = Ramp(arm="b", hold=60)
+    assert decide(report(success="worse", latency="better"), ramp, 60).reason == (
+        "worse than a by success -0.1 (-0.2 to -0.05)"
+    )
+    assert decide(report(success="better", latency="keep collecting"), ramp, 60).reason == (
+        "more requests, to say that it is no worse by latency"
+    )
+    assert decide(report(success="better", latency="better"), ramp, 60).reason == "no worse than a by success, latency"
+    assert decide(report(), ramp, 15).reason == "45 s of 60 s"
+
+
+@pytest.mark.parametrize(("metric", "wrong"), [("success", False), ("thumbs", False), ("completion_tokens", True)])
+def test_metrics_without_a_better_direction_decide_nothing(metric: str, wrong: bool) -> None:
+    settings = Experiment(ramp=Ramp(arm="b", metrics=(metric,)), feedback={"thumbs": "higher"})
+    arms = tuple(ServedEntity(name=name, backend="s", traffic_percentage=50) for name in "ab")
+    assert (wrong_ramp(Endpoint(served_entities=arms, experiment=settings)) is not None) == wrong
