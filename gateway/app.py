@@ -21,10 +21,11 @@ from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
 from gateway.experiments.ramp import wrong_ramp
 from gateway.http import feedback, health, ui
+from gateway.http.answering import CLOSING
 from gateway.http.openapi import document
 from gateway.http.routes import Mounts, not_allowed, not_found
 from gateway.service import Service
-from schemas.errors import BodyTooLarge, GatewayError, InvalidRequest
+from schemas.errors import GatewayError, InvalidRequest
 
 
 def adapters() -> dict[str, Adapter]:
@@ -165,7 +166,9 @@ def _in_protocol(mounts: Mounts) -> Callable[[Request[Any, Any, Any], Exception]
             b"" if method == "HEAD" else reply.body,
             status_code=reply.status,
             media_type=reply.media_type,
-            headers=dict(reply.headers) | {"x-request-id": service.new_id()},
+            headers=dict(reply.headers)
+            | {"x-request-id": service.new_id()}
+            | ({"connection": "close"} if reply.status in CLOSING else {}),
         )
 
     return handle
@@ -180,6 +183,4 @@ def _failure(error: Exception, app: Litestar, path: str, method: str) -> Gateway
         # Litestar answers OPTIONS for every path by itself.
         methods = app.route_handler_method_map.get(path.rstrip("/"), {})
         return not_allowed(method, [name for name in methods if name != "OPTIONS"])
-    if status == 413:  # Litestar's own limit, which only bodies that it reads itself can reach (`/v1/feedback`)
-        return BodyTooLarge("The request body is too large.")
     return InvalidRequest("The request cannot be read.") if status < 500 else to_client_error(error, "")

@@ -10,8 +10,16 @@ import numpy as np
 
 from gateway.config import Endpoint
 from gateway.experiments.agreement import Pairs, summarize
-from gateway.experiments.confidence import Array, Interval, Mean, difference, mean, sample_ratio_mismatch
-from gateway.experiments.metrics import DIVERGENCES_AT, EXCLUDED, TOTALS, UNPAIRED_AT, Metric
+from gateway.experiments.confidence import (
+    Array,
+    Interval,
+    Mean,
+    difference,
+    mean,
+    rate_difference,
+    sample_ratio_mismatch,
+)
+from gateway.experiments.metrics import DIVERGENCES_AT, EXCLUDED, TIMES, TOTALS, UNPAIRED_AT, Metric
 from schemas.ir import FinishReason
 
 SRM_ALPHA = 0.001
@@ -61,7 +69,7 @@ def build(name: str, endpoint: Endpoint, metrics: Sequence[Metric], sums: Array,
         name: the endpoint's.
         endpoint: its arms and how to compare them.
         metrics: the compared ones.
-        sums: [arms, exposures and metrics and pair metrics, (count, sum), buckets].
+        sums: [arms, exposures, metrics, logarithms of times and pair metrics, (count, sum), buckets].
         totals: [arms, `TOTALS`].
     """
     # `arm[metric]` is [(count, sum), buckets].
@@ -82,7 +90,14 @@ def build(name: str, endpoint: Endpoint, metrics: Sequence[Metric], sums: Array,
         ),
         _has_mismatch(endpoint, sums, totals),
         tuple(
-            _pairs(arms[0].name, arm.name, sums[at, 1 + len(metrics) :], totals[at], alpha, arm.paired.margin)
+            _pairs(
+                arms[0].name,
+                arm.name,
+                sums[at, 1 + len(metrics) + len(TIMES) :],
+                totals[at],
+                alpha,
+                arm.paired.margin,
+            )
             for at, arm in enumerate(arms)
             if arm.paired is not None
         ),
@@ -122,7 +137,7 @@ def _arm(
 
 
 def _compare(arm: str, metric: Metric, control: Mean, other: Mean, alpha: float, margin: float) -> Comparison:
-    found = difference(control, other, alpha)
+    found = (rate_difference if metric.kind == "rate" else difference)(control, other, alpha)
     # `success` is a rate near 1: a share of it would be too wide, so the margin is taken of 0.1.
     scale = 0.1 if metric.name == "success" else abs(control.value)
     return Comparison(arm, metric.name, *found, decide(found, metric, margin * scale))

@@ -107,7 +107,7 @@ class RequestHandler:
             # No `await` between the plan and the exposure: a change of what is deployed would replace the experiment.
             account.plan = plan = service.router.plan(request, call.headers)
             if plan.has_experiment:
-                account.exposure = service.experiments.enter(request, plan, shadowed=not service.draining)
+                account.exposure = service.experiments.enter(request, plan, call.headers, shadowed=not service.draining)
         except Exception as error:  # whatever it is, the client gets it in its protocol
             await responder.refuse(error)
             return None

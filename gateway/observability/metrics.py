@@ -48,10 +48,13 @@ class Metrics:
             file, "gw_pairs", "Answers of the first served entity repeated by a paired one", (*_ARM, "outcome")
         )
         self.time_to_first_token = Histogram(
-            file, "time_to_first_token_seconds", "Time to the first event", _ARM, _SECONDS
+            file, "time_to_first_token_seconds", "Time to the first token of a stream", _ARM, _SECONDS
         )
         self.request_latency = Histogram(file, "e2e_request_latency_seconds", "Time to the last event", _ARM, _SECONDS)
         self.running = Gauge(file, "gw_requests_running", "Running requests")
+        self.refused = Counter(
+            file, "gw_refused", "Requests refused, and connections ended, by their form", ("reason",)
+        )
         instruments = (
             self.requests,
             self.ignored_fields,
@@ -64,6 +67,7 @@ class Metrics:
             self.time_to_first_token,
             self.request_latency,
             self.running,
+            self.refused,
         )
         # A registry of its own: the default one would add metrics of this process alone, which differ by worker.
         self._registry = CollectorRegistry()

@@ -26,8 +26,10 @@ from litestar import Litestar
 from gateway.app import create_app
 from gateway.config import Config, ServerSection
 from gateway.observability import logging
+from gateway.process.client_connection import ClientConnection
+from gateway.process.connections import Connections
 from gateway.process.heartbeat import beat
-from gateway.process.uvicorn_protocol import HeaderCoalescingProtocol
+from gateway.service import Service
 
 _CLOSE_GRACE = 0.5
 """Seconds that open connections get at the end, for requests that are on their way."""
@@ -141,7 +143,7 @@ class _Server(uvicorn.Server):
         """Whether a client has connected and has not sent a request yet."""
         connections = self.server_state.connections
         # `cycle` is uvicorn's request-response cycle: None before the first.
-        return any(isinstance(each, HeaderCoalescingProtocol) and each.cycle is None for each in connections)
+        return any(isinstance(each, ClientConnection) and each.cycle is None for each in connections)
 
     def handle_exit(self, sig: int, frame: Any) -> None:  # noqa: ARG002 - uvicorn's signature
         # Replaces uvicorn's handler, which takes a second SIGINT as a forced exit and raises the signals again at the
@@ -176,10 +178,13 @@ def uvicorn_config(app: Litestar, server: ServerSection) -> uvicorn.Config:
     An idle connection is kept for longer than clients and load balancers do (by default up to 60 s): whoever closes
     first may close on a request that the other has just sent.
     """
+    service: Service = app.state.service
+    # `ws`: an upgrade would leave `ClientConnection` and its limits.
     # `log_config` None: structlog is configured already. `access_log` False: `request.finished` has more in one line.
     return uvicorn.Config(
         app,
-        http=HeaderCoalescingProtocol,
+        http=Connections(server.limits, service.refused),  # type: ignore[arg-type]  # called like a class
+        ws="none",
         loop="uvloop",
         lifespan="on",
         log_config=None,
