@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping
 from gateway.config import ConfigError
 from schemas.errors import Forbidden, Unauthorized
 
+KEY_HEADERS = ("authorization", "x-api-key")
+"""Where a key may be."""
+
 
 def keys_from(variable: str | None) -> tuple[str, ...]:
     """The keys that an environment variable holds, separated by commas.

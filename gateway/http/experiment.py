@@ -28,6 +28,10 @@ async def answer(service: Service, name: str, scope: HTTPScope, send: Send) -> N
     if name not in service.catalog.cards:
         raise ModelNotFound(f"Endpoint with name '{name}' does not exist.")
     body = msgspec.json.encode(service.report(name))
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-request-id", service.new_id().encode()),
+    ]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body, "more_body": False})
