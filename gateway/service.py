@@ -79,7 +79,7 @@ class Service:
         self._started: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._live = LiveDeployments(config)
-        self.experiments = Experiments(self.metrics, self._can_answer, keys, _figures(config, folder))
+        self.experiments = Experiments(self.metrics, self._can_answer, keys, self._stop_arms, _figures(config, folder))
         self._ramps = Ramps(self._live, self.experiments, self._can_answer)
         self._is_changeable = config.server.state_file is not None
         self._serve()  # last: it uses all of the above
@@ -269,7 +269,7 @@ class Service:
         # reads what guardrails of all workers have stopped.
         await self._live.settle(self._health)
         self.refresh()
-        self.router.stop(self.experiments.stopped())
+        self._stop_arms()
         if self._is_changeable and await self._ramps.move():
             self.refresh()
         # A backend whose start failed is not asked: the error of its start is its health until it has started.
@@ -288,10 +288,13 @@ class Service:
         resets = self._live.resets
         self.experiments.serve({name: (each.serving, resets.get(name, 0)) for name, each in deployments.items()})
         self.router = Router({name: found.serving for name, found in deployments.items()}, self.backends)
-        self.router.stop(self.experiments.stopped())
+        self._stop_arms()
         # An endpoint that is created again begins at 0.
         self._counts = {name: counts for name, counts in self._counts.items() if name in deployments}
         self.catalog = self._catalog()
+
+    def _stop_arms(self) -> None:
+        self.router.stop(self.experiments.stopped())
 
     def _catalog(self) -> Catalog:
         limit = self.limits.max_concurrent_requests

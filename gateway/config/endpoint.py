@@ -84,6 +84,18 @@ class Guardrail(Section, frozen=True):
     worse_than: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.02
 
 
+class MetricGuardrail(Section, frozen=True):
+    """Stops an arm that is, with confidence, worse than the first by more than `worse_than` by a metric.
+
+    Attributes:
+        metric: its name; it has a better direction.
+        worse_than: of rates (`refused`, `abandoned`, ...) in absolute terms, else a share of the first arm's mean.
+    """
+
+    metric: str
+    worse_than: Annotated[float, msgspec.Meta(ge=0)]
+
+
 class FeedbackMetric(Section, frozen=True):
     """A metric that users send: which direction is good, and the least and the largest value that is taken."""
 
@@ -122,9 +134,10 @@ class Experiment(Section, frozen=True):
 
     Attributes:
         alpha: the chance that an interval ever misses the truth.
-        margin: a difference that counts as none: a share of the first arm's mean; for `success`, a tenth of it in
-            absolute terms.
-        guardrail: stops a worse arm.
+        margin: a difference that counts as none: a share of the first arm's mean; for rates (`success`, ...),
+            a tenth of it in absolute terms.
+        guardrail: stops an arm that fails more often.
+        guardrails: stop an arm that is worse by other metrics.
         ramp: raises an arm's share in steps.
         feedback: metrics that users send; a direction alone has no bounds.
         unit: sources of the unit of assignment, `header:<name>` or one of `UNITS`; the first that a request has counts.
@@ -134,6 +147,7 @@ class Experiment(Section, frozen=True):
     alpha: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
     margin: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
     guardrail: Guardrail | None = None
+    guardrails: tuple[MetricGuardrail, ...] = ()
     ramp: Ramp | None = None
     feedback: Annotated[dict[str, Direction | FeedbackMetric], msgspec.Meta(max_length=FEEDBACK_METRICS)] = (
         msgspec.field(default_factory=dict)
