@@ -14,7 +14,15 @@ import msgspec
 from gateway.config.base import Count, Seconds, Section, nearest
 from schemas.catalog import TensorNames
 
-UNITS = ("user", "client_request_id", "api_key", "conversation", "request")
+UNITS = (
+    "user",
+    "safety_identifier",
+    "prompt_cache_key",
+    "client_request_id",
+    "api_key",
+    "conversation",
+    "request",
+)
 """Where the unit of assignment may come from, beside `header:<name>`."""
 
 FEEDBACK_METRICS = 8
@@ -152,7 +160,15 @@ class Experiment(Section, frozen=True):
     feedback: Annotated[dict[str, Direction | FeedbackMetric], msgspec.Meta(max_length=FEEDBACK_METRICS)] = (
         msgspec.field(default_factory=dict)
     )
-    unit: tuple[str, ...] = ("header:x-ab-unit", "header:x-session-affinity", "user", "client_request_id", "request")
+    unit: tuple[str, ...] = (
+        "header:x-ab-unit",
+        "header:x-session-affinity",
+        "user",
+        "safety_identifier",
+        "prompt_cache_key",
+        "conversation",
+        "request",
+    )
 
     @property
     def feedback_metrics(self) -> dict[str, FeedbackMetric]:

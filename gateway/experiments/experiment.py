@@ -290,7 +290,7 @@ class Experiment:
             for split in (*splits, self._split)
         ]
         # The stops are counted beside all splits, and shown with the present one.
-        found[-1].sums.totals[:, EXCLUDED.index("stopped")] = self._stops.read().totals[:, 0]
+        found[-1].sums.totals[:, EXCLUDED.index("stopped")] = self._stops.read().totals[:, 0] > 0
         return found
 
 
