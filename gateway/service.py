@@ -31,7 +31,9 @@ from schemas.errors import BackendUnavailable
 
 log = structlog.get_logger()
 
-_HEALTH_INTERVAL = 1.0  # seconds; also how late a worker learns of a stop by a guardrail elsewhere
+_HEALTH_INTERVAL = 0.25
+"""Seconds between two checks: how late `/health/ready` tells of a lost engine, and a worker learns of a stop by a
+guardrail elsewhere."""
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 30.0
 """Seconds before a backend that did not start is started again; doubled each time, up to the longest."""
 _LOADING_TIMEOUT, _POLL_INTERVAL = 5.0, 0.05
