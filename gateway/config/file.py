@@ -25,7 +25,7 @@ from gateway.config.endpoint import (
     Shadow,
     wrong_endpoint,
 )
-from gateway.config.server import Limits, Listener, Mount, ServerSection
+from gateway.config.server import Export, Limits, Listener, Mount, ServerSection
 
 _T = TypeVar("_T")
 
@@ -103,6 +103,9 @@ def _check(text: str, config: Config) -> None:
         raise ConfigError(f"{_line(text, 'listeners')}: server.listeners: the port {port} is taken twice")
     if config.server.admin_keys_env is not None and config.server.state_file is None:
         raise ConfigError(f"{_line(text, 'admin_keys_env')}: server: `admin_keys_env` needs a `state_file`")
+    if config.server.export is not None and config.server.export.files <= config.server.workers:
+        # Workers write side by side: with fewer files, one would remove what another is writing.
+        raise ConfigError(f"{_line(text, 'export')}: server.export: `files` must be more than the number of workers")
     for name, endpoint in config.endpoints.items():
         if wrong := wrong_endpoint(endpoint, config.backends):
             raise ConfigError(f"{_line(text, name)}: endpoints.{name}{wrong}")
@@ -139,6 +142,7 @@ def _all_fields() -> set[str]:
         Mount,
         Listener,
         Limits,
+        Export,
         Endpoint,
         ServedEntity,
         Shadow,

@@ -43,6 +43,22 @@ class Limits(Section, frozen=True):
     stored_responses: Annotated[int, msgspec.Meta(ge=0)] = 64 * 1024 * 1024
 
 
+class Export(Section, frozen=True):
+    """One row per request, in files of JSON lines.
+
+    Attributes:
+        folder: for the files of all workers.
+        text: whether rows have the client's body and the answer's text.
+        max_bytes: of a file; then a worker begins a new one.
+        files: kept in the folder, those of all workers together; older ones are removed.
+    """
+
+    folder: str
+    text: bool = False
+    max_bytes: Count = 64 * 1024 * 1024
+    files: Count = 64
+
+
 class ServerSection(Section, frozen=True):
     """How the server listens, authenticates and ends. Times in seconds.
 
@@ -61,6 +77,7 @@ class ServerSection(Section, frozen=True):
         drain_timeout: for running requests to finish.
         keep_alive: that an idle connection is kept.
         metrics: whether there is `/metrics`.
+        export: writes a row per request.
     """
 
     host: str = "127.0.0.1"
@@ -78,3 +95,4 @@ class ServerSection(Section, frozen=True):
     drain_timeout: Delay = 600.0
     keep_alive: Count = 75
     metrics: bool = True
+    export: Export | None = None

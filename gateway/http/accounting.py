@@ -40,6 +40,9 @@ class RequestAccount:
         finish_reasons: of the choices that have finished.
         outcome: "ok", an error's kind, or "cancelled"; "client_gone" until another is known.
         duration: None until the outcome is known.
+        ended: the outcome as the experiment counts it; None until it is known.
+        version: of the endpoint that was asked; 0 unless rows are exported.
+        texts: parts of each choice's text; None unless they are exported.
     """
 
     service: Service
@@ -58,6 +61,9 @@ class RequestAccount:
     usage: Usage | None = None
     outcome: str = "client_gone"
     duration: float | None = None
+    ended: Outcome | None = None
+    version: int = 0
+    texts: dict[int, list[str]] | None = None
 
     def end(self, outcome: str) -> None:
         """Count the outcome in the experiment, once, before the client sees it.
@@ -69,11 +75,11 @@ class RequestAccount:
             return
         self.outcome = outcome
         self.duration = monotonic() - self.began
+        # An exported row has the very values that the experiment counts.
+        self.ended = Outcome(outcome, self.first_event, self.duration, self.usage, tuple(self.finish_reasons))
         # `exposure` is None without an experiment and before routing; `target` is set when answering begins.
         if self.exposure is not None and self.target is not None:
-            self.exposure.end(
-                self.target, Outcome(outcome, self.first_event, self.duration, self.usage, tuple(self.finish_reasons))
-            )
+            self.exposure.end(self.target, self.ended)
 
     def close(self) -> None:
         """Count the request in the metrics, and log it. Nothing more happens to it."""

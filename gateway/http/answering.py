@@ -23,7 +23,7 @@ from gateway.routing.target import Plan, Target
 from gateway.storage.response_store import KeyResponses
 from schemas.completion import Timings
 from schemas.errors import GatewayError, Incomplete, ShuttingDown, UnsupportedFeature
-from schemas.ir import Embed, Events, Finished, Generate, Request, Usage
+from schemas.ir import Delta, Embed, Events, Finished, Generate, Request, Usage
 
 log = structlog.get_logger()
 
@@ -136,10 +136,10 @@ class Responder:
 
     async def _whole(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
         account, fold = self._account, Fold()
-        self._note_reasons(batch)
+        self._note(batch)
         fold.feed(batch)
         async for batch in events:
-            self._note_reasons(batch)
+            self._note(batch)
             fold.feed(batch)
         answer = fold.completion()
         account.stage = "encode"
@@ -184,7 +184,7 @@ class Responder:
     def _encode(self, encoder: StreamEncoder, batch: Events) -> bytes:
         """Return a batch in the protocol's form. Not a coroutine: it runs for every chunk of every stream."""
         data = encoder.feed(batch)
-        self._note_reasons(batch)
+        self._note(batch)
         return data
 
     async def _complete(self, encoder: StreamEncoder, usage: Usage) -> None:
@@ -194,10 +194,14 @@ class Responder:
         self._account.usage = usage
         self._account.end("ok")
 
-    def _note_reasons(self, batch: Events) -> None:
+    def _note(self, batch: Events) -> None:
         for event in batch:
             if type(event) is Finished:
                 self._account.finish_reasons.append(event.reason)
+        if (texts := self._account.texts) is not None:
+            for event in batch:
+                if isinstance(event, Delta):
+                    texts.setdefault(event.choice, []).append(event.text)
 
     async def _keep(self, record: Record) -> None:
         if self.responses is not None:

@@ -47,6 +47,7 @@ class Metrics:
             file, "time_to_first_token_seconds", "Time to the first event", _ARM, _SECONDS
         )
         self.request_latency = Histogram(file, "e2e_request_latency_seconds", "Time to the last event", _ARM, _SECONDS)
+        self.export_lost = Counter(file, "gw_export_rows_lost", "Rows of the export that could not be written", ())
         self.running = Gauge(file, "gw_requests_running", "Running requests")
         instruments = (
             self.requests,
@@ -58,6 +59,7 @@ class Metrics:
             self.pairs,
             self.time_to_first_token,
             self.request_latency,
+            self.export_lost,
             self.running,
         )
         # A registry of its own: the default one would add metrics of this process alone, which differ by worker.
