@@ -9,10 +9,12 @@ RIVALS := .rivals
 NODE := tests/clients/node
 KERNELS := backends/native/engine/kernels/src/*
 PIP := install --quiet --disable-pip-version-check --no-input
-# One thread per torch operation and test process: the suite runs on two cores.
-TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+# One thread per torch operation and test process: the suite runs on two cores. Bytecode is cached even where the
+# environment forbids it (many container images do): without the cache each process compiles every module and rewrites
+# every assertion again, which doubles the time of `make check`.
+TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 # The hub's client refuses every address while HF_HUB_OFFLINE is set, even the gateway's.
-CLIENT_ENV := TOKENIZERS_PARALLELISM=false INTERLINGUA_GATEWAY=$(VENV)/bin/gateway
+CLIENT_ENV := PYTHONDONTWRITEBYTECODE= TOKENIZERS_PARALLELISM=false INTERLINGUA_GATEWAY=$(VENV)/bin/gateway
 
 # Clients that want what the main environment has: the newest versions, and a tokenizer.
 NEWEST := huggingface_hub openai openai_responses lm_eval

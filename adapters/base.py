@@ -17,6 +17,7 @@ from schemas.catalog import Catalog, Change
 from schemas.completion import Completion
 from schemas.errors import GatewayError
 from schemas.ir import Embed, Embeddings, Events, Generate, Request, TokenIds, Tokenize, Tokens
+from schemas.origin import Relay
 
 JSON = "application/json"
 Headers = tuple[tuple[str, str], ...]
@@ -39,12 +40,14 @@ class Route(msgspec.Struct, frozen=True):
     `describe` answers, or nothing (`describe`).
     `body` and `answer` are wire structs for the OpenAPI document; `example` is a body to try it with, in which
     "{model}" stands for the model's name. `open` routes want no key. Only routes that say `stores` get `Call.records`.
+    `form` routes take multipart forms, too. `fields`: where another protocol has the same path, the bodies with one of
+    these fields are this route's.
     """
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
     path: str
     name: str
-    kind: Literal["generate", "embed", "tokenize", "describe", "manage"]
+    kind: Literal["generate", "embed", "tokenize", "relay", "describe", "manage"]
     summary: str
     body: Any = None
     answer: Any = None
@@ -52,6 +55,8 @@ class Route(msgspec.Struct, frozen=True):
     example: Any = None
     open: bool = False
     stores: bool = False
+    form: bool = False
+    fields: frozenset[str] = frozenset()
 
 
 class Records(Protocol):
@@ -172,12 +177,16 @@ class ServerCodec(Protocol):
 
 
 class Outbound(msgspec.Struct, frozen=True):
-    """A request to a remote, its path relative to the remote's base URL."""
+    """A request to a remote, its path relative to the remote's base URL.
+
+    `beside_v1`: relative to the base URL without a `/v1` at its end, where some servers have routes beside their API.
+    """
 
     path: str
     body: bytes
     method: Literal["GET", "POST"] = "POST"
     headers: Headers = (("content-type", JSON),)
+    beside_v1: bool = False
 
 
 class StreamDecoder(Protocol):
@@ -259,6 +268,20 @@ class EmbeddingCodec(Protocol):
         Raises:
             schemas.errors.BackendError: the answer is an error or violates the protocol.
         """
+        ...
+
+
+@runtime_checkable
+class RelayCodec(Protocol):
+    """The part of a client codec for requests whose bodies are sent on as they came."""
+
+    @property
+    def relayed(self) -> frozenset[tuple[str, str]]:
+        """The dialects and operations (`Route.name`) of which the remote is sent the client's own body."""
+        ...
+
+    def encode_relay(self, request: Relay) -> Outbound:
+        """The request for the remote: the client's body with the remote's name of the model."""
         ...
 
 

@@ -10,7 +10,8 @@ import msgspec
 
 from backends.prompts import images_of
 from schemas.errors import InvalidRequest, UnsupportedFeature
-from schemas.ir import ChatPrompt, Embed, Embeddings, Events, Generate, Tokenize, Tokens, TokensPrompt
+from schemas.ir import ChatPrompt, Embed, Embeddings, Events, Generate, TextPrompt, Tokenize, Tokens, TokensPrompt
+from schemas.origin import Relay, RelayedAnswer
 
 
 class Feature(StrEnum):
@@ -38,11 +39,14 @@ class Capabilities(msgspec.Struct, frozen=True):
     `tokenizer` names the vocabulary: token ids mean the same on all backends with an equal name. None: not known.
     `max_choices` bounds prompts times choices of one request; `context_length` is in tokens of prompt and answer.
     `lora_adapters` are the LoRA adapters that it has, if known: the values of `lora_adapter` that it takes, and the
-    only values of `model` that a served entity of it may have.
+    only values of `model` that a served entity of it may have. `raw_text` False: it takes conversations only.
+    `relays` are the dialects and operations whose bodies it sends on as they came.
     """
 
     generates: bool = True  # False: a model that only makes embeddings
     features: frozenset[Feature] = frozenset()
+    raw_text: bool = True
+    relays: frozenset[tuple[str, str]] = frozenset()
     embeddings: bool = False
     tokenize: bool = False
     max_choices: int = 128  # OpenAI's documented maximum of `n`
@@ -91,6 +95,19 @@ class RunsEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class Relays(Protocol):
+    """A backend that sends requests on as they came: those of `Capabilities.relays`."""
+
+    async def relay(self, request: Relay) -> RelayedAnswer:
+        """The remote's answer.
+
+        Raises:
+            schemas.errors.UnsupportedOperation: the remote does not have the operation.
+        """
+        ...
+
+
 class Backend(Protocol):
     """A source of answers: scripted, a remote server, or a native engine.
 
@@ -135,6 +152,19 @@ class Backend(Protocol):
         ...
 
 
+def check_relayed(request: Generate | Tokenize, capabilities: Capabilities) -> None:
+    """Refuse a request with parts that the IR cannot express, unless the backend sends its body on.
+
+    Raises:
+        schemas.errors.UnsupportedFeature: names the first such part.
+    """
+    origin = request.origin
+    if not request.unread or (origin is not None and (origin.dialect, origin.operation) in capabilities.relays):
+        return
+    first = request.unread[0]
+    raise UnsupportedFeature(first.refusal, feature=first.feature, param=first.param)
+
+
 def needs(request: Generate) -> frozenset[Feature]:
     """The features that a backend must have to answer `request` completely."""
     kinds = set(map(type, request.prompts))
@@ -168,6 +198,10 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
     """
     if not capabilities.generates:
         raise UnsupportedFeature(f"The model '{model}' makes embeddings, and no text.", feature="generate")
+    check_relayed(request, capabilities)
+    # A text that the chat template is for becomes a conversation.
+    if not capabilities.raw_text and request.raw_prompt and any(isinstance(p, TextPrompt) for p in request.prompts):
+        raise UnsupportedFeature(f"The model '{model}' takes conversations only, not raw text.", feature="raw_text")
     # All candidates count, not only the returned ones: each is generated.
     choices = len(request.prompts) * max(request.n, request.best_of or 1)
     if choices > capabilities.max_choices:

@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,6 +50,13 @@ main.context_settings["auto_envvar_prefix"] = "INTERLINGUA"
 @click.option("--model", type=click.Path(exists=True, file_okay=False), help="Serve this checkpoint folder.")
 @click.option("--config", "file", type=click.Path(path_type=Path), help="Serve what this TOML file describes.")
 @click.option("--backend", help="Serve the models of the remote server at this URL; its kind is probed.")
+@click.option(
+    "--served-model-name",
+    "--name",
+    "names",
+    multiple=True,
+    help="Call the model this; given again: further names for it.  [default: the folder's name]",
+)
 @click.option("--backend-key-env", help="Name of the environment variable that holds that server's key.")
 @click.option("--host", help="Listen on this address.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Listen on this port; 0 picks a free one.  [default: 8000]")
@@ -61,6 +68,7 @@ def serve(
     model: str | None,
     file: Path | None,
     backend: str | None,
+    names: tuple[str, ...],
     backend_key_env: str | None,
     insecure: bool,
     log_level: str,
@@ -69,6 +77,8 @@ def serve(
     """Serve models: of --config, --model or --backend; the bundled model by default."""
     if sum(given is not None for given in (model, file, backend)) > 1:
         raise click.UsageError("--model, --config and --backend exclude each other: give one of them")
+    if names and file is not None:
+        raise click.UsageError("--served-model-name names a model that has no --config: there, endpoints have names")
     if backend_key_env is not None and backend is None:
         raise click.UsageError("--backend-key-env needs --backend")
     # Imported here: `gateway --version` and completion should not wait for Litestar.
@@ -80,7 +90,10 @@ def serve(
 
     # Called again for each SIGHUP, with the same options.
     def read() -> Config:
-        config = load(file) if file is not None else _remote(backend, backend_key_env) if backend else default(model)
+        if file is not None:
+            config = load(file)
+        else:
+            config = _remote(backend, backend_key_env, names) if backend else default(model, names)
         config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **given))
         _check_address(config, insecure)
         # Only for their errors: a missing variable is reported before a worker starts.
@@ -110,7 +123,8 @@ def check(file: Path) -> None:
         raise click.ClickException(str(error)) from None
     for name, deployed in deployments.items():
         endpoint = deployed.serving
-        click.echo(f"{name}  ({endpoint.task})")
+        also = f", also {', '.join(endpoint.aliases)}" if endpoint.aliases else ""
+        click.echo(f"{name}  ({endpoint.task}){also}")
         for entity in endpoint.served_entities:
             kind = config.backends[entity.backend]["kind"]
             shadow = ", a shadow" if entity.shadow is not None else ""
@@ -169,7 +183,7 @@ def build_kernels(into: Path | None) -> None:
 main.add_command(experiment)
 
 
-def _remote(url: str, key_env: str | None) -> Config:
+def _remote(url: str, key_env: str | None, names: Sequence[str] = ()) -> Config:
     """A configuration that serves the models of the server at `url`.
 
     Raises:
@@ -183,7 +197,7 @@ def _remote(url: str, key_env: str | None) -> Config:
         raise ConfigError(f"--backend {url}: {error.message}") from None
     except ValueError as error:
         raise ConfigError(f"--backend {url}: {error}") from None
-    return remote(found.kind, found.url, found.models, key_env)
+    return remote(found.kind, found.url, found.models, key_env, names)
 
 
 def _serve(read: Callable[[], Config], log_level: str) -> int:
@@ -270,7 +284,7 @@ class _StartupMonitor:
         from gateway.http.routes import routes
 
         self._close()
-        model = next(iter(self._config.endpoints), "")
+        model = self._config.server.default or next(iter(self._config.endpoints), "")
         keys = "a key is needed" if self._config.server.keys_env else "no key needed"
         click.echo(
             f"\nInterlingua {gateway.__version__} on {self._url}  ({keys}; {time.monotonic() - self._began:.1f} s)"

@@ -171,11 +171,23 @@ class RemoteUsage(msgspec.Struct, frozen=True):
     output_tokens: int | None = None
 
 
+# Any, where types of blocks give a field different forms: one that is unknown here must not fail the decoding.
+class RemoteBlock(msgspec.Struct, frozen=True):
+    """One content block of any `type` in a remote's answer."""
+
+    type: str
+    text: Any = None
+    thinking: Any = None
+    id: Any = None
+    name: Any = None
+    input: Any = None
+
+
 class RemoteMessage(msgspec.Struct, frozen=True):
     """A remote's answer, or in a stream the start of it."""
 
     model: str | None = None
-    content: tuple[Block, ...] = ()
+    content: tuple[RemoteBlock, ...] = ()
     stop_reason: str | None = None
     stop_sequence: str | None = None
     usage: RemoteUsage = RemoteUsage()
@@ -185,11 +197,17 @@ class RemoteDelta(msgspec.Struct, frozen=True):
     """What a content block or the message gained."""
 
     type: str | None = None
-    text: str = ""
-    thinking: str = ""
-    partial_json: str = ""
+    text: Any = None
+    thinking: Any = None
+    partial_json: Any = None
     stop_reason: str | None = None
     stop_sequence: str | None = None
+
+
+class EventType(msgspec.Struct, frozen=True):
+    """The type of an event that is relayed."""
+
+    type: str
 
 
 class RemoteEvent(msgspec.Struct, frozen=True):
@@ -198,7 +216,7 @@ class RemoteEvent(msgspec.Struct, frozen=True):
     type: str
     message: RemoteMessage | None = None
     index: int = 0
-    content_block: Block | None = None
+    content_block: RemoteBlock | None = None
     delta: RemoteDelta | None = None
     usage: RemoteUsage | None = None
     error: Error | None = None

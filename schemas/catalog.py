@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Literal
 
 import msgspec
@@ -75,6 +76,19 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     counts: RequestCounts = RequestCounts()
 
 
+class Aliases(msgspec.Struct, frozen=True):
+    """Other names of endpoints: alias -> endpoint, and pairs of pattern and endpoint in the order of precedence."""
+
+    exact: dict[str, str] = {}
+    patterns: tuple[tuple[str, str], ...] = ()
+
+    def endpoint(self, alias: str) -> str | None:
+        """The name of the endpoint that an alias stands for; None if it stands for none."""
+        if (name := self.exact.get(alias)) is not None:
+            return name
+        return next((name for pattern, name in self.patterns if fnmatchcase(alias, pattern)), None)
+
+
 class Catalog(msgspec.Struct, frozen=True):
     """All endpoints, by name; `default` answers requests of protocols that name no model."""
 
@@ -82,6 +96,13 @@ class Catalog(msgspec.Struct, frozen=True):
     default: str | None = None
     version: str = "0"
     max_concurrent_requests: int = 0
+    aliases: Aliases = Aliases()
+
+    def find(self, name: str) -> ModelCard | None:
+        """The endpoint of a name or an alias; None if there is none. A name goes before an alias."""
+        if (card := self.cards.get(name)) is not None:
+            return card
+        return self.cards.get(self.aliases.endpoint(name) or "")
 
     @property
     def ready(self) -> bool:

@@ -5,6 +5,7 @@
     │   ├── MalformedBody         not JSON, not UTF-8, nested too deep
     │   ├── InvalidRequest        a field is missing, of the wrong type or out of range (`param` names it)
     │   │   ├── UnsupportedFeature    valid, but the backend cannot do it (`feature` names it)
+    │   │   │   └── UnsupportedOperation    the backend has nothing behind a route
     │   │   └── ContextLengthExceeded
     │   ├── Unauthorized, Forbidden
     │   ├── ModelNotFound, RouteNotFound, MethodNotAllowed
@@ -102,6 +103,12 @@ class UnsupportedFeature(InvalidRequest):
     def __init__(self, message: str, *, feature: str, param: str | None = None) -> None:
         super().__init__(message, param=param)
         self.feature = feature
+
+
+class UnsupportedOperation(UnsupportedFeature):
+    """The route exists, but the model's server has nothing behind it: for clients, a path that does not exist."""
+
+    kind = "route_not_found"
 
 
 class ContextLengthExceeded(InvalidRequest):

@@ -18,6 +18,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from schemas.origin import Origin as Origin  # noqa: PLC0414 - exported: a part of every request
+from schemas.origin import Relay, Unread
+
 # --- prompts ----------------------------------------------------------------------------------------------------
 
 
@@ -161,15 +164,6 @@ class Grammar(msgspec.Struct, frozen=True):
     strict: bool | None = None
 
 
-class Origin(msgspec.Struct, frozen=True):
-    """Where a request came from. A remote of the same protocol is sent its body. `operation`: a `Route.name`."""
-
-    protocol: str
-    dialect: str
-    operation: str
-    body: bytes = b""
-
-
 class Output(msgspec.Struct, frozen=True):
     """A requested part of the answer: its usual name (`tensor`), the endpoint's, and whether it is sent as bytes."""
 
@@ -187,8 +181,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
 
     Several `prompts` and `n` give `len(prompts) * n` choices; choice `p * n + i` is the i-th answer to prompt p.
     `background`: lowest priority, where a backend has priorities; no client can set it.
-    `extra` holds fields that no protocol here knows. `hints` holds fields that are only passed on to a model
-    (`reasoning_effort`, `service_tier`, `priority`, …); no code below the adapters reads it.
+    `extra` holds fields that no protocol here knows, `unread` names what the IR leaves out of the body. `hints` holds
+    fields that are only passed on to a model (`reasoning_effort`, `priority`, …); no code below the adapters reads it.
 
     Server codecs alone read these: `stream_usage` (the stream reports the usage), `continuous_usage` (in every chunk),
     `answer_suffix` (text written after each choice), `stored_items` (JSON of the conversation's items to store with the
@@ -226,6 +220,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     client_request_id: str | None = None
     hints: dict[str, Any] = {}  # msgspec copies an empty default for each instance
     extra: dict[str, Any] = {}
+    unread: tuple[Unread, ...] = ()
     origin: Origin | None = None
 
 
@@ -253,10 +248,11 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True):
     prompt: Prompt
     tools: tuple[Tool, ...] = ()
     add_special_tokens: bool = True
+    unread: tuple[Unread, ...] = ()
     origin: Origin | None = None
 
 
-Request = Generate | Embed | Tokenize
+Request = Generate | Embed | Tokenize | Relay
 
 # --- events -----------------------------------------------------------------------------------------------------
 

@@ -17,9 +17,10 @@ from adapters.sse import guard
 from schemas import anthropic as wire
 from schemas.completion import Choice, Completion
 from schemas.errors import BackendFailed, GatewayError, MethodNotAllowed
-from schemas.ir import Delta, Events, Finished, FinishReason, Generate, Started, ToolCall, Usage
+from schemas.ir import Delta, Events, Finished, FinishReason, Generate, Relayed, Started, ToolCall, Usage
 
 _json = msgspec.json.Encoder().encode
+_type_of = msgspec.json.Decoder(wire.EventType).decode
 
 Block = wire.TextBlock | wire.ThinkingBlock | wire.ToolUseBlock
 
@@ -30,6 +31,8 @@ def encode_answer(dialect: Dialect, request: Generate, answer: Completion) -> Re
     Raises:
         schemas.errors.BackendFailed: the arguments of a tool call are no JSON object, which the protocol requires.
     """
+    if answer.relayed is not None:
+        return Reply(guard(answer.relayed))
     # The protocol has no `n`: a request from it has one prompt and one choice.
     choice = answer.choices[0]
     message = wire.Answer(
@@ -83,13 +86,19 @@ class StreamWriter:
         # Text deltas are the hot path: the bytes around the text are encoded once for each block.
         self._around_text = (b"", b"")  # the bytes before and after the text of a delta of the open block
         self._finished: Finished | None = None
-        self._refused = False
+        self._refused = self._relaying = self._stopped = False
 
     def feed(self, events: Events) -> bytes:
         """The protocol's events for a batch of ours."""
         out: list[bytes] = []
         for event in events:
-            if isinstance(event, Delta):
+            if isinstance(event, Relayed):
+                out.append(self._relay(event.data))
+            elif self._relaying:
+                # The remote's own `message_stop` is the end, unless it closed the connection without one.
+                if isinstance(event, Usage) and not self._stopped:
+                    out.append(_event("message_stop", {}))
+            elif isinstance(event, Delta):
                 self._delta(event, out)
             elif isinstance(event, Started):
                 out.append(self._start(event))
@@ -100,6 +109,14 @@ class StreamWriter:
     def fail(self, error: GatewayError) -> bytes:
         """The error event that ends the stream."""
         return b"event: error\ndata: %b\n\n" % guard(error_body(self._dialect, error))
+
+    def _relay(self, data: bytes) -> bytes:
+        """A remote's event as it came."""
+        self._relaying = True
+        name = "".join(_type_of(data).type.splitlines())  # the name is text that the remote controls
+        self._stopped = name == "message_stop"
+        # Line breaks between JSON tokens would end the field; within strings JSON escapes them.
+        return b"event: %b\ndata: %b\n\n" % (name.encode(), guard(data.replace(b"\n", b"")))
 
     def _start(self, started: Started) -> bytes:
         message = wire.Answer(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.outbound import write_request
+from adapters.anthropic.relay import relayed_body, remote_headers
 from adapters.anthropic.remote import StreamReader, read_answer, read_failure
 from adapters.base import Outbound, Reply
 from schemas.errors import GatewayError
 from schemas.ir import Events, Generate
+from schemas.origin import Relay
 
 
 class AnthropicClient:
@@ -39,6 +41,17 @@ class AnthropicClient:
     def returns_token_ids(self, request: Generate) -> bool:  # noqa: ARG002
         """False: the protocol has no token ids."""
         return False
+
+    @property
+    def relayed(self) -> frozenset[tuple[str, str]]:
+        """Conversations, and the counting of their tokens."""
+        return frozenset({(self._dialect.name, "messages"), (self._dialect.name, "count_tokens")})
+
+    def encode_relay(self, request: Relay) -> Outbound:
+        """A request to count tokens: the client's body."""
+        origin = request.origin
+        body = relayed_body(origin.body, {"model": request.model})
+        return Outbound("/v1/messages/count_tokens", body, headers=remote_headers(origin.headers))
 
     def error(self, reply: Reply) -> GatewayError:
         """The error that a reply with an error status stands for."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.messages import read_conversation
+from adapters.anthropic.relay import read_known
 from adapters.base import Call
-from adapters.body import read
 from schemas import anthropic as wire
-from schemas.errors import InvalidRequest, UnsupportedFeature
+from schemas.errors import InvalidRequest
 from schemas.ir import SMALLEST_TOP_P, Generate, Origin, Sampling, Stopping, Tokenize, Tool, ToolChoice
+from schemas.origin import Unread
 
 _MODES = {"auto": "auto", "none": "none", "any": "required", "tool": "named"}
 """A `type` of tool choice -> our mode."""
@@ -20,10 +21,10 @@ def read_messages(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> 
     Raises:
         schemas.errors.RequestError: the body cannot be read or breaks a rule of the protocol.
     """
-    given, extra = read(body, wire.MessagesRequest)
+    given, extra, unread = read_known(body, wire.MessagesRequest)
     _check(dialect, given)
     tools = _tools(dialect, given.tools or ())
-    choice = _choice(given.tool_choice, tools)
+    choice = _choice(given.tool_choice, tools, unread)
     # The field says the opposite of the IR's: `disable_parallel_tool_use`.
     parallel = given.tool_choice.disable_parallel_tool_use if given.tool_choice else None
     hints = {"service_tier": given.service_tier, "thinking": given.thinking}
@@ -49,6 +50,7 @@ def read_messages(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> 
         user=given.metadata.user_id if given.metadata else None,
         hints={name: value for name, value in hints.items() if value},
         extra=extra,
+        unread=unread,
         origin=origin,
     )
 
@@ -59,13 +61,14 @@ def read_count(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> Tok
     Raises:
         schemas.errors.RequestError: the body cannot be read or breaks a rule of the protocol.
     """
-    given, _ = read(body, wire.CountRequest)
+    given, _, unread = read_known(body, wire.CountRequest)
     tools = _tools(dialect, given.tools or ())
-    choice = _choice(given.tool_choice, tools)
+    choice = _choice(given.tool_choice, tools, unread)
     # The chat template does not render tools that must not be called, so they cost no tokens.
     if choice is not None and choice.mode == "none":
         tools = ()
-    return Tokenize(id=call.id, model=given.model, prompt=read_conversation(given), tools=tools, origin=origin)
+    prompt = read_conversation(given)
+    return Tokenize(id=call.id, model=given.model, prompt=prompt, tools=tools, unread=unread, origin=origin)
 
 
 def _check(dialect: Dialect, given: wire.MessagesRequest) -> None:
@@ -89,20 +92,19 @@ def _tools(dialect: Dialect, tools: tuple[wire.Tool, ...]) -> tuple[Tool, ...]:
     if len(tools) > dialect.limits.max_tools:
         raise _invalid("tools", f"at most {dialect.limits.max_tools} may be given")
     for place, tool in enumerate(tools):
-        # Server tools (`web_search_20250305`, `bash_20250124`, ...) run at Anthropic or are known to its models only.
-        if tool.type not in (None, "custom"):
-            message = f"tools.{place}.type: tools of type '{tool.type}' are not supported"
-            raise UnsupportedFeature(message, feature="tools", param=f"tools.{place}.type")
         if tool.input_schema is None:
             raise _invalid(f"tools.{place}.input_schema", "Field required")
     return tuple(Tool(tool.name, tool.description, tool.input_schema) for tool in tools)
 
 
-def _choice(given: wire.ToolChoice | None, tools: tuple[Tool, ...]) -> ToolChoice | None:
+def _choice(given: wire.ToolChoice | None, tools: tuple[Tool, ...], unread: tuple[Unread, ...]) -> ToolChoice | None:
     if given is None:
         return None
     if given.type not in _MODES:
         raise _invalid("tool_choice.type", f"Input should be one of {', '.join(map(repr, _MODES))}")
+    # The tools that were set aside have names, too: a remote that is sent the body checks them.
+    if any(part.param.startswith("tools.") for part in unread):
+        return ToolChoice("auto")
     if not tools:
         raise _invalid("tool_choice", "tool_choice may only be specified while providing tools")
     if given.type != "tool":

@@ -95,8 +95,10 @@ _ANTHROPIC = Dialect(
     remote=Remote(
         reasons={
             "end_turn": FinishReason.EOS,
-            # A server tool's turn was interrupted. Requests here have no server tools, so it is a normal end.
+            # A server tool's turn was interrupted. Only clients of the protocol have those, and see the word.
             "pause_turn": FinishReason.EOS,
+            # The conversation was summarized (`context_management`); only clients of the protocol ask for it.
+            "compaction": FinishReason.EOS,
             "stop_sequence": FinishReason.STOP_STRING,
             "max_tokens": FinishReason.LENGTH,
             "model_context_window_exceeded": FinishReason.LENGTH,

@@ -158,6 +158,9 @@ def _blocks(message: Message) -> Blocks:
     parts: tuple[Part, ...] = (TextPart(content),) if isinstance(content, str) else content
     # The API refuses empty text blocks.
     blocks = [_block(part) for part in parts if not isinstance(part, TextPart) or part.text]
+    if message.reasoning:
+        # The API refuses thinking without its own signature, which conversations of other protocols do not carry.
+        blocks.insert(0, {"type": "text", "text": f"<thinking>\n{message.reasoning}\n</thinking>"})
     if message.role == "tool":
         return [{"type": "tool_result", "tool_use_id": message.tool_call_id or "", "content": blocks}]
     return blocks + [

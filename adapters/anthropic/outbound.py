@@ -1,4 +1,7 @@
-"""Requests for remotes, encoded from the IR. What the protocol cannot express is refused, never dropped."""
+"""Requests for remotes: the body of a client of the same dialect as it came, every other request encoded from the IR.
+
+What the protocol cannot express is refused, never dropped.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,10 @@ import msgspec
 
 from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.messages import write_conversation
-from adapters.base import JSON, Outbound
+from adapters.anthropic.relay import relayed_body, relays, remote_headers
+from adapters.base import Outbound
 from adapters.outbound import inexpressible
-from schemas.ir import ChatPrompt, Generate, Message, TextPrompt, Tool, ToolChoice
-
-# Required by the API; this is its newest version.
-VERSION = "2023-06-01"
-"""The value of the header `anthropic-version`."""
+from schemas.ir import ChatPrompt, Generate, Grammar, Message, TextPart, TextPrompt, Tool, ToolChoice
 
 DEFAULT_MAX_TOKENS = 4096
 """`max_tokens` where the client set none: the protocol requires the field."""
@@ -28,7 +28,6 @@ _UNSUPPORTED_FIELDS = (
     "suffix",
     "logprobs",
     "prompt_logprobs",
-    "grammar",
     "truncate_prompt_tokens",
     "lora_adapter",
 )
@@ -42,6 +41,10 @@ def write_request(dialect: Dialect, request: Generate) -> Outbound:
     Raises:
         schemas.errors.UnsupportedFeature: the protocol cannot express it.
     """
+    origin = request.origin
+    if origin is not None and relays(dialect, request):
+        fixed = {"model": request.model} | ({"stream": True} if request.stream else {})
+        return Outbound("/v1/messages", relayed_body(origin.body, fixed), headers=remote_headers(origin.headers))
     _refuse_unsupported(dialect, request)
     system, turns = write_conversation(_messages(request))
     sampling, stopping = request.sampling, request.stopping
@@ -59,10 +62,11 @@ def write_request(dialect: Dialect, request: Generate) -> Outbound:
         "tool_choice": _choice(request.tool_choice, request.parallel_tool_calls),
         "metadata": {"user_id": request.user} if request.user else None,
         "thinking": request.hints.get("thinking"),
+        "output_config": _output_config(request.grammar),
         "stream": request.stream or None,
     }
     body = msgspec.json.encode({name: value for name, value in fields.items() if value is not None})
-    return Outbound("/v1/messages", body, headers=(("content-type", JSON), ("anthropic-version", VERSION)))
+    return Outbound("/v1/messages", body, headers=remote_headers())
 
 
 def _refuse_unsupported(dialect: Dialect, request: Generate) -> None:
@@ -88,10 +92,22 @@ def _messages(request: Generate) -> tuple[Message, ...]:
     prompt = request.prompts[0]
     if isinstance(prompt, ChatPrompt):
         return prompt.messages
+    if not isinstance(prompt, TextPrompt):
+        raise inexpressible("token_prompts")
     # A raw prompt (no chat template) has no equivalent in an API of messages alone.
-    if isinstance(prompt, TextPrompt) and not prompt.images and not request.raw_prompt:
-        return (Message("user", prompt.text),)
-    raise inexpressible("token_prompts")
+    if request.raw_prompt:
+        raise inexpressible("raw_text")
+    return (Message("user", (*prompt.images, TextPart(prompt.text)) if prompt.images else prompt.text),)
+
+
+def _output_config(grammar: Grammar | None) -> dict[str, Any] | None:
+    """The field that holds the answer to a JSON schema."""
+    if grammar is None:
+        return None
+    # The protocol has schemas alone: neither regular expressions nor JSON of any form.
+    if grammar.kind != "json_schema":
+        raise inexpressible("grammar")
+    return {"format": {"type": "json_schema", "schema": grammar.value}}
 
 
 def _tool(tool: Tool) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Answers of remotes, whole and streamed, decoded to events.
 
-A stream is complete if and only if it has a stop reason.
+A stream is complete if and only if it has a stop reason. A client of the same dialect gets the remote's own events;
+for all others, blocks of types that the IR does not have are skipped.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 import msgspec
 
 from adapters.anthropic.dialects import Dialect
+from adapters.anthropic.relay import relays
 from adapters.base import Reply
 from adapters.body import UNREADABLE
 from adapters.frames import FrameReader
 from adapters.remote_failures import REFUSED, failure_of, malformed, read_json, retry_after
 from schemas import anthropic as wire
 from schemas.errors import BackendError, BackendFailed, GatewayError, Incomplete
-from schemas.ir import Delta, Event, Events, Finished, Generate, Started, ToolDelta, Usage
+from schemas.ir import Delta, Event, Events, Finished, Generate, Relayed, Started, ToolDelta, Usage
 
 # Strategy: the documented flow is message_start, then for each block content_block_start, content_block_delta* and
 # content_block_stop, then message_delta (stop reason, final usage) and message_stop. The reader enforces the order that
@@ -30,7 +32,10 @@ class StreamReader(FrameReader):
         super().__init__()
         self._dialect = dialect
         self._request = request
+        self._relays = relays(dialect, request)
+        self._early: list[Event] = []  # relayed events before message_start
         self._calls: dict[int, int] = {}  # index of a tool_use block -> index of the tool call
+        self._open_call: ToolDelta | None = None  # the arguments of the open call if none are streamed
         self._begun: set[int] = set()  # indices of the blocks that were started
         self._usage = wire.RemoteUsage()
         self._reason: str | None = None
@@ -44,11 +49,21 @@ class StreamReader(FrameReader):
         if self._reason is None:
             raise Incomplete("The backend's answer ended before it was finished.")
         self._ended = True
-        return _end(self._dialect, self._reason, self._stop, self._usage)
+        return (*self._end_call(), *_end(self._dialect, self._request, self._reason, self._stop, self._usage))
 
     def _frame(self, data: bytes, out: list[Event]) -> None:
-        if data and not self._ended:
-            self._event(read_json(data, wire.RemoteEvent), out)
+        if not data or self._ended:
+            return
+        event = read_json(data, wire.RemoteEvent)
+        if self._relays and event.type != "error":
+            # The IR's first event is `Started`, so what comes before is held back.
+            if len(self._early) >= _MAX_BLOCKS:
+                raise malformed("no message_start")
+            self._early.append(Relayed(data))
+            if self._started or event.type == "message_start":
+                out += self._early
+                self._early = []
+        self._event(event, out)
 
     def _event(self, event: wire.RemoteEvent, out: list[Event]) -> None:
         match event.type:
@@ -60,11 +75,8 @@ class StreamReader(FrameReader):
             # May come at any point, even first: Anthropic sends it where HTTP would have answered 529.
             case "error":
                 raise _event_failure(event.error)
-            # A stream may have any number of pings, also before message_start.
-            case "ping":
-                pass
-            # Every other event needs a started message: a backend's first event must be `Started`.
-            case _ if not self._started:
+            # A backend's first event must be `Started`. A stream may have any number of pings, also before it.
+            case _ if not self._started and event.type != "ping":
                 raise malformed("an event before message_start")
             case "content_block_start":
                 self._block(event, out)
@@ -74,8 +86,10 @@ class StreamReader(FrameReader):
                 self._count(event.usage)
                 if event.delta is not None and event.delta.stop_reason is not None:
                     self._reason, self._stop = event.delta.stop_reason, event.delta.stop_sequence
-            # Other events match no case: content_block_stop adds nothing, and the API's versioning policy demands that
-            # clients "handle unknown event types gracefully".
+            case "content_block_stop":
+                out += self._end_call()
+            # Other events match no case: the API's versioning policy demands that clients "handle unknown event types
+            # gracefully".
             case "message_stop":
                 out.extend(self.close())
 
@@ -85,25 +99,35 @@ class StreamReader(FrameReader):
         if block is None or len(self._begun) >= _MAX_BLOCKS or event.index in self._begun:
             raise malformed("a content block that is empty, repeated or one too many")
         self._begun.add(event.index)
+        out += self._end_call()
         if block.type == "tool_use":
             # Blocks are numbered together, tool calls of the IR by themselves: block 2 may be call 0.
             self._calls[event.index] = call = len(self._calls)
+            self._open_call = ToolDelta(call, arguments=_arguments(block))
             out.append(Delta(tool_calls=(ToolDelta(call, block.id, block.name),)))
         # Anthropic starts blocks empty; other servers of the protocol put the first text into the start.
-        elif block.text:
-            out.append(Delta(text=block.text))
+        elif delta := _text(block):
+            out.append(delta)
+
+    def _end_call(self) -> Events:
+        """The arguments of the open call, which came with its start or are none; nothing if they were streamed."""
+        call, self._open_call = self._open_call, None
+        return () if call is None else (Delta(tool_calls=(call,)),)
 
     def _delta(self, event: wire.RemoteEvent, out: list[Event]) -> None:
         delta = event.delta
         if delta is None or event.index not in self._begun:
             raise malformed("a delta of no content block")
-        if delta.text:
+        if isinstance(delta.text, str) and delta.text:
             out.append(Delta(text=delta.text))
-        elif delta.thinking:
+        elif isinstance(delta.thinking, str) and delta.thinking:
             out.append(Delta(reasoning=delta.thinking))
         # Of another block (a server tool) it is ignored, as are signatures and citations.
-        elif delta.partial_json and event.index in self._calls:
-            out.append(Delta(tool_calls=(ToolDelta(self._calls[event.index], arguments=delta.partial_json),)))
+        elif isinstance(delta.partial_json, str) and delta.partial_json and event.index in self._calls:
+            call = self._calls[event.index]
+            if self._open_call is not None and self._open_call.index == call:
+                self._open_call = None
+            out.append(Delta(tool_calls=(ToolDelta(call, arguments=delta.partial_json),)))
 
     def _count(self, usage: wire.RemoteUsage | None) -> None:
         """Take over the counts of an event. Later counts are cumulative, and absent ones leave the earlier counts."""
@@ -122,19 +146,30 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
     # A stop reason is the only sign that a whole answer is finished.
     if answer.stop_reason is None:
         raise Incomplete("The backend's answer ended before it was finished.")
-    events: list[Event] = [Started(answer.model or request.model, _prompt_tokens(answer.usage))]
+    relayed = (Relayed(reply.body),) if relays(dialect, request) else ()
+    events: list[Event] = [*relayed, Started(answer.model or request.model, _prompt_tokens(answer.usage))]
     calls = 0
     for block in answer.content:
-        if block.type == "text" and block.text:
-            events.append(Delta(text=block.text))
-        elif block.type == "thinking" and block.thinking:
-            events.append(Delta(reasoning=block.thinking))
-        elif block.type == "tool_use":
-            # The IR has the JSON text of the arguments, as OpenAI has it.
-            arguments = msgspec.json.encode(block.input or {}).decode()
-            events.append(Delta(tool_calls=(ToolDelta(calls, block.id, block.name, arguments),)))
+        if block.type == "tool_use":
+            events.append(Delta(tool_calls=(ToolDelta(calls, block.id, block.name, _arguments(block)),)))
             calls += 1
-    return (*events, *_end(dialect, answer.stop_reason, answer.stop_sequence, answer.usage))
+        elif delta := _text(block):
+            events.append(delta)
+    return (*events, *_end(dialect, request, answer.stop_reason, answer.stop_sequence, answer.usage))
+
+
+def _text(block: wire.RemoteBlock) -> Delta | None:
+    """What a block of text or thinking adds; None for one without any, and for types that the IR does not have."""
+    if block.type == "text" and isinstance(block.text, str) and block.text:
+        return Delta(text=block.text)
+    if block.type == "thinking" and isinstance(block.thinking, str) and block.thinking:
+        return Delta(reasoning=block.thinking)
+    return None
+
+
+def _arguments(block: wire.RemoteBlock) -> str:
+    """The arguments of a call: the IR has their JSON text, as OpenAI has it."""
+    return msgspec.json.encode(block.input or {}).decode()
 
 
 def read_failure(reply: Reply) -> GatewayError:
@@ -146,7 +181,7 @@ def read_failure(reply: Reply) -> GatewayError:
     return failure_of(reply.status, message, retry_after(reply.headers))
 
 
-def _end(dialect: Dialect, reason: str, stop: str | None, usage: wire.RemoteUsage) -> Events:
+def _end(dialect: Dialect, request: Generate, reason: str, stop: str | None, usage: wire.RemoteUsage) -> Events:
     """The last events of an answer.
 
     Raises:
@@ -156,7 +191,9 @@ def _end(dialect: Dialect, reason: str, stop: str | None, usage: wire.RemoteUsag
     if reason not in dialect.remote.reasons:
         raise malformed("an end for an unknown reason")
     generated = usage.output_tokens
-    finished = Finished(reason=dialect.remote.reasons[reason], generated=generated, stop=stop)
+    # The protocol names the stop sequence that it leaves out.
+    text = stop or "" if request.stopping.include_stop else ""
+    finished = Finished(text=text, reason=dialect.remote.reasons[reason], generated=generated, stop=stop)
     cached = usage.cache_read_input_tokens or None
     return (finished, Usage(_prompt_tokens(usage) or 0, generated or 0, cached_tokens=cached))
 

@@ -9,6 +9,7 @@ import msgspec
 from adapters.anthropic.answers import StreamWriter, encode_answer, error_reply
 from adapters.anthropic.decode import read_count, read_messages
 from adapters.anthropic.dialects import Dialect
+from adapters.anthropic.relay import relayed_headers
 from adapters.base import Call, Reply, Route
 from schemas import anthropic as wire
 from schemas.completion import Completion
@@ -60,7 +61,7 @@ class AnthropicServer:
         Raises:
             schemas.errors.RequestError: the body cannot be read or breaks a rule of the protocol.
         """
-        origin = Origin("anthropic", self._dialect.name, route.name, body)
+        origin = Origin("anthropic", self._dialect.name, route.name, body, relayed_headers(call.headers))
         if route.name == "count_tokens":
             return read_count(self._dialect, body, origin, call)
         return read_messages(self._dialect, body, origin, call)

@@ -44,7 +44,7 @@ def read_request(dialect: Dialect, route: Route, body: bytes, call: Call) -> Gen
         question, unknown = read_fields(dialect, fields, ResponseRequest)
         return (read_count if task == COUNT else read_response)(dialect, question, origin, call, unknown)
     asked, extra = read_fields(dialect, fields, wire.EmbeddingRequest)
-    request = read_embed(asked, origin, call, extra)
+    request = read_embed(dialect, asked, origin, call, extra)
     return replace(request, instruction=asked.instruction, client_request_id=asked.client_request_id)
 
 
@@ -101,7 +101,7 @@ def _truncating(request: Generate, call: Call) -> Generate:
     prompt only the backend can count: `overflow` asks it to lower the answer's limit instead of refusing the request.
     """
     request = replace(request, overflow="truncate")
-    card = call.catalog.cards.get(request.model)
+    card = call.catalog.find(request.model)
     if card is None or card.context_length is None:
         return request
     # At least one token must be left for the answer.

@@ -83,7 +83,12 @@ _FAILURES = {
 
 DATABRICKS = Dialect(
     name="databricks",
-    requests=Requests(roles=("system", "user", "assistant", "tool"), stream_options_need_stream=False, echo_only=False),
+    requests=Requests(
+        roles=("system", "user", "assistant", "tool"),
+        stream_options_need_stream=False,
+        echo_only=False,
+        default_models=(),
+    ),
     limits=openai.Limits(bounds=_BOUNDS, max_stop=None, max_tools=32, max_properties=15),
     defaults=openai.Defaults(completion_max_tokens=None, raw_prompts=False),
     answers=openai.Answers(

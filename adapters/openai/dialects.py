@@ -26,6 +26,8 @@ class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
         empty_content: whether a message may be empty.
         stream_options_need_stream: whether `stream_options` without `stream` is refused.
         echo_only: whether a completion with `echo` may ask for 0 tokens.
+        default_models: names, or patterns of names, that mean the default endpoint unless a model has that name. TGI's
+            clients must send some name and send these: huggingface_hub "tgi" or "dummy", huggingface.js the URL.
     """
 
     chat_fields: tuple[str, ...] | None = None
@@ -34,6 +36,7 @@ class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     empty_content: bool = True
     stream_options_need_stream: bool = True
     echo_only: bool = True
+    default_models: tuple[str, ...] = ("", "tgi", "dummy", "http://*", "https://*")
 
 
 class Limits(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -151,7 +151,7 @@ class OpenAIServer:
             prompted, extra = read(dialect, body, requests.CompletionRequest)
             return read_completion(dialect, prompted, origin, call, extra)
         embedded, extra = read(dialect, body, requests.EmbeddingRequest)
-        return read_embed(embedded, origin, call, extra)
+        return read_embed(dialect, embedded, origin, call, extra)
 
     def encoder(self, request: Generate) -> StreamEncoder:
         """A writer for the streamed answer to `request`: a chat, a completion or a response."""

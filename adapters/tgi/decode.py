@@ -22,9 +22,10 @@ def default_card(call: Call) -> ModelCard:
     Raises:
         schemas.errors.ModelNotFound: there is no default model.
     """
-    card = call.catalog.cards.get(call.catalog.default or "")
+    default = call.catalog.default
+    card = call.catalog.find(default or "")
     if card is None:
-        raise ModelNotFound("No model is served here.")
+        raise ModelNotFound(f"The model '{default}' does not exist." if default else "No model is served here.")
     return card
 
 

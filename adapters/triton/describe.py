@@ -47,7 +47,7 @@ def model(call: Call) -> ModelCard:
     # Triton routes by regular expressions with `versions/([0-9]+)`: another word is an unknown path, not a model.
     if not re.fullmatch("[0-9]+", version):
         raise RouteNotFound("Not Found")
-    card = call.catalog.cards.get(name)
+    card = call.catalog.find(name)
     if card is None:
         raise ModelNotFound(f"Request for unknown model: '{name}' is not found")
     # As a number: "01" is version 1.

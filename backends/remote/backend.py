@@ -18,7 +18,7 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from adapters.base import TOKEN_IDS, ClientCodec, EmbeddingCodec, Headers, Outbound, Reply
+from adapters.base import TOKEN_IDS, ClientCodec, EmbeddingCodec, Headers, Outbound, RelayCodec, Reply
 from backends.base import Capabilities, Feature, Health
 from backends.remote.breaker import Breaker
 from backends.remote.event_stream import EventStream
@@ -27,10 +27,18 @@ from backends.remote.options import RemoteOptions
 from backends.remote.retokeniser import Retokeniser
 from backends.remote.retry import Retrier
 from backends.transport import Response, Transport
-from schemas.errors import BackendFailed, BackendUnavailable, Fault, GatewayError, UnsupportedFeature
+from schemas.errors import (
+    BackendFailed,
+    BackendUnavailable,
+    Fault,
+    GatewayError,
+    UnsupportedFeature,
+    UnsupportedOperation,
+)
 from schemas.ir import Embed, Embeddings, Events, Generate, Started, TokenIds, Tokenize, Tokens, Usage
+from schemas.origin import Relay, RelayedAnswer
 
-R = TypeVar("R", Generate, Embed)
+R = TypeVar("R", Generate, Embed, Relay)
 
 # "model" is left out: a gateway sends the header only for ids that may not be the model's (`token_id_headers`).
 _MARKS: dict[str, TokenIds] = {mark: mark for mark in get_args(TokenIds) if mark != "model"}
@@ -48,6 +56,7 @@ class RemoteBackend:
         features: what the codecs can express.
         health: the path of a GET for health checks.
         embeddings: the codec for embeddings, at the URL itself; None if the server has none.
+        relay: the codec for requests that are sent on as they came, at the URL itself; None if there are none.
 
     Raises:
         msgspec.ValidationError: the options are wrong.
@@ -62,11 +71,13 @@ class RemoteBackend:
         features: frozenset[Feature],
         health: str,
         embeddings: EmbeddingCodec | None = None,
+        relay: RelayCodec | None = None,
     ) -> None:
         self.name = name
         self._options = msgspec.convert(options, RemoteOptions)
         self._codecs = codecs
         self._embeddings = embeddings
+        self._relay = relay
         self._health_path = health
         self._breaker = Breaker(self._options.failures)
         self._retrier = Retrier(self._options.retries, self._breaker.record_failure)
@@ -79,6 +90,7 @@ class RemoteBackend:
         self.capabilities = Capabilities(
             # The options narrow what the codecs can express and never widen it.
             features=features if offered is None else features & offered,
+            relays=frozenset() if relay is None else relay.relayed,
             embeddings=embeddings is not None,
             context_length=self._options.context_length,
             tokenize=self._options.tokenizer is not None,
@@ -133,6 +145,29 @@ class RemoteBackend:
             return codec.decode_embeddings(request, reply)
         except GatewayError as error:
             raise self._redact(error) from None
+
+    async def relay(self, request: Relay) -> RelayedAnswer:
+        """Send a request on as it came, with the server's name of the model.
+
+        Raises:
+            schemas.errors.UnsupportedOperation: the server does not have the operation.
+        """
+        codec = self._relay
+        assert codec is not None  # `capabilities.relays` is empty
+        outbound = codec.encode_relay(self._with_remote_model(request))
+        deadline = asyncio.get_running_loop().time() + self._options.timeouts.whole
+        # A path or a model that the server does not have: servers do not tell the two apart in one way.
+        absent = UnsupportedOperation(
+            f"The server of the model '{request.model}' has no {outbound.path} for it.",
+            feature=request.origin.operation,
+        )
+        try:
+            reply = await self._retrier.run(partial(self._fetch, outbound, deadline, absent), deadline)
+            self._breaker.record_success()
+        except GatewayError as error:
+            raise self._redact(error) from None
+        media_type = next((value for name, value in reply.headers if name.lower() == "content-type"), reply.media_type)
+        return RelayedAnswer(reply.body, media_type)
 
     async def tokenize(self, request: Tokenize) -> Tokens:
         """Tokenize with the configured tokenizer; the server's own cannot be called."""
@@ -211,8 +246,8 @@ class RemoteBackend:
         assert refusal is not None
         raise refusal
 
-    async def _fetch(self, outbound: Outbound, deadline: float) -> Reply:
-        """One attempt at an answer that is not streamed."""
+    async def _fetch(self, outbound: Outbound, deadline: float, absent: UnsupportedOperation | None = None) -> Reply:
+        """One attempt at an answer that is not streamed; `absent` is the error of a path that is not there."""
         if self._transport is None:
             raise BackendUnavailable("The backend was not started.")
         response = await self._transport.exchange(outbound, deadline)
@@ -222,7 +257,9 @@ class RemoteBackend:
             response.close()
         if reply.status != 200:
             self._breaker.record_status(reply.status)
-            # Embeddings go through the first protocol (`Kind.embeddings`), so its codec reads the error as well.
+            if absent is not None and reply.status in (404, 405, 501):
+                raise absent
+            # Embeddings and relayed requests go through the first protocol, so its codec reads the error as well.
             raise _error_of(self._codecs[0][1], reply)
         return reply
 

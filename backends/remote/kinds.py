@@ -15,7 +15,7 @@ from adapters import databricks as _databricks
 from adapters import openai as _openai
 from adapters import tgi as _tgi
 from adapters import triton as _triton
-from adapters.base import Adapter, ClientCodec, EmbeddingCodec
+from adapters.base import Adapter, ClientCodec, EmbeddingCodec, RelayCodec
 from backends.base import Feature
 from backends.remote.backend import RemoteBackend
 from backends.remote.options import RemoteOptions
@@ -59,8 +59,15 @@ class Kind:
         codecs = [(protocol.prefix, protocol.codec()) for protocol in self.protocols]
         embedder = codecs[0][1] if self.embeddings else None  # the first protocol, without a prefix
         assert embedder is None or isinstance(embedder, EmbeddingCodec)
+        relay = codecs[0][1]
         return RemoteBackend(
-            name, options, codecs=codecs, features=self.features, health=self.health, embeddings=embedder
+            name,
+            options,
+            codecs=codecs,
+            features=self.features,
+            health=self.health,
+            embeddings=embedder,
+            relay=relay if isinstance(relay, RelayCodec) else None,
         )
 
     # Without an annotation, and so no field of the dataclass: a constant with the name it has in backend classes.
@@ -116,7 +123,7 @@ _TRITON = frozenset(
     }
 )
 # The Messages API returns no log-probabilities.
-_ANTHROPIC = frozenset({Feature.CHAT, Feature.TOOLS, Feature.IMAGES})
+_ANTHROPIC = frozenset({Feature.CHAT, Feature.TOOLS, Feature.IMAGES, Feature.GRAMMAR})
 
 
 def _openai_at_v1(dialect: str) -> RemoteProtocol:

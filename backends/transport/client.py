@@ -183,14 +183,14 @@ class Transport:
         await self.pool.aclose()
 
     def _serialize(self, request: Outbound) -> bytes:
-        head = self._head(request.method, request.path, request.headers)
+        base = self._base.removesuffix("/v1") if request.beside_v1 else self._base
+        head = self._head(request.method, base + request.path, request.headers)
         if request.method == "GET":  # no body, hence no content-length (RFC 9110, 8.6)
             return head + b"\r\n"
         # Head and body in one buffer: one write, and one packet for a small request.
         return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(request.body), request.body)
 
-    def _serialize_head(self, method: str, path: str, headers: Headers) -> bytes:
-        target = self._base + path
+    def _serialize_head(self, method: str, target: str, headers: Headers) -> bytes:
         if _TARGET.fullmatch(target) is None:
             raise BackendFailed("The request's path cannot be sent.")
         return f"{method} {target} HTTP/1.1\r\n".encode() + self._fixed + _header_lines(headers)

@@ -1,5 +1,6 @@
 """The configuration: its sections as structs (`server`, `endpoint`), and the file that holds them (`file`)."""
 
+from gateway.config.aliases import aliases_of, wrong_aliases
 from gateway.config.base import ConfigError, Section, nearest
 from gateway.config.endpoint import (
     FEEDBACK_METRICS,
@@ -7,6 +8,7 @@ from gateway.config.endpoint import (
     Endpoint,
     Experiment,
     Fallback,
+    FeedbackMetric,
     Guardrail,
     Paired,
     Ramp,
@@ -29,6 +31,7 @@ __all__ = [
     "Experiment",
     "Export",
     "Fallback",
+    "FeedbackMetric",
     "Guardrail",
     "Limits",
     "Listener",
@@ -41,10 +44,12 @@ __all__ = [
     "ServerSection",
     "Shadow",
     "Task",
+    "aliases_of",
     "default",
     "load",
     "nearest",
     "parse",
     "remote",
+    "wrong_aliases",
     "wrong_endpoint",
 ]

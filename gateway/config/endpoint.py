@@ -22,6 +22,9 @@ FEEDBACK_METRICS = 8
 
 Task = Literal["chat", "completions", "embeddings"]
 Direction = Literal["higher", "lower"]
+# `fnmatch` would read brackets as sets of characters.
+Alias = Annotated[str, msgspec.Meta(pattern=r"^[^\[\]\s]+$", max_length=256)]
+"""Another name of an endpoint; `*` stands for any characters, `?` for one."""
 Routing = Literal["hash"]
 """The names of the policies in `gateway.routing.policy`."""
 
@@ -81,6 +84,14 @@ class Guardrail(Section, frozen=True):
     worse_than: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.02
 
 
+class FeedbackMetric(Section, frozen=True):
+    """A metric that users send: which direction is good, and the least and the largest value that is taken."""
+
+    better: Direction
+    min: float | None = None
+    max: float | None = None
+
+
 class Ramp(Section, frozen=True):
     """Raises an arm's share of the traffic in steps, and takes all of it away if the arm is worse than the first.
 
@@ -115,7 +126,7 @@ class Experiment(Section, frozen=True):
             absolute terms.
         guardrail: stops a worse arm.
         ramp: raises an arm's share in steps.
-        feedback: metrics that users send, and which direction is good.
+        feedback: metrics that users send; a direction alone has no bounds.
         unit: sources of the unit of assignment, `header:<name>` or one of `UNITS`; the first that a request has counts.
             A request that has none is a unit by itself.
     """
@@ -124,10 +135,18 @@ class Experiment(Section, frozen=True):
     margin: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
     guardrail: Guardrail | None = None
     ramp: Ramp | None = None
-    feedback: Annotated[dict[str, Direction], msgspec.Meta(max_length=FEEDBACK_METRICS)] = msgspec.field(
-        default_factory=dict
+    feedback: Annotated[dict[str, Direction | FeedbackMetric], msgspec.Meta(max_length=FEEDBACK_METRICS)] = (
+        msgspec.field(default_factory=dict)
     )
     unit: tuple[str, ...] = ("header:x-ab-unit", "header:x-session-affinity", "user", "client_request_id", "request")
+
+    @property
+    def feedback_metrics(self) -> dict[str, FeedbackMetric]:
+        """The metrics that users send, by name."""
+        return {
+            name: given if isinstance(given, FeedbackMetric) else FeedbackMetric(given)
+            for name, given in self.feedback.items()
+        }
 
 
 class Fallback(Section, frozen=True):
@@ -141,6 +160,7 @@ class Endpoint(Section, frozen=True):
 
     Attributes:
         served_entities: percentages add up to 100; the first one is an experiment's control.
+        aliases: other names, or patterns of names, that clients may use for it.
         task: what listings say.
         routing: the policy that picks the served entity.
         experiment: how served entities are compared.
@@ -149,6 +169,7 @@ class Endpoint(Section, frozen=True):
     """
 
     served_entities: tuple[ServedEntity, ...]
+    aliases: tuple[Alias, ...] = ()
     task: Task = "chat"
     routing: Routing = "hash"
     experiment: Experiment = Experiment()

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from gateway.config.aliases import wrong_aliases
 from gateway.config.base import ConfigError, Section, nearest
 from gateway.config.endpoint import (
     Endpoint,
     Experiment,
     Fallback,
+    FeedbackMetric,
     Guardrail,
     Paired,
     Ramp,
@@ -77,18 +79,37 @@ def parse(text: str) -> Config:
     return config
 
 
-def default(model: str | None = None) -> Config:
-    """A configuration of one endpoint over one native backend: the bundled model, or the checkpoint folder `model`."""
-    name = Path(model).resolve().name if model else BUNDLED
+def default(model: str | None = None, names: Sequence[str] = ()) -> Config:
+    """A configuration of one endpoint over one native backend: the bundled model, or the checkpoint folder `model`.
+
+    The first of `names` is the endpoint's name, the others are aliases; without them it is called like the folder.
+    """
+    name, *aliases = names or (Path(model).resolve().name if model else BUNDLED,)
     backend: dict[str, Any] = {"kind": "native"} | ({"model": str(Path(model).resolve())} if model else {})
     entity = ServedEntity(name=name, backend="local")
-    return Config(backends={"local": backend}, endpoints={name: Endpoint(served_entities=(entity,))})
+    endpoint = Endpoint(served_entities=(entity,), aliases=tuple(aliases))
+    return Config(backends={"local": backend}, endpoints={name: endpoint})
 
 
-def remote(kind: str, url: str, models: Iterable[str], key_env: str | None = None) -> Config:
-    """A configuration of one endpoint for each model of a remote server."""
+def remote(kind: str, url: str, models: Sequence[str], key_env: str | None = None, names: Sequence[str] = ()) -> Config:
+    """A configuration of one endpoint for each model of a remote server.
+
+    The first of `names` is the endpoint's name, the others are aliases; without them it is called like the model.
+
+    Raises:
+        ConfigError: there are `names`, and the server has several models.
+    """
     backend = {"kind": kind, "url": url} | ({"api_key_env": key_env} if key_env else {})
-    endpoints = {name: Endpoint(served_entities=(ServedEntity(name=name, backend="remote"),)) for name in models}
+    if names and len(models) != 1:
+        raise ConfigError(
+            f"--served-model-name names one model, and the server at {url} has {len(models)}: "
+            "name them as endpoints of a configuration file"
+        )
+    if names:
+        entity = ServedEntity(name=names[0], backend="remote", model=models[0])
+        endpoints = {names[0]: Endpoint(served_entities=(entity,), aliases=tuple(names[1:]))}
+    else:
+        endpoints = {name: Endpoint(served_entities=(ServedEntity(name=name, backend="remote"),)) for name in models}
     return Config(backends={"remote": backend}, endpoints=endpoints)
 
 
@@ -111,6 +132,21 @@ def _check(text: str, config: Config) -> None:
             raise ConfigError(f"{_line(text, name)}: endpoints.{name}{wrong}")
         if endpoint.experiment.ramp is not None and config.server.state_file is None:
             raise ConfigError(f"{_line(text, 'ramp')}: endpoints.{name}: a `ramp` needs a `state_file`, which keeps it")
+    if clash := wrong_aliases(config.endpoints):
+        raise ConfigError(f"{_line(text, clash[0])}: endpoints.{clash[0]}{clash[1]}")
+    _check_defaults(text, config)
+
+
+def _check_defaults(text: str, config: Config) -> None:
+    """Refuse defaults that are no endpoints. With a state file, the endpoint may be created later."""
+    server = config.server
+    named = {"default": server.default}
+    named |= {f"mounts[{place}].endpoint": mount.endpoint for place, mount in enumerate(server.mounts)}
+    named |= {f"listeners[{place}].endpoint": listener.endpoint for place, listener in enumerate(server.listeners)}
+    for key, name in named.items():
+        if name is not None and name not in config.endpoints and server.state_file is None:
+            line = _line(text, key.rpartition(".")[2])
+            raise ConfigError(f"{line}: server.{key}: there is no endpoint '{name}'{nearest(name, config.endpoints)}")
 
 
 def _twice(values: Sequence[_T]) -> _T | None:
@@ -150,6 +186,7 @@ def _all_fields() -> set[str]:
         Guardrail,
         Ramp,
         Experiment,
+        FeedbackMetric,
         Fallback,
     )
     return {field.name for struct in structs for field in msgspec.structs.fields(struct)}

@@ -10,17 +10,22 @@ from gateway.config.base import Count, Delay, Port, Seconds, Section
 
 
 class Mount(Section, frozen=True):
-    """A path prefix below which every route exists again, in other dialects (protocol -> dialect)."""
+    """A path prefix below which every route exists again, in other dialects (protocol -> dialect).
+
+    `endpoint` answers the requests below it that name no model; None: the server's default.
+    """
 
     prefix: Annotated[str, msgspec.Meta(pattern=r"^(/[^/?#{}\s]+)+/?$")]
-    dialects: dict[str, str]
+    dialects: dict[str, str] = msgspec.field(default_factory=dict)
+    endpoint: str | None = None
 
 
 class Listener(Section, frozen=True):
-    """Another port, with other dialects."""
+    """Another port, with other dialects, or another `endpoint` for requests that name no model."""
 
     port: Port
     dialects: dict[str, str] = msgspec.field(default_factory=dict)
+    endpoint: str | None = None
 
 
 class Limits(Section, frozen=True):
@@ -65,10 +70,11 @@ class ServerSection(Section, frozen=True):
     Attributes:
         host, port: to listen on; port 0 picks a free one.
         workers: number of HTTP processes.
+        default: the endpoint that answers requests which name no model; None: the first.
         dialects: protocol -> dialect, where it is not the protocol's first.
         dialect_options: dialect -> fields of its table to override.
-        mounts: path prefixes with other dialects.
-        listeners: more ports, with other dialects.
+        mounts: path prefixes with other dialects, or another default endpoint.
+        listeners: more ports, likewise.
         limits: of requests.
         keys_env: environment variable with the API keys, separated by commas.
         admin_keys_env: the same for keys that may also change endpoints while the server runs.
@@ -83,6 +89,7 @@ class ServerSection(Section, frozen=True):
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
     workers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    default: str | None = None
     dialects: dict[str, str] = msgspec.field(default_factory=dict)
     dialect_options: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 import gateway
 from backends.base import Backend, Feature, Health
-from gateway.config import Endpoint
+from gateway.config import Endpoint, aliases_of
 from gateway.deployment.deployments import Deployment, Deployments, entity_name
 from schemas.catalog import Catalog, ModelCard, ServedEntity
 
@@ -19,6 +19,7 @@ def catalog(
     health: Mapping[str, Health],
     created: int,
     max_concurrent_requests: int,
+    default: str | None = None,
 ) -> Catalog:
     """Build the catalog.
 
@@ -28,6 +29,7 @@ def catalog(
         health: of the backends, by name.
         created: Unix time in seconds.
         max_concurrent_requests: the limit of a worker.
+        default: the endpoint that answers requests which name no model; None: the first.
     """
     models = {name: _model(deployment.serving, backends) for name, deployment in deployments.items()}
     # Reversed, so that of several endpoints with the same base model the first one is named as the parent.
@@ -36,7 +38,9 @@ def catalog(
     for name, (backend, lora) in models.items():
         if lora and backend in bases:
             cards[name] = replace(cards[name], parent=bases[backend])
-    return Catalog(cards, next(iter(cards), None), gateway.__version__, max_concurrent_requests)
+    aliases = aliases_of({name: deployment.serving for name, deployment in deployments.items()})
+    first = next(iter(cards), None)
+    return Catalog(cards, default or first, gateway.__version__, max_concurrent_requests, aliases)
 
 
 def _card(

@@ -56,9 +56,15 @@ Deployments = Mapping[str, Deployment]
 
 
 class State(Section, frozen=True):
-    """The endpoints that were changed while serving, which override the configuration file; null: deleted."""
+    """What was changed while serving.
+
+    Attributes:
+        endpoints: those that were changed, which override the configuration file; null: deleted.
+        resets: when the figures of endpoints' experiments were last reset; Unix time in nanoseconds.
+    """
 
     endpoints: dict[str, Deployment | None] = msgspec.field(default_factory=dict)
+    resets: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 def deployed(endpoints: Mapping[str, Endpoint], state: State, backends: Collection[str]) -> Deployments:
@@ -69,7 +75,11 @@ def deployed(endpoints: Mapping[str, Endpoint], state: State, backends: Collecti
     """
     found: dict[str, Deployment | None] = {name: Deployment(endpoint=endpoint) for name, endpoint in endpoints.items()}
     found |= state.endpoints
-    present = {name: deployment for name, deployment in found.items() if deployment is not None}
+    present = {
+        name: _with_aliases(deployment, endpoints[name].aliases if name in endpoints else ())
+        for name, deployment in found.items()
+        if deployment is not None
+    }
     for name, deployment in present.items():
         if deployment.endpoint is None and deployment.pending is None:
             raise ConfigError(f"endpoints.{name}: there is neither `endpoint` nor `pending`")
@@ -78,6 +88,15 @@ def deployed(endpoints: Mapping[str, Endpoint], state: State, backends: Collecti
             if endpoint is not None and (wrong := wrong_endpoint(endpoint, backends)):
                 raise ConfigError(f"endpoints.{name}{wrong}")
     return present
+
+
+def _with_aliases(deployment: Deployment, aliases: tuple[str, ...]) -> Deployment:
+    """The deployment with the configuration file's aliases, which no change while serving can set."""
+    configured = (
+        endpoint and replace(endpoint, aliases=aliases) for endpoint in (deployment.endpoint, deployment.pending)
+    )
+    endpoint, pending = configured
+    return replace(deployment, endpoint=endpoint, pending=pending)
 
 
 def changed(present: Deployments, change: Change, health: Mapping[str, Health], now: int) -> Deployment | None:
@@ -111,7 +130,10 @@ def changed(present: Deployments, change: Change, health: Mapping[str, Health], 
     # As Databricks answers: one update at a time, and a second one is a conflict (409).
     if old.pending is not None:
         raise Conflict(f"Endpoint '{name}' is being updated.")
-    return settled(replace(old, pending=_endpoint(change, old.endpoint, health), failed=""), health, now)
+    wanted = _endpoint(change, old.endpoint, health)
+    if wanted == old.endpoint:
+        return old  # a repeated change is none: no new version
+    return settled(replace(old, pending=wanted, failed=""), health, now)
 
 
 def settled(deployment: Deployment, health: Mapping[str, Health], now: int) -> Deployment:

@@ -100,8 +100,13 @@ def radius(variance: float, requests: float, alpha: float) -> float:
     """Half the width of the confidence sequence after `requests` requests, for an estimate of this variance."""
     if variance == inf:
         return inf
-    # The parameter rho^2 that minimizes the width at t = TUNED_FOR, in the paper's closed-form approximation.
-    rho2 = (-2 * log(alpha) + log(1 - 2 * log(alpha))) / TUNED_FOR
-    time = requests * rho2
+    time = requests / prior_precision(alpha)
     # The paper's boundary for a mean, with the variance of the mean in place of sigma^2 / t.
     return sqrt(variance * (1 + 1 / time) * log((1 + time) / alpha**2))
+
+
+def prior_precision(alpha: float) -> float:
+    """How many requests the mixture over possible effects is worth: 1 / rho^2 in the paper, which minimizes the width
+    at `TUNED_FOR` requests in its closed-form approximation.
+    """
+    return TUNED_FOR / (-2 * log(alpha) + log(1 - 2 * log(alpha)))

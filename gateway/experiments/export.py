@@ -40,10 +40,12 @@ class Row(msgspec.Struct, frozen=True):
         endpoint: its name.
         served_entity: who was asked last.
         assigned: to whom the unit was assigned; null if there was nothing to assign.
-        outcome: "ok", "client_gone", "cancelled", or an error's kind.
+        outcome: what the client saw: "ok", "client_gone", "cancelled", or an error's kind.
+        arm_outcome: what the assigned arm did: the same, or its own failure where another one was asked after it.
+        streamed: whether the client asked for a stream.
         finish_reasons: of the choices that finished.
         prompt_tokens: null, like `completion_tokens`, if the answer did not end.
-        time_to_first_token: seconds; null if nothing came. The very value that the experiment counts.
+        time_to_first_token: seconds, of a stream; null if it is not known. The very value that the experiment counts.
         latency: seconds until the end; likewise.
         unit_source: where the unit came from.
         unit: the first 16 hexadecimal digits of the unit's SHA-256.
@@ -66,6 +68,8 @@ class Row(msgspec.Struct, frozen=True):
     served_entity: str
     assigned: str | None
     outcome: str
+    arm_outcome: str | None
+    streamed: bool
     finish_reasons: tuple[str, ...]
     prompt_tokens: int | None
     completion_tokens: int | None

@@ -11,7 +11,7 @@ import numpy as np
 from gateway.config import Endpoint
 from gateway.experiments.agreement import Pairs, summarize
 from gateway.experiments.confidence import Array, Interval, Mean, difference, mean, sample_ratio_mismatch
-from gateway.experiments.metrics import DIVERGENCES_AT, EXCLUDED, TOTALS, UNPAIRED_AT, Metric
+from gateway.experiments.metrics import DIVERGENCES_AT, EXCLUDED, TIMES, TOTALS, UNPAIRED_AT, Metric
 from schemas.ir import FinishReason
 
 SRM_ALPHA = 0.001
@@ -61,7 +61,7 @@ def build(name: str, endpoint: Endpoint, metrics: Sequence[Metric], sums: Array,
         name: the endpoint's.
         endpoint: its arms and how to compare them.
         metrics: the compared ones.
-        sums: [arms, exposures and metrics and pair metrics, (count, sum), buckets].
+        sums: [arms, exposures, metrics, logarithms of times and pair metrics, (count, sum), buckets].
         totals: [arms, `TOTALS`].
     """
     # `arm[metric]` is [(count, sum), buckets].
@@ -82,7 +82,14 @@ def build(name: str, endpoint: Endpoint, metrics: Sequence[Metric], sums: Array,
         ),
         _has_mismatch(endpoint, sums, totals),
         tuple(
-            _pairs(arms[0].name, arm.name, sums[at, 1 + len(metrics) :], totals[at], alpha, arm.paired.margin)
+            _pairs(
+                arms[0].name,
+                arm.name,
+                sums[at, 1 + len(metrics) + len(TIMES) :],
+                totals[at],
+                alpha,
+                arm.paired.margin,
+            )
             for at, arm in enumerate(arms)
             if arm.paired is not None
         ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
+from contextlib import suppress
 from time import monotonic
 
 import structlog
@@ -16,14 +17,16 @@ from msgspec.structs import replace
 
 from adapters.base import Record, RecordingEncoder, Reply, ServerCodec, StreamEncoder
 from adapters.fold import Fold
-from backends.base import check
+from backends.base import Capabilities, Relays, check, check_relayed
 from gateway.errors import is_failover_eligible, to_client_error
+from gateway.experiments.metrics import IN_TROUBLE
 from gateway.http.accounting import RequestAccount, Stage
 from gateway.routing.target import Plan, Target
 from gateway.storage.response_store import KeyResponses
 from schemas.completion import Timings
-from schemas.errors import GatewayError, Incomplete, ShuttingDown, UnsupportedFeature
-from schemas.ir import Delta, Embed, Events, Finished, Generate, Request, Usage
+from schemas.errors import GatewayError, Incomplete, ShuttingDown, UnsupportedFeature, UnsupportedOperation
+from schemas.ir import Embed, Events, Generate, Request, Tokenize, Usage
+from schemas.origin import Relay
 
 log = structlog.get_logger()
 
@@ -62,7 +65,9 @@ class Responder:
         # Order: assignment (sticky) first; a backend that is ready but in trouble goes behind the others.
         targets = plan.targets if len(plan.targets) == 1 else self._service.preferred(plan.targets)
         if targets[0] is not plan.targets[0]:
-            self._log_fallback(plan.targets[0], "in_trouble")
+            # The experiment counts it as a failure of the assigned target, even if that is asked last and answers.
+            account.own_failure = IN_TROUBLE
+            self._log_fallback(plan.targets[0], IN_TROUBLE)
         for target in targets:
             account.target, account.stage = target, "wait"
             is_last = target is targets[-1]
@@ -73,6 +78,9 @@ class Responder:
                 await self._ask(request, target)
                 return
             except Exception as error:  # nothing was sent yet: whatever it is, the client gets a status
+                kind = error.kind if isinstance(error, GatewayError) else "internal"
+                if target is plan.targets[0]:
+                    account.own_failure = account.own_failure or kind
                 if failure is None or not isinstance(error, UnsupportedFeature):
                     # That the next target cannot do what is asked is not why the request failed.
                     failure, failed_at = error, account.stage
@@ -80,7 +88,7 @@ class Responder:
                 # repeated.
                 if account.first_event or is_last or not is_failover_eligible(failure):
                     break
-                self._log_fallback(target, error.kind if isinstance(error, GatewayError) else "internal")
+                self._log_fallback(target, kind)
         assert failure is not None
         # The log names the stage of the failure that is sent, not of a later target that lacked a feature.
         account.stage = failed_at
@@ -112,8 +120,11 @@ class Responder:
             account.usage = vectors.usage
             await self.reply(codec.encode_embeddings(request, vectors))
             return
-        if not isinstance(request, Generate):
-            await self.reply(codec.encode_tokens(request, await target.backend.tokenize(target.addressed(request))))
+        if isinstance(request, Relay):
+            await self.reply(await _relayed(request, target))
+            return
+        if isinstance(request, Tokenize):
+            await self.reply(await _counted(codec, request, target))
             return
         # A generation request from here on.
         if target.task == "embeddings":
@@ -136,10 +147,10 @@ class Responder:
 
     async def _whole(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
         account, fold = self._account, Fold()
-        self._note(batch)
+        account.note_reasons(batch)
         fold.feed(batch)
         async for batch in events:
-            self._note(batch)
+            account.note_reasons(batch)
             fold.feed(batch)
         answer = fold.completion()
         account.stage = "encode"
@@ -183,8 +194,10 @@ class Responder:
 
     def _encode(self, encoder: StreamEncoder, batch: Events) -> bytes:
         """Return a batch in the protocol's form. Not a coroutine: it runs for every chunk of every stream."""
-        data = encoder.feed(batch)
-        self._note(batch)
+        data, account = encoder.feed(batch), self._account
+        if account.first_token is None:
+            account.note_first_token(batch)
+        account.note_reasons(batch)
         return data
 
     async def _complete(self, encoder: StreamEncoder, usage: Usage) -> None:
@@ -193,15 +206,6 @@ class Responder:
             await self._keep(encoder.record)
         self._account.usage = usage
         self._account.end("ok")
-
-    def _note(self, batch: Events) -> None:
-        for event in batch:
-            if type(event) is Finished:
-                self._account.finish_reasons.append(event.reason)
-        if (texts := self._account.texts) is not None:
-            for event in batch:
-                if isinstance(event, Delta):
-                    texts.setdefault(event.choice, []).append(event.text)
 
     async def _keep(self, record: Record) -> None:
         if self.responses is not None:
@@ -240,3 +244,26 @@ class Responder:
             served=target.entity.name,
             outcome=why,
         )
+
+
+async def _relayed(request: Relay, target: Target) -> Reply:
+    """The answer of the target's remote to a request that is relayed.
+
+    Raises:
+        schemas.errors.UnsupportedOperation: the target is no remote that has the operation.
+    """
+    backend, origin = target.backend, request.origin
+    if not isinstance(backend, Relays) or (origin.dialect, origin.operation) not in backend.capabilities.relays:
+        name = origin.operation.replace("_", " ")
+        raise UnsupportedOperation(f"The model '{request.model}' does not support {name}.", feature=origin.operation)
+    answer = await backend.relay(target.addressed(request))
+    return Reply(answer.body, media_type=answer.media_type)
+
+
+async def _counted(codec: ServerCodec, request: Tokenize, target: Target) -> Reply:
+    """The tokens of a prompt, as a remote of the client's dialect counts them or else as the backend does."""
+    if request.origin is not None:
+        with suppress(UnsupportedOperation):
+            return await _relayed(Relay(id=request.id, model=request.model, origin=request.origin), target)
+    check_relayed(request, Capabilities())
+    return codec.encode_tokens(request, await target.backend.tokenize(target.addressed(request)))

@@ -27,17 +27,24 @@ from schemas.catalog import Change
 from schemas.errors import Overloaded
 from schemas.ir import Request
 
+MODEL_HEADER = "x-gateway-model-name"
+"""Names the endpoint for requests that name no model: the header of Kubernetes' Gateway API Inference Extension."""
+
 _LARGE = 1 << 20
 """Bytes of a body from which it is decoded in a thread: the event loop would stand still for milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """A route as mounted: its protocol, and the codec that reads and writes it."""
+    """A route as mounted: its protocol, and the codec that reads and writes it.
+
+    `endpoint` answers requests that name no model; None: the server's default.
+    """
 
     protocol: str
     route: Route
     codec: ServerCodec
+    endpoint: str | None = None
 
 
 class RequestHandler:
@@ -108,7 +115,7 @@ class RequestHandler:
                 account.version = service.catalog.cards[plan.targets[0].endpoint].version
                 account.texts = {} if service.exporter.with_text else None
             if plan.has_experiment:
-                account.exposure = service.experiments.enter(request, plan, shadowed=not service.draining)
+                account.exposure = service.experiments.enter(request, plan, call.headers, shadowed=not service.draining)
         except Exception as error:  # whatever it is, the client gets it in its protocol
             await responder.refuse(error)
             return None
@@ -135,9 +142,12 @@ class RequestHandler:
         if route.stores and service.responses is not None:
             self._responder.responses = service.responses.of(headers)
         query = self._scope.get("query_string", b"")
+        catalog = service.catalog
+        if default := headers.get(MODEL_HEADER) or self._operation.endpoint:
+            catalog = replace(catalog, default=default)
         call = Call(
             self._account.request_id,
-            service.catalog,
+            catalog,
             self._parameters,
             headers,
             dict(parse_qsl(query.decode("latin-1"))) if query else {},
@@ -168,7 +178,7 @@ class RequestHandler:
             schemas.errors.RequestError: what it asks about is not there.
         """
         # Counts change with every request, so they are joined to the cached catalog only where they are shown.
-        call = replace(call, catalog=self._service.counted_catalog())
+        call = replace(call, catalog=replace(self._service.counted_catalog(), default=call.catalog.default))
         await self._responder.reply(self._operation.codec.describe(self._operation.route, call, body))
 
 

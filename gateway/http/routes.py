@@ -29,6 +29,8 @@ Found = tuple[T, dict[str, str]]
 Methods = dict[str, Operation]
 Table = dict[str, Methods]
 """Path template -> method -> operation."""
+_Mounted = tuple[dict[str, str], str | None]
+"""The dialects of a mount by protocol, and the endpoint that answers where no model is named."""
 
 _PARAMETER = re.compile(r"{(\w+)(:path)?}")  # the template syntax of `adapters.base.Route.path`
 
@@ -86,10 +88,17 @@ class Mounts:
         self._dialects = _dialects(adapters, config.server.dialect_options)
         base = config.server.dialects
         # A mount names only the dialects that differ. A listener's choice goes before a mount's.
-        prefixes = {"": base} | {mount.prefix.rstrip("/"): base | mount.dialects for mount in config.server.mounts}
-        self._default = self._table(prefixes)
+        mounts: dict[str, _Mounted] = {"": (base, None)} | {
+            mount.prefix.rstrip("/"): (base | mount.dialects, mount.endpoint) for mount in config.server.mounts
+        }
+        self._default = self._table(mounts)
         self._by_port = {
-            listener.port: self._table({prefix: dialects | listener.dialects for prefix, dialects in prefixes.items()})
+            listener.port: self._table(
+                {
+                    prefix: (dialects | listener.dialects, listener.endpoint or endpoint)
+                    for prefix, (dialects, endpoint) in mounts.items()
+                }
+            )
             for listener in config.server.listeners
         }
         self._paths = _paths(self._default)
@@ -133,9 +142,9 @@ class Mounts:
         best = max(table, key=lambda known: (_common(asked, known.split("/")), -len(known)))
         return next(iter(table[best].values()))
 
-    def _table(self, prefixes: Mapping[str, Mapping[str, str]]) -> Table:
+    def _table(self, mounts: Mapping[str, _Mounted]) -> Table:
         table: defaultdict[str, Methods] = defaultdict(dict)
-        for prefix, dialects in prefixes.items():
+        for prefix, (dialects, endpoint) in mounts.items():
             if unknown := set(dialects) - set(self._adapters):
                 raise ConfigError(f"dialects: there is no protocol '{min(unknown)}'")
             for name, adapter in self._adapters.items():
@@ -145,7 +154,7 @@ class Mounts:
                     methods = table[prefix if prefix and route.path == "/" else prefix + route.path]
                     if route.method in methods:
                         raise ConfigError(f"two protocols have the route {route.method} {prefix}{route.path}")
-                    methods[route.method] = Operation(name, route, codec)
+                    methods[route.method] = Operation(name, route, codec, endpoint)
         return dict(table)
 
     def _dialect(self, protocol: str, name: str | None) -> Any:

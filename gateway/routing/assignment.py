@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from gateway.auth import given_key
 from schemas.ir import ChatPrompt, Generate, Message, Request, TextPart, Tokenize
+from schemas.origin import Relay
 
 # A power of two: `feedback_ring` stores a bucket in 9 bits, and the 16-bit hash of `bucket_of` divides evenly.
 BUCKETS = 512
@@ -103,7 +104,7 @@ def _value(request: Request, headers: Mapping[str, str], source: str) -> str | N
         return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest() if key else None
     if source == "conversation":
         return _conversation(request) if isinstance(request, Generate) else None
-    if isinstance(request, Tokenize):  # it has neither of the two fields below
+    if isinstance(request, Tokenize | Relay):  # they have neither of the two fields below
         return None
     return request.user if source == "user" else request.client_request_id
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from backends.base import Backend
-from gateway.config import Endpoint
+from gateway.config import Endpoint, aliases_of
 from gateway.routing.policy import policy_for
 from gateway.routing.target import Plan, Target
 from schemas.errors import ModelNotFound
@@ -35,18 +35,26 @@ class Router:
         }
         # Later entries win: an endpoint whose name contains a colon goes before `endpoint:served` of another.
         self._fixed |= {name: Plan(route.targets) for name, route in routes.items() if name not in self._routes}
+        self._aliases = aliases_of(endpoints)
 
     def plan(self, request: Request, headers: Mapping[str, str]) -> Plan:
         """The targets of a request: of its endpoint, or the very served entity if the model is `endpoint:served`.
 
         Raises:
-            schemas.errors.ModelNotFound: there is no such endpoint or served entity.
+            schemas.errors.ModelNotFound: there is no such endpoint, alias or served entity.
         """
-        if (route := self._routes.get(request.model)) is not None:
-            return route.plan(request, headers)
-        if (fixed := self._fixed.get(request.model)) is not None:
-            return fixed
+        plan = self._plan(request.model, request, headers)
+        # Aliases are tried last: a name of its own goes before an alias.
+        if plan is None and (name := self._aliases.endpoint(request.model)) is not None:
+            plan = self._plan(name, request, headers)
+        if plan is not None:
+            return plan
         raise ModelNotFound(f"The model '{request.model}' does not exist.", param="model", code="model_not_found")
+
+    def _plan(self, name: str, request: Request, headers: Mapping[str, str]) -> Plan | None:
+        if (route := self._routes.get(name)) is not None:
+            return route.plan(request, headers)
+        return self._fixed.get(name)
 
     def stop(self, stopped: Mapping[str, Collection[str]]) -> None:
         """Assign no unit to these served entities, by endpoint, unless an endpoint has no other."""

@@ -12,6 +12,7 @@ from gateway.config import ServedEntity, Task
 from gateway.routing.assignment import Unit
 from schemas.errors import ModelNotFound
 from schemas.ir import Request, Tokenize
+from schemas.origin import Relay
 
 _Request = TypeVar("_Request", bound=Request)
 
@@ -43,7 +44,7 @@ class Target:
             schemas.errors.ModelNotFound: the entity names a LoRA adapter that the backend does not have.
         """
         lora_adapters, named = self.backend.capabilities.lora_adapters, self.entity.model
-        if not lora_adapters or named is None or isinstance(request, Tokenize):
+        if not lora_adapters or named is None or isinstance(request, Tokenize | Relay):
             return replace(request, model=self.model)  # a new request: others may hold the old one (fallbacks, shadows)
         # Checked per request: a backend's LoRA adapters are known only once it is ready.
         if named not in lora_adapters:
@@ -64,6 +65,7 @@ class Plan:
         shadows: get copies and never answer.
         paired: answer again what the first target answered, if that is the endpoint's first served entity.
         has_experiment: whether the request counts in the endpoint's experiment.
+        only_one_arm: whether not every arm can answer the request, so that nothing can be compared by it.
     """
 
     targets: tuple[Target, ...]
@@ -71,3 +73,4 @@ class Plan:
     shadows: tuple[Target, ...] = ()
     paired: tuple[Target, ...] = ()
     has_experiment: bool = False
+    only_one_arm: bool = False

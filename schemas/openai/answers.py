@@ -176,12 +176,13 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """One served model."""
+    """One served model. `root` is the model that an alias stands for, `parent` the base model of a LoRA adapter."""
 
     id: str
     object: str = "model"
     created: int
     owned_by: str
+    root: str | UnsetType = UNSET
     parent: str | UnsetType = UNSET
 
 

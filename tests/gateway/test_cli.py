@@ -83,6 +83,7 @@ def test_openapi_prints_the_document() -> None:
     [
         (["--config", "x", "--backend", "http://x"], "exclude each other"),
         (["--backend-key-env", "KEY"], "--backend-key-env needs --backend"),
+        (["--config", "x", "--name", "mine"], "--served-model-name names a model that has no --config"),
         (["--workers", "0"], "0 is not in the range"),
         (["--model", "/nowhere/at/all"], "does not exist"),
     ],

@@ -5,6 +5,7 @@ OpenAI's API always samples, unless the temperature is 0.
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from adapters.base import Call
@@ -75,7 +76,7 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
     options = given.stream_options or wire.StreamOptions()
     return Generate(
         id=call.id,
-        model=_model(given.model),
+        model=read_model(dialect, given.model, call),
         prompts=(read_messages(dialect, given.messages),),
         sampling=_sampling(given),
         stopping=_stopping(dialect, given, dialect.defaults.chat_max_tokens if limit is None else limit),
@@ -113,7 +114,7 @@ def read_completion(
     logprobs, echo = given.logprobs is not None, bool(given.echo)
     return Generate(
         id=call.id,
-        model=_model(given.model),
+        model=read_model(dialect, given.model, call),
         prompts=read_prompts(given.prompt, "prompt"),
         sampling=_sampling(given),
         stopping=_stopping(dialect, given, dialect.defaults.completion_max_tokens if limit is None else limit),
@@ -168,7 +169,16 @@ def read_prompts(
     return tuple(TokensPrompt(ids) for ids in lists)
 
 
-def _model(name: str | None) -> str:
+def read_model(dialect: Dialect, name: str | None, call: Call) -> str:
+    """The name of the model that a request is for.
+
+    Raises:
+        schemas.errors.InvalidRequest: the request names none.
+    """
+    if name is not None and call.catalog.default is not None and call.catalog.find(name) is None:
+        for pattern in dialect.requests.default_models:
+            if fnmatchcase(name, pattern):
+                return call.catalog.default
     if not name:
         raise missing("model")
     return name

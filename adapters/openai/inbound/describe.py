@@ -14,8 +14,12 @@ from schemas.openai.answers import Model, ModelList
 
 def list_models(dialect: Dialect, call: Call) -> Reply:
     """The answer of `GET /v1/models`."""
-    models = ModelList(data=tuple(_model(dialect, card) for card in call.catalog.cards.values()))
-    return Reply(msgspec.json.encode(models))
+    catalog = call.catalog
+    models = [_model(dialect, card) for card in catalog.cards.values()]
+    # Aliases are models of their own, as vLLM lists further `--served-model-name`s. Patterns are no names to list.
+    aliases = [(alias, catalog.cards.get(name)) for alias, name in catalog.aliases.exact.items()]
+    models += [_model(dialect, card, alias) for alias, card in aliases if card is not None]
+    return Reply(msgspec.json.encode(ModelList(data=tuple(models))))
 
 
 def retrieve_model(dialect: Dialect, call: Call) -> Reply:
@@ -25,11 +29,18 @@ def retrieve_model(dialect: Dialect, call: Call) -> Reply:
         schemas.errors.ModelNotFound: there is no model of that name.
     """
     name = call.path["id"]
-    card = call.catalog.cards.get(name)
+    card = call.catalog.find(name)
     if card is None:
         raise ModelNotFound(f"The model '{name}' does not exist", param="model")
-    return Reply(msgspec.json.encode(_model(dialect, card)))
+    return Reply(msgspec.json.encode(_model(dialect, card, name)))
 
 
-def _model(dialect: Dialect, card: ModelCard) -> Model:
-    return Model(id=card.name, created=card.created, owned_by=dialect.answers.owned_by, parent=card.parent or UNSET)
+def _model(dialect: Dialect, card: ModelCard, name: str | None = None) -> Model:
+    """The model of an endpoint, or of its alias `name`, whose `root` is the endpoint."""
+    return Model(
+        id=name or card.name,
+        created=card.created,
+        owned_by=dialect.answers.owned_by,
+        root=card.name if name not in (None, card.name) else UNSET,
+        parent=card.parent or UNSET,
+    )

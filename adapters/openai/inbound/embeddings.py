@@ -6,8 +6,9 @@ from typing import Any
 
 from adapters.base import Call
 from adapters.dialect import Bound
-from adapters.openai.inbound.checks import check_bound, missing, refused, too_long
-from adapters.openai.inbound.decode import read_prompts
+from adapters.openai.dialects import Dialect
+from adapters.openai.inbound.checks import check_bound, refused, too_long
+from adapters.openai.inbound.decode import read_model, read_prompts
 from schemas.ir import Embed, Origin, TextPrompt
 from schemas.openai.requests import EmbeddingRequest
 
@@ -18,14 +19,13 @@ MAX_INPUTS = 2048
 _DIMENSIONS = Bound("dimensions", 1)
 
 
-def read_embed(given: EmbeddingRequest, origin: Origin, call: Call, extra: dict[str, Any]) -> Embed:
+def read_embed(dialect: Dialect, given: EmbeddingRequest, origin: Origin, call: Call, extra: dict[str, Any]) -> Embed:
     """The request for embeddings; `extra` are the unknown fields of its body.
 
     Raises:
         schemas.errors.InvalidRequest: a field is wrong; `param` names it.
     """
-    if not given.model:
-        raise missing("model")
+    model = read_model(dialect, given.model, call)
     check_bound(_DIMENSIONS, given.dimensions)
     inputs = read_prompts(given.input, "input")
     if len(inputs) > MAX_INPUTS:
@@ -34,7 +34,7 @@ def read_embed(given: EmbeddingRequest, origin: Origin, call: Call, extra: dict[
         raise refused("input", "Invalid 'input': input cannot be an empty string.")
     return Embed(
         id=call.id,
-        model=given.model,
+        model=model,
         inputs=inputs,
         encoding=given.encoding_format or "float",
         dimensions=given.dimensions,

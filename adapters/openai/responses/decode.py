@@ -10,6 +10,7 @@ from adapters.base import Call
 from adapters.dialect import Bound
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.checks import check_bound, empty, missing, not_one_of
+from adapters.openai.inbound.decode import read_model
 from adapters.openai.inbound.messages import image_part
 from adapters.openai.inbound.tools import choice_of_keyword, choice_of_names, json_schema_grammar, read_tools
 from adapters.openai.responses.stored import REFERENCE, Items, conversation_items, input_items, referenced_item
@@ -79,7 +80,7 @@ def read_response(
     logprobs = _LOGPROBS in (given.include or ())
     return Generate(
         id=call.id,
-        model=given.model or "",
+        model=read_model(dialect, given.model, call),
         prompts=(_conversation(given, msgspec.convert(before, tuple[wire.Item, ...]), call),),
         sampling=Sampling(
             do_sample=True,
@@ -127,8 +128,6 @@ def _stored_items(given: wire.ResponseRequest, before: Items, origin: Origin, ca
 
 
 def _check(given: wire.ResponseRequest) -> None:
-    if not given.model:
-        raise missing("model")
     for bound in _BOUNDS:
         check_bound(bound, getattr(given, bound.name))
     for field in _UNSUPPORTED_FIELDS:

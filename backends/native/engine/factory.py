@@ -272,14 +272,15 @@ def _packed_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner,
 
 def _embedder(loaded: LoadedModel, options: EngineOptions) -> Embedder | None:
     try:
-        return make_embedder(loaded.model, options.model, options.step_tokens)
+        return make_embedder(loaded, options.model, options.step_tokens, _context(loaded, options))
     except NotServed as error:
         raise _images_not_served(loaded, str(error)) from error
 
 
 def _images_not_served(loaded: LoadedModel, why: str) -> LoadError:
+    name = type(loaded.multimodal or loaded.model).__name__
     return LoadError(
-        f"{type(loaded.model).__name__} takes images, which cannot be served rightly here: {why}. To serve its text "
+        f"{name} takes images, which cannot be served rightly here: {why}. To serve its text "
         f"alone, set text_only = true. Models whose images are served by name: {', '.join(MULTIMODAL_REGISTRY.names)}."
     )
 
@@ -287,7 +288,7 @@ def _images_not_served(loaded: LoadedModel, why: str) -> LoadError:
 def _per_sequence_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
     """A runner without a paged cache, and the number of blocks that limits the tokens of all sequences."""
     text_only = options.text_only or options.execution_path == "per_sequence"
-    if not text_only and find_processor(loaded.model, options.model) is not None:
+    if not text_only and find_processor(loaded, options.model) is not None:
         raise _images_not_served(loaded, "it takes the per-sequence execution path, which is for text only")
     # At least the whole context, so that the longest prompt can always be admitted.
     most = max(_PER_SEQUENCE_TOKENS, _context(loaded, options)) // options.block_size

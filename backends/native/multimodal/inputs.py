@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.images import DecodedImage
 from backends.native.protocol.messages import Array, Feature
 
 Arrays = Mapping[str, NDArray[Any]]
+
+MultiModalDataDict = Mapping[str, Sequence[DecodedImage]]
+"""Items before processing, by modality; the only modality is "image"."""
+
+MultiModalKwargs = Mapping[str, Sequence[NDArray[Any]]]
+"""The encoder's keyword arguments, by name: one array for each item of a request."""
 
 
 class ImageSize(NamedTuple):
@@ -41,6 +48,48 @@ class ImageItem:
     def nbytes(self) -> int:
         """The size of its arrays in bytes."""
         return sum(array.nbytes for array in self.arrays.values())
+
+
+class ImageProcessorItems(tuple[ImageItem, ...]):
+    """The processed images of a prompt."""
+
+    __slots__ = ()
+
+    def get(self, index: int) -> ImageItem:
+        """The image with this index."""
+        return self[index]
+
+    def get_image_size(self, index: int) -> ImageSize:
+        """The size of a decoded image."""
+        return self[index].size
+
+
+_Items = TypeVar("_Items")
+
+
+class MultiModalDataItems(dict[str, ImageProcessorItems]):
+    """The processed items of a prompt, by modality."""
+
+    __slots__ = ()
+
+    def get_items(self, modality: str, kind: type[_Items]) -> _Items:
+        """The items of a modality.
+
+        Raises:
+            TypeError: they are not of this kind.
+        """
+        found = self.get(modality, ImageProcessorItems())
+        if not isinstance(found, kind):
+            raise TypeError(f"the items of '{modality}' are {type(found).__name__}, not {kind.__name__}")
+        return found
+
+    def get_count(self, modality: str) -> int:
+        """The number of items of a modality."""
+        return len(self.get(modality, ()))
+
+    def get_all_counts(self) -> Mapping[str, int]:
+        """The number of items of each modality."""
+        return {modality: len(items) for modality, items in self.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,34 +1,37 @@
-"""The interface of multimodal models. An implementation wraps a model of transformers and is not a subclass of it:
-those have a `get_input_embeddings` of their own, without arguments.
+"""The interface of multimodal models.
+
+A model of transformers is wrapped (`ModelWrapper`), because it has a `get_input_embeddings` of its own, without
+arguments. A model that transformers does not have is an `nn.Module` that implements the interface itself.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+MultiModalEmbeddings: TypeAlias = Union["Tensor", "Sequence[Tensor]"]
+"""[items, tokens, hidden], or for each item [tokens, hidden]."""
+
+
 class SupportsMultiModal(ABC):
-    """A model of transformers with an image encoder.
-
-    Args:
-        model: the loaded model.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    """A model with an image encoder. A subclass that is an `nn.Module` takes the configuration as its only argument."""
 
     @abstractmethod
-    def get_multimodal_embeddings(self, **kwargs: Tensor) -> Sequence[Tensor]:
+    def get_multimodal_embeddings(self, **kwargs: Any) -> MultiModalEmbeddings | None:
         """Encode items; the arguments are the fields of their processor.
 
         Returns:
-            For each item [tokens, hidden].
+            The items' embeddings; None if no argument is an item's.
         """
+
+    @abstractmethod
+    def get_language_model(self) -> Any:
+        """The language model of transformers, which takes embeddings."""
 
     def get_mrope_input_positions(
         self,
@@ -49,38 +52,67 @@ class SupportsMultiModal(ABC):
         """
         return None
 
-    def get_language_model(self) -> Any:
-        """The decoder, which takes embeddings."""
-        return self.model.get_decoder()
-
     def get_input_embeddings(
-        self, input_ids: Tensor, multimodal_embeddings: Sequence[Tensor] = (), *, is_multimodal: Tensor | None = None
+        self, input_ids: Tensor, multimodal_embeddings: MultiModalEmbeddings | None = None
     ) -> Tensor:
-        """Embed token ids, and replace the rows of placeholders by the items' embeddings.
+        """Embed the ids of a prompt's tokens.
 
-        The mask decides, not the placeholder's id: a client may have sent that id, and a chunk may hold a part of an
-        item.
+        The engine asks for embeddings of text and puts those of items in their places itself, by a mask and not by the
+        placeholder's id: a client may have sent that id, and a chunk may hold a part of an item.
 
         Args:
             input_ids: [1, tokens].
-            multimodal_embeddings: of the items, [tokens of the item, hidden] each.
-            is_multimodal: [tokens], True for rows to replace.
+            multimodal_embeddings: of the items; the engine passes none.
 
         Returns:
             [1, tokens, hidden].
         """
-        embeds: Tensor = self.model.get_input_embeddings()(input_ids)
-        if multimodal_embeddings:
-            assert is_multimodal is not None
-            embeds = merge_multimodal_embeddings(embeds, multimodal_embeddings, is_multimodal)
+        assert multimodal_embeddings is None
+        embeds: Tensor = self.get_language_model().get_input_embeddings()(input_ids)
         return embeds
 
 
+class ModelWrapper(SupportsMultiModal):
+    """A multimodal model of transformers.
+
+    Args:
+        model: the loaded model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def get_language_model(self) -> Any:
+        """The decoder."""
+        return self.model.get_decoder()
+
+
 def merge_multimodal_embeddings(
-    embeds: Tensor, multimodal_embeddings: Sequence[Tensor], is_multimodal: Tensor
+    input_ids: Tensor,
+    inputs_embeds: Tensor,
+    multimodal_embeddings: MultiModalEmbeddings,
+    placeholder_token_id: int | Sequence[int],
 ) -> Tensor:
-    """Replace the rows of `embeds` [1, tokens, hidden] where `is_multimodal` [tokens] by `multimodal_embeddings`, in
-    order.
+    """Replace the rows of placeholder tokens by the embeddings of items, in order.
+
+    Args:
+        input_ids: [..., tokens].
+        inputs_embeds: [..., tokens, hidden]; left unchanged.
+        multimodal_embeddings: of the items.
+        placeholder_token_id: one or several ids.
+
+    Raises:
+        ValueError: the numbers of rows differ.
+    """
+    # Imported here: the worker imports this module, and no torch.
+    import torch
+
+    ids = [placeholder_token_id] if isinstance(placeholder_token_id, int) else list(placeholder_token_id)
+    return merge_by_mask(inputs_embeds, multimodal_embeddings, torch.isin(input_ids, input_ids.new_tensor(ids)))
+
+
+def merge_by_mask(embeds: Tensor, multimodal_embeddings: MultiModalEmbeddings, is_multimodal: Tensor) -> Tensor:
+    """Replace the rows of `embeds` [..., hidden] where `is_multimodal` [...] by `multimodal_embeddings`, in order.
 
     Raises:
         ValueError: the numbers of rows differ.
@@ -95,5 +127,23 @@ def merge_multimodal_embeddings(
     # Not in place: `embeds` is the caller's.
     merged = embeds.clone()
     # A boolean mask selects rows in order, so the n-th embedding goes to the n-th placeholder.
-    merged[0, is_multimodal] = rows.to(embeds.dtype)
+    merged[is_multimodal] = rows.to(embeds.dtype)
     return merged
+
+
+def init_language_model(text_config: Any) -> Any:
+    """Build the language model of an `nn.Module` of one's own: transformers' class for the configuration.
+
+    Its `get_input_embeddings` also takes token ids, and then returns their embeddings, as vLLM's language models do.
+    """
+    from transformers import AutoModelForCausalLM
+
+    # `eager` is the only attention that implements every feature; the engine replaces it by its own.
+    model = AutoModelForCausalLM.from_config(text_config, attn_implementation="eager")
+    layer = model.get_input_embeddings()
+
+    def get_input_embeddings(input_ids: Tensor | None = None) -> Any:
+        return layer if input_ids is None else layer(input_ids)
+
+    model.get_input_embeddings = get_input_embeddings
+    return model

@@ -17,13 +17,17 @@ from backends.images import DecodedImage
 from backends.native.multimodal.inputs import (
     Arrays,
     ImageItem,
+    ImageProcessorItems,
     ImageSize,
+    MultiModalDataDict,
+    MultiModalDataItems,
     MultiModalFieldConfig,
     MultiModalInputs,
+    MultiModalKwargs,
     make_feature,
 )
 from backends.native.multimodal.resizing import begins_with_resize, resizing_by_channel
-from backends.native.multimodal.updates import PlaceholderMissing, PromptUpdate, apply_update
+from backends.native.multimodal.updates import PlaceholderMissing, PromptUpdate, apply_updates
 from schemas.errors import InvalidRequest
 
 # Strategy: `process` depends on the image alone, so its result can be cached, and runs in a thread. `apply` depends on
@@ -50,17 +54,51 @@ class BaseProcessingInfo(ABC):
         """Whether the registered classes support this configuration of the model's class."""
         return True
 
-    @cached_property
-    def hf_config(self) -> Any:
+    def get_hf_config(self) -> Any:
         """The checkpoint's configuration."""
+        return self._hf_config
+
+    def get_hf_processor(self) -> Any:
+        """The checkpoint's processor, without its parts for videos and audio.
+
+        Raises:
+            NotServed: it has none, or it cannot be built without these parts.
+        """
+        return self._hf_processor
+
+    def get_image_processor(self) -> Any:
+        """The checkpoint's image processor, on Pillow and numpy."""
+        return self._image_processor
+
+    def get_tokenizer(self) -> Any:
+        """The checkpoint's tokenizer; not thread-safe."""
+        return self._tokenizer
+
+    @cached_property
+    def _hf_config(self) -> Any:
         from transformers import AutoConfig
 
         # Never the network, never code of the checkpoint.
         return AutoConfig.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
 
     @cached_property
-    def image_processor(self) -> Any:
-        """The checkpoint's image processor, on Pillow and numpy."""
+    def _hf_processor(self) -> Any:
+        from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+        found = PROCESSOR_MAPPING.get(type(self.get_hf_config()), None)
+        if found is None:
+            raise NotServed("transformers has no processor for it")
+        parts = {"image_processor": self.get_image_processor(), "tokenizer": self.get_tokenizer()}
+        # The constructor takes its parts in this order; None stands for parts that images do not need.
+        arguments = [parts.get(name) for name in found.get_attributes()]
+        values, _ = found.get_processor_dict(self.folder, local_files_only=True)
+        try:
+            return _without_missing_parts(found).from_args_and_dict(arguments, values)
+        except Exception as error:  # foreign classes raise anything if a part is missing
+            raise NotServed(f"its processor cannot be built: {error}") from error
+
+    @cached_property
+    def _image_processor(self) -> Any:
         from transformers import AutoImageProcessor
         from transformers.image_processing_backends import PilBackend
 
@@ -72,11 +110,15 @@ class BaseProcessingInfo(ABC):
         return resizing_by_channel(type(processor)).from_pretrained(self.folder, local_files_only=True)
 
     @cached_property
-    def tokenizer(self) -> Any:
-        """The checkpoint's tokenizer; not thread-safe."""
+    def _tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a text, without the special tokens that a tokenizer adds."""
+        ids: list[int] = self.get_tokenizer().encode(text, add_special_tokens=False)
+        return ids
 
     def get_placeholder_str(self) -> str:
         """The text that marks an image's place in a raw prompt; empty if images need none."""
@@ -100,17 +142,21 @@ class BaseDummyInputsBuilder(ABC, Generic[Info]):
     def __init__(self, info: Info) -> None:
         self.info = info
 
-    def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> list[DecodedImage]:
-        """The images of the request."""
-        width, height = self.info.get_image_size_with_most_features()
-        return [
-            DecodedImage(width, height, bytearray(width * height * 3), b"dummy")
-            for _ in range(mm_counts.get("image", 0))
-        ]
-
     @abstractmethod
+    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
+        """The text of a prompt with a placeholder for each image."""
+
+    def get_dummy_mm_data(self, seq_len: int, mm_counts: Mapping[str, int]) -> MultiModalDataDict:  # noqa: ARG002
+        """The images of the request. `seq_len`: tokens that a prompt may have."""
+        width, height = self.info.get_image_size_with_most_features()
+        return {"image": self._get_dummy_images(width=width, height=height, num_images=mm_counts.get("image", 0))}
+
+    def _get_dummy_images(self, *, width: int, height: int, num_images: int) -> list[DecodedImage]:
+        return [DecodedImage(width, height, bytearray(width * height * 3), b"dummy") for _ in range(num_images)]
+
     def get_dummy_tokens(self, mm_counts: Mapping[str, int]) -> list[int]:
-        """A prompt with a placeholder for each image."""
+        """The token ids of the dummy text."""
+        return self.info.encode(self.get_dummy_text(mm_counts))
 
 
 class BaseMultiModalProcessor(ABC, Generic[Info]):
@@ -119,22 +165,41 @@ class BaseMultiModalProcessor(ABC, Generic[Info]):
     def __init__(self, info: Info) -> None:
         self.info = info
 
-    def _call_hf_processor(self, images: Sequence[Any], mm_kwargs: Mapping[str, object]) -> Arrays:
-        """Call the image processor on `images`, each [height, width, 3] of uint8."""
+    def _call_hf_processor(self, prompt: str, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, object]) -> Arrays:  # noqa: ARG002
+        """Call the image processor.
+
+        Args:
+            prompt: empty: images are processed apart from the prompt, so that the result can be cached.
+            mm_data: `images`, a list of one image [height, width, 3] of uint8.
+            mm_kwargs: more arguments.
+        """
         # The layout is stated, not inferred: transformers would take an image 1 or 3 pixels high for one with the
         # channels first.
-        outputs = self.info.image_processor(
-            list(images), return_tensors="np", input_data_format="channels_last", **mm_kwargs
+        outputs = self.info.get_image_processor()(
+            list(mm_data["images"]), return_tensors="np", input_data_format="channels_last", **mm_kwargs
         )
         return dict(outputs)
 
     @abstractmethod
-    def _get_mm_fields_config(self, hf_inputs: Arrays) -> Mapping[str, MultiModalFieldConfig]:
+    def _get_mm_fields_config(
+        self, hf_inputs: Arrays, hf_processor_mm_kwargs: Mapping[str, object]
+    ) -> Mapping[str, MultiModalFieldConfig]:
         """The image processor's outputs that the encoder takes."""
 
     @abstractmethod
-    def _get_prompt_updates(self, items: Sequence[ImageItem]) -> PromptUpdate:
-        """The places and the placeholder tokens of items."""
+    def _get_prompt_updates(
+        self,
+        mm_items: MultiModalDataItems,
+        hf_processor_mm_kwargs: Mapping[str, object],
+        out_mm_kwargs: MultiModalKwargs,
+    ) -> Sequence[PromptUpdate]:
+        """The places and the placeholder tokens of items.
+
+        Args:
+            mm_items: the prompt's.
+            hf_processor_mm_kwargs: empty: clients cannot set arguments of the processor.
+            out_mm_kwargs: the processed fields.
+        """
 
     def _apply_hf_processor_tokens_only(self, prompt_ids: Sequence[int]) -> Sequence[int]:
         """Apply what the model's processor does to every prompt, with and without items."""
@@ -144,21 +209,26 @@ class BaseMultiModalProcessor(ABC, Generic[Info]):
         """Additional arguments of the image processor's `resize`; None if another step sees the original pixels, so
         that images cannot be resized beforehand.
         """
-        return {} if begins_with_resize(self.info.image_processor) else None
+        return {} if begins_with_resize(self.info.get_image_processor()) else None
 
     def process(self, image: DecodedImage) -> ImageItem:
         """Process one image. Its pixels may be freed meanwhile."""
         size = ImageSize(image.width, image.height)
-        outputs = self._call_hf_processor(*self._resized(image))
-        fields = self._get_mm_fields_config(outputs)
-        arrays = {name: field.check(name, np.asarray(outputs[name])) for name, field in fields.items()}
-        return ImageItem(size, arrays, image.digest)
+        images, kwargs = self._resized(image)
+        outputs = self._call_hf_processor("", {"images": images}, kwargs)
+        return ImageItem(size, self._fields(outputs, kwargs), image.digest)
+
+    def _fields(self, outputs: Arrays, kwargs: Mapping[str, object]) -> Arrays:
+        """The outputs of the processor that the encoder takes."""
+        fields = self._get_mm_fields_config(outputs, kwargs)
+        # A configured field may be absent: the guide's models configure `image_embeds`, too.
+        return {name: field.check(name, np.asarray(outputs[name])) for name, field in fields.items() if name in outputs}
 
     def _resized(self, image: DecodedImage) -> tuple[list[Any], Mapping[str, object]]:
         """The pixels and arguments for the image processor; where possible resized, and the original pixels freed."""
         # A view of the decoder's buffer, no copy.
         pixels = np.frombuffer(image.rgb, np.uint8).reshape(image.height, image.width, 3)
-        processor, kwargs = self.info.image_processor, self._get_resize_kwargs()
+        processor, kwargs = self.info.get_image_processor(), self._get_resize_kwargs()
         if kwargs is None or not processor.do_resize:
             return [pixels], {}
         # Also a view: transformers' `resize` takes [channels, height, width].
@@ -181,10 +251,11 @@ class BaseMultiModalProcessor(ABC, Generic[Info]):
         # The steps: count, tokens of each item, the model's own changes to the prompt, then the items' tokens in their
         # places.
         self._check_count(len(items))
-        update = self._get_prompt_updates(items)
+        mm_items = MultiModalDataItems(image=ImageProcessorItems(items))
+        updates = self._get_prompt_updates(mm_items, {}, _kwargs(items))
         ids = self._apply_hf_processor_tokens_only(prompt_ids)
         try:
-            updated, places = apply_update(ids, update, len(items))
+            updated, places = apply_updates(ids, updates, mm_items.get_all_counts(), self.info.encode)
         except PlaceholderMissing as error:
             raise InvalidRequest("The model's chat template has no place for one of the images.") from error
         features = (
@@ -198,3 +269,16 @@ class BaseMultiModalProcessor(ABC, Generic[Info]):
             raise InvalidRequest(
                 f"At most {limit} image{'s' * (limit != 1)} may be provided in one prompt.", param="images"
             )
+
+
+def _kwargs(items: Sequence[ImageItem]) -> MultiModalKwargs:
+    return {name: [item.arrays[name] for item in items] for name in (items[0].arrays if items else ())}
+
+
+def _without_missing_parts(found: Any) -> Any:
+    """A subclass of the processor that accepts None for a part; the original check fails without torchvision."""
+
+    def check(self: Any, name: str, part: Any) -> Any:
+        return None if part is None else found.check_argument_for_proper_class(self, name, part)
+
+    return type(found.__name__, (found,), {"check_argument_for_proper_class": check})

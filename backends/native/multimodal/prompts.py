@@ -155,9 +155,11 @@ def load_processor(folder: str) -> BaseMultiModalProcessor[Any]:
     """
     from transformers import AutoConfig
 
+    # Registered models may add configuration classes (`AutoConfig.register`).
+    MULTIMODAL_REGISTRY.load()
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     # The same lookup as the engine's, so that both sides use the same model's classes.
     registered = MULTIMODAL_REGISTRY.lookup(config)
     info = registered.info(folder)
-    info.image_processor  # noqa: B018 - loaded now, not at the first image: seconds of import, and files may be missing
+    info.get_image_processor()  # loaded now, not at the first image: seconds of import, and files may be missing
     return registered.processor(info)

@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from backends.native.multimodal.interfaces import SupportsMultiModal
+from backends.native.multimodal.interfaces import ModelWrapper, SupportsMultiModal
 from backends.native.multimodal.models.generic import (
     GenericDummyInputsBuilder,
     GenericModel,
@@ -34,6 +34,16 @@ class Registered:
     info: type[BaseProcessingInfo]
     dummy_inputs: type[BaseDummyInputsBuilder[Any]]
 
+    @property
+    def is_module(self) -> bool:
+        """Whether the model is an `nn.Module` of its own, not a wrapper of a model of transformers."""
+        return not issubclass(self.model, ModelWrapper)
+
+    def wrap(self, model: Any) -> ModelWrapper:
+        """The wrapper of a loaded model of transformers."""
+        assert issubclass(self.model, ModelWrapper)
+        return self.model(model)
+
 
 GENERIC = Registered(GenericModel, GenericMultiModalProcessor, GenericProcessingInfo, GenericDummyInputsBuilder)
 """The classes for models that are not registered."""
@@ -53,7 +63,7 @@ class MultiModalRegistry:
         info: type[BaseProcessingInfo],
         dummy_inputs: type[BaseDummyInputsBuilder[Any]],
     ) -> Callable[[M], M]:
-        """Decorate a `SupportsMultiModal` with the name of the class in transformers that it wraps.
+        """Decorate a model's class, which has the name that checkpoints have in `architectures`.
 
         Raises:
             ValueError: another class is registered for that model.
@@ -73,7 +83,12 @@ class MultiModalRegistry:
         return found if found is not None and found.info.covers(hf_config) else GENERIC
 
     def find(self, architecture: str) -> Registered | None:
-        """The registered classes for a model; loads all models at the first call."""
+        """The registered classes for a model."""
+        self.load()
+        return self._registered.get(architecture)
+
+    def load(self) -> None:
+        """Import the modules that register models. Idempotent."""
         if not self._loaded:
             # Set before the imports: a module that looks a model up while it is imported must not start them again.
             self._loaded = True
@@ -82,12 +97,11 @@ class MultiModalRegistry:
                 import_module(f"backends.native.multimodal.models.{name}")
             for point in entry_points(group=GROUP):
                 point.load()
-        return self._registered.get(architecture)
 
     @property
     def names(self) -> list[str]:
         """The names of the registered models."""
-        self.find("")
+        self.load()
         return sorted(self._registered)
 
 

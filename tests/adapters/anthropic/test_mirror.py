@@ -62,9 +62,14 @@ def asked(**fields: object) -> Generate:
 
 
 def decodable(answer: Completion) -> Completion:
-    """The answer as a client can decode it: no tokens, and the usage's count of generated tokens."""
+    """The answer as a client can decode it: no tokens, an object for no arguments, the usage's count of tokens."""
     choices = tuple(
-        msgspec.structs.replace(choice, tokens=(), generated=answer.usage.completion_tokens)
+        msgspec.structs.replace(
+            choice,
+            tokens=(),
+            generated=answer.usage.completion_tokens,
+            tool_calls=tuple(ToolCall(call.id, call.name, call.arguments or "{}") for call in choice.tool_calls),
+        )
         for choice in answer.choices
     )
     return msgspec.structs.replace(answer, choices=choices)

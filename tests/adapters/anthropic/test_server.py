@@ -10,6 +10,7 @@ import pytest
 from adapters.anthropic import ADAPTER
 from adapters.base import Call
 from adapters.fold import fold
+from backends.base import Capabilities, Feature, check
 from schemas.catalog import Catalog
 from schemas.errors import (
     KINDS,
@@ -21,6 +22,7 @@ from schemas.errors import (
     Overloaded,
     RateLimited,
     Unauthorized,
+    UnsupportedFeature,
 )
 from schemas.ir import (
     ChatPrompt,
@@ -160,14 +162,12 @@ def test_blocks() -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content.0.type"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0.source"),
         ({"temperature": 1.5}, "temperature"),
         ({"top_p": -0.1}, "top_p"),
         ({"top_k": -1}, "top_k"),
         ({"stop_sequences": [" "]}, "stop_sequences"),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
-        ({"tools": [{"name": "f", "type": "web_search_20250305"}]}, "tools.0.type"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
         ({"tools": [WEATHER], "tool_choice": {"type": "some"}}, "tool_choice.type"),
@@ -177,6 +177,29 @@ def test_refusals_name_their_field(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         ask(**fields)
     assert raised.value.param == param
+
+
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+RESULT = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "search_result", "source": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "feature"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content.0.type", "document"),
+        ({"messages": [{"role": "user", "content": [RESULT]}]}, "messages.0.content.0.content.0.type", "search_result"),
+        ({"tools": [WEATHER, SEARCH]}, "tools.1.type", "web_search_20250305"),
+        ({"tools": [SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "tools.0.type", SEARCH["type"]),
+    ],
+)
+def test_what_only_a_remote_of_the_protocol_understands(fields: dict[str, Any], param: str, feature: str) -> None:
+    request = ask(**fields)
+    assert [(part.param, part.feature) for part in request.unread] == [(param, feature)]
+    check(request, Capabilities(features=frozenset(Feature), relays=frozenset({("anthropic", "messages")})), "m")
+    with pytest.raises(UnsupportedFeature) as raised:
+        check(request, Capabilities(features=frozenset(Feature)), "m")
+    assert raised.value.param == param
+    assert feature in raised.value.message
 
 
 def test_the_tokens_of_an_input_are_counted() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway.app import validate
-from gateway.config import BUNDLED, ConfigError, default, load, parse
+from gateway.config import BUNDLED, ConfigError, default, load, parse, remote
 
 GOOD = """\
 [backends.local]
@@ -110,6 +110,15 @@ def test_the_files_name_comes_first(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         load(path)
     assert str(error.value).startswith(f"{path}:1: x: unknown field")
+
+
+def test_the_names_of_a_model_are_an_endpoint_and_its_aliases() -> None:
+    ((name, endpoint),) = default("llama", ("mine", "gpt-4o", "gpt-*")).endpoints.items()
+    assert (name, endpoint.aliases) == ("mine", ("gpt-4o", "gpt-*"))
+    ((name, endpoint),) = remote("openai", "http://x/v1", ["org/llama"], names=("mine", "other")).endpoints.items()
+    assert (name, endpoint.aliases, endpoint.served_entities[0].model) == ("mine", ("other",), "org/llama")
+    with pytest.raises(ConfigError, match="names one model, and the server at http://x/v1 has 2"):
+        remote("openai", "http://x/v1", ["a", "b"], names=("mine",))
 
 
 def test_without_a_file_a_folder_or_the_bundled_model_is_served(tmp_path: Path) -> None:

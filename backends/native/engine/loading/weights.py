@@ -27,6 +27,9 @@ from transformers import (
 
 from backends.native.engine.errors import LoadError
 from backends.native.engine.layers.quantized_linear import BITS
+from backends.native.engine.loading.module import read_module
+from backends.native.multimodal.interfaces import SupportsMultiModal
+from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
 
 _SMALL_BYTES = 2 * 1024**3
 _DTYPES = {
@@ -52,6 +55,8 @@ class LoadedModel:
         eos_token_ids: end tokens of `config.json` and `generation_config.json` together; an encoder has none.
         context_length: positions that the model was trained for.
         vocab_size: width of the logits; for an encoder, rows of the input embeddings.
+        whole_config: the configuration of the whole checkpoint.
+        multimodal: the model that holds `model`, if transformers does not have it.
     """
 
     model: Any
@@ -59,6 +64,8 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     context_length: int
     vocab_size: int
+    whole_config: Any
+    multimodal: SupportsMultiModal | None = None
 
 
 def load(folder: str, dtype: str = "auto", device: str = "auto") -> LoadedModel:
@@ -75,8 +82,16 @@ def load(folder: str, dtype: str = "auto", device: str = "auto") -> LoadedModel:
     path = Path(folder)
     config = _read_config(path)
     target = pick_device(device)
-    model = _read_model(path, config, _auto_class(path, config), pick_dtype(dtype, path, config, target), target)
-    text = config.get_text_config(decoder=True)
+    own = MULTIMODAL_REGISTRY.find((config.architectures or [""])[0])
+    picked = pick_dtype(dtype, path, config, target)
+    multimodal = None
+    if own is not None and own.is_module:
+        multimodal = read_module(path, config, own.model, picked, target)
+        model = multimodal.get_language_model()
+        text = model.config
+    else:
+        model = _read_model(path, config, _auto_class(path, config), picked, target)
+        text = config.get_text_config(decoder=True)
     head = model.get_output_embeddings()
     return LoadedModel(
         model=model,
@@ -84,6 +99,8 @@ def load(folder: str, dtype: str = "auto", device: str = "auto") -> LoadedModel:
         eos_token_ids=_eos_token_ids(path, config, text),
         context_length=_context_length(text),
         vocab_size=text.vocab_size if head is None else head.weight.shape[0],
+        whole_config=config,
+        multimodal=multimodal,
     )
 
 
@@ -117,6 +134,7 @@ def load_encoder(folder: str, dtype: str = "auto", device: str = "auto") -> Load
         eos_token_ids=(),
         context_length=_context_length(config.get_text_config()) - _unused_positions(model),
         vocab_size=model.get_input_embeddings().weight.shape[0],
+        whole_config=config,
     )
 
 
@@ -170,6 +188,8 @@ def _read_config(path: Path) -> Any:
         raise LoadError(f"The model folder '{path}' has no config.json.")
     if not any(path.glob("*.safetensors")):
         raise LoadError(f"The model folder '{path}' has no *.safetensors file; other formats are not loaded.")
+    # Registered models may add configuration classes (`AutoConfig.register`).
+    MULTIMODAL_REGISTRY.load()
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, OSError, TypeError) as error:

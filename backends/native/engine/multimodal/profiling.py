@@ -13,6 +13,7 @@ import torch
 from msgspec.structs import replace
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
+from backends.native.engine.loading.weights import LoadedModel
 from backends.native.engine.multimodal.peak_memory import peak_memory
 from backends.native.engine.multimodal.self_check import why_not_served
 from backends.native.engine.runner.embedder import Embedder
@@ -34,23 +35,28 @@ _SAMPLING = SamplingParams(
 _TOP_LOGPROBS = 20
 
 
-def make_embedder(model: Any, folder: str, capacity: int) -> Embedder | None:
-    """Make the embedder of a model that takes images, with room for `capacity` embeddings or the largest image.
+def make_embedder(loaded: LoadedModel, folder: str, capacity: int, context: int) -> Embedder | None:
+    """Make the embedder of a model that takes images; None if the model takes none.
 
-    None if the model takes no images.
+    Args:
+        loaded: the model.
+        folder: of its checkpoint.
+        capacity: embeddings to keep; the largest image is kept in any case.
+        context: tokens of the longest sequence.
 
     Raises:
         NotServed: the model takes images, and they cannot be served rightly.
     """
-    processor = find_processor(model, folder)
+    processor = find_processor(loaded, folder)
     if processor is None:
         return None
-    known = MULTIMODAL_REGISTRY.lookup(model.config)
-    why = why_not_served(model, known, processor) if known is GENERIC else None
+    known = MULTIMODAL_REGISTRY.lookup(loaded.whole_config)
+    why = why_not_served(loaded.model, known, processor) if known is GENERIC else None
     if why is not None:
         raise NotServed(why)
-    worst = _worst(known, processor)
-    embedder = Embedder(known.model(model), max(capacity, worst.length), worst)
+    worst = _worst(known, processor, context)
+    model = loaded.multimodal or known.wrap(loaded.model)
+    embedder = Embedder(model, max(capacity, worst.length), worst)
     with torch.inference_mode():
         made = len(embedder.encode(worst))
     wanted = sum(worst.is_embed) or worst.length
@@ -59,14 +65,14 @@ def make_embedder(model: Any, folder: str, capacity: int) -> Embedder | None:
     return embedder
 
 
-def find_processor(model: Any, folder: str) -> BaseMultiModalProcessor[Any] | None:
-    """Load the image processor of `model`; None if it takes no images, or `folder` has no processor.
+def find_processor(loaded: LoadedModel, folder: str) -> BaseMultiModalProcessor[Any] | None:
+    """Load the image processor of a model; None if it takes no images, or `folder` has no processor.
 
     Raises:
         NotServed: the model takes images, and its processor cannot be made.
     """
-    known = MULTIMODAL_REGISTRY.lookup(model.config)
-    if known is GENERIC and type(model.config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+    known = MULTIMODAL_REGISTRY.lookup(loaded.whole_config)
+    if known is GENERIC and type(loaded.whole_config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return None
     try:
         return load_processor(folder)
@@ -107,11 +113,11 @@ def profile(model: Any, probe: PackedRunner, embedder: Embedder, options: Engine
     return peak.bytes
 
 
-def _worst(known: Registered, processor: BaseMultiModalProcessor[Any]) -> Feature:
+def _worst(known: Registered, processor: BaseMultiModalProcessor[Any], context: int) -> Feature:
     """The dummy image, the largest that the processor makes."""
     counts = {"image": 1}
     dummies = known.dummy_inputs(processor.info)
-    items = [processor.process(image) for image in dummies.get_dummy_mm_data(counts)]
+    items = [processor.process(image) for image in dummies.get_dummy_mm_data(context, counts)["image"]]
     (feature,) = processor.apply(dummies.get_dummy_tokens(counts), items).features
     return feature
 

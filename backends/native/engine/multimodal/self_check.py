@@ -67,7 +67,7 @@ def why_not_served(model: Any, known: Registered, processor: BaseMultiModalProce
                     image_token_id=_IMAGE,
                     max_parameters=_MAX_PARAMETERS,
                 )
-                return _compare(small, known.model(small), prompts, items)
+                return _compare(small, known.wrap(small), prompts, items)
         except Exception as error:  # model classes raise errors of any kind for sizes that do not suit them
             whys.append(f"{type(error).__name__}: {error}")
     return f"a small copy of it fails with an image ({'; '.join(whys)})"

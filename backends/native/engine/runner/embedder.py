@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from backends.native.engine.scheduling.sequence import Sequence, Work
-from backends.native.multimodal.interfaces import SupportsMultiModal
+from backends.native.multimodal.interfaces import SupportsMultiModal, merge_by_mask
 from backends.native.protocol.messages import Feature
 
 Positions = tuple[Tensor, int]
@@ -59,7 +59,7 @@ class Embedder:
         self.capacity = capacity
         self.worst = worst
         self._model = model
-        self._device = model.model.device
+        self._device = model.get_language_model().device
         self._positions: dict[Sequence, Positions | None] = {}
         self.cache = EncoderCache(capacity)
 
@@ -81,13 +81,16 @@ class Embedder:
         # No image in this step, as in every decode: the runner passes ids, and the model makes the embeddings itself.
         if not rows:
             return None
-        return self._model.get_input_embeddings(ids, rows, is_multimodal=mask.to(self._device))
+        return merge_by_mask(self._model.get_input_embeddings(ids), rows, mask.unsqueeze(0).to(self._device))
 
     def encode(self, feature: Feature) -> Tensor:
         """An image's embeddings, [tokens, hidden], from the cache or the model's encoder."""
         found = self.cache.get(feature.identifier)
         if found is None:
-            found = self._model.get_multimodal_embeddings(**self._fields(feature))[0]
+            made = self._model.get_multimodal_embeddings(**self._fields(feature))
+            if made is None:
+                raise ValueError("the model makes no embeddings of an image's fields")
+            found = made[0]
             self.cache.put(feature.identifier, found)
         return found
 

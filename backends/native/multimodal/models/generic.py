@@ -16,15 +16,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from backends.images import DecodedImage
-from backends.native.multimodal.inputs import Arrays, ImageItem, ImageSize, MultiModalFieldConfig
-from backends.native.multimodal.interfaces import SupportsMultiModal
+from backends.native.multimodal.inputs import (
+    Arrays,
+    ImageItem,
+    ImageProcessorItems,
+    ImageSize,
+    MultiModalDataItems,
+    MultiModalFieldConfig,
+    MultiModalKwargs,
+)
+from backends.native.multimodal.interfaces import ModelWrapper, MultiModalEmbeddings
 from backends.native.multimodal.processing import (
     BaseDummyInputsBuilder,
     BaseMultiModalProcessor,
     BaseProcessingInfo,
     NotServed,
 )
-from backends.native.multimodal.updates import PromptReplacement, PromptUpdateDetails
+from backends.native.multimodal.updates import PromptReplacement, PromptUpdate, PromptUpdateDetails
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,34 +49,23 @@ class GenericProcessingInfo(BaseProcessingInfo):
     """The facts that transformers' processor knows."""
 
     @cached_property
-    def hf_processor(self) -> Any:
-        """The checkpoint's processor, without its parts for videos and audio.
-
-        Raises:
-            NotServed: there is none, or it does not define the tokens of an image.
-        """
-        from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+    def _hf_processor(self) -> Any:
         from transformers.processing_utils import ProcessorMixin
 
-        found = PROCESSOR_MAPPING.get(type(self.hf_config), None)
+        processor = super()._hf_processor
         # The base class's method means that the processor does not expand placeholders itself.
-        if found is None or found.replace_image_token is ProcessorMixin.replace_image_token:
+        if type(processor).replace_image_token is ProcessorMixin.replace_image_token:
             raise NotServed("its processor does not define which tokens represent an image")
-        parts = {"image_processor": self.image_processor, "tokenizer": self.tokenizer}
-        # The constructor takes its parts in this order; None stands for parts that images do not need.
-        arguments = [parts.get(name) for name in found.get_attributes()]
-        values, _ = found.get_processor_dict(self.folder, local_files_only=True)
-        try:
-            return _without_missing_parts(found).from_args_and_dict(arguments, values)
-        except Exception as error:  # foreign classes raise anything if a part is missing
-            raise NotServed(f"its processor cannot be built: {error}") from error
+        return processor
 
     @property
     def image_token_id(self) -> int:
         """The token that an embedding replaces."""
         # Both names occur in transformers' configurations.
         names = ("image_token_id", "image_token_index")
-        found = [getattr(each, name, None) for each in (self.hf_config, self.hf_processor) for name in names]
+        found = [
+            getattr(each, name, None) for each in (self.get_hf_config(), self.get_hf_processor()) for name in names
+        ]
         ids = [id for id in found if isinstance(id, int)]
         if not ids:
             raise NotServed("its configuration names no token for images")
@@ -76,7 +73,7 @@ class GenericProcessingInfo(BaseProcessingInfo):
 
     def get_placeholder_str(self) -> str:
         """The token that the processor expands: usually the image token; for Gemma 3 the one before it."""
-        processor = self.hf_processor
+        processor = self.get_hf_processor()
         return str(getattr(processor, "boi_token", None) or processor.image_token)
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
@@ -92,7 +89,7 @@ class GenericProcessingInfo(BaseProcessingInfo):
         ]
         try:
             # Private, but the method that vLLM's transformers backend uses for the same purpose.
-            counted = self.hf_processor._get_num_multimodal_tokens([(s.height, s.width) for s in sizes])  # noqa: SLF001
+            counted = self.get_hf_processor()._get_num_multimodal_tokens([(s.height, s.width) for s in sizes])  # noqa: SLF001
             tokens = counted.num_image_tokens
         except (AttributeError, NotImplementedError, TypeError, ValueError, KeyError):  # it cannot count beforehand
             return ImageSize(2048, 2048)
@@ -102,10 +99,9 @@ class GenericProcessingInfo(BaseProcessingInfo):
 class GenericDummyInputsBuilder(BaseDummyInputsBuilder[GenericProcessingInfo]):
     """One placeholder per image."""
 
-    def get_dummy_tokens(self, mm_counts: Mapping[str, int]) -> list[int]:
+    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
         """The placeholders."""
-        ids: list[int] = self.info.tokenizer.encode(self.info.get_placeholder_str(), add_special_tokens=False)
-        return ids * mm_counts.get("image", 0)
+        return self.info.get_placeholder_str() * mm_counts.get("image", 0)
 
 
 class GenericMultiModalProcessor(BaseMultiModalProcessor[GenericProcessingInfo]):
@@ -127,7 +123,7 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor[GenericProcessingInfo])
 
     def _processed(self, pixels: Any) -> tuple[Arrays, tuple[int, ...]]:
         """The encoder's arguments, and the image's placeholder tokens."""
-        outputs = self.info.hf_processor(
+        outputs = self.info.get_hf_processor()(
             text=[self.info.get_placeholder_str()],
             images=[pixels],
             input_data_format="channels_last",
@@ -137,28 +133,36 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor[GenericProcessingInfo])
         # One text with one image, so one replacement. Its tokens are kept with the item: the prompt is expanded later,
         # perhaps from the cache.
         ((replaced,),) = outputs["text_replacement_offsets"]
-        fields = self._get_mm_fields_config(dict(outputs))
-        arrays = {name: field.check(name, np.asarray(outputs[name])) for name, field in fields.items()}
-        return arrays, tuple(self.info.tokenizer.encode(replaced["replacement"], add_special_tokens=False))
+        return self._fields(dict(outputs), {}), tuple(self.info.encode(replaced["replacement"]))
 
-    def _get_mm_fields_config(self, hf_inputs: Arrays) -> Mapping[str, MultiModalFieldConfig]:
+    def _get_mm_fields_config(
+        self,
+        hf_inputs: Arrays,
+        hf_processor_mm_kwargs: Mapping[str, object],  # noqa: ARG002
+    ) -> Mapping[str, MultiModalFieldConfig]:
         return {name: MultiModalFieldConfig.flat("image") for name in hf_inputs if name not in _TEXT_FIELDS}
 
-    def _get_prompt_updates(self, items: Sequence[ImageItem]) -> PromptReplacement:
+    def _get_prompt_updates(
+        self,
+        mm_items: MultiModalDataItems,
+        hf_processor_mm_kwargs: Mapping[str, object],  # noqa: ARG002
+        out_mm_kwargs: MultiModalKwargs,  # noqa: ARG002
+    ) -> Sequence[PromptUpdate]:
         # The placeholder as the tokenizer encodes it, which may be several tokens. Encoded at the first use.
         if not self._target:
-            self._target = tuple(GenericDummyInputsBuilder(self.info).get_dummy_tokens({"image": 1}))
+            self._target = tuple(self.info.encode(self.info.get_placeholder_str()))
+        items = mm_items.get_items("image", ImageProcessorItems)
 
         def tokens(index: int) -> PromptUpdateDetails:
-            return PromptUpdateDetails.select_token_id(items[index].tokens, self.info.image_token_id)
+            return PromptUpdateDetails.select_token_id(items.get(index).tokens, self.info.image_token_id)
 
-        return PromptReplacement("image", self._target, tokens)
+        return [PromptReplacement("image", self._target, tokens)]
 
 
-class GenericModel(SupportsMultiModal):
+class GenericModel(ModelWrapper):
     """Wraps any class with `get_image_features`, and with `get_rope_index` if it uses M-RoPE."""
 
-    def get_multimodal_embeddings(self, **kwargs: Tensor) -> Sequence[Tensor]:
+    def get_multimodal_embeddings(self, **kwargs: Tensor) -> MultiModalEmbeddings:
         """Encode one item; the arguments are passed on if `get_image_features` accepts them."""
         import torch
 
@@ -190,12 +194,3 @@ def _accepted(given: Mapping[str, Tensor], function: Callable[..., Any]) -> dict
     """The arguments that `function` has a parameter for."""
     names = inspect.signature(function).parameters
     return {name: each for name, each in given.items() if name in names}
-
-
-def _without_missing_parts(found: Any) -> Any:
-    """A subclass of the processor that accepts None for a part; the original check fails without torchvision."""
-
-    def check(self: Any, name: str, part: Any) -> Any:
-        return None if part is None else found.check_argument_for_proper_class(self, name, part)
-
-    return type(found.__name__, (found,), {"check_argument_for_proper_class": check})

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from backends.native.multimodal.inputs import Arrays, ImageItem, ImageSize, MultiModalFieldConfig
-from backends.native.multimodal.interfaces import SupportsMultiModal
+from backends.native.multimodal.inputs import (
+    Arrays,
+    ImageSize,
+    MultiModalDataItems,
+    MultiModalFieldConfig,
+    MultiModalKwargs,
+)
+from backends.native.multimodal.interfaces import ModelWrapper, MultiModalEmbeddings
 from backends.native.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalProcessor, BaseProcessingInfo
 from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
-from backends.native.multimodal.updates import PromptReplacement
+from backends.native.multimodal.updates import PromptReplacement, PromptUpdate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,48 +35,56 @@ class LlavaProcessingInfo(BaseProcessingInfo):
 
     def get_placeholder_str(self) -> str:
         """The image token, usually `<image>`."""
-        return str(self.tokenizer.convert_ids_to_tokens(self.hf_config.image_token_id))
+        return str(self.get_tokenizer().convert_ids_to_tokens(self.get_hf_config().image_token_id))
 
     def get_num_image_tokens(self) -> int:
         """The number of the tower's patches, plus its class token unless the strategy `default` drops that."""
-        vision = self.hf_config.vision_config
+        vision = self.get_hf_config().vision_config
         # `default` drops the class token of a CLIP tower, `full` keeps it.
-        dropped = self.hf_config.vision_feature_select_strategy == "default"
+        dropped = self.get_hf_config().vision_feature_select_strategy == "default"
         return int(vision.image_size // vision.patch_size) ** 2 + (0 if dropped else 1)
 
     def get_image_size_with_most_features(self) -> ImageSize:
         """The tower's square, as for all images."""
-        side = self.hf_config.vision_config.image_size
+        side = self.get_hf_config().vision_config.image_size
         return ImageSize(side, side)
 
 
 class LlavaDummyInputsBuilder(BaseDummyInputsBuilder[LlavaProcessingInfo]):
     """One placeholder per image."""
 
-    def get_dummy_tokens(self, mm_counts: Mapping[str, int]) -> list[int]:
+    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
         """The placeholders."""
-        return [self.info.hf_config.image_token_id] * mm_counts.get("image", 0)
+        return self.info.get_placeholder_str() * mm_counts.get("image", 0)
 
 
 class LlavaMultiModalProcessor(BaseMultiModalProcessor[LlavaProcessingInfo]):
     """Repeats the image token, as transformers' `LlavaProcessor` does."""
 
-    def _get_mm_fields_config(self, hf_inputs: Arrays) -> Mapping[str, MultiModalFieldConfig]:  # noqa: ARG002
+    def _get_mm_fields_config(
+        self,
+        hf_inputs: Arrays,  # noqa: ARG002
+        hf_processor_mm_kwargs: Mapping[str, object],  # noqa: ARG002
+    ) -> Mapping[str, MultiModalFieldConfig]:
         return {"pixel_values": MultiModalFieldConfig.batched("image")}
 
-    def _get_prompt_updates(self, items: Sequence[ImageItem]) -> PromptReplacement:  # noqa: ARG002
-        placeholder = self.info.hf_config.image_token_id
-        tokens = [placeholder] * self.info.get_num_image_tokens()
-        return PromptReplacement("image", (placeholder,), lambda _: tokens)
+    def _get_prompt_updates(
+        self,
+        mm_items: MultiModalDataItems,  # noqa: ARG002
+        hf_processor_mm_kwargs: Mapping[str, object],  # noqa: ARG002
+        out_mm_kwargs: MultiModalKwargs,  # noqa: ARG002
+    ) -> Sequence[PromptUpdate]:
+        placeholder = self.info.get_hf_config().image_token_id
+        return [PromptReplacement("image", [placeholder], [placeholder] * self.info.get_num_image_tokens())]
 
 
 @MULTIMODAL_REGISTRY.register_processor(
     LlavaMultiModalProcessor, info=LlavaProcessingInfo, dummy_inputs=LlavaDummyInputsBuilder
 )
-class LlavaForConditionalGeneration(SupportsMultiModal):
+class LlavaForConditionalGeneration(ModelWrapper):
     """Wraps transformers' class of the same name."""
 
-    def get_multimodal_embeddings(self, **kwargs: Tensor) -> Sequence[Tensor]:
+    def get_multimodal_embeddings(self, **kwargs: Tensor) -> MultiModalEmbeddings:
         """Run tower and projector; `pixel_values` is [items, 3, side, side]."""
         pixels = kwargs["pixel_values"].to(self.model.dtype)
         found: Sequence[Tensor] = self.model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output

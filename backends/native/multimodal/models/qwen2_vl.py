@@ -7,11 +7,19 @@ from itertools import pairwise
 from math import isqrt
 from typing import TYPE_CHECKING
 
-from backends.native.multimodal.inputs import Arrays, ImageItem, ImageSize, MultiModalFieldConfig, MultiModalInputs
-from backends.native.multimodal.interfaces import SupportsMultiModal
+from backends.native.multimodal.inputs import (
+    Arrays,
+    ImageItem,
+    ImageSize,
+    MultiModalDataItems,
+    MultiModalFieldConfig,
+    MultiModalInputs,
+    MultiModalKwargs,
+)
+from backends.native.multimodal.interfaces import ModelWrapper, MultiModalEmbeddings
 from backends.native.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalProcessor, BaseProcessingInfo
 from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
-from backends.native.multimodal.updates import PromptReplacement
+from backends.native.multimodal.updates import PromptReplacement, PromptUpdate
 from schemas.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -30,15 +38,16 @@ class Qwen2VLProcessingInfo(BaseProcessingInfo):
 
     def get_placeholder_str(self) -> str:
         """The image token between the tokens with which the chat template frames it."""
-        ids = (self.hf_config.vision_start_token_id, self.hf_config.image_token_id, self.hf_config.vision_end_token_id)
-        return "".join(self.tokenizer.convert_ids_to_tokens(ids))
+        config = self.get_hf_config()
+        ids = (config.vision_start_token_id, config.image_token_id, config.vision_end_token_id)
+        return "".join(self.get_tokenizer().convert_ids_to_tokens(ids))
 
     def get_image_size_with_most_features(self) -> ImageSize:
         """The rectangle with the most tokens; a square's sides may be rounded down to fewer."""
         # A token is a square of merge_size x merge_size patches. `longest_edge` is no edge here: Qwen's processor
         # stores its greatest number of pixels under this name.
-        side = self.image_processor.patch_size * self.image_processor.merge_size
-        max_tokens = self.image_processor.size["longest_edge"] // side**2
+        side = self.get_image_processor().patch_size * self.get_image_processor().merge_size
+        max_tokens = self.get_image_processor().size["longest_edge"] // side**2
         if max_tokens < _MAX_ASPECT:  # a strip may exceed it, because it keeps one row of tokens
             return ImageSize(_MAX_ASPECT * side, side)
         # The first is the greatest number of tokens that is a product of rows and columns within the aspect limit: a
@@ -56,31 +65,40 @@ class Qwen2VLProcessingInfo(BaseProcessingInfo):
 class Qwen2VLDummyInputsBuilder(BaseDummyInputsBuilder[Qwen2VLProcessingInfo]):
     """One placeholder per image."""
 
-    def get_dummy_tokens(self, mm_counts: Mapping[str, int]) -> list[int]:
+    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
         """The placeholders."""
-        return [self.info.hf_config.image_token_id] * mm_counts.get("image", 0)
+        return self.info.get_placeholder_str() * mm_counts.get("image", 0)
 
 
 class Qwen2VLMultiModalProcessor(BaseMultiModalProcessor[Qwen2VLProcessingInfo]):
     """Repeats the image token once per square of merged patches."""
 
-    def _get_mm_fields_config(self, hf_inputs: Arrays) -> Mapping[str, MultiModalFieldConfig]:  # noqa: ARG002
+    def _get_mm_fields_config(
+        self,
+        hf_inputs: Arrays,  # noqa: ARG002
+        hf_processor_mm_kwargs: Mapping[str, object],  # noqa: ARG002
+    ) -> Mapping[str, MultiModalFieldConfig]:
         flat, batched = MultiModalFieldConfig.flat("image"), MultiModalFieldConfig.batched("image")
         return {"pixel_values": flat, "image_grid_thw": batched}
 
     def _get_resize_kwargs(self) -> Mapping[str, object]:
-        processor = self.info.image_processor
+        processor = self.info.get_image_processor()
         return {"factor": processor.patch_size * processor.merge_size}
 
-    def _get_prompt_updates(self, items: Sequence[ImageItem]) -> PromptReplacement:
-        placeholder = self.info.hf_config.image_token_id
-        merged = self.info.image_processor.merge_size**2
+    def _get_prompt_updates(
+        self,
+        mm_items: MultiModalDataItems,  # noqa: ARG002
+        hf_processor_mm_kwargs: Mapping[str, object],  # noqa: ARG002
+        out_mm_kwargs: MultiModalKwargs,
+    ) -> Sequence[PromptUpdate]:
+        placeholder = self.info.get_hf_config().image_token_id
+        merged = self.info.get_image_processor().merge_size ** 2
 
         def tokens(index: int) -> list[int]:
             # The grid counts patches before merging: time x rows x columns.
-            return [placeholder] * int(items[index].arrays["image_grid_thw"].prod() // merged)
+            return [placeholder] * int(out_mm_kwargs["image_grid_thw"][index].prod() // merged)
 
-        return PromptReplacement("image", (placeholder,), tokens)
+        return [PromptReplacement("image", [placeholder], tokens)]
 
     def apply(self, prompt_ids: Sequence[int], items: Sequence[ImageItem]) -> MultiModalInputs:
         """Put items into a prompt; adjacent images are rejected, because `get_rope_index` would take them for one."""
@@ -90,8 +108,8 @@ class Qwen2VLMultiModalProcessor(BaseMultiModalProcessor[Qwen2VLProcessingInfo])
         return inputs
 
 
-class _Qwen2VL(SupportsMultiModal):
-    def get_multimodal_embeddings(self, **kwargs: Tensor) -> Sequence[Tensor]:
+class _Qwen2VL(ModelWrapper):
+    def get_multimodal_embeddings(self, **kwargs: Tensor) -> MultiModalEmbeddings:
         """`pixel_values` is [patches, values], `image_grid_thw` [items, 3]."""
         found: Sequence[Tensor] = self.model.get_image_features(**kwargs, return_dict=True).pooler_output
         return found

@@ -102,7 +102,6 @@ def test_the_ends_of_intervals_are_accepted(ask: Any, field: str, value: Any) ->
             "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
         ),
         ({"model": None}, "model", "Missing required parameter: 'model'."),
-        ({"model": ""}, "model", "Missing required parameter: 'model'."),
         ({"temperature": "hot"}, "temperature", "Invalid value for 'temperature': Expected `float | null`, got `str`."),
         ({"n": 1.5}, "n", "Invalid value for 'n': Expected `int | null`, got `float`."),
         ({"stream": "yes"}, "stream", "Invalid value for 'stream': Expected `bool | null`, got `str`."),

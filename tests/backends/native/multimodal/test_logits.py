@@ -99,7 +99,7 @@ def test_adjacent_images(tmp_path_factory: pytest.TempPathFactory, llava: Checkp
 @pytest.mark.parametrize("most", [4096, 256 * 37, 1024, 256])
 def test_the_largest_image_of_qwen(tmp_path: Path, most: int) -> None:
     checkpoint = Checkpoint(save_qwen(tmp_path, "qwen2_vl"))
-    checkpoint.processor.info.image_processor.size["longest_edge"] = most
+    checkpoint.processor.info.get_image_processor().size["longest_edge"] = most
     worst = _tokens(checkpoint, *checkpoint.processor.info.get_image_size_with_most_features())
     sides = (1, 9, 16, 31, 64, 100, 200, 333, 800)
     sizes = [(one, other) for one in sides for other in sides if max(one, other) <= 100 * min(one, other)]

@@ -12,7 +12,7 @@ from backends.native.multimodal.updates import (
     PromptReplacement,
     PromptUpdate,
     PromptUpdateDetails,
-    apply_update,
+    apply_updates,
 )
 
 
@@ -44,7 +44,7 @@ TABLE = {
 
 @pytest.mark.parametrize(("ids", "update", "count", "expected", "offsets"), TABLE.values(), ids=TABLE)
 def test_updates(ids: list[int], update: PromptUpdate, count: int, expected: list[int], offsets: list[int]) -> None:
-    updated, placed = apply_update(ids, update, count)
+    updated, placed = apply_updates(ids, [update], {"image": count}, list)
     assert updated == expected
     assert [place.offset for place in placed] == offsets
 
@@ -55,10 +55,31 @@ def test_updates(ids: list[int], update: PromptUpdate, count: int, expected: lis
 )
 def test_a_missing_placeholder(ids: list[int], update: PromptUpdate, count: int) -> None:
     with pytest.raises(PlaceholderMissing):
-        apply_update(ids, update, count)
+        apply_updates(ids, [update], {"image": count}, list)
 
 
 def test_selected_tokens() -> None:
     details = PromptUpdateDetails.select_token_id([7, 7, 3, 7], 7)
-    _, (placed,) = apply_update([9], PromptReplacement("image", (9,), lambda _: details), 1)
+    _, (placed,) = apply_updates([9], [PromptReplacement("image", (9,), details)], {"image": 1}, list)
     assert placed.details.is_embed == (True, True, False, True)
+
+
+def test_of_several_updates_the_one_that_matches_first_is_taken() -> None:
+    updates = [PromptReplacement("image", [8, 8], [1, 1]), PromptReplacement("image", [9], [2])]
+    assert apply_updates([9, 5, 8, 8, 9], updates, {"image": 3}, list)[0] == [2, 5, 1, 1, 2]
+    inserted = [PromptInsertion("image", [], [3]), PromptReplacement("image", [9], [2])]
+    assert apply_updates([9], inserted, {"image": 2}, list)[0] == [3, 3, 9]
+
+
+def test_each_modality_has_updates_of_its_own() -> None:
+    updates = [PromptReplacement("image", [8], [1, 1]), PromptReplacement("video", [9], [2])]
+    ids, placed = apply_updates([9, 8, 9], updates, {"image": 1, "video": 2}, list)
+    assert ids == [2, 1, 1, 2]
+    assert [(place.modality, place.offset) for place in placed] == [("video", 0), ("image", 1), ("video", 3)]
+
+
+def test_texts_are_encoded() -> None:
+    updates = [PromptReplacement("image", "b", "cd")]
+    assert apply_updates([ord("a"), ord("b")], updates, {"image": 1}, lambda text: [ord(each) for each in text])[0] == [
+        *b"acd"
+    ]

@@ -51,6 +51,7 @@ def save_llava(folder: Path, model_type: str = "llava", layers: int | list[int] 
     )
     torch.manual_seed(3)
     widen(AutoModelForImageTextToText.from_config(config)).save_pretrained(folder)
+    save_words(folder, {"<image>": IMAGE})
     size = {"height": 24, "width": 24}
     CLIPImageProcessor(size=size, crop_size=size, do_center_crop=False).save_pretrained(folder)
     return folder
@@ -77,6 +78,7 @@ def save_qwen(folder: Path, version: str) -> Path:
     )
     torch.manual_seed(3)
     widen(AutoModelForImageTextToText.from_config(config)).save_pretrained(folder)
+    save_words(folder, {"<|vision_start|>": 91, "<|image_pad|>": IMAGE, "<|vision_end|>": 92})
     Qwen2VLImageProcessorPil(patch_size=8, size={"shortest_edge": 256, "longest_edge": 4096}).save_pretrained(folder)
     return folder
 
@@ -89,11 +91,18 @@ def save_fuyu(folder: Path) -> Path:
     widen(AutoModelForImageTextToText.from_config(config)).save_pretrained(folder)
     sides = {"size": {"height": 60, "width": 90}, "patch_size": {"height": 10, "width": 10}}
     FuyuImageProcessorPil(**sides).save_pretrained(folder)
-    pieces = {f"w{id}": id for id in range(96)} | {"<s>": 1, "|SPEAKER|": IMAGE, "|NEWLINE|": 94, "<0x04>": 95}
-    vocabulary = {piece: id for piece, id in pieces.items() if piece not in ("w1", f"w{IMAGE}", "w94", "w95")}
-    words = Tokenizer(WordLevel(vocabulary, unk_token="w0"))
-    PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", unk_token="w0").save_pretrained(folder)
+    save_words(folder, {"|SPEAKER|": IMAGE, "|NEWLINE|": 94, "<0x04>": 95})
     return folder
+
+
+def save_words(folder: Path, special: dict[str, int]) -> None:
+    """A tokenizer of the words "w0" to "w95", with other names for some of them."""
+    named = {"<s>": 1} | special
+    vocabulary = {f"w{id}": id for id in range(96) if id not in named.values()} | named
+    words = Tokenizer(WordLevel(vocabulary, unk_token="w0"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", unk_token="w0")
+    tokenizer.add_special_tokens({"additional_special_tokens": list(special)})
+    tokenizer.save_pretrained(folder)
 
 
 class Checkpoint:
@@ -102,7 +111,7 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
         self.processor: BaseMultiModalProcessor[Any] = load_processor(str(folder))
-        self.wrapper = MULTIMODAL_REGISTRY.lookup(self.model.config).model(self.model)
+        self.wrapper = MULTIMODAL_REGISTRY.lookup(self.model.config).wrap(self.model)
 
     def item(self, seed: int, width: int = 30, height: int = 20) -> ImageItem:
         """A random processed image."""

@@ -44,7 +44,7 @@ def profiled(options: EngineOptions) -> int:
     sequence.blocks.append(0)
     with torch.inference_mode():
         probe.run([Work(sequence, 0, 1, samples=True)])
-    embedder = make_embedder(loaded.model, options.model, options.step_tokens)
+    embedder = make_embedder(loaded, options.model, options.step_tokens, options.context_length)
     assert embedder is not None
     return profile(loaded.model, probe, embedder, options, min(loaded.context_length, options.context_length))
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from backends.native.multimodal.inputs import ImageSize
+from backends.native.multimodal.inputs import ImageSize, MultiModalDataItems
 from backends.native.multimodal.models.llava import (
     LlavaDummyInputsBuilder,
     LlavaMultiModalProcessor,
     LlavaProcessingInfo,
 )
-from backends.native.multimodal.updates import apply_update
+from backends.native.multimodal.updates import apply_updates
 
 IMAGE = 9
 
@@ -21,7 +21,8 @@ IMAGE = 9
 def info(strategy: str = "default", tower: str = "clip_vision_model") -> Any:
     made = LlavaProcessingInfo("folder")
     vision = SimpleNamespace(image_size=6, patch_size=2, model_type=tower)
-    made.hf_config = SimpleNamespace(
+    made._tokenizer = SimpleNamespace(convert_ids_to_tokens={IMAGE: "<image>"}.__getitem__)
+    made._hf_config = SimpleNamespace(
         vision_config=vision, vision_feature_select_strategy=strategy, image_token_id=IMAGE
     )
     return made
@@ -37,18 +38,18 @@ def test_every_image_is_resized_to_the_square_of_the_tower() -> None:
 
 
 def test_pixtral_has_the_same_class_but_is_not_covered() -> None:
-    assert LlavaProcessingInfo.covers(info().hf_config)
-    assert not LlavaProcessingInfo.covers(info(tower="pixtral").hf_config)
+    assert LlavaProcessingInfo.covers(info().get_hf_config())
+    assert not LlavaProcessingInfo.covers(info(tower="pixtral").get_hf_config())
 
 
 def test_each_placeholder_is_replaced_by_the_tokens_of_an_image() -> None:
     processor: Any = SimpleNamespace(info=info())
-    update = LlavaMultiModalProcessor._get_prompt_updates(processor, ())
-    ids, placed = apply_update([1, IMAGE, 2, IMAGE], update, 2)
+    updates = LlavaMultiModalProcessor._get_prompt_updates(processor, MultiModalDataItems(), {}, {})
+    ids, placed = apply_updates([1, IMAGE, 2, IMAGE], updates, {"image": 2}, list)
     assert ids == [1, *[IMAGE] * 9, 2, *[IMAGE] * 9]
     assert [place.offset for place in placed] == [1, 11]
 
 
 def test_dummy_prompts_have_a_placeholder_for_each_image() -> None:
     builder: Any = SimpleNamespace(info=info())
-    assert LlavaDummyInputsBuilder.get_dummy_tokens(builder, {"image": 2}) == [IMAGE, IMAGE]
+    assert LlavaDummyInputsBuilder.get_dummy_text(builder, {"image": 2}) == "<image><image>"

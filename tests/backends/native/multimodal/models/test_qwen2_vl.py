@@ -8,27 +8,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.native.multimodal.inputs import ImageSize
+from backends.native.multimodal.inputs import ImageSize, MultiModalDataItems
 from backends.native.multimodal.models.qwen2_vl import Qwen2VLMultiModalProcessor, Qwen2VLProcessingInfo
-from backends.native.multimodal.updates import apply_update
+from backends.native.multimodal.updates import apply_updates
 
 IMAGE = 9
 
 
 def info(longest_edge: int = 0) -> Any:
     return SimpleNamespace(
-        hf_config=SimpleNamespace(image_token_id=IMAGE),
-        image_processor=SimpleNamespace(patch_size=14, merge_size=2, size={"longest_edge": longest_edge}),
+        get_hf_config=lambda: SimpleNamespace(image_token_id=IMAGE),
+        get_image_processor=lambda: SimpleNamespace(patch_size=14, merge_size=2, size={"longest_edge": longest_edge}),
     )
 
 
 def test_an_image_has_a_token_for_each_square_of_merged_patches() -> None:
     processor: Any = SimpleNamespace(info=info())
-    items: Any = [
-        SimpleNamespace(arrays={"image_grid_thw": np.array([1, rows, columns])}) for rows, columns in ((4, 6), (2, 2))
-    ]
-    update = Qwen2VLMultiModalProcessor._get_prompt_updates(processor, items)
-    ids, placed = apply_update([1, IMAGE, 2, IMAGE], update, 2)
+    grids = {"image_grid_thw": [np.array([1, rows, columns]) for rows, columns in ((4, 6), (2, 2))]}
+    updates = Qwen2VLMultiModalProcessor._get_prompt_updates(processor, MultiModalDataItems(), {}, grids)
+    ids, placed = apply_updates([1, IMAGE, 2, IMAGE], updates, {"image": 2}, list)
     assert ids == [1, *[IMAGE] * 6, 2, IMAGE]
     assert [place.offset for place in placed] == [1, 8]
 

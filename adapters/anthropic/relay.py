@@ -1,0 +1,113 @@
+"""Bodies and answers that pass between a client and a remote of the same dialect, with all that nobody here knows.
+
+A client's body may hold blocks and tools that the IR does not have: documents, search results, tools that run at
+Anthropic. They are set aside before the body is decoded and named in `Generate.unread`, so that only a remote that is
+sent the body itself may answer. The body then goes field by field, with the remote's name of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from adapters.anthropic.dialects import Dialect
+from adapters.base import JSON, Headers
+from adapters.body import convert, parse
+from schemas.ir import Generate
+from schemas.origin import Unread
+
+T = TypeVar("T")
+
+# Required by the API; this is its newest version.
+VERSION = "2023-06-01"
+"""The value of the header `anthropic-version`."""
+
+_KNOWN = frozenset({"text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking"})
+"""The types of blocks that the IR has a form for, or that mean nothing to other models (redacted thinking)."""
+_RELAYED_HEADERS = ("anthropic-version", "anthropic-beta")
+
+_raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def read_known(body: bytes, type: type[T]) -> tuple[T, dict[str, Any], tuple[Unread, ...]]:
+    """Decode a body without the blocks and tools that the IR cannot express.
+
+    Returns:
+        The struct, the unknown fields of the body, and what was set aside.
+
+    Raises:
+        schemas.errors.RequestError: as for `adapters.body.read`.
+    """
+    fields = parse(body)
+    unread = tuple(_set_aside(fields)) if isinstance(fields, dict) else ()
+    given, extra = convert(fields, type)
+    return given, extra, unread
+
+
+def relayed_headers(headers: Mapping[str, str]) -> Headers:
+    """The headers of a client that a remote of its dialect gets, too."""
+    return tuple((name, headers[name]) for name in _RELAYED_HEADERS if name in headers)
+
+
+def relays(dialect: Dialect, request: Generate) -> bool:
+    """Whether client and remote speak the same dialect, so that body and answer are relayed."""
+    origin = request.origin
+    return origin is not None and bool(origin.body) and (origin.protocol, origin.dialect) == ("anthropic", dialect.name)
+
+
+def relayed_body(body: bytes, fixed: Mapping[str, Any]) -> bytes:
+    """The client's own body, with the fields `fixed` instead of its own."""
+    # Members stay raw: what this server does not know passes byte for byte.
+    return msgspec.json.encode(_raw_fields(body) | dict(fixed))
+
+
+def remote_headers(relayed: Headers = ()) -> Headers:
+    """The headers of a request to a remote; a client's own version goes before ours."""
+    given = dict(relayed)
+    return (("content-type", JSON), *({"anthropic-version": VERSION} | given).items())
+
+
+def _set_aside(fields: dict[str, Any]) -> Iterator[Unread]:
+    """Remove from a body what the IR cannot express, and name it."""
+    for place, turn in enumerate(_objects(fields.get("messages"))):
+        yield from _unknown_blocks(turn, f"messages.{place}.content")
+    yield from _unknown_blocks(fields, "system")
+    tools = fields.get("tools")
+    if isinstance(tools, list):
+        # Tools of other types run at Anthropic: no other model has them.
+        places = [place for place, tool in enumerate(tools) if _type_of(tool, "custom") != "custom"]
+        for place in places:
+            type = _type_of(tools[place], "custom")
+            yield Unread(f"tools.{place}.type", type, f"tools.{place}.type: tools of type '{type}' are not supported")
+        fields["tools"] = [tool for place, tool in enumerate(tools) if place not in places]
+
+
+def _unknown_blocks(holder: dict[str, Any], param: str) -> Iterator[Unread]:
+    """Remove unknown blocks from the list that `holder` has under the last part of `param`."""
+    key = param.rpartition(".")[2]
+    content = holder.get(key)
+    if not isinstance(content, list):
+        return
+    kept = []
+    for place, block in enumerate(content):
+        type, where = _type_of(block, "text"), f"{param}.{place}"
+        if type not in _KNOWN:
+            yield Unread(f"{where}.type", type, f"{where}.type: blocks of type '{type}' are not supported")
+            continue
+        if type == "tool_result":
+            yield from _unknown_blocks(block, f"{where}.content")
+        kept.append(block)
+    holder[key] = kept
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    # An empty object in the place of anything else: places must stay what they are in the body.
+    return [item if isinstance(item, dict) else {} for item in value] if isinstance(value, list) else []
+
+
+def _type_of(item: object, absent: str) -> str:
+    """The type of a block or tool. What is no object, or has no such type, is left to the decoder to refuse."""
+    type = item.get("type") if isinstance(item, dict) else None
+    return type if isinstance(type, str) else absent

@@ -1,0 +1,135 @@
+"""Histograms of durations, and quantiles from them with bounds that hold at every look.
+
+Bins have fixed edges, each 5 % above the one before, from 100 microseconds to an hour, so histograms of workers and of
+times add up. Bounds are distribution-free: the count of values below the true quantile is binomial with a known rate,
+so an e-value tests each edge (Howard and Ramdas: Sequential estimation of quantiles, 2022). They need no moments, so
+time-outs and heavy tails cannot break them.
+
+Assumption: observations that are correlated within units count for fewer, `design_effect` times fewer, and that factor
+of the mean logarithm (`design_effect`) also bounds the one of the counts below an edge. A threshold on correlated
+normal values lowers their correlation, so this is on the safe side for log-normal durations.
+"""
+
+from __future__ import annotations
+
+from math import ceil, exp, inf, log
+
+import numpy as np
+
+from gateway.experiments.confidence import Array, Interval, prior_precision
+from gateway.experiments.evalue import log_evidence
+
+SHORTEST = 1e-4
+"""Seconds: the upper edge of the first bin."""
+LONGEST = 3600.0
+"""Seconds: values above are in the last bin."""
+RATIO = 1.05
+"""Of the edges of a bin: the resolution of every quantile."""
+
+_LOG_SHORTEST, _LOG_RATIO = log(SHORTEST), log(RATIO)
+
+BINS = ceil((log(LONGEST) - _LOG_SHORTEST) / _LOG_RATIO) + 2
+"""Bin 0 is below `SHORTEST`; bin n covers [EDGES[n - 1], EDGES[n])."""
+UNFINISHED = BINS - 1
+"""The last bin: an hour and longer, or without an end because the client left first, which ranks as longest."""
+EDGES: Array = np.geomspace(SHORTEST, SHORTEST * RATIO ** (BINS - 2), BINS - 1)
+
+_LOWER = np.concatenate(([0.0], EDGES))
+_UPPER = np.concatenate((EDGES, [inf]))
+
+
+def log_seconds(seconds: float) -> float:
+    """The natural logarithm as it is counted for means of logarithms: of at least `SHORTEST`."""
+    return log(seconds) if seconds > SHORTEST else _LOG_SHORTEST
+
+
+def bin_of(seconds: float) -> int:
+    """The bin of a duration."""
+    if seconds < SHORTEST:
+        return 0
+    if seconds >= LONGEST:
+        return UNFINISHED
+    return int((log(seconds) - _LOG_SHORTEST) / _LOG_RATIO) + 1
+
+
+def quantile(counts: Array, q: float) -> float:
+    """The quantile in seconds, interpolated within its bin; infinite in the last bin.
+
+    Args:
+        counts: [BINS], not all zero.
+        q: in (0, 1).
+    """
+    reached = np.cumsum(counts)
+    wanted = q * float(reached[-1])
+    at = int(np.searchsorted(reached, wanted))
+    if at == 0:
+        return SHORTEST
+    if at == UNFINISHED:
+        return inf
+    within = (wanted - float(reached[at - 1])) / float(counts[at])
+    return float(EDGES[at - 1]) * exp(within * _LOG_RATIO)
+
+
+def quantile_bounds(counts: Array, q: float, alpha: float, design_effect: float = 1.0) -> Interval:
+    """A quantile in seconds with bounds; they miss it at any look with a chance of at most `alpha`.
+
+    Args:
+        counts: [BINS].
+        q: in (0, 1).
+        alpha: the chance of a miss.
+        design_effect: how many observations are worth one independent observation; at least 1.
+    """
+    if not counts.any():
+        return Interval(0.0, -inf, inf)
+    open_ = np.flatnonzero(_evidence(counts, q, alpha, design_effect) < -log(alpha))
+    return Interval(quantile(counts, q), float(_LOWER[open_[0]]), float(_UPPER[open_[-1]]))
+
+
+def quantile_ratio(
+    control: Array, other: Array, q: float, alpha: float, design_effects: tuple[float, float] = (1.0, 1.0)
+) -> Interval:
+    """The other arm's quantile divided by the control's; the bounds hold at every look.
+
+    The arms are independent, so the product of their e-values is an e-value, and a pair of quantiles is possible while
+    the product is below 1 / `alpha`. That is narrower than two intervals at half of `alpha`.
+
+    Args:
+        control: [BINS].
+        other: [BINS].
+        q: in (0, 1).
+        alpha: the chance of a miss.
+        design_effects: of the control and of the other arm.
+    """
+    if not (control.any() and other.any()):
+        return Interval(1.0, 0.0, inf)
+    ours = _evidence(control, q, alpha, design_effects[0])
+    theirs = _evidence(other, q, alpha, design_effects[1])
+    limit = -log(alpha)
+    possible = [np.flatnonzero(one < limit - another.min()) for one, another in ((ours, theirs), (theirs, ours))]
+    here, there = np.nonzero(np.add.outer(ours[possible[0]], theirs[possible[1]]) < limit)
+    at, to = possible[0][here], possible[1][there]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        low = np.nan_to_num(_LOWER[to] / _UPPER[at], nan=0.0).min()
+        high = np.where(_LOWER[at] > 0, _UPPER[to] / _LOWER[at], inf).max()
+        estimate = quantile(other, q) / quantile(control, q) if quantile(control, q) < inf else 1.0
+    return Interval(estimate, float(low), float(high))
+
+
+def log_variance(counts: Array) -> float:
+    """The variance of the logarithm of one value, from the bins' middles; 0 for no values."""
+    total = float(counts.sum())
+    if not total:
+        return 0.0
+    middles = _LOG_SHORTEST + (np.arange(BINS) - 0.5) * _LOG_RATIO
+    center = float(counts @ middles) / total
+    return float(counts @ np.square(middles - center)) / total
+
+
+def _evidence(counts: Array, q: float, alpha: float, design_effect: float) -> Array:
+    """The least log evidence against the quantile at any place within each bin: [BINS]."""
+    reached = np.cumsum(counts) / design_effect
+    total = float(reached[-1])
+    before = np.concatenate(([0.0], reached[:-1]))
+    # The values of a bin may lie on either side of the quantile: what is nearest to the expected count cannot be
+    # excluded.
+    return log_evidence(np.clip(q * total, before, reached), total, q, prior_precision(alpha))

@@ -1,0 +1,48 @@
+"""Where a request came from, and requests that are relayed to a remote as they came."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where a request came from. A remote of the same protocol is sent its body. `operation`: a `Route.name`.
+
+    `headers` are those that such a remote is sent, too. `media_type` is the body's, with its parameters.
+    """
+
+    protocol: str
+    dialect: str
+    operation: str
+    body: bytes = b""
+    headers: tuple[tuple[str, str], ...] = ()
+    media_type: str = "application/json"
+
+
+class Unread(msgspec.Struct, frozen=True):
+    """A part of a body that the IR cannot express: only a remote that is sent the body can answer the request.
+
+    `param` is its place, `feature` its name, `refusal` what a client is told whose request no such remote answers.
+    """
+
+    param: str
+    feature: str
+    refusal: str
+
+
+class Relay(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for an operation that nothing here does itself: a remote of the same dialect is sent its body.
+
+    `id` and `model` are as in `schemas.ir.Generate`.
+    """
+
+    id: str
+    model: str
+    origin: Origin
+
+
+class RelayedAnswer(msgspec.Struct, frozen=True):
+    """A remote's whole answer to a `Relay`, sent to the client as it is. `media_type` has its parameters."""
+
+    body: bytes
+    media_type: str
