@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -14,13 +15,14 @@ from typing import TYPE_CHECKING, Literal
 import click
 import msgspec
 
-from gateway.experiments.export import Row, read_rows
-from gateway.experiments.parquet import ParquetMissingError, write_parquet
+from gateway.export.parquet import ParquetMissingError, write_parquet
+from gateway.export.rows import Row, read_rows
 from gateway.observability import logging
+from schemas.errors import GatewayError
 
 if TYPE_CHECKING:
     from gateway.experiments.confidence import Interval
-    from gateway.experiments.replay import Replayed, ReplayReport
+    from gateway.export.replay import Replayed, ReplayReport
 
 _LOCAL = "http://127.0.0.1:8000"
 _ALPHA = 0.05  # of the intervals of a replay
@@ -58,7 +60,7 @@ def export(
 @experiment.command()
 @click.argument("rows", metavar="EXPORT", type=click.Path(exists=True, path_type=Path))
 @click.option(
-    "--against", required=True, help="A served entity of the endpoint, or the URL of an OpenAI server (…/v1)."
+    "--against", required=True, help="A served entity of the endpoint, or the URL of a server; its kind is probed."
 )
 @click.option("--endpoint", required=True, help="The endpoint whose requests are replayed.")
 @click.option("--model", help="The model's name at the URL.  [default: the endpoint's]")
@@ -81,14 +83,16 @@ def replay(
     out: Path | None,
 ) -> None:
     """Ask the requests of an EXPORT with texts again, and compare the answers with the logged ones."""
-    from gateway.experiments.replay import compare
+    from gateway.export.replay import compare
 
     logging.configure("error")  # to standard error: what the backend says of its health is no result
     is_url = "://" in against
-    base = against if is_url else f"{url.rstrip('/')}/v1"
     asked = model or endpoint if is_url else f"{endpoint}:{against}"
     chosen = islice(_rows(rows, endpoint, None, None), limit)
-    found, skipped = asyncio.run(_replay(chosen, base, asked, key_env, concurrency))
+    try:
+        found, skipped = asyncio.run(_replay(chosen, against if is_url else url, asked, key_env, concurrency))
+    except (GatewayError, ValueError) as error:
+        raise click.ClickException(f"{against}: {error}") from None
     if not found:
         why = ", ".join(f"{reason}: {count}" for reason, count in skipped.items()) or "there is none"
         raise click.ClickException(f"{rows}: no request of '{endpoint}' can be replayed ({why})")
@@ -99,13 +103,16 @@ def replay(
 
 
 async def _replay(
-    rows: Iterator[Row], base: str, model: str, key_env: str | None, at_once: int
+    rows: Iterator[Row], url: str, model: str, key_env: str | None, at_once: int
 ) -> tuple[list[Replayed], Counter[str]]:
+    from backends.remote.probe import probe
     from gateway.app import adapters, backend_class
-    from gateway.experiments.replay import replay as ask_again
+    from gateway.export.replay import replay as ask_again
 
-    options = {"url": base, "retries": {"attempts": 1}} | ({"api_key_env": key_env} if key_env else {})
-    backend = backend_class("replay", "openai")("replay", options)
+    server = await probe(url, os.environ.get(key_env, "") if key_env else "")
+    # One attempt: a failure that a retry repairs is what a replay is to find.
+    options = {"url": server.url, "retries": {"attempts": 1}} | ({"api_key_env": key_env} if key_env else {})
+    backend = backend_class("replay", server.kind)("replay", options)
     found: list[Replayed] = []
     skipped: Counter[str] = Counter()
     try:

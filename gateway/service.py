@@ -20,8 +20,8 @@ from gateway.deployment.catalog import catalog
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
 from gateway.experiments.experiments import Experiments
-from gateway.experiments.export import Exporter
 from gateway.experiments.full_report import FullReport
+from gateway.export.rows import Exporter
 from gateway.observability.metrics import Metrics
 from gateway.ramps import Ramps
 from gateway.routing.router import Router

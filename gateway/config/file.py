@@ -127,6 +127,11 @@ def _check(text: str, config: Config) -> None:
     if config.server.export is not None and config.server.export.files <= config.server.workers:
         # Workers write side by side: with fewer files, one would remove what another is writing.
         raise ConfigError(f"{_line(text, 'export')}: server.export: `files` must be more than the number of workers")
+    _check_endpoints(text, config)
+    _check_defaults(text, config)
+
+
+def _check_endpoints(text: str, config: Config) -> None:
     for name, endpoint in config.endpoints.items():
         if wrong := wrong_endpoint(endpoint, config.backends):
             raise ConfigError(f"{_line(text, name)}: endpoints.{name}{wrong}")
@@ -134,7 +139,6 @@ def _check(text: str, config: Config) -> None:
             raise ConfigError(f"{_line(text, 'ramp')}: endpoints.{name}: a `ramp` needs a `state_file`, which keeps it")
     if clash := wrong_aliases(config.endpoints):
         raise ConfigError(f"{_line(text, clash[0])}: endpoints.{clash[0]}{clash[1]}")
-    _check_defaults(text, config)
 
 
 def _check_defaults(text: str, config: Config) -> None:

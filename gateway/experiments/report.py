@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 
 from gateway.config import Endpoint
-from gateway.experiments.agreement import Pairs, summarize
 from gateway.experiments.confidence import Array, Interval, Mean, difference, mean, sample_ratio_mismatch
 from gateway.experiments.metrics import DIVERGENCES_AT, EXCLUDED, TIMES, TOTALS, UNPAIRED_AT, Metric
+from gateway.experiments.pairs.agreement import Pairs, summarize
 from schemas.ir import FinishReason
 
 SRM_ALPHA = 0.001

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gateway.experiments.agreement import PAIR_METRICS
 from gateway.experiments.counters_file import CountersFile, Layout, Sums, read, zeros
 from gateway.experiments.metrics import METRICS, TIMES, TOTALS
+from gateway.experiments.pairs.agreement import PAIR_METRICS
 
 REQUESTS, PAIRS = "requests", "pairs"
 """The names of the files of all requests, and of pairs."""

@@ -100,12 +100,14 @@ class RequestAccount:
             return
         self.outcome = outcome
         self.duration = monotonic() - self.began
-        own = self.own_failure or outcome
-        streamed = isinstance(self.request, Generate) and self.request.stream
-        reasons = tuple(self.finish_reasons)
-        # An exported row has the very values that the experiment counts.
-        self.ended = Outcome(outcome, own, streamed, self.first_token, self.duration, self.usage, reasons)
-        if self.exposure is not None:  # None without an experiment, and before routing
+        # `exposure` is None without an experiment, and before routing.
+        if self.exposure is not None or self.service.exporter is not None:
+            own = self.own_failure or outcome
+            streamed = isinstance(self.request, Generate) and self.request.stream
+            reasons = tuple(self.finish_reasons)
+            # An exported row has the very values that the experiment counts.
+            self.ended = Outcome(outcome, own, streamed, self.first_token, self.duration, self.usage, reasons)
+        if self.exposure is not None and self.ended is not None:
             self.exposure.end(self.ended)
 
     @property

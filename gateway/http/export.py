@@ -8,41 +8,46 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from gateway.experiments.export import Choice, Response, Row
+from gateway.experiments.experiment import exclusion
+from gateway.export.rows import Choice, Response, Row
 from gateway.http.accounting import RequestAccount
-from schemas.ir import Generate
+from schemas.ir import Embed, Generate, Tokenize
+from schemas.origin import Origin
 
 
 def row_of(account: RequestAccount, *, with_text: bool) -> Row | None:
-    """The row; None for a request that reached no served entity, or generates nothing.
+    """The row; None for a request that was not routed.
 
     Args:
         account: of a request that has ended.
         with_text: whether the row has the request and the answer.
     """
     request, plan, target, ended = account.request, account.plan, account.target, account.ended
-    if not isinstance(request, Generate) or plan is None or target is None or ended is None:
+    if request is None or plan is None or ended is None:
         return None
-    unit, origin, usage = plan.unit, request.origin, ended.usage
+    unit, usage = plan.unit, ended.usage
+    origin = None if isinstance(request, Tokenize) else request.origin
+    endpoint, served = plan.targets[0].endpoint, target.entity.name if target is not None else None
     began = time.time() - ended.total
     return Row(
         databricks_request_id=account.request_id,
-        client_request_id=request.client_request_id,
+        client_request_id=request.client_request_id if isinstance(request, Generate | Embed) else None,
         date=datetime.fromtimestamp(began, UTC).date().isoformat(),
         timestamp_ms=int(began * 1000),
         status_code=account.status or 499,
         execution_time_ms=round(ended.total * 1000),
-        request=_body(request) if with_text else None,
+        request=_body(origin) if with_text else None,
         response=_answer(account.texts) if account.texts is not None and ended.outcome == "ok" else None,
         sampling_fraction=1.0,
         request_metadata={
-            "endpoint_name": target.endpoint,
-            "model_name": target.entity.name,
+            "endpoint_name": endpoint,
+            "model_name": served or "",
             "model_version": str(account.version),
         },
-        endpoint=target.endpoint,
-        served_entity=target.entity.name,
+        endpoint=endpoint,
+        served_entity=served,
         assigned=plan.targets[0].entity.name if unit is not None else None,
+        compared=unit is not None and exclusion(plan, ended.outcome) is None,
         outcome=ended.outcome,
         arm_outcome=ended.own if unit is not None else None,
         streamed=ended.streamed,
@@ -61,9 +66,9 @@ def row_of(account: RequestAccount, *, with_text: bool) -> Row | None:
     )
 
 
-def _body(request: Generate) -> str | None:
-    # JSON is UTF-8 (RFC 8259, section 8.1), or the protocol could not have read it.
-    return request.origin.body.decode() if request.origin is not None and request.origin.body else None
+def _body(origin: Origin | None) -> str | None:
+    # JSON is UTF-8 (RFC 8259, section 8.1). What is relayed may be anything else.
+    return origin.body.decode(errors="replace") if origin is not None and origin.body else None
 
 
 def _answer(texts: dict[int, list[str]]) -> str:

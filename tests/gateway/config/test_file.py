@@ -64,7 +64,7 @@ WRONG = {
     GOOD + "[server]\nworkers = 4\nexport = { folder = 'x', files = 4 }\n": (
         "15: server.export: `files` must be more than the number of workers"
     ),
-    GOOD + "experiment = { ramp = { arm = 'challenger' } }\n": "12: endpoints.chat: a `ramp` needs a `state_file`",
+    GOOD + "experiment = { ramp = { arm = 'challenger' } }\n": "13: endpoints.chat: a `ramp` needs a `state_file`",
     GOOD + "experiment = { ramp = { arm = 'current' } }\n": (
         "7: endpoints.chat.experiment.ramp: 'current' is none of the served entities after the first"
     ),

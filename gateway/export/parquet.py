@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from gateway.experiments.export import Row
+from gateway.export.rows import Row
 
 _BATCH = 10_000
 """Rows of a row group."""
@@ -33,7 +33,7 @@ def write_parquet(rows: Iterable[Row], file: Path) -> int:
         raise ParquetMissingError(
             "Parquet needs pyarrow: install interlingua[parquet], or export with --format jsonl"
         ) from None
-    types = {str: arrow.string(), int: arrow.int64(), float: arrow.float64()}
+    types = {bool: arrow.bool_(), str: arrow.string(), int: arrow.int64(), float: arrow.float64()}
     composite = {
         tuple[str, ...]: arrow.list_(arrow.string()),
         dict[str, str]: arrow.map_(arrow.string(), arrow.string()),

@@ -8,6 +8,7 @@ import sys
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ from click.testing import CliRunner
 from backends.scripted import ScriptedBackend
 from gateway.app import create_app
 from gateway.cli import main
-from gateway.config import Config, Export, ServerSection
-from gateway.experiments.export import Exporter, Row, read_rows
-from gateway.experiments.parquet import write_parquet
+from gateway.config import Config, Endpoint, Export, ServerSection
+from gateway.experiments.metrics import FAILURES
+from gateway.export.parquet import write_parquet
+from gateway.export.rows import Exporter, Row, read_rows
 from gateway.storage.row_files import RowFiles
 from tests.gateway.serving import chat, endpoint, figures, listening, running
 from tests.missing_tools import missing
@@ -26,18 +28,20 @@ from tests.missing_tools import missing
 ARMS = endpoint(("a", "scripted", 50), ("b", "error-after-3", 50))
 
 
-def application(folder: Path, *, text: bool = False) -> Any:
+def application(folder: Path, *, text: bool = False, arms: Endpoint = ARMS) -> Any:
     config = Config(
         server=ServerSection(export=Export(folder=str(folder), text=text)),
         backends={"s": {"kind": "scripted"}},
-        endpoints={"chat": ARMS},
+        endpoints={"chat": arms},
     )
     return create_app(config, {"s": ScriptedBackend("s")})
 
 
-async def exported(folder: Path, *, text: bool = False, requests: int = 40) -> tuple[list[Row], dict[str, Any]]:
+async def exported(
+    folder: Path, *, text: bool = False, requests: int = 40, arms: Endpoint = ARMS
+) -> tuple[list[Row], dict[str, Any]]:
     """The rows of some requests, and the experiment's figures."""
-    async with running(application(folder, text=text)) as client:
+    async with running(application(folder, text=text, arms=arms)) as client:
         for user in range(requests):
             await chat(client, user=f"user {user}", stream=user % 3 == 0, temperature=0)
         await chat(client, model="chat:a", temperature=0)
@@ -47,17 +51,29 @@ async def exported(folder: Path, *, text: bool = False, requests: int = 40) -> t
 
 
 async def test_figures_computed_from_rows_are_the_reports(tmp_path: Path) -> None:
-    rows, found = await exported(tmp_path / "export")
+    """For an arm that answers, one whose failures another arm repairs, and one that refuses every request."""
+    arms = endpoint(("a", "scripted", 40), ("b", "error", 30), ("c", "context-length", 30))
+    rows, found = await exported(tmp_path / "export", arms=arms, requests=60)
     for name, arm in found.items():
-        assigned = [row for row in rows if row.assigned == name]
-        answered = [row for row in assigned if row.outcome == "ok"]
-        assert (arm["exposures"], bool(answered)) == (len(assigned), name == "a")
-        assert arm["means"]["success"] == len(answered) / len(assigned)
-        if answered:
-            for metric in ("time_to_first_token", "latency", "prompt_tokens", "completion_tokens"):
-                # To the last bit but for the order of the sum.
-                mean = sum(getattr(row, metric) for row in answered) / len(answered)
-                assert arm["means"][metric] == pytest.approx(mean, rel=1e-12)
+        compared = [row for row in rows if row.assigned == name and row.compared]
+        ok = [row for row in compared if row.arm_outcome == "ok"]
+        failed = [row for row in compared if row.arm_outcome in FAILURES]
+        figures = {
+            "refused": [row not in ok + failed for row in compared],
+            "abandoned": [row.outcome == "client_gone" for row in compared],
+            "success": [row in ok for row in ok + failed],
+            "served": [row.outcome == "ok" for row in ok + failed],
+            "latency": [row.latency for row in ok],
+            "time_to_first_token": [row.time_to_first_token for row in ok if row.time_to_first_token is not None],
+            "prompt_tokens": [row.prompt_tokens for row in ok],
+            "completion_tokens": [row.completion_tokens for row in ok],
+        }
+        assert arm["exposures"] == len(compared) > 5
+        for metric, values in figures.items():
+            # Equal but for the order of a sum.
+            assert arm["means"].get(metric, "none") == (pytest.approx(fmean(values), rel=1e-12) if values else "none")
+    assert found["b"]["means"] | {"success": 0.0, "served": 1.0} == found["b"]["means"]
+    assert found["c"]["means"]["refused"] == 1.0
 
 
 async def test_what_a_row_holds(tmp_path: Path) -> None:
@@ -128,8 +144,9 @@ def row() -> Callable[[int], Row]:
     def make(number: int, endpoint: str = "chat") -> Row:
         # 2026-01-01 and so many hours.
         time = 1_767_225_600_000 + number * 3_600_000
-        figures = (1.0, {"model_name": "a"}, endpoint, "a", "a", "ok", ("eos",), 3, 5, 0.5, 1.0, "user", "00ff", 7, 1)
-        return Row(f"id-{number}", None, "2026-01-01", time, 200, 1000, None, None, *figures)
+        served = (1.0, {"model_name": "a"}, endpoint, "a", "a", True, "ok", "ok", False, ("eos",))
+        figures = (3, 5, 0.5, 1.0, "user", "00ff", 7, 1)
+        return Row(f"id-{number}", None, "2026-01-01", time, 200, 1000, None, None, *served, *figures)
 
     return make
 
@@ -192,7 +209,12 @@ async def test_a_replay_compares_the_logged_answers_with_those_of_an_arm(tmp_pat
     assert f"  failed: backend_failed {len(rows)}" in worse.splitlines()
 
 
-async def test_a_replay_needs_texts(tmp_path: Path) -> None:
-    await exported(tmp_path, requests=3)
-    code, output = await replayed(tmp_path, "--endpoint", "chat", "--against", "http://127.0.0.1:1/v1")
+@pytest.mark.slow
+async def test_a_replay_needs_texts_and_a_server(tmp_path: Path) -> None:
+    await exported(tmp_path / "export", requests=3)
+    words = (tmp_path / "export", "--endpoint", "chat", "--against")
+    async with listening(application(tmp_path / "other")) as port:
+        code, output = await replayed(*words, f"http://127.0.0.1:{port}")
     assert (code, "no request of 'chat' can be replayed (no text: 4)" in output) == (1, True)
+    code, output = await replayed(*words, "http://127.0.0.1:1")
+    assert (code, "Error: http://127.0.0.1:1: " in output, "Traceback" in output) == (1, True, False)

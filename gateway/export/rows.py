@@ -38,8 +38,9 @@ class Row(msgspec.Struct, frozen=True):
         sampling_fraction: the share of requests that have rows.
         request_metadata: the endpoint's name, the model that answered, and the version of the endpoint.
         endpoint: its name.
-        served_entity: who was asked last.
+        served_entity: who was asked last; null if nobody was.
         assigned: to whom the unit was assigned; null if there was nothing to assign.
+        compared: whether the experiment compares arms by this request.
         outcome: what the client saw: "ok", "client_gone", "cancelled", or an error's kind.
         arm_outcome: what the assigned arm did: the same, or its own failure where another one was asked after it.
         streamed: whether the client asked for a stream.
@@ -65,8 +66,9 @@ class Row(msgspec.Struct, frozen=True):
     sampling_fraction: float
     request_metadata: dict[str, str]
     endpoint: str
-    served_entity: str
+    served_entity: str | None
     assigned: str | None
+    compared: bool
     outcome: str
     arm_outcome: str | None
     streamed: bool

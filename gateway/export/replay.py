@@ -19,7 +19,7 @@ from backends.base import Backend
 from gateway.errors import to_client_error
 from gateway.experiments.bounded_mean import bounded_mean
 from gateway.experiments.confidence import Interval, mean, radius
-from gateway.experiments.export import Response, Row
+from gateway.export.rows import Response, Row
 from gateway.routing.assignment import BUCKETS, bucket_of
 from schemas.catalog import Catalog, ModelCard
 from schemas.errors import GatewayError, Incomplete
