@@ -104,11 +104,14 @@ class StreamEncoder(Protocol):
     """The encoder of one stream. For `Usage`, the last event, it writes the protocol's terminator.
 
     `headers` are read after the first call of `feed` and may depend on that batch.
+    `status_waits`: the status line waits for the first bytes, so that an error before them has a status of its own; if
+    not, it is sent with the backend's first event.
     `abort_after_error`: after `fail` the connection is reset, for clients that take any other end as the answer's.
     """
 
     media_type: str
     headers: Headers
+    status_waits: bool
     abort_after_error: bool
 
     def feed(self, events: Events) -> bytes:
@@ -245,6 +248,10 @@ class ClientCodec(Protocol):
         """Whether the answer to `request` contains token ids."""
         ...
 
+    def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
+        """The fields among `request.unknown`, and a `Generate`'s `own_fields`, that `encode` does not send."""
+        ...
+
     def error(self, reply: Reply) -> GatewayError:
         """The error that a reply with an error status stands for."""
         ...
@@ -268,6 +275,10 @@ class EmbeddingCodec(Protocol):
         Raises:
             schemas.errors.BackendError: the answer is an error or violates the protocol.
         """
+        ...
+
+    def ignored(self, request: Embed) -> tuple[str, ...]:
+        """The fields among `request.unknown` that `encode_embed` does not send."""
         ...
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from adapters.unknown_fields import Unknown, find_unknown
 from schemas.errors import InvalidRequest, MalformedBody
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`$")
 
 
-def read(body: bytes, type: type[T]) -> tuple[T, dict[str, Any]]:
+def read(body: bytes, type: type[T]) -> tuple[T, Unknown]:
     """Decode `body` as a `type` struct.
 
     Returns:
@@ -57,7 +58,7 @@ def read(body: bytes, type: type[T]) -> tuple[T, dict[str, Any]]:
     return convert(parse(body), type)
 
 
-def convert(fields: Any, type: type[T]) -> tuple[T, dict[str, Any]]:
+def convert(fields: Any, type: type[T]) -> tuple[T, Unknown]:
     """The second half of `read`, for a protocol that changes the fields first.
 
     Raises:
@@ -71,7 +72,8 @@ def convert(fields: Any, type: type[T]) -> tuple[T, dict[str, Any]]:
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
     known = _field_names(type)  # type: ignore[arg-type]
-    return struct, {name: value for name, value in fields.items() if name not in known}
+    unknown = {name: value for name, value in fields.items() if name not in known}
+    return struct, Unknown(unknown, find_unknown(fields, type))
 
 
 def parse(body: bytes) -> Any:

@@ -31,6 +31,7 @@ class Feature(StrEnum):
     SUFFIX = "suffix"
     WATERMARK = "watermark"
     LORA = "lora_adapters"
+    TRUNCATION = "truncation"
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -108,6 +109,16 @@ class Relays(Protocol):
         ...
 
 
+# Most backends pass nothing on: only those in front of another server have it.
+@runtime_checkable
+class PassesFieldsOn(Protocol):
+    """A backend that may send fields of the client's body on to a server that understands them."""
+
+    def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
+        """The fields among `request.unknown`, and a `Generate`'s `own_fields`, that are not sent on."""
+        ...
+
+
 class Backend(Protocol):
     """A source of answers: scripted, a remote server, or a native engine.
 
@@ -165,6 +176,24 @@ def check_relayed(request: Generate | Tokenize, capabilities: Capabilities) -> N
     raise UnsupportedFeature(first.refusal, feature=first.feature, param=first.param)
 
 
+def ignored_fields(request: Generate | Embed, backend: Backend) -> tuple[str, ...]:
+    """The unknown fields of a request that have no effect on this backend's answer.
+
+    Raises:
+        schemas.errors.UnsupportedFeature: a field that is known, and that only another server honours, is not sent on.
+    """
+    own = request.own_fields if isinstance(request, Generate) else ()
+    if not own and not request.unknown:
+        return ()
+    ignored = backend.ignored(request) if isinstance(backend, PassesFieldsOn) else (*own, *request.unknown)
+    for name in own:
+        if name in ignored:
+            raise UnsupportedFeature(
+                f"'{name}' is not supported by the model '{request.model}'.", feature=name, param=name
+            )
+    return ignored
+
+
 def needs(request: Generate) -> frozenset[Feature]:
     """The features that a backend must have to answer `request` completely."""
     kinds = set(map(type, request.prompts))
@@ -185,6 +214,7 @@ def needs(request: Generate) -> frozenset[Feature]:
         (Feature.SUFFIX, bool(request.suffix)),
         (Feature.WATERMARK, sampling.watermark),
         (Feature.LORA, request.lora_adapter is not None),
+        (Feature.TRUNCATION, request.overflow == "drop_turns"),
     )
     return frozenset([feature for feature, asked in wanted if asked])
 

@@ -19,13 +19,15 @@ from gateway.auth import Keys, keys_from
 from gateway.config import Config, ConfigError
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
+from gateway.experiments.guardrail import wrong_guardrail
 from gateway.experiments.ramp import wrong_ramp
 from gateway.http import feedback, health, ui
+from gateway.http.answering import CLOSING
 from gateway.http.openapi import document
 from gateway.http.routes import Mounts, not_allowed, not_found
 from gateway.service import Service
 from gateway.storage.row_files import is_writable
-from schemas.errors import BodyTooLarge, GatewayError, InvalidRequest
+from schemas.errors import GatewayError, InvalidRequest
 
 
 def adapters() -> dict[str, Adapter]:
@@ -81,7 +83,7 @@ def validate(config: Config) -> None:
     if (export := config.server.export) is not None and not is_writable(Path(export.folder).absolute()):
         raise ConfigError(f"server.export: the folder '{export.folder}' cannot be written to")
     for name, deployed in LiveDeployments(config).deployments.items():
-        if wrong := wrong_ramp(deployed.serving):
+        if wrong := wrong_ramp(deployed.serving) or wrong_guardrail(deployed.serving):
             raise ConfigError(f"endpoints.{name}{wrong}")
 
 
@@ -168,7 +170,9 @@ def _in_protocol(mounts: Mounts) -> Callable[[Request[Any, Any, Any], Exception]
             b"" if method == "HEAD" else reply.body,
             status_code=reply.status,
             media_type=reply.media_type,
-            headers=dict(reply.headers) | {"x-request-id": service.new_id()},
+            headers=dict(reply.headers)
+            | {"x-request-id": service.new_id()}
+            | ({"connection": "close"} if reply.status in CLOSING else {}),
         )
 
     return handle
@@ -183,6 +187,4 @@ def _failure(error: Exception, app: Litestar, path: str, method: str) -> Gateway
         # Litestar answers OPTIONS for every path by itself.
         methods = app.route_handler_method_map.get(path.rstrip("/"), {})
         return not_allowed(method, [name for name in methods if name != "OPTIONS"])
-    if status == 413:  # Litestar's own limit, which only bodies that it reads itself can reach (`/v1/feedback`)
-        return BodyTooLarge("The request body is too large.")
     return InvalidRequest("The request cannot be read.") if status < 500 else to_client_error(error, "")

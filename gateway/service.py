@@ -33,7 +33,9 @@ from schemas.errors import BackendUnavailable
 
 log = structlog.get_logger()
 
-_HEALTH_INTERVAL = 1.0  # seconds; also how late a worker learns of a stop by a guardrail elsewhere
+_HEALTH_INTERVAL = 0.25
+"""Seconds between two checks: how late `/health/ready` tells of a lost engine, and a worker learns of a stop by a
+guardrail elsewhere."""
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 30.0
 """Seconds before a backend that did not start is started again; doubled each time, up to the longest."""
 _LOADING_TIMEOUT, _POLL_INTERVAL = 5.0, 0.05
@@ -82,7 +84,7 @@ class Service:
         self._started: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._live = LiveDeployments(config)
-        self.experiments = Experiments(self.metrics, self._can_answer, keys, _figures(config, folder))
+        self.experiments = Experiments(self.metrics, self._can_answer, keys, self._stop_arms, _figures(config, folder))
         self._ramps = Ramps(self._live, self.experiments, self._can_answer)
         self._is_changeable = config.server.state_file is not None
         self._serve()  # last: it uses all of the above
@@ -176,6 +178,11 @@ class Service:
     def new_id(self) -> str:
         """A unique request id: 16 hexadecimal digits of the worker, 8 of the request."""
         return f"{self._prefix}{next(self._numbers):08x}"
+
+    def refused(self, reason: str) -> str:
+        """Count a request that no handler sees, by its status or another reason; returns its request id."""
+        self.metrics.refused.add((reason,))
+        return self.new_id()
 
     def count(self, endpoint: str, seconds: float, ok: bool) -> None:
         """Count an ended request, for Triton's statistics."""
@@ -277,7 +284,7 @@ class Service:
         # reads what guardrails of all workers have stopped.
         await self._live.settle(self._health)
         self.refresh()
-        self.router.stop(self.experiments.stopped())
+        self._stop_arms()
         if self._is_changeable and await self._ramps.move():
             self.refresh()
         # A backend whose start failed is not asked: the error of its start is its health until it has started.
@@ -296,10 +303,13 @@ class Service:
         resets = self._live.resets
         self.experiments.serve({name: (each.serving, resets.get(name, 0)) for name, each in deployments.items()})
         self.router = Router({name: found.serving for name, found in deployments.items()}, self.backends)
-        self.router.stop(self.experiments.stopped())
+        self._stop_arms()
         # An endpoint that is created again begins at 0.
         self._counts = {name: counts for name, counts in self._counts.items() if name in deployments}
         self.catalog = self._catalog()
+
+    def _stop_arms(self) -> None:
+        self.router.stop(self.experiments.stopped())
 
     def _catalog(self) -> Catalog:
         limit = self.limits.max_concurrent_requests

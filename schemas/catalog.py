@@ -22,11 +22,15 @@ class ServedEntity(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A requested change of an endpoint. The `state` of its served entities has no meaning here."""
+    """A requested change of an endpoint. The `state` of its served entities has no meaning here.
+
+    `unknown` are the fields of its body that have no effect.
+    """
 
     action: Literal["create", "update", "delete"]
     endpoint: str
     served_entities: tuple[ServedEntity, ...] = ()
+    unknown: tuple[str, ...] = ()
 
 
 class TensorNames(msgspec.Struct, frozen=True):

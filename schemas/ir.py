@@ -18,75 +18,17 @@ from typing import Any, Literal
 
 import msgspec
 
-from schemas.origin import Origin as Origin  # noqa: PLC0414 - exported: a part of every request
+from schemas.origin import Origin as Origin
 from schemas.origin import Relay, Unread
-
-# --- prompts ----------------------------------------------------------------------------------------------------
-
-
-class TextPart(msgspec.Struct, frozen=True, tag="text"):
-    """A piece of text in a message."""
-
-    text: str
-
-
-class ImagePart(msgspec.Struct, frozen=True, tag="image"):
-    """An image by reference; adapters do not read its bytes.
-
-    `ref` is a URL (`kind` "url"), a `data:` URI or bare base64 ("data"), or a local path ("path").
-    """
-
-    ref: str
-    kind: Literal["url", "data", "path"]
-    detail: str | None = None
-
-
-Part = TextPart | ImagePart
-
-
-class ToolCall(msgspec.Struct, frozen=True):
-    """A complete tool call; `arguments` is the JSON text exactly as generated."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-class Message(msgspec.Struct, frozen=True):
-    """One message of a conversation. `role` is the client's: system, developer, user, assistant or tool."""
-
-    role: str
-    content: str | tuple[Part, ...] | None = None
-    name: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str | None = None
-    reasoning: str | None = None
-
-
-class TextPrompt(msgspec.Struct, frozen=True, tag="text"):
-    """Raw text, tokenized with the model's special tokens and without a chat template.
-
-    `image_places` are the indices of the characters that the images precede; () for images beside the text.
-    """
-
-    text: str
-    images: tuple[ImagePart, ...] = ()
-    image_places: tuple[int, ...] = ()
-
-
-class TokensPrompt(msgspec.Struct, frozen=True, tag="tokens"):
-    """Token ids, used as they are."""
-
-    ids: tuple[int, ...]
-
-
-class ChatPrompt(msgspec.Struct, frozen=True, tag="chat"):
-    """Messages, rendered by the model's own chat template."""
-
-    messages: tuple[Message, ...]
-
-
-Prompt = TextPrompt | TokensPrompt | ChatPrompt
+from schemas.prompts import ChatPrompt as ChatPrompt
+from schemas.prompts import ImagePart as ImagePart
+from schemas.prompts import Message as Message
+from schemas.prompts import Part as Part
+from schemas.prompts import Prompt as Prompt
+from schemas.prompts import TextPart as TextPart
+from schemas.prompts import TextPrompt as TextPrompt
+from schemas.prompts import TokensPrompt as TokensPrompt
+from schemas.prompts import ToolCall as ToolCall
 
 # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -172,8 +114,10 @@ class Output(msgspec.Struct, frozen=True):
     binary: bool = False
 
 
-Overflow = Literal["refuse", "truncate"]
-"""What a backend does when the prompt and `max_new_tokens` exceed the context: refuse, or generate what still fits."""
+Overflow = Literal["refuse", "truncate", "drop_turns"]
+"""What a backend does when prompt and `max_new_tokens` exceed the context: refuse, generate what fits, or drop turns of
+the conversation, the oldest first.
+"""
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,11 +125,14 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
 
     Several `prompts` and `n` give `len(prompts) * n` choices; choice `p * n + i` is the i-th answer to prompt p.
     `background`: lowest priority, where a backend has priorities; no client can set it.
-    `extra` holds fields that no protocol here knows, `unread` names what the IR leaves out of the body. `hints` holds
-    fields that are only passed on to a model (`reasoning_effort`, `priority`, …); no code below the adapters reads it.
+    `extra` holds fields that no protocol here knows, `unknown` names them and nested ones, as paths, and `unread` names
+    parts that the IR leaves out of the body. `own_fields` names known ones that only a server of the client's own
+    protocol honours. `hints` holds fields that are only passed on to a model (`reasoning_effort`, `service_tier`,
+    `priority`, …); no code below the adapters reads it.
 
     Server codecs alone read these: `stream_usage` (the stream reports the usage), `continuous_usage` (in every chunk),
-    `answer_suffix` (text written after each choice), `stored_items` (JSON of the conversation's items to store with the
+    `answer_suffix` (text written after each choice), `legacy_functions` (tool calls are written in OpenAI's first form,
+    `function_call`), `stored_items` (JSON of the conversation's items to store with the
     answer; None stores nothing) and `outputs` (the selected parts of the answer; () is the protocol's usual ones).
     """
 
@@ -213,14 +160,19 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    legacy_functions: bool = False
     grammar: Grammar | None = None
     lora_adapter: str | None = None
     background: bool = False
     user: str | None = None
     client_request_id: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     hints: dict[str, Any] = {}  # msgspec copies an empty default for each instance
     extra: dict[str, Any] = {}
     unread: tuple[Unread, ...] = ()
+    unknown: tuple[str, ...] = ()
+    own_fields: tuple[str, ...] = ()
     origin: Origin | None = None
 
 
@@ -237,6 +189,7 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     client_request_id: str | None = None
     extra: dict[str, Any] = {}
+    unknown: tuple[str, ...] = ()
     origin: Origin | None = None
 
 
@@ -249,6 +202,7 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[Tool, ...] = ()
     add_special_tokens: bool = True
     unread: tuple[Unread, ...] = ()
+    unknown: tuple[str, ...] = ()
     origin: Origin | None = None
 
 

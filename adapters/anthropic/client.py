@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.outbound import write_request
-from adapters.anthropic.relay import relayed_body, remote_headers
+from adapters.anthropic.relay import relayed_body, relays, remote_headers
 from adapters.anthropic.remote import StreamReader, read_answer, read_failure
 from adapters.base import Outbound, Reply
+from adapters.outbound import foreign_fields
 from schemas.errors import GatewayError
-from schemas.ir import Events, Generate
+from schemas.ir import Embed, Events, Generate
 from schemas.origin import Relay
 
 
@@ -52,6 +53,11 @@ class AnthropicClient:
         origin = request.origin
         body = relayed_body(origin.body, {"model": request.model})
         return Outbound("/v1/messages/count_tokens", body, headers=remote_headers(origin.headers))
+
+    def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
+        """None of a body that is relayed; else all, since the request is written anew."""
+        relayed = isinstance(request, Generate) and relays(self._dialect, request)
+        return () if relayed else foreign_fields(request)
 
     def error(self, reply: Reply) -> GatewayError:
         """The error that a reply with an error status stands for."""

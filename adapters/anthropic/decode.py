@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.messages import read_conversation
 from adapters.anthropic.relay import read_known
 from adapters.base import Call
+from adapters.unknown_fields import Unknown
 from schemas import anthropic as wire
 from schemas.errors import InvalidRequest
 from schemas.ir import SMALLEST_TOP_P, Generate, Origin, Sampling, Stopping, Tokenize, Tool, ToolChoice
 from schemas.origin import Unread
+
+T = TypeVar("T")
 
 _MODES = {"auto": "auto", "none": "none", "any": "required", "tool": "named"}
 """A `type` of tool choice -> our mode."""
@@ -21,7 +26,7 @@ def read_messages(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> 
     Raises:
         schemas.errors.RequestError: the body cannot be read or breaks a rule of the protocol.
     """
-    given, extra, unread = read_known(body, wire.MessagesRequest)
+    given, extra, unread = _read(dialect, body, wire.MessagesRequest)
     _check(dialect, given)
     tools = _tools(dialect, given.tools or ())
     choice = _choice(given.tool_choice, tools, unread)
@@ -51,6 +56,7 @@ def read_messages(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> 
         hints={name: value for name, value in hints.items() if value},
         extra=extra,
         unread=unread,
+        unknown=extra.paths,
         origin=origin,
     )
 
@@ -61,14 +67,29 @@ def read_count(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> Tok
     Raises:
         schemas.errors.RequestError: the body cannot be read or breaks a rule of the protocol.
     """
-    given, _, unread = read_known(body, wire.CountRequest)
+    given, extra, unread = _read(dialect, body, wire.CountRequest)
     tools = _tools(dialect, given.tools or ())
     choice = _choice(given.tool_choice, tools, unread)
     # The chat template does not render tools that must not be called, so they cost no tokens.
     if choice is not None and choice.mode == "none":
         tools = ()
-    prompt = read_conversation(given)
-    return Tokenize(id=call.id, model=given.model, prompt=prompt, tools=tools, unread=unread, origin=origin)
+    return Tokenize(
+        id=call.id,
+        model=given.model,
+        prompt=read_conversation(given),
+        tools=tools,
+        unread=unread,
+        unknown=extra.paths,
+        origin=origin,
+    )
+
+
+def _read(dialect: Dialect, body: bytes, type: type[T]) -> tuple[T, Unknown, tuple[Unread, ...]]:
+    """Decode a body; a strict dialect refuses unknown fields."""
+    given, unknown, unread = read_known(body, type)
+    if unknown.paths and dialect.requests.strict:
+        raise _invalid(min(unknown.paths), "Extra inputs are not permitted")
+    return given, unknown, unread
 
 
 def _check(dialect: Dialect, given: wire.MessagesRequest) -> None:

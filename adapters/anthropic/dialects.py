@@ -8,6 +8,16 @@ from adapters.dialect import Failure, Group
 from schemas.ir import FinishReason
 
 
+class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which fields a request may have.
+
+    Attributes:
+        strict: whether unknown fields are refused.
+    """
+
+    strict: bool = False
+
+
 class Limits(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Intervals and counts.
 
@@ -48,6 +58,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One variant of the protocol."""
 
     name: str
+    requests: Requests = Requests()
     limits: Limits = Limits()
     wording: Wording
     remote: Remote

@@ -15,6 +15,7 @@ import msgspec
 from adapters.anthropic.dialects import Dialect
 from adapters.base import JSON, Headers
 from adapters.body import convert, parse
+from adapters.unknown_fields import Unknown
 from schemas.ir import Generate
 from schemas.origin import Unread
 
@@ -31,7 +32,7 @@ _RELAYED_HEADERS = ("anthropic-version", "anthropic-beta")
 _raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-def read_known(body: bytes, type: type[T]) -> tuple[T, dict[str, Any], tuple[Unread, ...]]:
+def read_known(body: bytes, type: type[T]) -> tuple[T, Unknown, tuple[Unread, ...]]:
     """Decode a body without the blocks and tools that the IR cannot express.
 
     Returns:

@@ -25,13 +25,15 @@ def read_change(route: Route, body: bytes, call: Call) -> Change:
     if route.name == "delete":
         return Change(action="delete", endpoint=call.path["name"])
     if route.name == "create":
-        asked, _ = read(body, CreateRequest)
-        return Change(action="create", endpoint=asked.name, served_entities=_entities(asked.config, ()))
+        asked, unknown = read(body, CreateRequest)
+        entities = _entities(asked.config, ())
+        return Change(action="create", endpoint=asked.name, served_entities=entities, unknown=unknown.paths)
     name = call.path["name"]
-    config, _ = read(body, ConfigRequest)
+    config, unknown = read(body, ConfigRequest)
     # Shares alone keep the endpoint's present entities. Only such a change needs the card.
     current = find_card(call, name).served_entities if config.served_entities is None else ()
-    return Change(action="update", endpoint=name, served_entities=_entities(config, current))
+    entities = _entities(config, current)
+    return Change(action="update", endpoint=name, served_entities=entities, unknown=unknown.paths)
 
 
 def _entities(config: ConfigRequest, current: tuple[ServedEntity, ...]) -> tuple[ServedEntity, ...]:

@@ -14,7 +14,7 @@ from adapters.openai.inbound.answers import encode_embeddings
 from adapters.openai.server import STORED_RESPONSES, OpenAIServer, response_routes
 from schemas import databricks as wire
 from schemas.catalog import Change
-from schemas.errors import GatewayError
+from schemas.errors import GatewayError, InvalidRequest
 from schemas.ir import Embed, Embeddings, Generate, Request
 from schemas.openai import answers
 
@@ -143,7 +143,11 @@ class DatabricksServer(OpenAIServer):
             schemas.errors.RequestError: the body cannot be read or breaks a rule of the dialect.
         """
         if route.kind == "manage":
-            return read_change(route, body, call)
+            change = read_change(route, body, call)
+            if change.unknown and self._dialect.requests.strict:
+                name = min(change.unknown)
+                raise InvalidRequest(self._dialect.wording.unknown_field.format(name=name), param=name)
+            return change
         return read_request(self._dialect, route, body, call)
 
     def encode_embeddings(self, request: Embed, answer: Embeddings) -> Reply:

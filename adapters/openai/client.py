@@ -6,8 +6,9 @@ from adapters.base import Outbound, Reply
 from adapters.openai.dialects import Dialect
 from adapters.openai.remote.decode_answer import StreamReader, read_answer
 from adapters.openai.remote.embeddings import read_embeddings, write_embed
-from adapters.openai.remote.encode_request import is_chat_call, write_body
+from adapters.openai.remote.encode_request import is_chat_call, same_dialect, write_body
 from adapters.openai.remote.failures import remote_failure
+from adapters.outbound import foreign_fields
 from schemas.errors import GatewayError
 from schemas.ir import Embed, Embeddings, Events, Generate
 
@@ -51,6 +52,10 @@ class OpenAIClient:
     def returns_token_ids(self, request: Generate) -> bool:  # noqa: ARG002
         """False: the protocol has no token ids."""
         return False
+
+    def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
+        """None if the client's own body is sent."""
+        return () if same_dialect(self._dialect, request) else foreign_fields(request)
 
     def error(self, reply: Reply) -> GatewayError:
         """The error that a reply with an error status stands for."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from adapters.base import Outbound, Reply
+from adapters.outbound import foreign_fields
 from adapters.tgi.dialects import Dialect
-from adapters.tgi.outbound import write_request
+from adapters.tgi.outbound import passes_on, write_request
 from adapters.tgi.remote import StreamReader, read_answer
 from adapters.tgi.remote_failures import remote_failure
 from schemas.errors import GatewayError
-from schemas.ir import Events, Generate
+from schemas.ir import Embed, Events, Generate
 
 
 class TgiClient:
@@ -32,6 +33,10 @@ class TgiClient:
     def returns_token_ids(self, request: Generate) -> bool:  # noqa: ARG002
         """Always: in this protocol every token has an id."""
         return True
+
+    def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
+        """All but a TGI client's own top-level fields and parameters."""
+        return tuple(name for name in foreign_fields(request) if not passes_on(request, name))
 
     def error(self, reply: Reply) -> GatewayError:
         """The error that a reply with an error status stands for."""

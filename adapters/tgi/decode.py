@@ -10,6 +10,7 @@ from adapters.body import convert, parse
 from adapters.tgi.checks import check
 from adapters.tgi.dialects import Dialect
 from adapters.tgi.inputs import read_inputs
+from adapters.unknown_fields import Unknown
 from schemas.catalog import ModelCard
 from schemas.errors import InvalidRequest, MalformedBody, ModelNotFound
 from schemas.ir import ChatPrompt, Generate, Grammar, Origin, Prompt, Sampling, Stopping, Tokenize
@@ -32,9 +33,10 @@ def default_card(call: Call) -> ModelCard:
 def read_tokenize(dialect: Dialect, operation: str, body: bytes, call: Call) -> Tokenize:
     """Decode a body of `/tokenize`: a body of `/generate`, of which only the prompt is used."""
     card = default_card(call)
-    request, _ = _read(dialect, GenerateRequest, body)
+    request, unknown = _read(dialect, GenerateRequest, body)
     prompt = read_inputs(dialect, request.inputs, images=card.images)
-    return Tokenize(id=call.id, model=card.name, prompt=prompt, origin=_origin(dialect, operation, body))
+    origin = _origin(dialect, operation, body)
+    return Tokenize(id=call.id, model=card.name, prompt=prompt, unknown=unknown.paths, origin=origin)
 
 
 def read_generate(dialect: Dialect, operation: str, body: bytes, call: Call) -> Generate:
@@ -60,15 +62,17 @@ def read_generate(dialect: Dialect, operation: str, body: bytes, call: Call) -> 
         n=count,
         best_of=count if count > 1 else None,
         truncate_prompt_tokens=parameters.truncate,
+        overflow=dialect.requests.overflow,
         echo=_full_text(dialect, parameters, operation),
         raw_prompt=not isinstance(prompt, ChatPrompt),
         # `best_of` compares candidates by their log-probabilities, so it needs them even where the client does not.
         logprobs=(details and dialect.requests.details_logprobs) or top_n > 0 or count > 1,
         top_logprobs=top_n,
-        prompt_logprobs=bool(parameters.decoder_input_details),
+        prompt_logprobs=bool(parameters.decoder_input_details) and dialect.answers.prefill,
         grammar=grammar,
         lora_adapter=None if parameters.adapter_id == dialect.requests.no_adapter else parameters.adapter_id,
         extra=extra,
+        unknown=extra.paths,
         origin=_origin(dialect, operation, body),
     )
 
@@ -89,7 +93,7 @@ def _origin(dialect: Dialect, operation: str, body: bytes) -> Origin:
     return Origin("tgi", dialect.name, operation, body)
 
 
-def _read(dialect: Dialect, type: type[GenerateRequest], body: bytes) -> tuple[GenerateRequest, dict[str, Any]]:
+def _read(dialect: Dialect, type: type[GenerateRequest], body: bytes) -> tuple[GenerateRequest, Unknown]:
     """Decode a body to the request and its unknown fields, in which "parameters" holds the unknown parameters."""
     fields = parse(body)
     unknown: dict[str, Any] = {}
@@ -100,7 +104,12 @@ def _read(dialect: Dialect, type: type[GenerateRequest], body: bytes) -> tuple[G
             unknown = {name: value for name, value in given.items() if name not in known}
             fields["parameters"] = known
     request, extra = convert(fields, type)
-    return request, extra | ({"parameters": unknown} if unknown else {})
+    # Clients send all parameters that they know, with null for those that are not set.
+    paths = extra.paths + tuple(f"parameters.{name}" for name, value in unknown.items() if value is not None)
+    if paths and dialect.requests.strict:
+        name = min(paths)
+        raise InvalidRequest(dialect.wording.unknown_field.format(name=name), param=name)
+    return request, Unknown(extra | ({"parameters": unknown} if unknown else {}), paths)
 
 
 def _sampling(dialect: Dialect, given: Parameters, id: str) -> Sampling:

@@ -12,7 +12,7 @@ import msgspec
 from adapters.base import Outbound
 from adapters.outbound import image_url, inexpressible
 from adapters.tgi.dialects import Dialect
-from schemas.ir import ChatPrompt, Generate, Grammar, Part, Prompt, Sampling, TextPart, TextPrompt
+from schemas.ir import ChatPrompt, Embed, Generate, Grammar, Part, Prompt, Sampling, TextPart, TextPrompt
 
 
 def write_request(dialect: Dialect, request: Generate) -> Outbound:
@@ -30,6 +30,12 @@ def write_request(dialect: Dialect, request: Generate) -> Outbound:
     body = extra | {"inputs": _inputs(dialect, request.prompts[0]), "parameters": parameters}
     # Not `/`, whose answers are lists and whose defaults differ.
     return Outbound("/generate_stream" if request.stream else "/generate", msgspec.json.encode(body))
+
+
+def passes_on(request: Generate | Embed, name: str) -> bool:
+    """Whether the field `name` of the client's body, a path, is sent on."""
+    from_tgi = request.origin is not None and request.origin.protocol == "tgi"
+    return from_tgi and not set(".[") & set(name.removeprefix("parameters."))
 
 
 def _needs(dialect: Dialect, request: Generate) -> dict[str, bool]:

@@ -14,12 +14,13 @@ from urllib.parse import quote
 import msgspec
 
 from adapters.base import Outbound, Reply
+from adapters.outbound import foreign_fields
 from adapters.triton.dialects import Dialect
 from adapters.triton.generate.parameters import write as write_parameters
 from adapters.triton.remote.decode_answer import AnswerReader
 from adapters.triton.remote.failures import remote_failure
 from schemas.errors import GatewayError, UnsupportedFeature
-from schemas.ir import Events, Generate, Grammar, ImagePart, TextPrompt, TokensPrompt
+from schemas.ir import Embed, Events, Generate, Grammar, ImagePart, TextPrompt, TokensPrompt
 
 # Parameter -> the feature that it stands for. Other parameters have the name of their feature.
 _FEATURES = {"structured_outputs": "grammar", "lora_name": "lora_adapters"}
@@ -76,6 +77,11 @@ class TritonClient:
     def returns_token_ids(self, request: Generate) -> bool:
         """Whether log-probabilities are requested: only their output has tokens."""
         return request.logprobs
+
+    def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
+        """None of a Triton client: they are request parameters, which are passed on."""
+        from_triton = request.origin is not None and request.origin.protocol == "triton"
+        return tuple(name for name in foreign_fields(request) if not (from_triton and name in request.extra))
 
     def error(self, reply: Reply) -> GatewayError:
         """The error that a reply with an error status stands for."""

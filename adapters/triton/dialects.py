@@ -35,11 +35,13 @@ class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
             parameters) or MindIE's (an object; null and unknown members are ignored).
         parameters: the known parameters, by name. Others are kept in `Generate.extra`.
         numbers_in_strings: whether "0.5" is read as 0.5; vLLM's backend casts, and its own sample client relies on it.
+        strict: whether unknown parameters and members are refused.
     """
 
     rules: Literal["triton", "mindie"] = "triton"
     parameters: dict[str, Parameter]
     numbers_in_strings: bool = True
+    strict: bool = False
 
 
 class Limits(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,6 +104,7 @@ class Wording(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
         malformed: refuses a body that is not JSON, for a `{reason}`.
         type_error: refuses the value of the parameter `{name}`, which is not of `{type}`.
         range_error: refuses the `{value}` of the parameter `{name}`, which is not in `{interval}`.
+        unknown: refuses the unknown parameter `{name}`.
         statuses: our kind of error -> HTTP status.
         error_types: HTTP status -> `error_type`; a status that is not here has no such member.
     """
@@ -112,6 +115,7 @@ class Wording(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     malformed: str = "failed to parse the request JSON buffer: {reason}"
     type_error: str = "parameter '{name}' must be of type {type}"
     range_error: str = "parameter '{name}' must be in {interval}, got {value}"
+    unknown: str = "unexpected parameter '{name}'"
     statuses: dict[str, int]
     error_types: dict[int, str] = msgspec.field(default_factory=dict)
 

@@ -40,7 +40,7 @@ def read(body: bytes, headers: Mapping[str, str], card: ModelCard, limit: int) -
         raise InvalidRequest(f"request size of {len(body)} bytes exceeds the maximum allowed input size of {limit}")
     # Without the header the whole body is JSON.
     length = _header_length(headers.get(HEADER), len(body))
-    request, _ = read_body(body[:length], InferRequest)
+    request, unknown = read_body(body[:length], InferRequest)
     values = _inputs(request.inputs, body[length:], tensors.inputs(card), card.name)
     given = request.parameters or {}
     binary = given.get("binary_data_output") is True
@@ -52,6 +52,7 @@ def read(body: bytes, headers: Mapping[str, str], card: ModelCard, limit: int) -
         id=request.id or "",
         outputs=tuple(_output(output, binary, known, card.name) for output in request.outputs or ()),
         binary=binary,
+        unknown=unknown.paths,
     )
 
 

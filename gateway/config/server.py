@@ -29,20 +29,34 @@ class Listener(Section, frozen=True):
 
 
 class Limits(Section, frozen=True):
-    """Limits of requests. Sizes in bytes, times in seconds.
+    """Limits of requests and connections. Sizes in bytes, times in seconds.
 
     Attributes:
+        max_request_line: of method, target and version; more is refused with 414.
+        max_header_bytes: of all headers together; more is refused with 431.
+        max_headers: how many; more are refused with 431.
+        header_timeout: from the connection's first byte, or from its beginning, to the end of the headers.
+        write_stall: for which a client may take nothing of its answer; then its connection and its work are ended.
+        max_connections: of one worker; at most half of the files that the process may open.
         max_body: of a request's body.
         max_image_body: of a body with images as base64.
         body_idle: between two pieces of a body.
+        body_rate: bytes a second of a body on average, once it takes longer than `body_idle`.
         body_total: for the whole body.
         max_concurrent_requests: of one worker; more are refused.
         stored_responses: of everything kept for `/v1/responses/{id}`; 0 keeps nothing.
     """
 
+    max_request_line: Count = 16 * 1024
+    max_header_bytes: Count = 64 * 1024
+    max_headers: Count = 100
+    header_timeout: Seconds = 10.0
+    write_stall: Seconds = 30.0
+    max_connections: Count = 8192
     max_body: Count = 16 * 1024 * 1024
     max_image_body: Count = 32 * 1024 * 1024
     body_idle: Seconds = 10.0
+    body_rate: Count = 4096
     body_total: Seconds = 60.0
     max_concurrent_requests: Count = 1024
     stored_responses: Annotated[int, msgspec.Meta(ge=0)] = 64 * 1024 * 1024
@@ -72,6 +86,7 @@ class ServerSection(Section, frozen=True):
         workers: number of HTTP processes.
         default: the endpoint that answers requests which name no model; None: the first.
         dialects: protocol -> dialect, where it is not the protocol's first.
+        strict: refuses unknown fields in all dialects, which otherwise a header names.
         dialect_options: dialect -> fields of its table to override.
         mounts: path prefixes with other dialects, or another default endpoint.
         listeners: more ports, likewise.
@@ -82,6 +97,7 @@ class ServerSection(Section, frozen=True):
         drain_delay: between SIGTERM and the end of accepting connections.
         drain_timeout: for running requests to finish.
         keep_alive: that an idle connection is kept.
+        hung_after: of silence of a worker's event loop, after which the worker is killed and replaced.
         metrics: whether there is `/metrics`.
         export: writes a row per request.
     """
@@ -91,6 +107,7 @@ class ServerSection(Section, frozen=True):
     workers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     default: str | None = None
     dialects: dict[str, str] = msgspec.field(default_factory=dict)
+    strict: bool = False
     dialect_options: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     listeners: tuple[Listener, ...] = ()
@@ -101,5 +118,6 @@ class ServerSection(Section, frozen=True):
     drain_delay: Delay = 0.0
     drain_timeout: Delay = 600.0
     keep_alive: Count = 75
+    hung_after: Seconds = 15.0
     metrics: bool = True
     export: Export | None = None

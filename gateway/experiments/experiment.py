@@ -18,9 +18,9 @@ import msgspec
 import structlog
 
 from gateway.config import Endpoint
-from gateway.experiments.confidence import difference, mean
-from gateway.experiments.counters_file import CountersFile, Layout, Sums
+from gateway.experiments.counters_file import CountersFile, Layout
 from gateway.experiments.feedback_ring import Answered
+from gateway.experiments.guardrail import broken, has_guardrails
 from gateway.experiments.histogram import BINS, UNFINISHED, bin_of, log_seconds
 from gateway.experiments.metrics import (
     DIVERGENCES_AT,
@@ -35,7 +35,7 @@ from gateway.experiments.metrics import (
 )
 from gateway.experiments.pairs.agreement import UNPAIRED, Agreement, Example
 from gateway.experiments.pairs.examples import Examples
-from gateway.experiments.report import Report, arm_alpha, build
+from gateway.experiments.report import Report, SplitSums, build
 from gateway.experiments.stratum import LOGARITHMS_AT, PAIRS, REQUESTS, Stratum, feedback_file
 from gateway.routing.target import Plan, Target
 from schemas.errors import InvalidRequest
@@ -84,6 +84,11 @@ class Experiment:
     Figures belong to what is compared (`key`): a changed margin or another feedback metric keeps them. Each split has
     figures of its own.
 
+    Attributes:
+        takes_feedback: whether it has feedback metrics.
+        has_guardrails: whether an arm may be stopped.
+        known_stops: the arms that were stopped at the last look.
+
     Args:
         name: the endpoint's.
         endpoint: its arms and how to compare them.
@@ -112,6 +117,8 @@ class Experiment:
         stops = self._folder / "stops" if self._folder is not None else None
         self._stops = CountersFile(Layout(self._arms, 0, 0, 1), stops, slot)
         self.takes_feedback = bool(endpoint.experiment.feedback)
+        self.has_guardrails = has_guardrails(endpoint)
+        self.known_stops: frozenset[str] = frozenset()
         examples = folder / "examples" / self.key if folder is not None else None
         self._examples = Examples(examples, str(slot))
 
@@ -211,30 +218,27 @@ class Experiment:
 
     def report(self) -> Report:
         """Means, intervals and decisions over the counters of all workers."""
-        sums = self._read(self._split)
-        found = build(self._name, self._endpoint, self._metrics, sums.rows, sums.totals)
+        found = build(self._name, self._endpoint, self._metrics, self._read())
         paired = (msgspec.structs.replace(pairs, examples=self._examples.of(pairs.arm)) for pairs in found.paired)
         return msgspec.structs.replace(found, paired=tuple(paired))
 
     def stopped(self) -> frozenset[str]:
-        """The arms that the guardrail has stopped, on any worker; also stops those that have become worse by now."""
-        guardrail = self._endpoint.experiment.guardrail
-        if guardrail is None:
+        """The arms that guardrails have stopped, on any worker; also stops those that have become worse by now.
+
+        A stop holds until the figures are reset, for all workers and after restarts: the counters remember it.
+        """
+        if not self.has_guardrails:
             return frozenset()
-        rows = self._read(self._split).rows
-        # The counters are how other workers, and this worker's successor, learn of a stop: it stays for the life of the
-        # experiment.
-        stops = self._stops.read().totals
-        stopped = {name for name, arm in self._index.items() if stops[arm, 0]}
-        for name, arm in self._index.items():
-            worse = difference(mean(*rows[0, _SUCCESS]), mean(*rows[arm, _SUCCESS]), arm_alpha(self._endpoint))
-            # The whole interval lies below the margin. It is infinite while there are too few requests, and it is valid
-            # at every look, so looking each second does not raise the chance of a false stop.
-            if arm and name not in stopped and worse.high < -guardrail.worse_than:
-                self._stops.count(arm, 0)
+        stops = self._stops.read().totals[:, 0]
+        stopped = {name for name, arm in self._index.items() if stops[arm]}
+        # The control is never stopped: something has to answer, and everything is compared with it.
+        if candidates := self._index.keys() - stopped - {self._endpoint.served_entities[0].name}:
+            for name, why in broken(self._endpoint, self._metrics, self._read(), candidates).items():
+                self._stops.count(self._index[name], 0)
                 stopped.add(name)
-                log.warning("arm.stopped", model=self._name, served=name, success=worse.estimate, at_most=worse.high)
-        return frozenset(stopped)
+                log.warning("arm.stopped", model=self._name, served=name, why=why)
+        self.known_stops = frozenset(stopped)
+        return self.known_stops
 
     def _answered(self, arm: int, rows: list[tuple[int, float]], ended: Outcome, usage: Usage) -> None:
         """Count the times and tokens of an answer of the assigned arm; `rows` gets what is counted in its bucket."""
@@ -277,10 +281,17 @@ class Experiment:
             return [self._split]
         return sorted(each.name for each in self._folder.iterdir() if each.is_dir())
 
-    def _read(self, split: str) -> Sums:
-        sums = self._stratum(split).read(tuple(self._endpoint.experiment.feedback))
-        sums.totals[:, EXCLUDED.index("stopped")] = self._stops.read().totals[:, 0]
-        return sums
+    def _read(self) -> list[SplitSums]:
+        """The counters of all workers, by split; the present one is the last."""
+        feedback = tuple(self._endpoint.experiment.feedback)
+        splits = [split for split in self._splits() if split != self._split]
+        found = [
+            SplitSums([int(share) for share in split.split("-")], self._stratum(split).read(feedback))
+            for split in (*splits, self._split)
+        ]
+        # The stops are counted beside all splits, and shown with the present one.
+        found[-1].sums.totals[:, EXCLUDED.index("stopped")] = self._stops.read().totals[:, 0] > 0
+        return found
 
 
 def key(name: str, endpoint: Endpoint, reset: int) -> str:

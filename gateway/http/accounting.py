@@ -36,6 +36,7 @@ class RequestAccount:
         target: the one asked last.
         own_failure: why the assigned target did not answer, an error's kind or `IN_TROUBLE`; empty if nothing is known.
         stage: what is being done.
+        ignored: fields of the body that had no effect.
         status: the HTTP status sent; 0 before.
         first_event: when the backend's first event came; 0.0 before.
         first_token: when the first text, reasoning or tool call of a stream came; None before, and for whole answers.
@@ -58,6 +59,7 @@ class RequestAccount:
     target: Target | None = None
     own_failure: str = ""
     stage: Stage = "read"
+    ignored: tuple[str, ...] = ()
     status: int = 0
     first_event: float = 0.0
     first_token: float | None = None
@@ -125,6 +127,8 @@ class RequestAccount:
         metrics.running.add(-1.0)
         # Every request counts here, also one that never reached a target. Those below need a served entity.
         metrics.requests.add((self.protocol, self.route, self.outcome))
+        if self.ignored:
+            metrics.ignored_fields.add((self.protocol, self.route), len(self.ignored))
         served = None
         if target is not None:
             endpoint, served = target.endpoint, target.entity.name

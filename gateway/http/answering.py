@@ -1,7 +1,8 @@
 """Answering one request: asks the planned targets in turn, and writes the answer, whole or as a stream.
 
-Strategy: the status line waits for the backend's first event. Before it another target may be asked, or the error gets
-a status of its own; after it a failure is written as the protocol's own error in the stream, never as a clean end.
+Strategy: the status line waits for the backend's first event, in some protocols for the first bytes to write
+(`StreamEncoder.status_waits`). Before the first event another target may be asked, and before the status line the error
+gets a status of its own; after it a failure is written as the protocol's own error in the stream, never as a clean end.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from msgspec.structs import replace
 
 from adapters.base import Record, RecordingEncoder, Reply, ServerCodec, StreamEncoder
 from adapters.fold import Fold
-from backends.base import Capabilities, Relays, check, check_relayed
+from adapters.unknown_fields import ignored_header
+from backends.base import Capabilities, Relays, check, check_relayed, ignored_fields
 from gateway.errors import is_failover_eligible, to_client_error
 from gateway.experiments.metrics import IN_TROUBLE
 from gateway.http.accounting import RequestAccount, Stage
@@ -33,7 +35,7 @@ log = structlog.get_logger()
 _END: HTTPResponseBodyEvent = {"type": "http.response.body", "body": b"", "more_body": False}
 # RFC 9112, section 9.3: a server reads the whole request body or closes the connection after its response; otherwise
 # the rest of the body would be read as the next request.
-_CLOSING = (408, 413)
+CLOSING = (408, 413)
 """Statuses after which the connection is closed: the rest of the request's body is still on its way."""
 
 
@@ -114,6 +116,7 @@ class Responder:
     async def _ask(self, request: Request, target: Target) -> None:
         account, codec = self._account, self._codec
         if isinstance(request, Embed):
+            account.ignored = ignored_fields(request, target.backend)
             if not target.backend.capabilities.embeddings:
                 raise UnsupportedFeature(f"The model '{request.model}' has no embeddings.", feature="embeddings")
             vectors = await target.backend.embed(target.addressed(request))
@@ -124,12 +127,13 @@ class Responder:
             await self.reply(await _relayed(request, target))
             return
         if isinstance(request, Tokenize):
-            await self.reply(await _counted(codec, request, target))
+            await self.reply(await self._counted(request, target))
             return
         # A generation request from here on.
         if target.task == "embeddings":
             raise UnsupportedFeature(f"The endpoint '{request.model}' is for embeddings, not text.", feature="generate")
         check(request, target.backend.capabilities, request.model)
+        account.ignored = ignored_fields(request, target.backend)
         events = target.backend.generate(target.addressed(request))
         # While draining no pair is begun: its work in the background could be cancelled before its end.
         if account.exposure is not None and not self._service.draining:
@@ -144,6 +148,15 @@ class Responder:
         finally:
             # Also on cancellation: closing the generator is what makes the backend drop the work for this request.
             await events.aclose()
+
+    async def _counted(self, request: Tokenize, target: Target) -> Reply:
+        """The tokens of a prompt, as a remote of the client's dialect counts them or else as the backend does."""
+        if request.origin is not None:
+            with suppress(UnsupportedOperation):
+                return await _relayed(Relay(id=request.id, model=request.model, origin=request.origin), target)
+        check_relayed(request, Capabilities())
+        self._account.ignored = request.unknown
+        return self._codec.encode_tokens(request, await target.backend.tokenize(target.addressed(request)))
 
     async def _whole(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
         account, fold = self._account, Fold()
@@ -161,8 +174,7 @@ class Responder:
 
     async def _stream(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
         encoder = self._codec.encoder(request)
-        # The first batch is encoded before the status line: if that fails, the error still gets a status of its own.
-        data = self._encode(encoder, batch)
+        data, batch = await self._begin_stream(encoder, batch, events)
         # Usage is the last event of every complete answer; a short answer may have it in its first batch.
         if isinstance(last := batch[-1], Usage):
             await self._complete(encoder, last)
@@ -192,6 +204,22 @@ class Responder:
                 return  # without an end, the server cuts the connection
         await self._send(_END)
 
+    async def _begin_stream(
+        self, encoder: StreamEncoder, batch: Events, events: AsyncGenerator[Events, None]
+    ) -> tuple[bytes, Events]:
+        """Encode what is sent with the status line; returns it and the last batch in it.
+
+        An exception here still gets a status of its own.
+        """
+        data = self._encode(encoder, batch)
+        while encoder.status_waits and not data and not isinstance(batch[-1], Usage):
+            following = await anext(events, None)
+            if following is None:
+                raise Incomplete("The backend's answer stopped before its first part.")
+            batch = following
+            data = self._encode(encoder, batch)
+        return data, batch
+
     def _encode(self, encoder: StreamEncoder, batch: Events) -> bytes:
         """Return a batch in the protocol's form. Not a coroutine: it runs for every chunk of every stream."""
         data, account = encoder.feed(batch), self._account
@@ -216,13 +244,13 @@ class Responder:
         account = self._account
         account.status = status
         headers = [(b"content-type", media_type.encode()), (b"x-request-id", account.request_id.encode())]
-        for name, value in more:
+        for name, value in (*more, *ignored_header(account.ignored)):
             headers.append((name.encode(), value.encode()))
         if length >= 0:
             headers.append((b"content-length", b"%d" % length))
         if account.target is not None:
             headers.append((b"served-model-name", account.target.entity.name.encode()))
-        if status in _CLOSING:
+        if status in CLOSING:
             headers.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -258,12 +286,3 @@ async def _relayed(request: Relay, target: Target) -> Reply:
         raise UnsupportedOperation(f"The model '{request.model}' does not support {name}.", feature=origin.operation)
     answer = await backend.relay(target.addressed(request))
     return Reply(answer.body, media_type=answer.media_type)
-
-
-async def _counted(codec: ServerCodec, request: Tokenize, target: Target) -> Reply:
-    """The tokens of a prompt, as a remote of the client's dialect counts them or else as the backend does."""
-    if request.origin is not None:
-        with suppress(UnsupportedOperation):
-            return await _relayed(Relay(id=request.id, model=request.model, origin=request.origin), target)
-    check_relayed(request, Capabilities())
-    return codec.encode_tokens(request, await target.backend.tokenize(target.addressed(request)))

@@ -28,15 +28,17 @@ async def read_body(receive: Receive, headers: Mapping[str, str], limits: Limits
     # for text is applied at the end.
     most = max(limits.max_body, limits.max_image_body)
     _check_headers(headers, most)
-    deadline = monotonic() + limits.body_total
+    began = monotonic()
     parts: list[bytes] = []
     size = 0
-    # Each piece has `body_idle` seconds, all together `body_total`: a client that sends a byte now and then ends, too.
+    # Each piece has `body_idle` seconds, and all together what their size allows: a client that sends a byte now and
+    # then ends as early as one that sends nothing, a large body on a slow line does not.
     while True:
         pending = PendingMessage(receive)
         if (message := pending.message) is None:  # else it had arrived already, and needs no timeout
+            allowed = min(limits.body_total, limits.body_idle + size / limits.body_rate)
             try:
-                async with asyncio.timeout(min(limits.body_idle, deadline - monotonic())):
+                async with asyncio.timeout(min(limits.body_idle, began + allowed - monotonic())):
                     message = await pending
             except TimeoutError:
                 raise RequestTimeout("The request body did not arrive in time.") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 import msgspec
@@ -9,8 +10,12 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
 from gateway.experiments.feedback_ring import name_of
+from gateway.http.body import read_body
+from gateway.http.request import decode_headers
 from gateway.service import Service
-from schemas.errors import InvalidRequest
+from schemas.errors import InvalidRequest, UnsupportedMediaType
+
+_JSON = re.compile(r"application/json\s*(;|$)", re.IGNORECASE)
 
 
 class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,13 +39,17 @@ def handler(service: Service) -> HTTPRouteHandler:
 
     @post("/v1/feedback", include_in_schema=False, status_code=204)
     async def feedback(request: Request[Any, Any, Any]) -> Response[None]:
-        headers = {name.lower(): value for name, value in request.headers.items()}
+        headers = decode_headers(request.scope["headers"])
         service.keys.check(headers)
-        # Another worker may have changed the endpoint meanwhile: feedback counts in an experiment that still runs.
-        service.refresh()
-        given = _read(await request.body())
-        name = _name(given, service.keys.owner(headers))
-        service.experiments.feedback(name, given.metric, given.value)
+        if not _JSON.match(headers.get("content-type", "")):
+            raise UnsupportedMediaType("The feedback must be JSON: 'content-type: application/json'.")
+        body = await read_body(request.receive, headers, service.limits)
+        if body is not None:  # else the client has left
+            # Another worker may have changed the endpoint meanwhile: feedback counts in an experiment that still runs.
+            service.refresh()
+            given = _read(body)
+            name = _name(given, service.keys.owner(headers))
+            service.experiments.feedback(name, given.metric, given.value)
         return Response(None, status_code=204)
 
     return feedback

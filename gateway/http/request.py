@@ -104,7 +104,7 @@ class RequestHandler:
             request = await self._decode(call, body)
             # The answer describes what is deployed after the change.
             if isinstance(request, Change):
-                account.stage = "manage"
+                account.stage, account.ignored = "manage", request.unknown
                 await service.manage(request)
                 await self._describe(call, body)
                 return None

@@ -18,7 +18,7 @@ from litestar.types import HTTPScope, Receive, Send
 
 from adapters.base import Adapter, Reply, Route
 from adapters.dialect import option_names, with_options
-from gateway.config import Config, ConfigError, nearest
+from gateway.config import Config, ConfigError, ServerSection, nearest
 from gateway.http import experiment
 from gateway.http.request import Operation, RequestHandler
 from gateway.service import Service
@@ -85,7 +85,7 @@ class Mounts:
 
     def __init__(self, adapters: Mapping[str, Adapter], config: Config) -> None:
         self._adapters = adapters
-        self._dialects = _dialects(adapters, config.server.dialect_options)
+        self._dialects = _dialects(adapters, config.server)
         base = config.server.dialects
         # A mount names only the dialects that differ. A listener's choice goes before a mount's.
         mounts: dict[str, _Mounted] = {"": (base, None)} | {
@@ -165,15 +165,19 @@ class Mounts:
         return known[name]
 
 
-def _dialects(adapters: Mapping[str, Adapter], options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _dialects(adapters: Mapping[str, Adapter], server: ServerSection) -> dict[str, dict[str, Any]]:
     """Each protocol's dialects by name, with the fields that the configuration sets."""
+    options = server.dialect_options
+    # A dialect's own option goes before the server's.
+    common = {"strict": True} if server.strict else {}
     known = {name for adapter in adapters.values() for name in adapter.dialects}
     for name in options:
         if name not in known:
             raise ConfigError(f"dialect_options: there is no dialect '{name}'{nearest(name, known)}")
     return {
         protocol: {
-            name: _overridden(name, dialect, options.get(name, {})) for name, dialect in adapter.dialects.items()
+            name: _overridden(name, with_options(dialect, common) if common else dialect, options.get(name, {}))
+            for name, dialect in adapter.dialects.items()
         }
         for protocol, adapter in adapters.items()
     }

@@ -21,7 +21,8 @@ _ARM = ("model", "served")
 class Metrics:
     """All metrics of the gateway, to be counted where the thing happens.
 
-    Labels are given in the order of their names: protocol, route and outcome for `requests`; endpoint and served entity
+    Labels are given in the order of their names: protocol, route and outcome for `requests`; protocol and route for
+    `ignored_fields`; endpoint and served entity
     for the others, and then the outcome for `served_requests`, `shadow_requests` and `pairs`. `running` has none.
 
     Args:
@@ -33,6 +34,9 @@ class Metrics:
     def __init__(self, backends: Mapping[str, Backend], folder: Path | None = None, slot: str = "0") -> None:
         self._file = file = SeriesFile(folder, slot)
         self.requests = Counter(file, "gw_requests", "Finished requests", ("protocol", "route", "outcome"))
+        self.ignored_fields = Counter(
+            file, "gw_ignored_fields", "Unknown fields of requests that had no effect", ("protocol", "route")
+        )
         self.prompt_tokens = Counter(file, "prompt_tokens", "Prompt tokens", _ARM)
         self.generation_tokens = Counter(file, "generation_tokens", "Generated tokens", _ARM)
         self.served_requests = Counter(
@@ -49,8 +53,12 @@ class Metrics:
         self.request_latency = Histogram(file, "e2e_request_latency_seconds", "Time to the last event", _ARM, _SECONDS)
         self.export_lost = Counter(file, "gw_export_rows_lost", "Rows of the export that could not be written", ())
         self.running = Gauge(file, "gw_requests_running", "Running requests")
+        self.refused = Counter(
+            file, "gw_refused", "Requests refused, and connections ended, by their form", ("reason",)
+        )
         instruments = (
             self.requests,
+            self.ignored_fields,
             self.prompt_tokens,
             self.generation_tokens,
             self.served_requests,
@@ -61,6 +69,7 @@ class Metrics:
             self.request_latency,
             self.export_lost,
             self.running,
+            self.refused,
         )
         # A registry of its own: the default one would add metrics of this process alone, which differ by worker.
         self._registry = CollectorRegistry()

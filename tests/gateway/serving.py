@@ -15,7 +15,7 @@ from litestar import Litestar
 from backends.scripted import ScriptedBackend
 from gateway.app import create_app
 from gateway.config import Config, Endpoint, Fallback, ServedEntity, ServerSection
-from gateway.process.uvicorn_protocol import HeaderCoalescingProtocol
+from gateway.process.worker import uvicorn_config
 from gateway.routing.assignment import assign
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -46,7 +46,7 @@ async def listening(app: Litestar, port: int = 0) -> AsyncIterator[int]:
     listener = socket.socket(proto=socket.IPPROTO_TCP)  # else asyncio leaves Nagle on, 40 ms an answer
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
-    settings = uvicorn.Config(app, http=HeaderCoalescingProtocol, lifespan="on", log_config=None, access_log=False)
+    settings = uvicorn_config(app, app.state.service.config.server)
     server = uvicorn.Server(settings)
     serving = asyncio.create_task(server._serve([listener]))
     while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it

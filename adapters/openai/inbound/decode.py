@@ -12,8 +12,10 @@ from adapters.base import Call
 from adapters.body import convert, parse
 from adapters.openai.dialects import HINTS, Dialect
 from adapters.openai.inbound.checks import check, check_chat, check_completion, empty, missing, refused
+from adapters.openai.inbound.functions import uses_functions, with_tools
 from adapters.openai.inbound.messages import read_messages
 from adapters.openai.inbound.tools import read_response_format, read_tool_choice, read_tools
+from adapters.unknown_fields import Unknown
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import SMALLEST_TOP_P, Generate, Origin, Sampling, Stopping, TextPrompt, TokensPrompt
 from schemas.openai import requests as wire
@@ -31,7 +33,7 @@ _UNSUPPORTED_FIELDS = {
 """Fields of a chat that would change the answer and that no backend supports -> the refusal."""
 
 
-def read(dialect: Dialect, body: bytes, type: type[T]) -> tuple[T, dict[str, Any]]:
+def read(dialect: Dialect, body: bytes, type: type[T]) -> tuple[T, Unknown]:
     """Decode a body as a `type` struct.
 
     Returns:
@@ -43,7 +45,7 @@ def read(dialect: Dialect, body: bytes, type: type[T]) -> tuple[T, dict[str, Any
     return read_fields(dialect, parse(body), type)
 
 
-def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, dict[str, Any]]:
+def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, Unknown]:
     """The second half of `read`: the same for a body that is parsed already."""
     # MindIE knows fewer fields than the struct has. Those it does not know must not be checked either, so they are
     # taken out before the conversion, and count as unknown.
@@ -53,15 +55,15 @@ def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, dict[s
         hidden = {name: value for name, value in fields.items() if name not in known}
         fields = {name: value for name, value in fields.items() if name in known}
     given, unknown = convert(fields, type)
-    unknown = hidden | unknown
-    if unknown and dialect.requests.strict:
+    unknown = Unknown(hidden | unknown, tuple(hidden) + unknown.paths)
+    if dialect.requests.strict and (unknown or unknown.paths):
         # The first by name, so that the message does not depend on the order of the body.
-        name = min(unknown)
+        name = min({*unknown, *unknown.paths})
         raise InvalidRequest(dialect.wording.unknown_field.format(name=name), param=name)
     return given, unknown
 
 
-def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: Call, extra: dict[str, Any]) -> Generate:
+def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: Call, extra: Unknown) -> Generate:
     """The request of a chat; `extra` are the unknown fields of its body.
 
     Raises:
@@ -69,6 +71,9 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
     """
     check(dialect, given)
     check_chat(dialect, given)
+    functions = dialect.requests.functions and uses_functions(given)
+    if dialect.requests.functions:
+        given = with_tools(given)
     _refuse_unsupported(given)
     tools = read_tools(dialect, given.tools) if given.tools else ()
     # `max_tokens` is deprecated in favour of `max_completion_tokens`, which wins.
@@ -85,22 +90,27 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
         continuous_usage=bool(options.continuous_usage_stats),
         n=given.n or 1,
         truncate_prompt_tokens=given.truncate_prompt_tokens,
+        overflow=dialect.requests.overflow,
         raw_prompt=False,
         logprobs=bool(given.logprobs),
         top_logprobs=given.top_logprobs or 0,
         tools=tools,
         tool_choice=None if given.tool_choice is None else read_tool_choice(given.tool_choice, tools),
         parallel_tool_calls=given.parallel_tool_calls,
+        legacy_functions=functions,
         grammar=None if given.response_format is None else read_response_format(given.response_format),
         user=given.user,
+        safety_identifier=given.safety_identifier,
+        prompt_cache_key=given.prompt_cache_key,
         hints=_hints(given),
         extra=extra,
+        unknown=extra.paths,
         origin=origin,
     )
 
 
 def read_completion(
-    dialect: Dialect, given: wire.CompletionRequest, origin: Origin, call: Call, extra: dict[str, Any]
+    dialect: Dialect, given: wire.CompletionRequest, origin: Origin, call: Call, extra: Unknown
 ) -> Generate:
     """The request of a completion, of one prompt or several; `extra` are the unknown fields of its body.
 
@@ -125,6 +135,7 @@ def read_completion(
         # `best_of` equal to `n` selects nothing.
         best_of=given.best_of if (given.best_of or 1) > n else None,
         truncate_prompt_tokens=given.truncate_prompt_tokens,
+        overflow=dialect.requests.overflow,
         echo=echo,
         suffix=given.suffix or None,
         raw_prompt=dialect.defaults.raw_prompts,
@@ -136,6 +147,7 @@ def read_completion(
         user=given.user,
         hints=_hints(given),
         extra=extra,
+        unknown=extra.paths,
         origin=origin,
     )
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from adapters.base import Call
 from adapters.dialect import Bound
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.checks import check_bound, refused, too_long
 from adapters.openai.inbound.decode import read_model, read_prompts
+from adapters.unknown_fields import Unknown
 from schemas.ir import Embed, Origin, TextPrompt
 from schemas.openai.requests import EmbeddingRequest
 
@@ -19,7 +18,7 @@ MAX_INPUTS = 2048
 _DIMENSIONS = Bound("dimensions", 1)
 
 
-def read_embed(dialect: Dialect, given: EmbeddingRequest, origin: Origin, call: Call, extra: dict[str, Any]) -> Embed:
+def read_embed(dialect: Dialect, given: EmbeddingRequest, origin: Origin, call: Call, extra: Unknown) -> Embed:
     """The request for embeddings; `extra` are the unknown fields of its body.
 
     Raises:
@@ -40,5 +39,6 @@ def read_embed(dialect: Dialect, given: EmbeddingRequest, origin: Origin, call: 
         dimensions=given.dimensions,
         user=given.user,
         extra=extra,
+        unknown=extra.paths,
         origin=origin,
     )

@@ -143,6 +143,7 @@ def _texts_size(name: str, values: list[Any]) -> int:
 
 # 4 Mi characters, MindIE's limit for the text of a request.
 _MAX_TEXT = 4 << 20
+_MEMBERS = ("id", "text_input", "parameters")
 
 
 def _read_object(found: Any, dialect: Dialect) -> Given:
@@ -158,7 +159,8 @@ def _read_object(found: Any, dialect: Dialect) -> Given:
     if given is not None and not isinstance(given, dict):
         raise InvalidRequest("parameters must be object type.", param="parameters")
     text, images = _prompt(found.get("text_input"))
-    return Given(texts=(text,), images=images, id=id or "", parameters=given or {})
+    unknown = tuple(name for name in found if name not in _MEMBERS and found[name] is not None)
+    return Given(texts=(text,), images=images, id=id or "", parameters=given or {}, unknown=unknown)
 
 
 def _prompt(value: Any) -> tuple[str, tuple[ImagePart, ...]]:

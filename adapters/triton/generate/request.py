@@ -27,7 +27,8 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     """A request's tensors and parameters.
 
     `flags` are the boolean inputs of the request, by their usual names; `outputs` are those that an infer request
-    names, and `binary` is whether other outputs are sent as bytes.
+    names, and `binary` is whether other outputs are sent as bytes. `unknown` are members of the body that have no
+    meaning.
     """
 
     texts: tuple[str, ...]
@@ -37,6 +38,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, Any] = {}
     outputs: tuple[Output, ...] = ()
     binary: bool = False
+    unknown: tuple[str, ...] = ()
 
 
 def from_tensors(
@@ -47,6 +49,7 @@ def from_tensors(
     id: str,
     outputs: tuple[Output, ...] = (),
     binary: bool = False,
+    unknown: tuple[str, ...] = (),
 ) -> Given:
     """The `Given` of tensors under the endpoint's own names.
 
@@ -66,6 +69,7 @@ def from_tensors(
         parameters=given_parameters | _sampling_parameters(usual.get("sampling_parameters")),
         outputs=outputs,
         binary=binary,
+        unknown=unknown,
     )
 
 
@@ -77,6 +81,9 @@ def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect
     """
     operation = route.name.removesuffix("_version")
     values, extra = parameters.read(given.parameters, dialect)
+    unknown = given.unknown + tuple(extra)
+    if unknown and dialect.requests.strict:
+        raise InvalidRequest(dialect.wording.unknown.format(name=min(unknown)), param=min(unknown))
     # The input `stream` is vLLM's: with false, `generate_stream` answers with one frame.
     stream = operation == "generate_stream" and given.flags.get("stream", True)
     n = values.get("n", 1)
@@ -111,6 +118,7 @@ def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect
         outputs=wanted,
         hints={name: values[name] for name in _HINTS if name in values},
         extra=extra,
+        unknown=unknown,
         origin=Origin("triton", dialect.name, route.name, body),
     )
 

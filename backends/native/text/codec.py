@@ -12,14 +12,15 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from inspect import signature
+from functools import partial
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jinja2 import TemplateError
 from msgspec.structs import replace
 
+from backends.chat_template import ChatTemplate
+from backends.chat_template.messages import function, strings_in, turn
 from backends.native.grammar.grammar import Grammars
 from backends.native.protocol.messages import Logprobs
 from backends.native.text.infill import Infill
@@ -27,29 +28,29 @@ from backends.native.text.tool_parser import CLOSE, OPEN, can_call
 from backends.native.text.vocabulary import HfVocabulary
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import (
-    Message,
+    ChatPrompt,
     Prompt,
-    TextPart,
     TextPrompt,
     Token,
     Tokens,
     TokenSpan,
     TokensPrompt,
     Tool,
-    ToolCall,
     TopToken,
 )
 
 # Strategy:
 # - Ids pass through, a text is tokenized, and a chat is rendered by the checkpoint's own Jinja template first.
-# - Messages are data: the name of a control token in them stays text (`sanitize_control_tokens` of transformers), or
-#   the request is rejected.
+# - Messages are data: the name of a control token in them stays text (`mark_control_tokens` of transformers), or the
+#   request is rejected.
 # - Templates differ. What a template supports (parts, the role `developer`, tools) is found in its source or by trial.
+# - A template is rendered in a process of its own (`backends.chat_template`): neither it nor a chat is trusted.
 # - Tokens to text: `vocabulary` has each token's bytes, and the detokenizer joins them without splitting a character.
 
 _LONG_TEXT = 4096
 """Characters from which a prompt is tokenized in the thread: about 4 ms of work."""
-_PROBE = "a probe of the template"
+_TAG = re.compile(r"</?\|?\w+\|?>")
+"""Added tokens that grammars treat as special, whatever their tokenizer says."""
 
 T = TypeVar("T")
 
@@ -67,11 +68,11 @@ class TextCodec:
         # One thread, because there is one tokenizer for it: long texts of several requests wait for each other, short
         # ones do not.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-        self._content_as_parts = _wants_parts(tokenizer)
-        # A search in the template's source: a template that never names the role cannot render it.
-        self._knows_developer = "developer" in str(tokenizer.chat_template)
+        source = tokenizer.chat_template
+        self._template = ChatTemplate(source, tokenizer.special_tokens_map) if source else None
         # All added tokens, special or not: the tokenizer finds each of them in any text. `(?!)` never matches.
         self._control_tokens = re.compile("|".join(map(re.escape, tokenizer.added_tokens_encoder)) or "(?!)")
+        self._mark = _marker(tokenizer, self._template.literals) if self._template is not None else None
         self._infill = Infill.of(tokenizer.get_vocab())
         self._bos = _bos(tokenizer) if self._infill is not None else ()
         self.vocabulary = HfVocabulary(tokenizer)
@@ -94,7 +95,9 @@ class TextCodec:
         return cls(tokenizer)
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the thread and the template's processes."""
+        if self._template is not None:
+            self._template.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -111,6 +114,13 @@ class TextCodec:
     def has_call_tokens(self) -> bool:
         """Whether the tags around a tool call are special tokens."""
         return {OPEN, CLOSE} <= set(self._tokenizer.added_tokens_encoder)
+
+    @property
+    def text_tokens(self) -> tuple[str, ...]:
+        """Added tokens within texts that are no control tokens, such as `<think>`, except the tags around calls."""
+        added = self._tokenizer.added_tokens_decoder.values()
+        names = (token.content for token in added if not token.special)
+        return tuple(name for name in names if _TAG.fullmatch(name) and name not in (OPEN, CLOSE))
 
     def grammars(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Grammars | None:
         """A grammar compiler for this tokenizer; None if the bytes of its tokens are not known."""
@@ -164,16 +174,29 @@ class TextCodec:
         elif isinstance(prompt, TextPrompt):
             ids = await self._run_tokenizer(len(prompt.text), lambda tokenizer: _encode(tokenizer, prompt.text))
         else:
-            turns = [self._turn(message) for message in prompt.messages]
-            # The separator keeps two strings from forming a token's name together.
-            strings = "\0".join(_strings(turns))
-            # Without this, a user's text `<|im_end|>` would become the control token and end the user's turn (prompt
-            # injection).
-            sanitize = self._control_tokens.search(strings) is not None
-            ids = await self._run_tokenizer(
-                len(strings), lambda tokenizer: _encode_chat(tokenizer, turns, tools, sanitize)
-            )
+            text, marked = await self._render(prompt, tools)
+            ids = await self._run_tokenizer(len(text), lambda tokenizer: _encode_chat(tokenizer, text, marked))
         return ids[-truncate:] if truncate else ids
+
+    async def _render(self, prompt: ChatPrompt, tools: tuple[Tool, ...]) -> tuple[str, bool]:
+        """The text of a chat, and whether control tokens that are part of messages are marked in it."""
+        if self._template is None:
+            raise InvalidRequest("The model has no chat template.", param="messages")
+        turns = [turn(message, self._template) for message in prompt.messages]
+        functions = list(map(function, tools))
+        # The separator keeps two strings from forming a token's name together.
+        marked = self._control_tokens.search("\0".join(strings_in(turns))) is not None
+        # Without this, a user's text `<|im_end|>` would become the control token and end the user's turn (prompt
+        # injection).
+        if marked:
+            if self._mark is None:  # transformers before 5.20: a message could forge another role's turn
+                raise InvalidRequest(
+                    "The messages contain the name of a control token, which this server cannot distinguish from the "
+                    "token.",
+                    param="messages",
+                )
+            turns, functions = self._mark(turns), self._mark(functions)
+        return await self._template.render(turns, functions), marked
 
     async def prefix_length(self, text: str) -> int:
         """How many tokens `text` is as the prefix of a longer text: without an end token of its own."""
@@ -219,20 +242,6 @@ class TextCodec:
             top.append(TopToken(id, entry.text, logprob, None if entry.whole else entry.bytes))
         return found.logprob, tuple(top)
 
-    def _turn(self, message: Message) -> dict[str, Any]:
-        """A message as chat templates expect it; None for absent fields, which transformers drops.
-
-        The role `developer` becomes `system` for templates that do not know it.
-        """
-        return {
-            "role": "system" if message.role == "developer" and not self._knows_developer else message.role,
-            "content": _content(message, self._content_as_parts),
-            "name": message.name,
-            "tool_calls": list(map(_tool_call, message.tool_calls)) or None,
-            "tool_call_id": message.tool_call_id,
-            "reasoning_content": message.reasoning,
-        }
-
     async def _run_tokenizer(self, size: int, work: Callable[[Any], T]) -> T:
         # Nothing is awaited while the loop's tokenizer works, so no two calls overlap and it needs no lock.
         if size < _LONG_TEXT:
@@ -255,29 +264,30 @@ def _encode_all(tokenizer: Any, texts: list[str]) -> list[tuple[int, ...]]:
     return [tuple(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]]
 
 
-def _encode_chat(
-    tokenizer: Any, turns: list[dict[str, Any]], tools: tuple[Tool, ...], sanitize: bool
-) -> tuple[int, ...]:
-    """Render and tokenize a chat; with `sanitize`, control tokens' names in the messages stay plain text."""
-    if sanitize and "sanitize_control_tokens" not in signature(tokenizer.apply_chat_template).parameters:
-        raise InvalidRequest(  # transformers before 5.20: a message could forge another role's turn
-            "The messages contain the name of a control token, which this server cannot distinguish from the token.",
-            param="messages",
-        )
+def _encode_chat(tokenizer: Any, text: str, marked: bool) -> tuple[int, ...]:
+    """Tokenize a rendered chat; if `marked`, control tokens' names in its messages stay plain text."""
+    sanitized = {"sanitize_control_tokens": True} if marked else {}
+    return tuple(tokenizer(text, add_special_tokens=False, verbose=False, **sanitized)["input_ids"])
+
+
+def _marker(tokenizer: Any, literals: str) -> Callable[[Any], Any] | None:
+    """What marks the names of control tokens in messages, for `_encode_chat`; None if transformers is too old.
+
+    Control tokens are the special ones, and the added ones that the template's own text contains: as in transformers,
+    which would parse the template for it in this process.
+    """
     try:
-        ids = tokenizer.apply_chat_template(
-            turns,
-            # None, not an empty list: some templates only test `tools is not none`.
-            tools=list(map(_function, tools)) or None,
-            add_generation_prompt=True,
-            **({"sanitize_control_tokens": True} if sanitize else {}),
-            return_dict=False,
-            tokenizer_kwargs={"verbose": False},
-        )
-    # Templates call `raise_exception`, for example if roles do not alternate: the client's error, not the server's.
-    except (TemplateError, ValueError) as error:
-        raise InvalidRequest(f"The model's chat template rejects the messages: {error}", param="messages") from error
-    return tuple(ids)
+        from transformers.utils.chat_template_utils import mark_control_tokens
+    except ImportError:
+        return None
+    names = [
+        token.content
+        for token in tokenizer.added_tokens_decoder.values()
+        if token.special or (token.content in literals and not token.content.isspace())
+    ]
+    # Longer names first: a token goes before those that it contains. `(?!)` never matches.
+    pattern = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)")
+    return partial(mark_control_tokens, control_tokens_re=pattern)
 
 
 def _spans(tokenizer: Any, text: str, add_special_tokens: bool) -> tuple[TokenSpan, ...]:
@@ -292,63 +302,6 @@ def _processor_template(folder: Path) -> str | None:
     """The chat template of older multimodal checkpoints, whose processor has it in a file of its own."""
     file = folder / "chat_template.json"
     return json.loads(file.read_text())["chat_template"] if file.is_file() else None
-
-
-def _wants_parts(tokenizer: Any) -> bool:
-    """Whether the chat template ignores content that is not a list of parts, as those of many multimodal models do."""
-
-    def renders(content: object) -> bool:
-        try:
-            # A template may fail on either form: it concatenates what is no string, or iterates over what is no list.
-            rendered = tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
-        except (TemplateError, ValueError, TypeError):
-            return False
-        return _PROBE in rendered
-
-    return bool(tokenizer.chat_template) and not renders(_PROBE) and renders([{"type": "text", "text": _PROBE}])
-
-
-def _tool_call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": _arguments(call.arguments)}
-    return {"id": call.id, "type": "function", "function": function}
-
-
-def _content(message: Message, parts: bool) -> str | list[dict[str, str]] | None:
-    """The content as one string, which most templates expect; as a list with `parts` or if there are images."""
-    content = message.content
-    if isinstance(content, str) and parts:
-        content = (TextPart(content),)
-    if content is None or isinstance(content, str):
-        return content
-    # Text parts alone become one string, which every template without parts can render.
-    if not parts and all(isinstance(part, TextPart) for part in content):
-        return "".join(part.text for part in content if isinstance(part, TextPart))
-    # Templates need no pixels: for an image they write its placeholder.
-    return [
-        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"} for part in content
-    ]
-
-
-def _arguments(text: str) -> Any:
-    """A call's arguments, decoded, because templates serialize them; text that is not JSON stays as it is."""
-    try:
-        # OpenAI's `arguments` is JSON in a string. Templates apply `tojson`, which would quote such a string once more.
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _function(tool: Tool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description or "", "parameters": tool.parameters or {}}
-    return {"type": "function", "function": function}
-
-
-def _strings(value: Any) -> list[str]:
-    """All strings in a JSON value, except keys."""
-    if isinstance(value, str):
-        return [value]
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [text for each in inner for text in _strings(each)]
 
 
 def _strip_first_space(tokens: list[Token]) -> None:

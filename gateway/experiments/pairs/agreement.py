@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from gateway.experiments.bounded_mean import bounded_mean
 from gateway.experiments.confidence import Array, mean, radius
+from gateway.experiments.pairs.bounded_mean import bounded_mean
 from gateway.experiments.pairs.verdict import Estimate, PairedVerdict, verdict
 
 Ids = tuple[int, ...]

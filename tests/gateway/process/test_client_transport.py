@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.process.uvicorn_protocol import CoalescingTransport
+from gateway.process.client_transport import ClientTransport
 from tests.gateway.serving import listening, scripted
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
@@ -35,8 +35,8 @@ async def recorder() -> Recorder:
 
 
 @pytest.fixture
-async def transport(recorder: Recorder) -> CoalescingTransport:
-    return CoalescingTransport(recorder, asyncio.get_running_loop())  # type: ignore[arg-type]
+async def transport(recorder: Recorder) -> ClientTransport:
+    return ClientTransport(recorder, asyncio.get_running_loop(), lambda: False, lambda: None)  # type: ignore[arg-type]
 
 
 async def test_a_head_leaves_with_what_follows(transport: Any, recorder: Recorder) -> None:

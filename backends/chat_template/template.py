@@ -1,0 +1,105 @@
+"""A model's chat template: what it supports, and the text that it makes of a chat. All rendering goes through here.
+
+Strategy: a template comes with the model and is code that anyone may have written. The sandbox of Jinja keeps it from
+reaching objects of the interpreter, but bounds neither time nor memory: `{{ 'a' * 300000000 }}` is a template, and so
+are two nested ranges. Limits inside the interpreter cannot cover every operation (a power of integers, the width in a
+format, the argument of a filter), so the template runs in a child process, which the kernel limits. A child that is
+killed is started again for the next chat. Short chats have a child of their own, so that they do not wait for long
+ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from backends.chat_template.child import BEYOND_LIMITS, RENDERED
+from backends.chat_template.limits import Limits
+from backends.chat_template.process import TemplateProcess, ask_once
+from schemas.errors import InvalidRequest
+
+log = structlog.get_logger()
+
+_LONG_CHAT = 16 * 1024  # bytes of JSON from which on a chat goes to the child for long ones
+_PROBE = "a probe of the template"
+
+
+class ChatTemplate:
+    """The template of a model. To make one takes a child process, some tenths of a second; it blocks meanwhile.
+
+    Args:
+        source: the Jinja source, or sources by name: `default`, and `tool_use` for chats with tools.
+        variables: further variables for the template: names of special tokens.
+        limits: what rendering may take.
+
+    Attributes:
+        literals: the text that the template itself contains, a NUL between two pieces.
+        wants_parts: whether the template ignores content that is a string: those of many multimodal models read lists
+            of parts.
+        knows_developer: whether the template names the role `developer`.
+        knows_images: whether the template names images.
+    """
+
+    def __init__(
+        self, source: str | Mapping[str, str], variables: Mapping[str, Any] | None = None, limits: Limits | None = None
+    ) -> None:
+        sources = {"default": source} if isinstance(source, str) else dict(source)
+        self._limits = limits or Limits()
+        setup = _json({"sources": sources, "variables": dict(variables or {})})
+        as_text, as_parts = _PROBE, [{"type": "text", "text": _PROBE}]
+        probes = [self._request([{"role": "user", "content": content}], None) for content in (as_text, as_parts)]
+        # A reply is missing if the child was killed over its request; the template is used nevertheless, since it may
+        # render other chats.
+        replies = [*ask_once([setup, *probes], self._limits), *[(BEYOND_LIMITS, b"")] * 3][:3]
+        (status, literals), *rendered = replies
+        if status != RENDERED:
+            log.warning("chat_template.rejected", why=_reason(status, literals))
+        self.literals = literals.decode() if status == RENDERED else ""
+        works = [status == RENDERED and _PROBE.encode() in text for status, text in rendered]
+        self.wants_parts = works == [False, True]
+        # Searched in the source: a template that never names the role cannot render it.
+        self.knows_developer = any("developer" in text for text in sources.values())
+        self.knows_images = any("image" in text for text in sources.values())
+        self._short, self._long = (TemplateProcess(setup, self._limits) for _ in range(2))
+
+    async def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """The text of a chat, up to where the model's answer begins.
+
+        Args:
+            messages: as OpenAI's chat completions have them; absent fields are left out, not None.
+            tools: functions, likewise.
+
+        Raises:
+            schemas.errors.InvalidRequest: the template rejects the messages, or takes too much for them.
+        """
+        if not messages:
+            raise InvalidRequest("A chat needs at least one message.", param="messages")
+        # None, not an empty list: some templates only test `tools is not none`.
+        request = self._request(list(messages), list(tools) or None)
+        process = self._short if len(request) < _LONG_CHAT else self._long
+        status, text = await process.ask(request)
+        if status != RENDERED:
+            # Templates call `raise_exception`, for example if roles do not alternate: the client's error.
+            why = _reason(status, text)
+            raise InvalidRequest(f"The model's chat template rejects the messages: {why}", param="messages")
+        return text.decode(errors="replace")
+
+    def close(self) -> None:
+        """Kill the child processes. Idempotent; they are started again if a chat is rendered."""
+        self._short.close()
+        self._long.close()
+
+    def _request(self, messages: list[Any], tools: list[Any] | None) -> bytes:
+        return _json({"messages": messages, "tools": tools, "longest": self._limits.output_bytes})
+
+
+def _json(value: Any) -> bytes:
+    # Not msgspec's: arguments of calls may hold what is no JSON (NaN, lone surrogates), and come back as they are.
+    return json.dumps(value, default=str).encode()
+
+
+def _reason(status: int, text: bytes) -> str:
+    return "they take more time or memory than they may." if status == BEYOND_LIMITS else text.decode(errors="replace")

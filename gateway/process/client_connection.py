@@ -1,0 +1,310 @@
+"""uvicorn's HTTP protocol, guarded: one request at a time, none that is not plainly correct, and none without end.
+
+Strategy: every byte passes `data_received`. The head of a request is collected and checked as a whole
+(`gateway.process.request_head`), then the parser gets it and exactly the bytes of its body; what follows waits until
+the answer is complete. So at most one request of a connection is in memory, and a check never sees half a head.
+
+Time limits cost a request nothing: each connection notes when it began to wait, and one sweep over all connections
+(`gateway.process.connections`) ends those that wait too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from gateway.config import Limits
+from gateway.process.client_transport import ClientTransport
+from gateway.process.request_head import END, Framing, RefusedHead, check_head, check_part, without_trailing_space
+
+_MOST_AHEAD = 64 * 1024
+"""Bytes of later requests that are kept before reading stops."""
+_CHUNKED_STEP = 32 * 1024
+"""Bytes of a chunked body that are parsed in one turn of the event loop: each of its chunks may have one byte."""
+_MOST_BETWEEN_DATA = 16 * 1024
+"""Bytes of chunk extensions or trailers that may come without data."""
+_LINGER = 2.0
+"""Seconds for which a connection lingers, and for which the rest of a body may come that nobody asked for."""
+_ALWAYS_ANSWERED = (b"/health", b"/health/ready", b"/ping")
+
+
+class ClientConnection(HttpToolsProtocol):
+    """One client connection.
+
+    Args:
+        limits: of requests and connections.
+        on_refused: called with the status of a request that the application does not see; returns its request id.
+        arguments: uvicorn's.
+    """
+
+    transport: ClientTransport  # type: ignore[assignment]
+    flow: _ReadGate
+
+    def __init__(self, limits: Limits, on_refused: Any, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._limits = limits
+        self._on_refused = on_refused
+        self._input = b""  # what has come and the parser has not got
+        self._left: int | Framing | None = None  # of the body that is being read; None between messages
+        self._waits_since = self.loop.time()  # for a head to begin or to be complete, or for the rest of a body
+        self._tail = b""  # the last bytes of a chunked body that the parser got
+        self._between_data = 0
+        self._crowded = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        """Wrap the transport."""
+        wrapped = ClientTransport(transport, self.loop, self._has_unread, self._read_again)
+        super().connection_made(cast(asyncio.Transport, wrapped))
+        self.flow = _ReadGate(cast(asyncio.Transport, self.transport))
+        excess = len(self.connections) - self._limits.max_connections
+        # Over the limit, a few more are accepted, for health checks: a load balancer must not take a full server for a
+        # dead one.
+        self._crowded = excess > 0
+        if excess > max(8, self._limits.max_connections // 16):
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget what was to be read."""
+        self._input, self._left = b"", None
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes off the wire."""
+        if self.transport.lingering_since is not None:
+            self.transport.drop(len(data))
+            return
+        if not self._input and self._left is None:
+            self._waits_since = self.loop.time()  # the first byte of a head
+        self._input = self._input + data if self._input else data
+        self._parse()
+
+    def on_headers_complete(self) -> None:
+        """Begin the request."""
+        if not self.url.startswith(b"/"):
+            self.url = _origin_form(self.url)
+        self.transport.begin_answer()
+        super().on_headers_complete()
+        # The request has the list of its headers by now; trailers go to another one, which nobody reads.
+        self.headers = []
+
+    def on_body(self, body: bytes) -> None:
+        """Pass on a piece of the body."""
+        self._between_data = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End the request's body."""
+        self._left = None
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Go on with what the client has sent meanwhile."""
+        # Instead of uvicorn's, which sets a timer for each answer; the sweep looks at `_waits_since`.
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self._waits_since = self.loop.time()
+        if self._left is not None and self.expect_100_continue:
+            # The client may send the body that it has announced, or not: what comes next is not known.
+            self.transport.close()
+            return
+        self.flow.resume_reading()
+        if self._input:
+            self._parse()
+
+    def end_if_late(self, now: float) -> None:
+        """Close the connection if it has passed one of its time limits.
+
+        Args:
+            now: on the event loop's clock.
+        """
+        transport, waits = self.transport, now - self._waits_since
+        if transport.lingering_since is not None and not transport.get_write_buffer_size():
+            if now - transport.lingering_since > _LINGER:
+                transport.abort()
+        elif transport.is_closing() or self._is_answering():
+            self._end_if_stalled(now)
+        elif self._left is not None:  # the rest of a body whose request has been answered
+            if waits > _LINGER:
+                transport.close()
+        elif self._input:
+            if waits > self._limits.header_timeout:
+                self._refuse(408, "The request's head did not arrive in time.")
+        elif waits > (self._limits.header_timeout if self.cycle is None else self.timeout_keep_alive):
+            transport.close()
+
+    def _end_if_stalled(self, now: float) -> None:
+        if self.transport.stalled(now) > self._limits.write_stall:
+            self._on_refused("write_stall")
+            self.transport.abort()
+        # While nothing is read, nothing else tells that the client has left.
+        elif self.flow.held and self.transport.has_hung_up():
+            self.transport.abort()
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _has_unread(self) -> bool:
+        return self._left is not None or bool(self._input)
+
+    def _read_again(self) -> None:
+        self.flow.hold(False)
+        self.flow.resume_reading()
+
+    def _parse(self) -> None:
+        """Give the parser what it may have of the input."""
+        while self._input and not self.transport.is_closing():
+            if self._left is None and self._is_answering():
+                # The next request. It waits here as bytes, and if there are many, in the client's own buffers.
+                self.flow.hold(len(self._input) > _MOST_AHEAD)
+                return
+            if self._left is Framing.CHUNKED:
+                self._feed_chunks()
+                return
+            piece = self._head() if self._left is None else self._body()
+            if not piece:
+                return
+            self._feed(piece)
+
+    def _head(self) -> bytes:
+        """Take a checked head, and of its body what is there, off the input; b"" if the head is not complete."""
+        # RFC 9112, section 2.2: an empty line before the request line is ignored.
+        if self._input.startswith(b"\r\n"):
+            self._input = self._input[2:]
+        end = self._input.find(END) + len(END)
+        try:
+            if end < len(END):
+                check_part(self._input, self._limits)
+                return b""
+            head = self._input[:end]
+            self._left = framing = check_head(head, self._limits)
+        except RefusedHead as refused:
+            self._refuse(refused.status, refused.reason)
+            return b""
+        if self._crowded and head.split(b" ", 2)[1] not in _ALWAYS_ANSWERED:
+            self._refuse(503, "The server has too many connections.")
+            return b""
+        clean = without_trailing_space(head)
+        if clean is not head:
+            self._input = clean + self._input[end:]
+            head, end = clean, len(clean)
+        self._tail, self._between_data = b"", 0
+        if framing is Framing.CHUNKED:
+            self._input = self._input[end:]
+            return head
+        assert isinstance(framing, int)
+        # The usual case: the whole request, with nothing behind it, goes to the parser as it came.
+        self._left = max(0, framing - (len(self._input) - end))
+        return self._take(end + framing)
+
+    def _body(self) -> bytes:
+        left = self._left
+        assert isinstance(left, int)
+        self._left = max(0, left - len(self._input))
+        return self._take(left)
+
+    def _take(self, size: int) -> bytes:
+        taken, self._input = self._input[:size], self._input[size:]
+        return taken
+
+    def _feed_chunks(self) -> None:
+        """Feed a step of a chunked body, and the rest in later turns of the event loop.
+
+        The parser would go on with the next request behind the body's end. The end is an empty line, so the body is fed
+        from one empty line to the next.
+        """
+        # An empty line may begin in what was fed before.
+        window, rest, at = self._tail + self._input[:_CHUNKED_STEP], self._input[_CHUNKED_STEP:], len(self._tail)
+        while at < len(window) and self._left is not None and not self.transport.is_closing():
+            found = window.find(END, max(0, at - len(END) + 1))
+            end = found + len(END) if found >= 0 else len(window)
+            self._between_data += end - at
+            self._feed(window[at:end])
+            at = end
+        if self.transport.is_closing():
+            return
+        self._tail = window[max(0, at - len(END) + 1) : at]
+        self._input = window[at:] + rest
+        if self._between_data > _MOST_BETWEEN_DATA + _CHUNKED_STEP:
+            self._refuse(431, "The body's chunk extensions or trailers are too large.")
+        elif self._input and self._left is None:
+            self._parse()
+        else:
+            self.flow.hold(bool(self._input))
+            if self._input:
+                self.loop.call_soon(self._parse)
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # RFC 9110, section 7.8: a server may ignore Upgrade, and answer in the protocol of the request
+        except httptools.HttpParserError:
+            self._refuse(400, "The request is not correct HTTP/1.1.")
+
+    def _refuse(self, status: int, reason: str) -> None:
+        """Answer what the application does not see, and close."""
+        request_id = self._on_refused(str(status))
+        cycle = self.cycle
+        if self._is_answering():
+            # The body of a request that is being read turned out to be wrong: its handler learns that the client is
+            # gone, and nothing more is written for it.
+            answered, cycle.disconnected = cycle.response_started, True
+            cycle.message_event.set()
+        else:
+            answered = False
+        if not answered:
+            text = reason.encode()
+            fields = [*self.server_state.default_headers, (b"content-type", b"text/plain; charset=utf-8")]
+            fields += [(b"content-length", b"%d" % len(text)), (b"x-request-id", request_id.encode())]
+            fields += [(b"retry-after", b"1")] if status == 503 else []
+            lines = [b"%b: %b\r\n" % field for field in fields if field[0] != b"connection"]
+            self.transport.write(b"".join((STATUS_LINE[status], *lines, b"connection: close\r\n\r\n", text)))
+        # Whatever has come or will come is not read as a request.
+        self._input, self._left = b"", None
+        self.transport.linger()
+
+
+class _ReadGate(FlowControl):
+    """Flow control whose reading stays paused while it is held: uvicorn resumes it whenever a request is read.
+
+    Attributes:
+        held: whether it is.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self.held = False
+        self._paused = False  # by uvicorn
+
+    def hold(self, held: bool) -> None:
+        """Pause reading until it is held no more, or let it go on if uvicorn wants it."""
+        self.held = held
+        if held:
+            super().pause_reading()
+        elif not self._paused:
+            super().resume_reading()
+
+    def pause_reading(self) -> None:
+        """Pause."""
+        self._paused = True
+        super().pause_reading()
+
+    def resume_reading(self) -> None:
+        """Resume unless held."""
+        self._paused = False
+        if not self.held:
+            super().resume_reading()
+
+
+def _origin_form(target: bytes) -> bytes:
+    """The path and query of an absolute target (RFC 9112, section 3.2.2); the asterisk as a path that nobody has."""
+    if target == b"*":
+        return b"/*"
+    rest = target.partition(b"://")[2]
+    path = rest[len(rest.partition(b"/")[0].partition(b"?")[0]) :]
+    return path if path.startswith(b"/") else b"/" + path

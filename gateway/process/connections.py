@@ -1,0 +1,55 @@
+"""The connections of one worker: makes them with their limits, and ends those that are late."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from gateway.config import Limits
+from gateway.process.client_connection import ClientConnection
+
+_RESERVED_FILES = 64
+_FEWEST = 8
+
+
+class Connections:
+    """uvicorn's `http`: called for each new connection.
+
+    Args:
+        limits: of requests and connections.
+        on_refused: called with a status or another reason for each request that ends here; returns its request id.
+    """
+
+    def __init__(self, limits: Limits, on_refused: Callable[[str], str]) -> None:
+        # A connection to an upstream may be needed for each one of a client. Files and the engine's socket take some.
+        free = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _RESERVED_FILES) // 2
+        self._limits = replace(limits, max_connections=max(_FEWEST, min(limits.max_connections, free)))
+        self._on_refused = on_refused
+        self._open: set[Any] = set()
+        self._sweeping = False
+        # One timer for all connections, instead of one or two for each request. A limit is kept to a quarter of itself,
+        # or to a second.
+        self._interval = min(1.0, limits.header_timeout / 4, limits.write_stall / 4)
+
+    def __call__(self, **arguments: Any) -> ClientConnection:
+        """Make the protocol of a new connection."""
+        made = ClientConnection(self._limits, self._on_refused, **arguments)
+        # uvicorn's set, to which a connection adds itself when it is made, and which it leaves when it is lost.
+        self._open = made.connections
+        if not self._sweeping:
+            self._sweeping = True
+            made.loop.call_later(self._interval, self._sweep, made.loop)
+        return made
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        for connection in [*self._open]:
+            connection.end_if_late(now)
+        # Without connections the loop may rest.
+        self._sweeping = bool(self._open)
+        if self._sweeping:
+            loop.call_later(self._interval, self._sweep, loop)

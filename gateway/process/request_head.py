@@ -1,0 +1,167 @@
+"""The head of a request, checked strictly before the HTTP parser sees it: RFC 9112 as one regular expression.
+
+Strategy: llhttp accepts much for the sake of old clients (two Transfer-Encodings, no Host, several spaces, HTTP/0.9),
+and has no limits. A server behind a proxy that reads such a head differently answers requests that the proxy never saw
+(request smuggling), so a head that is not plainly correct is refused, and the connection closed. What passes here has
+one reading, which is the parser's. No I/O.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+from gateway.config import Limits
+
+END = b"\r\n\r\n"
+
+_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
+# RFC 3986, appendix A: what a path and a query consist of. A fragment (`#`) is never sent.
+_URI = rb"[A-Za-z0-9\-._~:/?\[\]@!$&'()*+,;=]*+(?:%[0-9A-Fa-f]{2}[A-Za-z0-9\-._~:/?\[\]@!$&'()*+,;=]*+)*+"
+# RFC 9112, section 3.2: origin form, absolute form, and the asterisk form of OPTIONS.
+_TARGET = rb"(/%b|[Hh][Tt][Tt][Pp][Ss]?://[^/?#\s]+(?:[/?]%b)?|\*)" % (_URI, _URI)
+# RFC 9110, section 5.5: visible characters, space, tab and 0x80 to 0xFF; a line that begins with a space (obs-fold) has
+# no name.
+_FIELDS = rb"(?:%b:[^\x00-\x08\x0a-\x1f\x7f]*+\r\n)*+" % _TOKEN
+_LINE = rb"(%b) %b HTTP/1\.([01])\r\n" % (_TOKEN, _TARGET)
+_HEAD = re.compile(rb"%b%b\r\n" % (_LINE, _FIELDS))
+_REQUEST_LINE = re.compile(_LINE)
+_OTHER_VERSION = re.compile(rb"%b [!-~]+ HTTP/(?!1\.[01])[0-9]\.[0-9]\r\n" % _TOKEN)
+# The fields that decide where a message ends and whom it is for. The value's end is that of the line.
+_FRAMING = re.compile(rb"\n(?:(host)|(content-length)|(transfer-encoding)):[ \t]*([^\r]*)", re.IGNORECASE)
+# RFC 3986, section 3.2.2, less the delimiters that no host name has and that readers disagree about.
+_HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[\w.~%\-]*)(?::[0-9]*)?", re.ASCII)
+_LENGTH = re.compile(rb"[0-9]{1,18}")
+_CODING = re.compile(rb"chunked", re.IGNORECASE)
+_STRAY = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\0")
+_TRAILING = re.compile(rb"[ \t]++\r\n")
+_METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS"))
+
+
+class Framing(Enum):
+    """How the end of a body is found, where no length says it."""
+
+    CHUNKED = "chunked"
+
+
+class RefusedHead(Exception):
+    """A head that is not taken.
+
+    Args:
+        status: of the answer.
+        reason: one sentence for the client.
+    """
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+def check_head(head: bytes, limits: Limits) -> int | Framing:
+    """How a request's body is framed: its length in bytes, or chunked.
+
+    Args:
+        head: request line and fields, with the empty line that ends them.
+        limits: of its size.
+
+    Raises:
+        RefusedHead: it is too large, or no correct head.
+    """
+    check_size(head, limits)
+    if head.count(b"\r\n") - 2 > limits.max_headers:
+        raise RefusedHead(431, f"The request has more than {limits.max_headers} headers.")
+    found = _HEAD.fullmatch(head)
+    if found is None:
+        raise _wrong_syntax(head)
+    method, target, minor = found.groups()
+    if method not in _METHODS:
+        raise RefusedHead(501, "The method is not implemented.")
+    if target == b"*" and method != b"OPTIONS":
+        raise RefusedHead(400, "The request target is wrong.")
+    return _framing(head, is_http_1_0=minor == b"0")
+
+
+def without_trailing_space(head: bytes) -> bytes:
+    """The head without spaces and tabs at the ends of lines.
+
+    RFC 9112, section 5.1: they are not part of a value; the parser leaves them there.
+    """
+    # Nobody sends them: two searches instead of a substitution.
+    if b" \r\n" not in head and b"\t\r\n" not in head:
+        return head
+    return _TRAILING.sub(b"\r\n", head)
+
+
+def check_part(part: bytes, limits: Limits) -> None:
+    """Check the beginning of a head, as far as it has come: what is wrong already is refused without waiting.
+
+    Raises:
+        RefusedHead: it is too large, or cannot become a correct head.
+    """
+    check_size(part, limits)
+    if _STRAY.search(part):
+        raise RefusedHead(400, "The request has a line that does not end in CR LF.")
+    end = part.find(b"\r\n")
+    if end >= 0 and not _REQUEST_LINE.match(part):
+        raise _wrong_syntax(part)
+
+
+def check_size(head: bytes, limits: Limits) -> None:
+    """Check the size of a head, or of what has come of it.
+
+    Raises:
+        RefusedHead: the request line or the headers are too large.
+    """
+    if len(head) <= limits.max_request_line:  # most heads: one comparison
+        return
+    end = head.find(b"\r\n")
+    if end < 0 or end > limits.max_request_line:
+        raise RefusedHead(414, f"The request line is longer than {limits.max_request_line} bytes.")
+    if len(head) - end > limits.max_header_bytes:
+        raise RefusedHead(431, f"The headers are larger than {limits.max_header_bytes} bytes.")
+
+
+def _wrong_syntax(head: bytes) -> RefusedHead:
+    if not _REQUEST_LINE.match(head):
+        if _OTHER_VERSION.match(head):
+            return RefusedHead(505, "This server speaks HTTP/1.1.")
+        return RefusedHead(400, "The request line is wrong.")
+    return RefusedHead(400, "A header line is wrong.")
+
+
+def _framing(head: bytes, *, is_http_1_0: bool) -> int | Framing:
+    hosts = lengths = codings = 0
+    framing: int | Framing = 0
+    for host, length, coding, padded in _FRAMING.findall(head):
+        value = padded.rstrip(b" \t")
+        if host:
+            hosts += 1
+            if not _HOST.fullmatch(value):
+                raise RefusedHead(400, "The Host header is wrong.")
+        elif length:
+            lengths += 1
+            if not _LENGTH.fullmatch(value):
+                raise RefusedHead(400, "The Content-Length header is wrong.")
+            framing = int(value)
+        elif coding:
+            codings += 1
+            framing = _chunked(value)
+    # RFC 9112, section 3.2: exactly one Host in HTTP/1.1. Sections 6.1 and 6.3: any doubt about the body's end is an
+    # attempt to smuggle a request.
+    if hosts > 1 or (hosts == 0 and not is_http_1_0):
+        raise RefusedHead(400, "A request has one Host header.")
+    if lengths + codings > 1:
+        raise RefusedHead(400, "A request has one Content-Length or one Transfer-Encoding header.")
+    if codings and is_http_1_0:
+        raise RefusedHead(400, "HTTP/1.0 has no Transfer-Encoding.")
+    return framing
+
+
+def _chunked(value: bytes) -> Framing:
+    if _CODING.fullmatch(value):
+        return Framing.CHUNKED
+    # RFC 9112, section 6.1: a coding that the server does not know is 501, an unclear end of the body 400.
+    if _CODING.fullmatch(value.rpartition(b",")[2].strip(b" \t")) and value.lower().count(b"chunked") == 1:
+        raise RefusedHead(501, "The transfer coding is not implemented.")
+    raise RefusedHead(400, "The Transfer-Encoding header is wrong.")

@@ -1,0 +1,72 @@
+"""The prompts of the IR: texts, token ids and conversations, with images by reference."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class TextPart(msgspec.Struct, frozen=True, tag="text"):
+    """A piece of text in a message."""
+
+    text: str
+
+
+class ImagePart(msgspec.Struct, frozen=True, tag="image"):
+    """An image by reference; adapters do not read its bytes.
+
+    `ref` is a URL (`kind` "url"), a `data:` URI or bare base64 ("data"), or a local path ("path").
+    """
+
+    ref: str
+    kind: Literal["url", "data", "path"]
+    detail: str | None = None
+
+
+Part = TextPart | ImagePart
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A complete tool call; `arguments` is the JSON text exactly as generated."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One message of a conversation. `role` is the client's: system, developer, user, assistant or tool."""
+
+    role: str
+    content: str | tuple[Part, ...] | None = None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+
+
+class TextPrompt(msgspec.Struct, frozen=True, tag="text"):
+    """Raw text, tokenized with the model's special tokens and without a chat template.
+
+    `image_places` are the indices of the characters that the images precede; () for images beside the text.
+    """
+
+    text: str
+    images: tuple[ImagePart, ...] = ()
+    image_places: tuple[int, ...] = ()
+
+
+class TokensPrompt(msgspec.Struct, frozen=True, tag="tokens"):
+    """Token ids, used as they are."""
+
+    ids: tuple[int, ...]
+
+
+class ChatPrompt(msgspec.Struct, frozen=True, tag="chat"):
+    """Messages, rendered by the model's own chat template."""
+
+    messages: tuple[Message, ...]
+
+
+Prompt = TextPrompt | TokensPrompt | ChatPrompt

@@ -1,0 +1,82 @@
+"""Unknown fields of requests: named in a header and counted, refused where the server is strict, or passed on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from adapters.unknown_fields import IGNORED
+from gateway.app import create_app
+from gateway.config import ServerSection, parse
+from tests.gateway.serving import listening, running, scripted
+
+CHAT = {"model": "echo", "messages": [{"role": "user", "content": "one two"}]}
+REQUESTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": {"model": "echo", "prompt": "one two"},
+    "/v1/responses": {"model": "echo", "input": "one two"},
+    "/v1/messages": CHAT | {"max_tokens": 5},
+    "/generate": {"inputs": "one two"},
+    "/v2/models/echo/generate": {"text_input": "one two"},
+    "/serving-endpoints/echo/invocations": CHAT,
+}
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+async def test_an_unknown_field_is_named_and_counted(path: str) -> None:
+    app, _ = scripted("echo")
+    async with running(app) as client:
+        plain = await client.post(path, json=REQUESTS[path])
+        warned = await client.post(path, json=REQUESTS[path] | {"temprature": 0.5, "max_tokns": 3})
+        metrics = (await client.get("/metrics")).text
+    assert (plain.status_code, warned.status_code) == (200, 200)
+    assert IGNORED not in plain.headers
+    assert warned.headers[IGNORED] == "temprature, max_tokns"
+    assert next(line for line in metrics.splitlines() if line.startswith("gw_ignored_fields_total{")).endswith(" 2.0")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_streams_have_the_header_too(stream: bool) -> None:
+    app, _ = scripted("echo")
+    async with running(app) as client:
+        messages = [{"role": "user", "content": "one", "nmae": "x"}]
+        answer = await client.post("/v1/chat/completions", json=CHAT | {"messages": messages, "stream": stream})
+    assert answer.headers[IGNORED] == "messages[0].nmae"
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+async def test_a_strict_server_refuses_it(path: str) -> None:
+    app, _ = scripted("echo", server=ServerSection(strict=True))
+    async with running(app) as client:
+        assert (await client.post(path, json=REQUESTS[path])).status_code == 200
+        refused = await client.post(path, json=REQUESTS[path] | {"temprature": 0.5})
+    assert refused.status_code in (400, 422)
+    assert "temprature" in refused.text
+
+
+async def test_strictness_of_one_dialect_goes_before_the_servers() -> None:
+    server = ServerSection(strict=True, dialect_options={"openai": {"strict": False}})
+    app, _ = scripted("echo", server=server)
+    async with running(app) as client:
+        answer = await client.post("/v1/chat/completions", json=CHAT | {"temprature": 1})
+    assert answer.headers[IGNORED] == "temprature"
+
+
+async def test_what_a_remote_of_the_same_dialect_gets_is_not_named() -> None:
+    far, _ = scripted("echo")
+    async with listening(far) as port:
+        text = f"""
+            [backends.far]
+            kind = "openai"
+            url = "http://127.0.0.1:{port}/v1"
+            [endpoints.echo]
+            served_entities = [{{ name = "a", backend = "far" }}]
+        """
+        async with running(create_app(parse(text))) as client:
+            asked = CHAT | {"temprature": 1}
+            same = await client.post("/v1/chat/completions", json=asked)
+            other = await client.post("/v1/messages", json=asked | {"max_tokens": 5})
+    assert same.status_code == 200
+    assert IGNORED not in same.headers
+    assert other.headers[IGNORED] == "temprature"
