@@ -19,6 +19,7 @@ from gateway.auth import Keys, keys_from
 from gateway.config import Config, ConfigError
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
+from gateway.experiments.guardrail import wrong_guardrail
 from gateway.experiments.ramp import wrong_ramp
 from gateway.http import feedback, health, ui
 from gateway.http.answering import CLOSING
@@ -79,7 +80,7 @@ def validate(config: Config) -> None:
     make_backends(config)
     Mounts(adapters(), config)
     for name, deployed in LiveDeployments(config).deployments.items():
-        if wrong := wrong_ramp(deployed.serving):
+        if wrong := wrong_ramp(deployed.serving) or wrong_guardrail(deployed.serving):
             raise ConfigError(f"endpoints.{name}{wrong}")
 
 

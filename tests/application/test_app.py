@@ -81,9 +81,11 @@ async def test_a_405_lists_the_allowed_methods(path: str, method: str) -> None:
 async def test_feedback_that_is_too_large_gets_413() -> None:
     app, _ = scripted("echo")
     async with running(app) as client:
-        answer = await client.post("/v1/feedback", content=b" " * 10_000_001)
+        answer = await client.post(
+            "/v1/feedback", content=b" " * 17_000_000, headers={"content-type": "application/json"}
+        )
     assert answer.status_code == 413
-    assert "too large" in answer.json()["error"]["message"]
+    assert "larger than 16777216 bytes" in answer.json()["error"]["message"]
 
 
 async def test_a_mount_has_its_own_dialects() -> None:
