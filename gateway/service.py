@@ -255,7 +255,7 @@ class Service:
         if settings is None:
             return None
         # Named for the process, not for the slot: a restarted worker never appends to a line that was cut.
-        files = RowFiles(Path(settings.folder), self._prefix, settings.max_bytes, settings.files)
+        files = RowFiles(Path(settings.folder), secrets.token_hex(8), settings.max_bytes, settings.files)
         return Exporter(files, lambda rows: self.metrics.export_lost.add((), rows), with_text=settings.text)
 
     def _can_answer(self, backend: str) -> bool:
