@@ -18,9 +18,7 @@ import msgspec
 import structlog
 
 from gateway.config import Endpoint
-from gateway.experiments.agreement import UNPAIRED, Agreement, Example
 from gateway.experiments.counters_file import CountersFile, Layout
-from gateway.experiments.examples import Examples
 from gateway.experiments.feedback_ring import Answered
 from gateway.experiments.guardrail import broken, has_guardrails
 from gateway.experiments.histogram import BINS, UNFINISHED, bin_of, log_seconds
@@ -35,6 +33,8 @@ from gateway.experiments.metrics import (
     UNPAIRED_AT,
     Metric,
 )
+from gateway.experiments.pairs.agreement import UNPAIRED, Agreement, Example
+from gateway.experiments.pairs.examples import Examples
 from gateway.experiments.report import Report, SplitSums, build
 from gateway.experiments.stratum import LOGARITHMS_AT, PAIRS, REQUESTS, SplitReport, Stratum, feedback_file
 from gateway.routing.target import Plan, Target
@@ -149,7 +149,7 @@ class Experiment:
             Who answered, if users may send feedback for the answer, else None.
         """
         arm = self._index[plan.targets[0].entity.name]
-        if (why := _exclusion(plan, ended.outcome)) is not None:
+        if (why := exclusion(plan, ended.outcome)) is not None:
             self._counters.count(arm, EXCLUDED.index(why))
             return None
         assert plan.unit is not None
@@ -323,7 +323,7 @@ def _tag(key: str, split: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{key} {split}".encode(), digest_size=8).digest())
 
 
-def _exclusion(plan: Plan, outcome: str) -> str | None:
+def exclusion(plan: Plan, outcome: str) -> str | None:
     """Why a request is not compared; None if it is."""
     # The order matters: a request counts under the first reason that applies.
     if plan.unit is None:

@@ -18,7 +18,7 @@ from gateway.config import Endpoint
 from gateway.experiments.experiment import Experiment, Outcome
 from gateway.experiments.feedback_ring import FeedbackRing, name_of
 from gateway.experiments.metrics import FAILURES
-from gateway.experiments.paired import Pairing
+from gateway.experiments.pairs.pairing import Pairing
 from gateway.experiments.report import Report
 from gateway.experiments.shadow import Shadows
 from gateway.observability.metrics import Metrics

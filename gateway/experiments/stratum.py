@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gateway.experiments.agreement import PAIR_METRICS
 from gateway.experiments.counters_file import CountersFile, Layout, Sums, read, zeros
 from gateway.experiments.metrics import METRICS, TIMES, TOTALS
+from gateway.experiments.pairs.agreement import PAIR_METRICS
 
 _ABOUT = "about.json"
 """The name of the file that says since when a split is served."""

@@ -323,6 +323,17 @@ async def test_a_corrupted_state_file_keeps_the_last_state_serving(tmp_path: Pat
         assert (await chat(client)).headers["served-model-name"] == "b"
 
 
+@pytest.mark.parametrize("junk", [b"", b"{", b"[]", b"\xff", b'{"endpoints": 1}', b"null"])
+async def test_a_change_of_a_corrupted_state_file_is_refused_with_the_reason(junk: bytes, tmp_path: Path) -> None:
+    async with running(worker(tmp_path)) as client:
+        await put(client, arms(("b", "s/scripted", 100)))
+        (tmp_path / "state.json").write_bytes(junk)
+        answer = await put(client, arms(("c", "s/echo", 100)))
+        assert (answer.status_code, answer.json()["error_code"]) == (503, "TEMPORARILY_UNAVAILABLE")
+        assert "state.json: cannot be read" in answer.json()["message"]
+        assert (tmp_path / "state.json").read_bytes() == junk
+
+
 async def test_an_unreadable_state_file_keeps_the_last_state_serving(tmp_path: Path) -> None:
     async with running(worker(tmp_path)) as client:
         state = tmp_path / "state.json"
