@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.experiments.ramp import RampReport
 from gateway.experiments.report import Report
+from gateway.rollout.ramp import RampReport
 
 
 class FullReport(Report, frozen=True, kw_only=True):
