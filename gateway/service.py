@@ -17,6 +17,7 @@ from backends.base import Backend, Health
 from gateway.auth import Keys
 from gateway.config import Config, Export
 from gateway.deployment.catalog import catalog
+from gateway.deployment.deployments import mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
 from gateway.experiments.experiments import Experiments
@@ -163,7 +164,7 @@ class Service:
         Raises:
             schemas.errors.RequestError: the change is refused.
         """
-        await self._live.change(change, self._health)
+        await self._live.change(change, self._health, self._generates())
         self.refresh()
         log.info("endpoint.changed", model=change.endpoint, action=change.action)
 
@@ -173,7 +174,19 @@ class Service:
         Raises:
             schemas.errors.ModelNotFound: the endpoint has none.
         """
-        return FullReport.of(self.experiments.report(endpoint), self._ramps.report(endpoint))
+        history = self.experiments.of(endpoint).history()
+        return FullReport.of(self.experiments.report(endpoint), self._ramps.report(endpoint), history)
+
+    async def reset(self, endpoint: str) -> None:
+        """Have the figures of an endpoint's experiment begin anew, on all workers.
+
+        Raises:
+            schemas.errors.RequestError: the endpoint has no experiment, or there is no state file.
+        """
+        self.experiments.of(endpoint)
+        await self._live.reset(endpoint)
+        self.refresh()
+        log.info("experiment.reset", model=endpoint)
 
     def new_id(self) -> str:
         """A unique request id: 16 hexadecimal digits of the worker, 8 of the request."""
@@ -294,6 +307,7 @@ class Service:
         if health != self._health:
             self._health = health
             self.catalog = self._catalog()
+            self._warn_of_mixed_arms()
 
     def _serve(self) -> None:
         """Route to what is deployed. An experiment whose endpoint is unchanged goes on."""
@@ -301,12 +315,28 @@ class Service:
         # the new router looks its experiment up.
         deployments = self._live.deployments
         resets = self._live.resets
-        self.experiments.serve({name: (each.serving, resets.get(name, 0)) for name, each in deployments.items()})
+        self.experiments.serve(
+            {name: (found.serving, found.version, resets.get(name, 0)) for name, found in deployments.items()}
+        )
         self.router = Router({name: found.serving for name, found in deployments.items()}, self.backends)
         self._stop_arms()
         # An endpoint that is created again begins at 0.
         self._counts = {name: counts for name, counts in self._counts.items() if name in deployments}
         self.catalog = self._catalog()
+
+    def _generates(self) -> dict[str, bool]:
+        """Whether a backend generates text or makes embeddings only, of those that are loaded."""
+        return {
+            name: backend.capabilities.generates
+            for name, backend in self.backends.items()
+            if self._health[name].status == "ready"
+        }
+
+    def _warn_of_mixed_arms(self) -> None:
+        # What a backend of the configuration file makes is known only once it is loaded.
+        for name, deployed in self._live.deployments.items():
+            if why := mixed_kinds(deployed.serving, self._generates()):
+                log.warning("arms.mixed", model=name, why=why.removeprefix(": "))
 
     def _stop_arms(self) -> None:
         self.router.stop(self.experiments.stopped())
