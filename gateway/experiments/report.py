@@ -21,7 +21,8 @@ from gateway.experiments.confidence import (
 )
 from gateway.experiments.counters_file import Sums
 from gateway.experiments.metrics import DIVERGENCES_AT, EXCLUDED, TIMES, TOTALS, UNPAIRED_AT, Metric
-from gateway.experiments.pairs.agreement import Pairs, summarize
+from gateway.experiments.pairs.agreement import Pairs, mean_estimate, rate_estimate, summarize
+from gateway.experiments.pairs.verdict import Estimate
 from schemas.ir import FinishReason
 
 SRM_ALPHA = 0.001
@@ -52,6 +53,29 @@ class Comparison(msgspec.Struct, frozen=True):
     decision: Decision
 
 
+class ShadowReport(msgspec.Struct, frozen=True):
+    """A shadow's answers to its copies.
+
+    Attributes:
+        arm: its name.
+        copies: how many were to be sent.
+        sent: the share that was. The others were dropped, because the shadow was busy or could not answer: under load,
+            so that the rest says less about busy times.
+        success: of the copies sent.
+        time_to_first_token: of the copies answered, like the rest.
+        latency: in seconds, too.
+        completion_tokens: of an answer.
+    """
+
+    arm: str
+    copies: int
+    sent: Estimate
+    success: Estimate
+    time_to_first_token: Estimate
+    latency: Estimate
+    completion_tokens: Estimate
+
+
 class Report(msgspec.Struct, frozen=True):
     """An experiment's report over all workers. Its intervals are valid at every look. `paired`: of the paired arms."""
 
@@ -62,6 +86,7 @@ class Report(msgspec.Struct, frozen=True):
     comparisons: tuple[Comparison, ...]
     sample_ratio_mismatch: bool
     paired: tuple[Pairs, ...]
+    shadows: tuple[ShadowReport, ...] = ()
 
 
 class SplitSums(NamedTuple):
@@ -125,6 +150,23 @@ def means(rows: Array, arm: int, row: int) -> tuple[Mean, Mean]:
     if not weights.any():  # no split in which both arms have values
         return mean(*control.sum(axis=0)), mean(*other.sum(axis=0))
     return mean(control[:, 0], control[:, 1], weights), mean(other[:, 0], other[:, 1], weights)
+
+
+def shadow_report(arm: str, rows: Array, alpha: float) -> ShadowReport:
+    """The figures of a shadow.
+
+    Args:
+        arm: its name.
+        rows: [`SHADOW_METRICS`, (count, sum), buckets].
+        alpha: the chance that an interval ever misses the mean.
+    """
+    rates, others = rows[:2], rows[2:]
+    return ShadowReport(
+        arm,
+        int(rows[0, 0].sum()),
+        *(rate_estimate(row, alpha) for row in rates),
+        *(mean_estimate(row, alpha, least=0) for row in others),
+    )
 
 
 def arm_alpha(endpoint: Endpoint) -> float:
