@@ -90,6 +90,7 @@ class CallReader:
 
     def __init__(self, request: Generate) -> None:
         self._limit = max_calls(request)
+        self._names = [tool.name for tool in offered_tools(request)]
         self._parsers: dict[int, ToolParser] = {}
 
     def feed(self, events: Events) -> Events:
@@ -99,7 +100,7 @@ class CallReader:
     def _read(self, event: Event) -> Event | None:
         if not isinstance(event, Delta):
             return event
-        parser = self._parsers.setdefault(event.choice, ToolParser(self._limit))
+        parser = self._parsers.setdefault(event.choice, ToolParser(self._limit, self._names))
         # The parser reads tokens. A text without any is one token for it, and a text again behind it.
         has_tokens = bool(event.tokens)
         if not has_tokens and event.text:
