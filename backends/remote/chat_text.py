@@ -90,7 +90,7 @@ class CallReader:
 
     def __init__(self, request: Generate) -> None:
         self._limit = max_calls(request)
-        self._names = [tool.name for tool in offered_tools(request)]
+        self._names = frozenset(tool.name for tool in offered_tools(request))
         self._parsers: dict[int, ToolParser] = {}
 
     def feed(self, events: Events) -> Events:

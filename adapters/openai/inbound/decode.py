@@ -100,6 +100,8 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
         legacy_functions=functions,
         grammar=None if given.response_format is None else read_response_format(given.response_format),
         user=given.user,
+        safety_identifier=given.safety_identifier,
+        prompt_cache_key=given.prompt_cache_key,
         hints=_hints(given),
         extra=extra,
         unknown=extra.paths,

@@ -49,7 +49,6 @@ from schemas.ir import (
 
 _LONG_TEXT = 4096
 """Characters from which a prompt is tokenized in the thread: about 4 ms of work."""
-_PROBE = "a probe of the template"
 _TAG = re.compile(r"</?\|?\w+\|?>")
 """Added tokens that grammars treat as special, whatever their tokenizer says."""
 
