@@ -201,6 +201,7 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True):
     prompt: Prompt
     tools: tuple[Tool, ...] = ()
     add_special_tokens: bool = True
+    context_length: int | None = None  # of the model, for answers that have it
     unread: tuple[Unread, ...] = ()
     unknown: tuple[str, ...] = ()
     origin: Origin | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
@@ -162,9 +163,7 @@ class Mounts:
                 for route in codec.routes:
                     # Below a mount, the route `/` is the prefix itself: `find` ignores a trailing slash.
                     methods = table[prefix if prefix and route.path == "/" else prefix + route.path]
-                    if route.method in methods:
-                        raise ConfigError(f"two protocols have the route {route.method} {prefix}{route.path}")
-                    methods[route.method] = Operation(name, route, codec, endpoint)
+                    methods[route.method] = _joined(methods, Operation(name, route, codec, endpoint), prefix)
         return dict(table)
 
     def _dialect(self, protocol: str, name: str | None) -> Any:
@@ -173,6 +172,21 @@ class Mounts:
         if name not in known:
             raise ConfigError(f"dialects.{protocol}: there is no dialect '{name}'; there are {', '.join(known)}")
         return known[name]
+
+
+def _joined(methods: Methods, operation: Operation, prefix: str) -> Operation:
+    """The operation of a path and method; of two protocols, the one without `Route.fields` with the other behind it.
+
+    Raises:
+        ConfigError: nothing in their bodies separates two protocols.
+    """
+    route = operation.route
+    other = methods.get(route.method)
+    if other is None:
+        return operation
+    if other.other is not None or bool(route.fields) == bool(other.route.fields):
+        raise ConfigError(f"two protocols have the route {route.method} {prefix}{route.path}")
+    return replace(other, other=operation) if route.fields else replace(operation, other=other)
 
 
 def _dialects(adapters: Mapping[str, Adapter], server: ServerSection) -> dict[str, dict[str, Any]]:
