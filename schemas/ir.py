@@ -170,6 +170,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     background: bool = False
     user: str | None = None
     client_request_id: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     hints: dict[str, Any] = {}  # msgspec copies an empty default for each instance
     extra: dict[str, Any] = {}
     unread: tuple[Unread, ...] = ()

@@ -10,15 +10,14 @@ Strategy:
 from __future__ import annotations
 
 import asyncio
-import os
-import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from adapters.base import TOKEN_IDS, ClientCodec, EmbeddingCodec, Headers, Outbound, RelayCodec, Reply
+from adapters.base import TOKEN_IDS, ClientCodec, EmbeddingCodec, Outbound, RelayCodec, Reply
+from adapters.outbound import foreign_fields
 from backends.base import Capabilities, Feature, Health
 from backends.native.text.tool_parser import offered_tools
 from backends.prompts import as_asked
@@ -26,7 +25,7 @@ from backends.remote.breaker import Breaker
 from backends.remote.chat_text import CallReader, ChatText, load_chat_text
 from backends.remote.event_stream import EventStream
 from backends.remote.health_check import HealthCheck
-from backends.remote.options import RemoteOptions
+from backends.remote.options import RemoteOptions, make_transport, read_key
 from backends.remote.retokeniser import Retokeniser
 from backends.remote.retry import Retrier
 from backends.transport import Response, Transport
@@ -38,7 +37,19 @@ from schemas.errors import (
     UnsupportedFeature,
     UnsupportedOperation,
 )
-from schemas.ir import ChatPrompt, Embed, Embeddings, Events, Generate, Started, TokenIds, Tokenize, Tokens, Usage
+from schemas.ir import (
+    ChatPrompt,
+    Embed,
+    Embeddings,
+    Events,
+    Generate,
+    Started,
+    TextPrompt,
+    TokenIds,
+    Tokenize,
+    Tokens,
+    Usage,
+)
 from schemas.origin import Relay, RelayedAnswer
 
 R = TypeVar("R", Generate, Embed, Relay)
@@ -121,8 +132,8 @@ class RemoteBackend:
             schemas.errors.BackendUnavailable: the key, certificates or tokenizer cannot be used.
         """
         try:
-            self._key = _read_key(self._options)
-            self._transport = _make_transport(self._options, self._key)
+            self._key = read_key(self._options)
+            self._transport = make_transport(self._options, self._key)
             if self._options.tokenizer is not None:
                 # A tokenizer file has megabytes of JSON: in a thread, so that the event loop goes on.
                 self._retokeniser = await asyncio.to_thread(Retokeniser, self._options.tokenizer)
@@ -139,6 +150,8 @@ class RemoteBackend:
         """Stop the health checks and close all connections. Idempotent."""
         if self._health_check is not None:
             await self._health_check.aclose()
+        if self._chat is not None:
+            self._chat.close()
         if self._transport is not None:
             await self._transport.aclose()
 
@@ -195,12 +208,16 @@ class RemoteBackend:
         """
         if isinstance(request, Embed):
             return () if self._embeddings is None else self._embeddings.ignored(request)
+        # Chats that are rendered and texts that become chats are written anew.
+        rewritten = self._chat is not None and isinstance(request.prompts[0], ChatPrompt)
+        if rewritten or (self._options.raw_text == "as_chat" and isinstance(request.prompts[0], TextPrompt)):
+            return foreign_fields(request)
         return self._encode(request)[0].ignored(request)
 
     async def tokenize(self, request: Tokenize) -> Tokens:
         """Tokenize with the configured tokenizer; the server's own cannot be called."""
         if self._chat is not None and isinstance(request.prompt, ChatPrompt):
-            text = self._chat.text(request.prompt, request.tools)
+            text = await self._chat.text(request.prompt, request.tools)
             request = msgspec.structs.replace(request, prompt=text)
         tokens = self._retokeniser.tokenize(request) if self._retokeniser is not None else None
         if tokens is not None:
@@ -213,7 +230,7 @@ class RemoteBackend:
         Closing the generator closes the connection, which is how the server learns to stop.
         """
         calls = self._call_reader(request)
-        request = self._as_taken(self._with_remote_model(request))
+        request = await self._as_taken(self._with_remote_model(request))
         # Encoded once: all attempts send the same bytes.
         codec, outbound = self._encode(request)
         timeouts = self._options.timeouts
@@ -274,10 +291,10 @@ class RemoteBackend:
             features = self.capabilities.features | (found if offered is None else found & offered)
             self.capabilities = msgspec.structs.replace(self.capabilities, features=features)
 
-    def _as_taken(self, request: Generate) -> Generate:
+    async def _as_taken(self, request: Generate) -> Generate:
         """The request in the form that the server takes: chats as text, or a text as a chat."""
         if self._chat is not None:
-            return self._chat.rendered(request)
+            return await self._chat.rendered(request)
         if self._options.raw_text != "as_chat" or not request.raw_prompt:
             return request
         prompts = as_asked(msgspec.structs.replace(request, raw_prompt=False))
@@ -379,26 +396,3 @@ def _error_of(codec: ClientCodec, reply: Reply) -> GatewayError:
         # No `fault`: not retried, since the same key would be refused again.
         return BackendFailed("The backend refused the gateway's key.", code="upstream_unauthorized")
     return codec.error(reply)
-
-
-def _read_key(options: RemoteOptions) -> str:
-    if options.api_key_env is None:
-        return ""
-    # Stripped: a key read from a file often ends in a line feed, which no header may hold.
-    key = os.environ.get(options.api_key_env, "").strip()
-    if not key:
-        raise ValueError(f"the environment variable {options.api_key_env} is not set")
-    return key
-
-
-def _make_transport(options: RemoteOptions, key: str) -> Transport:
-    secret: Headers = ()
-    if key:
-        secret = ((options.key_header, key),) if options.key_header else (("authorization", f"Bearer {key}"),)
-    return Transport(
-        options.url,
-        headers=(*options.headers.items(), *secret),
-        limits=options.limits,
-        connect_timeout=options.timeouts.connect,
-        tls=ssl.create_default_context(cafile=options.ca_file) if options.ca_file else None,
-    )

@@ -102,6 +102,8 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
         legacy_functions=functions,
         grammar=read_grammar(given),
         user=given.user,
+        safety_identifier=given.safety_identifier,
+        prompt_cache_key=given.prompt_cache_key,
         hints=_hints(given),
         extra=extra,
         unread=own_fields(given),
