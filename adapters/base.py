@@ -104,11 +104,14 @@ class StreamEncoder(Protocol):
     """The encoder of one stream. For `Usage`, the last event, it writes the protocol's terminator.
 
     `headers` are read after the first call of `feed` and may depend on that batch.
+    `status_waits`: the status line waits for the first bytes, so that an error before them has a status of its own; if
+    not, it is sent with the backend's first event.
     `abort_after_error`: after `fail` the connection is reset, for clients that take any other end as the answer's.
     """
 
     media_type: str
     headers: Headers
+    status_waits: bool
     abort_after_error: bool
 
     def feed(self, events: Events) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from adapters.fold import Kind
+from adapters.fold import NO_ARGUMENTS, Kind
 from schemas.errors import BackendFailed
 from schemas.ir import Delta, Finished, ToolDelta
 
@@ -43,6 +43,7 @@ class Blocks:
         self._open: Kind | int | None = None  # a kind of text, or a call's index
         # One more than the index of the newest call: a piece of a lower index continues a call whose block is closed.
         self._calls = 0
+        self._has_arguments = True  # of the open call
         self._late: list[tuple[Kind, str]] = []  # text that arrived during a call
 
     def feed(self, delta: Delta) -> Iterator[Step]:
@@ -84,8 +85,10 @@ class Blocks:
             yield from self._close()
             self._open, self._calls = call.index, call.index + 1
             # The first piece has the id and the name; its arguments, if any, follow as a step of their own.
+            self._has_arguments = False
             yield Opened(None, call)
         if call.arguments:
+            self._has_arguments = True
             yield Said(call.arguments)
 
     def _end(self) -> Iterator[Step]:
@@ -97,5 +100,7 @@ class Blocks:
 
     def _close(self, *, last: bool = False) -> Iterator[Step]:
         if self._open is not None:
+            if isinstance(self._open, int) and not self._has_arguments:
+                yield Said(NO_ARGUMENTS)
             self._open = None
             yield Closed(last)

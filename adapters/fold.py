@@ -19,6 +19,9 @@ Kind = Literal["reasoning", "text", "refusal"]
 
 Order = tuple[tuple[Kind | Literal["calls"], int], ...]
 
+NO_ARGUMENTS = "{}"
+"""The arguments of a call that has none: clients parse them as JSON, and some remotes send nothing."""
+
 _TEXTS: tuple[Kind, ...] = ("reasoning", "text", "refusal")
 # Strategy: `Fold` only collects deltas; all joins happen once, at the end, because repeated concatenation of a long
 # answer would be quadratic. The order of the blocks is computed only for choices with two kinds of content or more.
@@ -115,11 +118,11 @@ def _calls(pieces: tuple[ToolDelta, ...]) -> tuple[ToolCall, ...]:
 
 
 def _call(pieces: list[ToolDelta]) -> ToolCall:
-    """Join the pieces of a call: the last id and name that are not empty, and all arguments."""
+    """Join the pieces of a call: the last id and name that are not empty, and all arguments (`NO_ARGUMENTS`: none)."""
     id = name = ""
     for piece in pieces:
         id, name = piece.id or id, piece.name or name
-    return ToolCall(id, name, "".join([piece.arguments for piece in pieces]))
+    return ToolCall(id, name, "".join([piece.arguments for piece in pieces]) or NO_ARGUMENTS)
 
 
 def _order(deltas: list[Delta], whole: Finished) -> Order:

@@ -31,6 +31,7 @@ class Feature(StrEnum):
     SUFFIX = "suffix"
     WATERMARK = "watermark"
     LORA = "lora_adapters"
+    TRUNCATION = "truncation"
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -213,6 +214,7 @@ def needs(request: Generate) -> frozenset[Feature]:
         (Feature.SUFFIX, bool(request.suffix)),
         (Feature.WATERMARK, sampling.watermark),
         (Feature.LORA, request.lora_adapter is not None),
+        (Feature.TRUNCATION, request.overflow == "drop_turns"),
     )
     return frozenset([feature for feature, asked in wanted if asked])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -19,6 +19,7 @@ from gateway.auth import Keys, keys_from
 from gateway.config import Config, ConfigError
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
+from gateway.experiments.guardrail import wrong_guardrail
 from gateway.experiments.ramp import wrong_ramp
 from gateway.http import feedback, health, ui
 from gateway.http.answering import status_headers
@@ -80,7 +81,7 @@ def validate(config: Config) -> None:
     make_backends(config)
     Mounts(adapters(), config)
     for name, deployed in LiveDeployments(config).deployments.items():
-        if wrong := wrong_ramp(deployed.serving):
+        if wrong := wrong_ramp(deployed.serving) or wrong_guardrail(deployed.serving):
             raise ConfigError(f"endpoints.{name}{wrong}")
 
 
@@ -135,10 +136,11 @@ def create_app(
     return app
 
 
-def _with_request_id(service: Service) -> Callable[[Response[Any]], Response[Any]]:
+def _with_request_id(service: Service) -> Callable[[Response[Any]], Awaitable[Response[Any]]]:
     """Give every answer of Litestar's own paths a request id; the protocols' have one."""
 
-    def add(response: Response[Any]) -> Response[Any]:
+    # `async`, or Litestar would call it in a thread.
+    async def add(response: Response[Any]) -> Response[Any]:
         response.set_header("x-request-id", service.new_id())
         return response
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from gateway.config import ConfigError
 from schemas.errors import Forbidden, Unauthorized
 
-KEY_HEADERS = ("authorization", "x-api-key")
-"""Where a key may be."""
+KEY_HEADERS = ("x-api-key", "api-key", "x-goog-api-key")
+"""Headers that carry a key beside `authorization: Bearer`: those of Anthropic's, Azure's and Google's clients."""
 
 
 def keys_from(variable: str | None) -> tuple[str, ...]:
@@ -51,13 +51,17 @@ class Keys:
             self._digests += self._admin
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Pass a request with a known key, as `Authorization: Bearer` or `x-api-key`, and any if none is required.
+        """Pass a request with a known key (`Authorization: Bearer` or `KEY_HEADERS`), and any if none is required.
 
         Raises:
             schemas.errors.Unauthorized: it has no key, or an unknown one.
         """
         if self._digests and not _among(self._digests, _given(headers)):
             raise Unauthorized("The API key is not known here.")
+
+    def owner(self, headers: Mapping[str, str]) -> bytes:
+        """A digest of the key in a request's headers, by which its answers are known; empty if no key is needed."""
+        return _digest(given_key(headers)) if self.required else b""
 
     def check_admin(self, headers: Mapping[str, str]) -> None:
         """Pass a request with an admin key.
@@ -77,9 +81,11 @@ class Keys:
 
 def given_key(headers: Mapping[str, str]) -> str:
     """The key in a request's headers; "" if there is none."""
-    # RFC 9110, section 11.1: the scheme is case-insensitive. `x-api-key` is Anthropic's header.
+    # RFC 9110, section 11.1: the scheme is case-insensitive.
     scheme, _, given = headers.get("authorization", "").partition(" ")
-    return given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    if scheme.lower() == "bearer":
+        return given.strip()
+    return next((headers[name] for name in KEY_HEADERS if name in headers), "")
 
 
 def _given(headers: Mapping[str, str]) -> bytes:

@@ -31,7 +31,9 @@ from schemas.errors import BackendUnavailable
 
 log = structlog.get_logger()
 
-_HEALTH_INTERVAL = 1.0  # seconds; also how late a worker learns of a stop by a guardrail elsewhere
+_HEALTH_INTERVAL = 0.25
+"""Seconds between two checks: how late `/health/ready` tells of a lost engine, and a worker learns of a stop by a
+guardrail elsewhere."""
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 30.0
 """Seconds before a backend that did not start is started again; doubled each time, up to the longest."""
 _LOADING_TIMEOUT, _POLL_INTERVAL = 5.0, 0.05
@@ -78,8 +80,8 @@ class Service:
         self._failed: dict[str, Health] = {}
         self._started: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
-        self.experiments = Experiments(self.metrics, self._can_answer, self._prefix, folder, slot)
         self._live = LiveDeployments(config)
+        self.experiments = Experiments(self.metrics, self._can_answer, keys, self._stop_arms, _figures(config, folder))
         self._ramps = Ramps(self._live, self.experiments, self._can_answer)
         self._is_changeable = config.server.state_file is not None
         self._serve()  # last: it uses all of the above
@@ -269,7 +271,7 @@ class Service:
         # reads what guardrails of all workers have stopped.
         await self._live.settle(self._health)
         self.refresh()
-        self.router.stop(self.experiments.stopped())
+        self._stop_arms()
         if self._is_changeable and await self._ramps.move():
             self.refresh()
         # A backend whose start failed is not asked: the error of its start is its health until it has started.
@@ -285,17 +287,28 @@ class Service:
         # No `await` in here: no request sees new routes with old experiments. Experiments come first, since a plan of
         # the new router looks its experiment up.
         deployments = self._live.deployments
-        self.experiments.serve({name: (found.serving, found.since) for name, found in deployments.items()})
+        resets = self._live.resets
+        self.experiments.serve({name: (each.serving, resets.get(name, 0)) for name, each in deployments.items()})
         self.router = Router({name: found.serving for name, found in deployments.items()}, self.backends)
-        self.router.stop(self.experiments.stopped())
+        self._stop_arms()
         # An endpoint that is created again begins at 0.
         self._counts = {name: counts for name, counts in self._counts.items() if name in deployments}
         self.catalog = self._catalog()
+
+    def _stop_arms(self) -> None:
+        self.router.stop(self.experiments.stopped())
 
     def _catalog(self) -> Catalog:
         limit = self.limits.max_concurrent_requests
         default = self.config.server.default
         return catalog(self._live.deployments, self.backends, self._health, self._created, limit, default)
+
+
+def _figures(config: Config, folder: Path | None) -> Path | None:
+    """Where the figures of experiments are kept: beside the state file, so that they last; else with the workers."""
+    if config.server.state_file is not None:
+        return Path(f"{config.server.state_file}.experiments")
+    return folder / "experiments" if folder is not None else None
 
 
 async def _healthy(name: str, backend: Backend) -> Health:

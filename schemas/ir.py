@@ -114,8 +114,10 @@ class Output(msgspec.Struct, frozen=True):
     binary: bool = False
 
 
-Overflow = Literal["refuse", "truncate"]
-"""What a backend does when the prompt and `max_new_tokens` exceed the context: refuse, or generate what still fits."""
+Overflow = Literal["refuse", "truncate", "drop_turns"]
+"""What a backend does when prompt and `max_new_tokens` exceed the context: refuse, generate what fits, or drop turns of
+the conversation, the oldest first.
+"""
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +131,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     `priority`, …); no code below the adapters reads it.
 
     Server codecs alone read these: `stream_usage` (the stream reports the usage), `continuous_usage` (in every chunk),
-    `answer_suffix` (text written after each choice), `stored_items` (JSON of the conversation's items to store with the
+    `answer_suffix` (text written after each choice), `legacy_functions` (tool calls are written in OpenAI's first form,
+    `function_call`), `stored_items` (JSON of the conversation's items to store with the
     answer; None stores nothing) and `outputs` (the selected parts of the answer; () is the protocol's usual ones).
     """
 
@@ -157,11 +160,14 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    legacy_functions: bool = False
     grammar: Grammar | None = None
     lora_adapter: str | None = None
     background: bool = False
     user: str | None = None
     client_request_id: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     hints: dict[str, Any] = {}  # msgspec copies an empty default for each instance
     extra: dict[str, Any] = {}
     unread: tuple[Unread, ...] = ()

@@ -106,6 +106,8 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: Any = None
     top_logprobs: int | None = None
     max_tool_calls: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     previous_response_id: str | None = None
     # Refused by the decoder if set, hence of any type.
     conversation: Any = None
@@ -210,6 +212,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["response"] = "response"
     created_at: int
+    completed_at: int | None = None
     status: str
     # The API's background mode is not supported: every response is synchronous.
     background: Literal[False] = False
@@ -217,18 +220,23 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     incomplete_details: Incomplete | None = None
     instructions: str | None
     max_output_tokens: int | None
+    max_tool_calls: int | None
     model: str
     output: tuple[Output, ...] = ()
     parallel_tool_calls: bool
+    presence_penalty: float
+    frequency_penalty: float
     previous_response_id: str | None = None
+    prompt_cache_key: str | None
     reasoning: Reasoning
+    safety_identifier: str | None
     service_tier: str
     store: bool = False
     temperature: float
     # Raw: repeated byte for byte as the client wrote it.
     text: msgspec.Raw
     tool_choice: Any
-    tools: msgspec.Raw
+    tools: tuple[dict[str, Any], ...]
     top_p: float
     truncation: str
     usage: Usage | None = None

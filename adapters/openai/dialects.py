@@ -13,7 +13,7 @@ import msgspec
 
 from adapters import mindie
 from adapters.dialect import Bound, Failure, Group
-from schemas.ir import FinishReason
+from schemas.ir import FinishReason, Overflow
 
 
 class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,6 +23,9 @@ class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
         chat_fields: names of the chat fields that are known; None is all fields of the wire struct.
         strict: whether unknown fields are refused.
         roles: roles that a message may have.
+        functions: whether tools may have their first, deprecated form (`functions`, `function_call`).
+        tool_call_ids: whether a tool's result must name the call that it belongs to.
+        overflow: what happens if the prompt and the answer's limit exceed the context.
         empty_content: whether a message may be empty.
         stream_options_need_stream: whether `stream_options` without `stream` is refused.
         echo_only: whether a completion with `echo` may ask for 0 tokens.
@@ -32,7 +35,10 @@ class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     chat_fields: tuple[str, ...] | None = None
     strict: bool = False
-    roles: tuple[str, ...] = ("developer", "system", "user", "assistant", "tool")
+    roles: tuple[str, ...] = ("developer", "system", "user", "assistant", "tool", "function")
+    functions: bool = True
+    tool_call_ids: bool = True
+    overflow: Overflow = "refuse"
     empty_content: bool = True
     stream_options_need_stream: bool = True
     echo_only: bool = True
@@ -91,6 +97,7 @@ class Answers(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
         fingerprint: `system_fingerprint`; "" omits the field.
         owned_by: owner of every listed model.
         refusal: whether a message without a refusal has `"refusal": null`.
+        annotations: whether a whole message has `"annotations": []`.
         logprobs: whether choices have the field `logprobs`.
         role_in_every_delta: whether every delta has the role, instead of a first chunk of its own.
         last_delta_content: whether the last delta of a text is `{"content": ""}` instead of `{}`.
@@ -104,6 +111,7 @@ class Answers(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fingerprint: str = "fp_interlingua"
     owned_by: str = "interlingua"
     refusal: bool = True
+    annotations: bool = True
     logprobs: bool = True
     role_in_every_delta: bool = False
     last_delta_content: bool = False
@@ -342,7 +350,13 @@ _MINDIE_FIELDS = (
 MINDIE = Dialect(
     name="mindie-openai",
     requests=Requests(
-        chat_fields=(*_MINDIE_FIELDS, "n"), roles=("system", "user", "assistant", "tool"), empty_content=False
+        chat_fields=(*_MINDIE_FIELDS, "n"),
+        roles=("system", "user", "assistant", "tool"),
+        functions=False,
+        tool_call_ids=False,
+        # MindIE's page: a request ends at the maximum length of a sequence, whatever it asks for.
+        overflow="truncate",
+        empty_content=False,
     ),
     limits=Limits(
         bounds=(
@@ -364,6 +378,7 @@ MINDIE = Dialect(
         stream_id_prefix="",
         fingerprint="",
         refusal=False,
+        annotations=False,
         logprobs=False,
         role_in_every_delta=True,
         usage_details=False,

@@ -157,7 +157,7 @@ class OpenAIServer:
         """A writer for the streamed answer to `request`: a chat, a completion or a response."""
         created = int(self._now())
         if _is_response(request):
-            return ResponseWriter(request, created)
+            return ResponseWriter(request, self._now)
         # `stream_error` is a method: a subclass encodes errors in streams in its own form.
         writer = ChatStreamWriter if isinstance(request.prompts[0], ChatPrompt) else CompletionStreamWriter
         return writer(self._dialect, request, created, self.stream_error)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import ssl
+from typing import Literal
+
 import msgspec
 
+from adapters.base import Headers
 from backends.base import Feature
-from backends.transport import TransportLimits, split_url
+from backends.transport import Transport, TransportLimits, split_url
 
 
 class Timeouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -59,6 +64,10 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         context_length: tokens of prompt and answer together, for listings.
         tokenizer: the model's `tokenizer.json`, or the folder of it; gives token ids where the server returns none, and
             tokenizes texts. Without it, protocols whose tokens must have an id get 0, marked by a header.
+        chat_template: for servers of raw text: the model's chat template in Jinja, or a file of it; by default that of
+            the folder `tokenizer`. With one, the backend takes chats.
+        raw_text: "as_chat" makes one user turn of a text without a chat template, for servers that take conversations
+            only; "refuse" refuses it. By default it is sent if the protocol has a form for it.
     """
 
     url: str
@@ -75,6 +84,42 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     features: frozenset[Feature] | None = None
     context_length: int | None = None
     tokenizer: str | None = None
+    chat_template: str | None = None
+    raw_text: Literal["as_chat", "refuse"] | None = None
 
     def __post_init__(self) -> None:
         split_url(self.url)  # raises `ValueError`, which msgspec reports with the option's path
+
+
+def read_key(options: RemoteOptions) -> str:
+    """The server's key; "" if it needs none.
+
+    Raises:
+        ValueError: the environment variable is not set.
+    """
+    if options.api_key_env is None:
+        return ""
+    # Stripped: a key read from a file often ends in a line feed, which no header may hold.
+    key = os.environ.get(options.api_key_env, "").strip()
+    if not key:
+        raise ValueError(f"the environment variable {options.api_key_env} is not set")
+    return key
+
+
+def make_transport(options: RemoteOptions, key: str) -> Transport:
+    """The client of the server.
+
+    Raises:
+        ValueError: a header cannot be sent.
+        OSError: the certificates cannot be read.
+    """
+    secret: Headers = ()
+    if key:
+        secret = ((options.key_header, key),) if options.key_header else (("authorization", f"Bearer {key}"),)
+    return Transport(
+        options.url,
+        headers=(*options.headers.items(), *secret),
+        limits=options.limits,
+        connect_timeout=options.timeouts.connect,
+        tls=ssl.create_default_context(cafile=options.ca_file) if options.ca_file else None,
+    )

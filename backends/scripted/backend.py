@@ -21,7 +21,9 @@ from backends.scripted.answer import answer, prompt_text
 from backends.scripted.play import play, scored_token
 from backends.scripted.script import ERRORS, HANG, InjectedFault, Script, script_for
 from backends.scripted.tokenizer import ToyTokenizer
+from backends.truncation import encode_fitting
 from schemas.ir import (
+    ChatPrompt,
     Delta,
     Embed,
     Embeddings,
@@ -107,7 +109,7 @@ class ScriptedBackend:
             if script.fault is not None and script.fault.after is None:
                 await _inject_fault(script.fault)
                 return
-            prompts = [self._encode(prompt, request.truncate_prompt_tokens) for prompt in as_asked(request)]
+            prompts = [await self._encode_fitting(prompt, request) for prompt in as_asked(request)]
             # Checks the limits of all prompts before `Started`, so that a refusal becomes a status.
             choices = self._choices(request, script, prompts)
             prompt_tokens = sum(map(len, prompts))
@@ -181,6 +183,17 @@ class ScriptedBackend:
         await asyncio.sleep(script.delay)
         if script.fault is not None:
             await _inject_fault(script.fault)
+
+    async def _encode_fitting(self, prompt: Prompt, request: Generate) -> tuple[int, ...]:
+        """The prompt's token ids; the oldest turns of a conversation are left out if that was asked for."""
+        if request.overflow != "drop_turns" or not isinstance(prompt, ChatPrompt):
+            return self._encode(prompt, request.truncate_prompt_tokens)
+        room = self._options.context_length - (request.stopping.max_new_tokens or 1)
+
+        async def encode(form: ChatPrompt) -> tuple[int, ...]:
+            return self._encode(form, None)
+
+        return await encode_fitting(prompt, encode, lambda ids: len(ids) <= room)
 
     def _encode(self, prompt: Prompt, truncate: int | None) -> tuple[int, ...]:
         if isinstance(prompt, TokensPrompt):

@@ -19,7 +19,9 @@ from gateway.config.endpoint import (
     Endpoint,
     Experiment,
     Fallback,
+    FeedbackMetric,
     Guardrail,
+    MetricGuardrail,
     Paired,
     Ramp,
     ServedEntity,
@@ -46,16 +48,24 @@ def load(path: Path) -> Config:
     """The configuration in a TOML file.
 
     Raises:
-        ConfigError: it cannot be read, or is wrong; the text names file, line and key.
+        ConfigError: it cannot be read, is wrong or cut; the text names file, line and key.
     """
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     try:
+        _check_whole(text)
         return parse(text)
     except ConfigError as error:
         raise ConfigError(f"{path}:{error}") from None
+
+
+def _check_whole(text: str) -> None:
+    """Reject a file that was cut while it was written: `port = 80` may be the beginning of `port = 8000`."""
+    if not text.endswith("\n"):
+        last = text.count("\n") + 1
+        raise ConfigError(f"{last}: the file is empty or cut: its last line has no line end")
 
 
 def parse(text: str) -> Config:
@@ -121,16 +131,26 @@ def _check(text: str, config: Config) -> None:
         raise ConfigError(f"{_line(text, 'mounts')}: server.mounts: two of them have the prefix '{twice}'")
     if port := _twice([config.server.port, *(listener.port for listener in config.server.listeners)]):
         raise ConfigError(f"{_line(text, 'listeners')}: server.listeners: the port {port} is taken twice")
-    if config.server.admin_keys_env is not None and config.server.state_file is None:
-        raise ConfigError(f"{_line(text, 'admin_keys_env')}: server: `admin_keys_env` needs a `state_file`")
+    if config.server.state_file is None:
+        _check_stateless(text, config)
     for name, endpoint in config.endpoints.items():
         if wrong := wrong_endpoint(endpoint, config.backends):
             raise ConfigError(f"{_line(text, name)}: endpoints.{name}{wrong}")
-        if endpoint.experiment.ramp is not None and config.server.state_file is None:
-            raise ConfigError(f"{_line(text, 'ramp')}: endpoints.{name}: a `ramp` needs a `state_file`, which keeps it")
     if clash := wrong_aliases(config.endpoints):
         raise ConfigError(f"{_line(text, clash[0])}: endpoints.{clash[0]}{clash[1]}")
     _check_defaults(text, config)
+    # With a state file, the first endpoint may be one that a client creates.
+    if not config.endpoints and config.server.state_file is None:
+        raise ConfigError("1: there are no endpoints: nothing would be served")
+
+
+def _check_stateless(text: str, config: Config) -> None:
+    """Refuse what needs a state file."""
+    if config.server.admin_keys_env is not None:
+        raise ConfigError(f"{_line(text, 'admin_keys_env')}: server: `admin_keys_env` needs a `state_file`")
+    for name, endpoint in config.endpoints.items():
+        if endpoint.experiment.ramp is not None:
+            raise ConfigError(f"{_line(text, 'ramp')}: endpoints.{name}: a `ramp` needs a `state_file`, which keeps it")
 
 
 def _check_defaults(text: str, config: Config) -> None:
@@ -179,8 +199,10 @@ def _all_fields() -> set[str]:
         Shadow,
         Paired,
         Guardrail,
+        MetricGuardrail,
         Ramp,
         Experiment,
+        FeedbackMetric,
         Fallback,
     )
     return {field.name for struct in structs for field in msgspec.structs.fields(struct)}

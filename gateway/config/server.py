@@ -84,6 +84,7 @@ class ServerSection(Section, frozen=True):
         drain_delay: between SIGTERM and the end of accepting connections.
         drain_timeout: for running requests to finish.
         keep_alive: that an idle connection is kept.
+        hung_after: of silence of a worker's event loop, after which the worker is killed and replaced.
         metrics: whether there is `/metrics`.
     """
 
@@ -105,6 +106,7 @@ class ServerSection(Section, frozen=True):
     drain_delay: Delay = 0.0
     drain_timeout: Delay = 600.0
     keep_alive: Count = 75
+    hung_after: Seconds = 15.0
     metrics: bool = True
 
     @property

@@ -1,15 +1,22 @@
-"""Anytime-valid statistics: confidence sequences for means of clustered requests.
+"""Anytime-valid statistics: confidence sequences for means and rates of clustered requests.
 
 Pure arithmetic on arrays. Requests of one unit are correlated, so the independent clusters are units, grouped in
 buckets by a hash that is independent of the assignment: variances come from bucket totals (delta method,
 cluster-robust).
+
 Intervals are asymptotic confidence sequences (Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas: Time-uniform central limit
-theory, 2021), valid at every look and tightest near `TUNED_FOR` requests.
+theory, 2021), valid at every look and tightest near `TUNED_FOR` requests. Three corrections make them hold where few
+events or few clusters have been seen:
+
+- Both arms get the larger variance per request, and at least that of two unusual values among all. The variance of a
+  small arm is correlated with its mean, and one that has not seen a rare value yet would be too sure.
+- Rates are compared by their likelihood, not by a variance: an arm without a failure is no proof of a rate of 0.
+- Few clusters widen the intervals as Student's t distribution does.
 """
 
 from __future__ import annotations
 
-from math import inf, log, sqrt
+from math import exp, inf, log, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +27,10 @@ Array = NDArray[np.float64]
 # Intervals are valid at any size; this only chooses where they are narrowest.
 TUNED_FOR = 5000
 # The central limit theorem behind the intervals needs some data: below these no interval is given.
-FEWEST_CLUSTERS = 30
+FEWEST_CLUSTERS = 10
 FEWEST_REQUESTS = 100
+
+_TINY = 1e-300
 
 
 class Interval(NamedTuple):
@@ -33,45 +42,175 @@ class Interval(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """An arm's mean; `variance` (of the mean) is infinite while there are too few clusters."""
+    """An arm's mean.
+
+    Attributes:
+        value: the mean.
+        variance: of the mean; infinite while there are too few clusters or requests.
+        requests: how many, or the equivalent number of a single stratum.
+        clusters: how many buckets of equal size would be worth as much (Kish's effective sample size).
+    """
 
     value: float
     variance: float
     requests: float
+    clusters: float = 0.0
 
 
-def mean(counts: Array, sums: Array) -> Mean:
-    """The mean over all requests.
+def mean(counts: Array, sums: Array, weights: Array | None = None) -> Mean:
+    """The mean over all requests, or the weighted mean of the means of strata.
 
     Args:
-        counts: [buckets] requests.
-        sums: [buckets] totals of their values.
+        counts: [buckets] or [strata, buckets] requests.
+        sums: the totals of their values, in the same shape.
+        weights: [strata], adding up to 1; None for one stratum. Requests of a stratum without weight do not count.
     """
-    total = float(counts.sum())
-    if not total:
+    counts, sums = np.atleast_2d(counts), np.atleast_2d(sums)
+    totals = counts.sum(axis=1)
+    if weights is None:
+        weights = np.ones(1)
+    used = (weights > 0) & (totals > 0)
+    counts, sums, totals, weights = counts[used], sums[used], totals[used], weights[used]
+    if not len(totals):
         return Mean(0.0, inf, 0.0)
-    value = float(sums.sum()) / total
-    clusters = total**2 / float(np.square(counts).sum())  # Kish's effective sample size
-    if clusters < FEWEST_CLUSTERS or total < FEWEST_REQUESTS:
-        return Mean(value, inf, total)
-    # Buckets with requests. Kish's size is at most that (Cauchy-Schwarz), so `seen` is at least 30.
-    seen = int(np.count_nonzero(counts))
-    # The mean is a ratio of bucket totals, since buckets differ in size: its residual in a bucket is the sum less what
-    # the mean predicts (delta method). seen / (seen - 1) corrects for the estimated mean.
-    spread = float(np.square(sums - value * counts).sum()) * seen / (seen - 1)
-    return Mean(value, spread / total**2, total)
+    means = sums.sum(axis=1) / totals
+    value, requests = float(weights @ means), float(1 / (np.square(weights) / totals).sum())
+    each = (weights / totals)[:, None]  # the weight of one request
+    shares = (each * counts).sum(axis=0)
+    clusters = float(1 / np.square(shares).sum())
+    if clusters < FEWEST_CLUSTERS or requests < FEWEST_REQUESTS:
+        return Mean(value, inf, requests, clusters)
+    # A stratum's mean is a ratio of bucket totals, since buckets differ in size: its residual in a bucket is the sum
+    # less what the mean predicts (delta method). A unit keeps its bucket in all strata, so residuals add up by bucket.
+    residuals = (each * (sums - means[:, None] * counts)).sum(axis=0)
+    # Buckets with requests. Kish's size is at most that (Cauchy-Schwarz), so `seen` is at least 10. seen / (seen - 1)
+    # corrects for the estimated mean.
+    seen = int(np.count_nonzero(shares))
+    return Mean(value, float(np.square(residuals).sum()) * seen / (seen - 1), requests, clusters)
 
 
-def difference(control: Mean, other: Mean, alpha: float) -> Interval:
-    """How much larger the other mean is; the interval misses the truth at any look with a chance of at most `alpha`."""
+def strata_weights(control: Array, other: Array) -> Array:
+    """The weights of strata by which the means of two arms are compared: [strata], adding up to 1.
+
+    A stratum is a time in which the split was the same. Means over all times would compare the traffic of different
+    times if the split was changed in between. These weights are those of the least variance for equal variances per
+    request; they do not depend on outcomes.
+
+    Args:
+        control: [strata] requests of the control.
+        other: [strata] requests of the other arm.
+    """
+    both = control + other
+    common = np.divide(control * other, both, out=np.zeros(len(both)), where=both > 0)
+    total = float(common.sum())
+    return common / total if total else common
+
+
+def difference(control: Mean, other: Mean, alpha: float, scale: float | None = None) -> Interval:
+    """How much larger the other mean is; the interval misses the truth at any look with a chance of at most `alpha`.
+
+    Args:
+        control: the control's mean.
+        other: another arm's.
+        alpha: the chance of a miss.
+        scale: how far from the mean a value may well be that has not been seen yet; None: as far as the mean is from 0.
+    """
     estimate = other.value - control.value
+    per_request = variance_per_request(control, other, scale)
+    # All values are 0 so far, which does not bound the next ones.
+    if per_request in (0, inf):
+        return Interval(estimate, -inf, inf)
     # Arms have no unit in common, so the variances add up.
-    width = radius(control.variance + other.variance, control.requests + other.requests, alpha)
+    variances = per_request / control.requests, per_request / other.requests
+    freedom = _freedom(variances, (control.clusters, other.clusters))
+    width = radius(sum(variances), control.requests + other.requests, alpha, freedom)
     return Interval(estimate, estimate - width, estimate + width)
 
 
+def variance_per_request(control: Mean, other: Mean, scale: float | None = None) -> float:
+    """The variance of one value, for both arms: the larger of theirs, and at least that of two values of n + 4 that are
+    off by `scale`, as in `difference`.
+    """
+    if inf in (control.variance, other.variance):
+        return inf
+    if scale is None:
+        scale = max(abs(control.value), abs(other.value))
+    unseen = 2 * scale**2 / (min(control.requests, other.requests) + 4)
+    return max(control.variance * control.requests, other.variance * other.requests, unseen)
+
+
+def rate_difference(control: Mean, other: Mean, alpha: float) -> Interval:
+    """The same as `difference` for rates (values 0 and 1): all differences that the likelihood does not exclude."""
+    estimate = other.value - control.value
+    if inf in (control.variance, other.variance):
+        return Interval(estimate, -inf, inf)
+    effect = design_effect(control, other)
+    rates, sizes = (control.value, other.value), (control.requests / effect, other.requests / effect)
+    freedom = _freedom((1 / sizes[0], 1 / sizes[1]), (control.clusters, other.clusters))
+    limit = boundary(control.requests + other.requests, alpha, freedom)
+
+    # Both bounds lie between the estimate and an end of the possible differences, where the evidence reaches the limit.
+    # Each round narrows both down by 47.
+    inside, outside = np.full(2, estimate), np.array([-1.0, 1.0])
+    for _ in range(4):
+        places = np.linspace(inside, outside, 48)
+        excluded = deviance(places, rates, sizes) > limit
+        excluded[0] = False
+        first = np.where(excluded.any(axis=0), excluded.argmax(axis=0), 47)
+        inside, outside = places[first - 1, [0, 1]], places[first, [0, 1]]
+    return Interval(estimate, float(outside[0]), float(outside[1]))
+
+
+def design_effect(control: Mean, other: Mean) -> float:
+    """How many requests are worth one independent request, for rates: the larger of both arms, and at least 1."""
+    found = [
+        arm.variance * arm.requests / (arm.value * (1 - arm.value)) for arm in (control, other) if 0 < arm.value < 1
+    ]
+    return max([1.0, *found])
+
+
+def deviance(
+    differences: Array, rates: tuple[Array | float, Array | float], sizes: tuple[Array | float, Array | float]
+) -> Array:
+    """Twice the log likelihood ratio of two observed rates against a given difference of the true ones.
+
+    The control's true rate is not given: it is the most likely one (Miettinen and Nurminen: Comparative analysis of two
+    rates, 1985, closed form). Arguments broadcast.
+
+    Args:
+        differences: of the other arm's rate to the control's.
+        rates: observed, of the control and of the other arm.
+        sizes: the numbers of independent requests behind them.
+    """
+    observed, other = rates
+    ratio = sizes[0] / sizes[1]
+    # The cubic equation of the other arm's most likely rate.
+    a = 1 + ratio
+    b = -(1 + ratio + other + ratio * observed + differences * (ratio + 2))
+    c = differences**2 + differences * (2 * other + ratio + 1) + other + ratio * observed
+    d = -other * differences * (1 + differences)
+    third = b / (3 * a)
+    v = third**3 - b * c / (6 * a * a) + d / (2 * a)
+    u = np.sqrt(np.maximum(third**2 - c / (3 * a), 1e-60)) * np.where(v < 0, -1.0, 1.0)
+    angle = (np.pi + np.arccos(np.clip(v / u**3, -1, 1))) / 3
+    fitted = np.clip(2 * u * np.cos(angle) - third, np.maximum(0, differences), np.minimum(1, 1 + differences))
+    return sizes[0] * _relative_entropy(observed, fitted - differences) + sizes[1] * _relative_entropy(other, fitted)
+
+
+def _relative_entropy(observed: Array | float, rate: Array) -> Array:
+    """Twice the Kullback-Leibler divergence of a rate from an observed one."""
+    hit = observed * (np.log(np.maximum(observed, _TINY)) - np.log(np.maximum(rate, _TINY)))
+    miss = (1 - observed) * (np.log(np.maximum(1 - observed, _TINY)) - np.log(np.maximum(1 - rate, _TINY)))
+    found: Array = 2 * (hit + miss)
+    return found
+
+
 def sample_ratio_mismatch(counts: Array, shares: Array, alpha: float) -> bool:
-    """Whether the arms' exposures contradict their shares (SRM): requests of an arm are lost or favoured somewhere.
+    """Whether the arms' requests contradict their shares (SRM): requests of an arm are lost or favoured somewhere.
+
+    The assignment is random by design, so the variance is known but for the sizes of units. A hash that is independent
+    of the assignment puts units into buckets, so the variance of the buckets' sizes is the sum of the squared sizes of
+    units: one busy unit makes one bucket large.
 
     Args:
         counts: [arms, buckets] requests.
@@ -86,23 +225,35 @@ def sample_ratio_mismatch(counts: Array, shares: Array, alpha: float) -> bool:
     # An arm without a share cannot be assigned: a single exposure is proof, no test needed.
     if bool((counts[shares == 0].sum(axis=1) > 0).any()):
         return True
-    # Observed less expected exposures, per arm and bucket. A bucket with one busy unit strays far and raises the
-    # variance, too: clusters, not requests, are the independent draws.
-    strays = (counts - shares[:, None] * per_bucket)[shares > 0]
-    off = np.abs(strays.sum(axis=1)) / total
-    variances = np.square(strays).sum(axis=1) / total**2
-    return any(  # Bonferroni over the arms
-        gap > radius(float(variance), total, alpha / len(strays)) for gap, variance in zip(off, variances, strict=True)
-    )
+    effect = max(1.0, float(per_bucket.var(ddof=1)) * len(per_bucket) / total)
+    tested = (shares > 0) & (shares < 1)
+    limit = boundary(total, alpha / max(1, tested.sum()), clusters - 1)  # Bonferroni over the arms
+    found = counts[tested].sum(axis=1) / total
+    return bool((total / effect * _relative_entropy(found, shares[tested]) > limit).any())
 
 
-def radius(variance: float, requests: float, alpha: float) -> float:
-    """Half the width of the confidence sequence after `requests` requests, for an estimate of this variance."""
-    if variance == inf:
-        return inf
+def radius(variance: float, requests: float, alpha: float, freedom: float = inf) -> float:
+    """Half the width of the confidence sequence after `requests` requests, for an estimate of this variance.
+
+    Args:
+        variance: of the estimate.
+        requests: how many.
+        alpha: the chance that the interval ever misses.
+        freedom: the degrees of freedom of the variance.
+    """
+    return inf if variance == inf else sqrt(variance * boundary(requests, alpha, freedom))
+
+
+def boundary(requests: float, alpha: float, freedom: float = inf) -> float:
+    """The squared number of standard errors that an estimate exceeds at any look with a chance of at most `alpha`."""
     time = requests / prior_precision(alpha)
     # The paper's boundary for a mean, with the variance of the mean in place of sigma^2 / t.
-    return sqrt(variance * (1 + 1 / time) * log((1 + time) / alpha**2))
+    normal = (1 + 1 / time) * log((1 + time) / alpha**2)
+    if freedom == inf:
+        return normal
+    # The same quantile of Student's t distribution (Wallace: Bounds on normal approximations to Student's, 1959).
+    exponent = normal * ((8 * freedom + 3) / (8 * freedom + 1)) ** 2 / freedom
+    return freedom * (exp(exponent) - 1) if exponent < 500 else inf
 
 
 def prior_precision(alpha: float) -> float:
@@ -110,3 +261,10 @@ def prior_precision(alpha: float) -> float:
     at `TUNED_FOR` requests in its closed-form approximation.
     """
     return TUNED_FOR / (-2 * log(alpha) + log(1 - 2 * log(alpha)))
+
+
+def _freedom(variances: tuple[float, float], clusters: tuple[float, float]) -> float:
+    """Degrees of freedom of a sum of two estimated variances (Welch and Satterthwaite)."""
+    return sum(variances) ** 2 / sum(
+        variance**2 / (number - 1) for variance, number in zip(variances, clusters, strict=True)
+    )

@@ -58,8 +58,8 @@ def excess_failures(control: Array, other: Array, worse_than: float) -> float:
 
     Requests of one unit are correlated, so each bucket has one vote however many requests it has: its share of
     failures. Assumption: the buckets of an arm are independent draws, so the rates that are compared are means over
-    buckets. The evidence is convex in the votes, so it is at most the mean evidence over one drawn request of each bucket,
-    which is an e-value.
+    buckets. The evidence is convex in the votes, so it is at most the mean evidence over one drawn request of each
+    bucket, which is an e-value.
 
     Args:
         control: [(count, sum of successes), buckets].

@@ -108,7 +108,7 @@ class RequestHandler:
             # No `await` between the plan and the exposure: a change of what is deployed would replace the experiment.
             account.plan = plan = service.router.plan(request, call.headers)
             if plan.has_experiment:
-                account.exposure = service.experiments.enter(request, plan, shadowed=not service.draining)
+                account.exposure = service.experiments.enter(request, plan, call.headers, shadowed=not service.draining)
         except Exception as error:  # whatever it is, the client gets it in its protocol
             await responder.refuse(error)
             return None
@@ -192,7 +192,7 @@ def decode_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     headers = dict(zip(parts[::2], parts[1::2], strict=True))
     if 2 * len(headers) != len(parts):  # one occurs twice, which is rare
         names = parts[::2]
-        for name in KEY_HEADERS:
+        for name in ("authorization", *KEY_HEADERS):
             if names.count(name) > 1:
                 raise InvalidRequest(f"The header '{name}' is given more than once.")
     return headers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from schemas.openai.requests import ToolCall
+from schemas.openai.requests import FunctionCall, ToolCall
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -64,13 +64,16 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The message of an answer. `content` is null beside tool calls."""
+    """The message of an answer. `content` is null beside tool calls, whose deprecated form is `function_call`."""
 
     role: str = "assistant"
     content: str | None
     reasoning_content: str | UnsetType = UNSET
     tool_calls: tuple[ToolCall, ...] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
     refusal: str | UnsetType | None = UNSET
+    # Always empty: annotations are citations of a search that runs at OpenAI.
+    annotations: tuple[()] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -138,6 +141,7 @@ class MessageDelta(msgspec.Struct, frozen=True, kw_only=True):
     content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: tuple[ToolCallDelta, ...] | UnsetType = UNSET
+    function_call: FunctionDelta | UnsetType = UNSET
     refusal: str | UnsetType | None = UNSET
 
 

@@ -39,7 +39,10 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """One message. `reasoning_content` (or `reasoning`) is an extension of vLLM and others."""
+    """One message. `reasoning_content` (or `reasoning`) is an extension of vLLM and others.
+
+    `function_call` and the role "function" are the deprecated form of tool calls and their results.
+    """
 
     role: str
     content: str | tuple[ContentPart, ...] | None = None
@@ -49,7 +52,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    function_call: Any = None
+    function_call: FunctionCall | None = None
     audio: Any = None
 
 
@@ -180,9 +183,9 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     audio: Any = None
     web_search_options: Any = None
     moderation: Any = None
-    # Deprecated in favour of tools. Decoded only to be refused with a sentence of its own, like `audio`.
-    functions: Any = None
-    function_call: Any = None
+    # Deprecated in favour of tools. `function_call` is "none", "auto" or a name.
+    functions: tuple[Function, ...] | None = None
+    function_call: str | FunctionName | None = None
     chat_template: Any = None
 
 

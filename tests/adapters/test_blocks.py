@@ -21,7 +21,7 @@ ANSWERS: dict[str, tuple[tuple[Delta, ...], list[Step]]] = {
     ),
     "calls follow each other": (
         (Delta(tool_calls=(FIRST,)), Delta(tool_calls=(MORE, SECOND)), END),
-        [Opened(None, FIRST), Said("{"), Said("}"), Closed(False), Opened(None, SECOND), Closed(True)],
+        [Opened(None, FIRST), Said("{"), Said("}"), Closed(False), Opened(None, SECOND), Said("{}"), Closed(True)],
     ),
     "text amid calls comes after them": (
         (Delta(tool_calls=(FIRST,)), Delta(text="t", tool_calls=(MORE,)), Delta(refusal="r"), END),

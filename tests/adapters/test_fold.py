@@ -51,7 +51,7 @@ def test_a_stream_folds_to_the_complete_answer() -> None:
                 text="ac",
                 tokens=(Token(4, "a", -0.5), Token(6, "c")),
                 reasoning="hm!",
-                tool_calls=(ToolCall("call_0", "f", ""), ToolCall("call_1", "g", "{}")),
+                tool_calls=(ToolCall("call_0", "f", "{}"), ToolCall("call_1", "g", "{}")),
                 generated=2,
                 stop="c",
                 order=(("reasoning", 2), ("text", 1), ("calls", 0), ("reasoning", 1), ("text", 1)),
@@ -74,7 +74,7 @@ def test_a_stream_folds_to_the_complete_answer() -> None:
 
 def test_blocks_are_in_the_order_of_the_stream() -> None:
     first, second = fold(STREAM).choices
-    calls = [ToolCall("call_0", "f", ""), ToolCall("call_1", "g", "{}")]
+    calls = [ToolCall("call_0", "f", "{}"), ToolCall("call_1", "g", "{}")]
     assert [*blocks(first)] == [("reasoning", "hm"), ("text", "a"), *calls, ("reasoning", "!"), ("text", "c")]
     assert [*blocks(second)] == [("text", "b"), ("refusal", "no"), ("text", "d")]
     usual = msgspec.structs.replace(first, order=())

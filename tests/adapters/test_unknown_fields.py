@@ -22,14 +22,14 @@ from schemas.errors import RequestError
 
 ADAPTERS: dict[str, Adapter] = {point.name: point.load() for point in entry_points(group="gateway.adapters")}
 
-PICTURE = "data:image/png;base64,iVBORw0KGgo="
+IMAGE_URL = "data:image/png;base64,iVBORw0KGgo="
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CHAT = {
     "model": "m",
     "messages": [
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": PICTURE}}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": IMAGE_URL}}]},
         {"role": "assistant", "tool_calls": [CALL]},
         {"role": "tool", "content": "x", "tool_call_id": "c"},
     ],
@@ -197,7 +197,9 @@ def structs_in(value: Any) -> set[type]:
     return set().union(*map(structs_in, value)) if isinstance(value, tuple) else set()
 
 
-@pytest.mark.parametrize("type", {route.body for _, _, route, _ in CASES if route.body.__name__ in BODIES}, ids=str)
+@pytest.mark.parametrize(
+    "type", sorted({route.body for _, _, route, _ in CASES if route.body.__name__ in BODIES}, key=str)
+)
 def test_the_bodies_above_have_every_struct(type: Any) -> None:
     if type.__module__ == "schemas.triton" and type.__name__ == "GenerateRequest":
         return  # read as ordered pairs

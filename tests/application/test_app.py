@@ -81,9 +81,11 @@ async def test_a_405_lists_the_allowed_methods(path: str, method: str) -> None:
 async def test_feedback_that_is_too_large_gets_413() -> None:
     app, _ = scripted("echo")
     async with running(app) as client:
-        answer = await client.post("/v1/feedback", content=b" " * 10_000_001)
+        answer = await client.post(
+            "/v1/feedback", content=b" " * 17_000_000, headers={"content-type": "application/json"}
+        )
     assert answer.status_code == 413
-    assert "too large" in answer.json()["error"]["message"]
+    assert "larger than 16777216 bytes" in answer.json()["error"]["message"]
 
 
 async def test_a_mount_has_its_own_dialects() -> None:
@@ -95,6 +97,9 @@ async def test_a_mount_has_its_own_dialects() -> None:
         assert set(ours) == {"error"}
         assert set(theirs) == {"error", "error_type"}
         assert (await client.post("/mindie", json={"inputs": "one two"})).status_code == 200
+        endless = {"inputs": "one two", "parameters": {"max_new_tokens": 2**31 - 1}}
+        assert (await client.post("/mindie/generate", json=endless)).status_code == 200
+        assert (await client.post("/generate", json=endless)).status_code == 422
 
 
 async def test_dialect_options_override_a_dialects_field() -> None:
@@ -163,3 +168,23 @@ async def test_requests_over_the_concurrency_limit_get_retry_after() -> None:
         hanging.cancel()
         await asyncio.gather(hanging, return_exceptions=True)
         assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("model", "status"),
+    [("error-before", 500), ("error-after-0", 500), ("truncate-after-0", 500), ("error-after-1", 200)],
+)
+async def test_the_first_part_of_tritons_stream_sets_the_status(model: str, status: int) -> None:
+    app, _ = scripted(model)
+    async with running(app) as client:
+        answer = await client.post(f"/v2/models/{model}/generate_stream", json={"id": "1", "text_input": "x"})
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.text.rpartition("data: ")[2].startswith('{"error":')
+
+
+async def test_tgis_stream_begins_with_the_backends_first_event() -> None:
+    app, _ = scripted("error-after-0")
+    async with running(app) as client:
+        answer = await client.post("/generate_stream", json={"inputs": "x"})
+    assert (answer.status_code, answer.text[:13]) == (200, 'data: {"error')

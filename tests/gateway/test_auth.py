@@ -18,6 +18,8 @@ BEARER, API_KEY = {"authorization": "Bearer secret"}, {"x-api-key": "secret"}
         (API_KEY, "secret"),
         ({"authorization": "bearer  secret "}, "secret"),
         ({"authorization": "Basic abc", "x-api-key": "secret"}, "secret"),
+        ({"api-key": "secret"}, "secret"),
+        ({"x-goog-api-key": "secret"}, "secret"),
         ({"authorization": "Basic abc"}, ""),
         ({}, ""),
     ],

@@ -40,6 +40,10 @@ def test_a_backend_is_started_again_after_at_most_half_a_minute() -> None:
     assert (module._FIRST_DELAY, module._LONGEST_DELAY) == (1.0, 30.0)
 
 
+def test_a_lost_engine_is_known_within_half_a_second() -> None:
+    assert module._HEALTH_INTERVAL <= 0.25
+
+
 async def test_pauses_between_starts_double_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FIRST_DELAY", 0.001)
     monkeypatch.setattr(module, "_LONGEST_DELAY", 0.005)

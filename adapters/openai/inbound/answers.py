@@ -97,16 +97,29 @@ def _chat_choice(dialect: Dialect, request: Generate, choice: Choice) -> wire.Ch
     message = wire.AnswerMessage(
         content=choice.text or (None if null_content else ""),
         reasoning_content=choice.reasoning or UNSET,
-        tool_calls=tuple(map(_tool_call, choice.tool_calls)) or UNSET,
+        tool_calls=UNSET if request.legacy_functions else tuple(map(_tool_call, choice.tool_calls)) or UNSET,
+        function_call=_function_call(choice.tool_calls) if request.legacy_functions else UNSET,
         refusal=choice.refusal or (None if dialect.answers.refusal else UNSET),
+        annotations=() if dialect.answers.annotations else UNSET,
     )
-    return wire.ChatChoice(
-        choice.index, message, logprobs if dialect.answers.logprobs else UNSET, dialect.wording.finish[choice.reason]
-    )
+    finish = chat_finish(dialect, request, choice.reason)
+    return wire.ChatChoice(choice.index, message, logprobs if dialect.answers.logprobs else UNSET, finish)
+
+
+def chat_finish(dialect: Dialect, request: Generate, reason: FinishReason) -> str:
+    """The finish reason of a chat; "function_call" for a call in the deprecated form."""
+    if request.legacy_functions and reason is FinishReason.TOOL_CALL:
+        return "function_call"
+    return dialect.wording.finish[reason]
 
 
 def _tool_call(call: ToolCall) -> requests.ToolCall:
     return requests.ToolCall(id=call.id, function=requests.FunctionCall(call.name, call.arguments))
+
+
+def _function_call(calls: tuple[ToolCall, ...]) -> requests.FunctionCall | UnsetType:
+    """The call in the deprecated form, which has room for one: parallel calls were not asked for."""
+    return requests.FunctionCall(calls[0].name, calls[0].arguments) if calls else UNSET
 
 
 def _completion(dialect: Dialect, request: Generate, answer: Completion, created: int) -> wire.Completion:

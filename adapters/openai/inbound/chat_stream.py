@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
+from adapters.fold import NO_ARGUMENTS
 from adapters.openai.dialects import Dialect
+from adapters.openai.inbound.answers import chat_finish
 from adapters.openai.inbound.logprobs import chat_logprobs
 from adapters.openai.inbound.stream import ErrorEncoder, StreamWriter, encode
 from schemas.ir import Delta, Finished, Generate, ToolDelta
@@ -26,6 +30,7 @@ class ChatStreamWriter(StreamWriter):
         self._role = "assistant" if dialect.answers.role_in_every_delta else UNSET
         self._opened: set[int] = set()  # choices that have a first chunk
         self._null_content: set[int] = set()  # choices whose content is null so far
+        self._silent_calls: dict[tuple[int, int], bool] = {}  # (choice, call) -> whether it has no arguments so far
 
     def _text_choice(self, index: int) -> bytes:
         return self._choice(index, MessageDelta(role=self._role, content=""))
@@ -37,13 +42,28 @@ class ChatStreamWriter(StreamWriter):
         # `isinstance`: `Finished` is a `Delta`, too.
         if type(delta) is Delta and is_text_only and not has_logprobs and delta.choice in self._around_text:
             return self._text(delta.choice, delta.text)
+        if delta.tool_calls or self._silent_calls:
+            delta = self._with_arguments(delta)
         out = b"".join(self._chunks(delta))
         if isinstance(delta, Finished):
             # Databricks ends a text with `{"content": ""}`, and a choice whose content was null with `{}`.
             has_content = self._dialect.answers.last_delta_content and delta.choice not in self._null_content
             last = MessageDelta(content="") if has_content else MessageDelta()
-            out += self._finish(self._choice(delta.choice, last, finish=self._dialect.wording.finish[delta.reason]))
+            out += self._finish(
+                self._choice(delta.choice, last, finish=chat_finish(self._dialect, self._request, delta.reason))
+            )
         return out
+
+    def _with_arguments(self, delta: Delta) -> Delta:
+        """The delta with `NO_ARGUMENTS` for calls that end without any."""
+        for call in delta.tool_calls:
+            key = (delta.choice, call.index)
+            self._silent_calls[key] = self._silent_calls.get(key, True) and not call.arguments
+        if not isinstance(delta, Finished):
+            return delta
+        silent = [call for (choice, call), empty in self._silent_calls.items() if empty and choice == delta.choice]
+        pieces = tuple(ToolDelta(call, arguments=NO_ARGUMENTS) for call in silent)
+        return msgspec.structs.replace(delta, tool_calls=delta.tool_calls + pieces)
 
     def _chunks(self, delta: Delta) -> Iterator[bytes]:
         """One chunk for each kind of content in the delta, and one for each tool call."""
@@ -59,7 +79,7 @@ class ChatStreamWriter(StreamWriter):
                 self._null_content.add(index)
             yield self._chunk(self._choice(index, first))
             # OpenAI puts the role and the first tool call into one chunk.
-            calls = calls[1:] if first.tool_calls else calls
+            calls = calls[1:] if first.tool_calls or first.function_call else calls
         if delta.reasoning:
             yield self._chunk(self._choice(index, MessageDelta(role=self._role, reasoning_content=delta.reasoning)))
         if logprobs is not None:
@@ -69,7 +89,8 @@ class ChatStreamWriter(StreamWriter):
         if delta.refusal:
             yield self._chunk(self._choice(index, MessageDelta(role=self._role, refusal=delta.refusal)))
         for call in calls:
-            yield self._chunk(self._choice(index, MessageDelta(role=self._role, tool_calls=(_tool_call(call),))))
+            if piece := self._call(call):
+                yield self._chunk(self._choice(index, MessageDelta(role=self._role, **piece)))
 
     def _first(self, delta: Delta, has_text: bool) -> MessageDelta | None:
         """The delta that opens a choice, as OpenAI begins a message: empty text, null text, a tool call, or an empty
@@ -90,11 +111,17 @@ class ChatStreamWriter(StreamWriter):
         if delta.reasoning:
             return MessageDelta(role="assistant", content=None, refusal=no_refusal)
         if delta.tool_calls:
-            calls = (_tool_call(delta.tool_calls[0]),)
-            return MessageDelta(role="assistant", content=None, tool_calls=calls, refusal=no_refusal)
+            call = self._call(delta.tool_calls[0])
+            return MessageDelta(role="assistant", content=None, **call, refusal=no_refusal)
         if delta.refusal:
             return MessageDelta(role="assistant", content=None, refusal="")
         return MessageDelta(role="assistant", content="", refusal=no_refusal)
+
+    def _call(self, call: ToolDelta) -> dict[str, Any]:
+        """The fields of a delta for a piece of a call. The deprecated form has room for the first call only."""
+        if not self._request.legacy_functions:
+            return {"tool_calls": (_tool_call(call),)}
+        return {} if call.index else {"function_call": _function(call)}
 
     def _choice(
         self, index: int, delta: MessageDelta, logprobs: ChatLogprobs | None = None, finish: str | None = None
@@ -109,5 +136,9 @@ def _tool_call(call: ToolDelta) -> ToolCallDelta:
         # Clients join the pieces of a call field by field: id and name come once, with the first piece, because a
         # repeated string would be appended.
         type=UNSET if call.id is None else "function",
-        function=FunctionDelta(UNSET if call.name is None else call.name, call.arguments),
+        function=_function(call),
     )
+
+
+def _function(call: ToolDelta) -> FunctionDelta:
+    return FunctionDelta(UNSET if call.name is None else call.name, call.arguments)

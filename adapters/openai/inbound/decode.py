@@ -12,6 +12,7 @@ from adapters.base import Call
 from adapters.body import convert, parse
 from adapters.openai.dialects import HINTS, Dialect
 from adapters.openai.inbound.checks import check, check_chat, check_completion, empty, missing, refused
+from adapters.openai.inbound.functions import uses_functions, with_tools
 from adapters.openai.inbound.messages import read_messages
 from adapters.openai.inbound.tools import read_response_format, read_tool_choice, read_tools
 from adapters.unknown_fields import Unknown
@@ -70,6 +71,9 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
     """
     check(dialect, given)
     check_chat(dialect, given)
+    functions = dialect.requests.functions and uses_functions(given)
+    if dialect.requests.functions:
+        given = with_tools(given)
     _refuse_unsupported(given)
     tools = read_tools(dialect, given.tools) if given.tools else ()
     # `max_tokens` is deprecated in favour of `max_completion_tokens`, which wins.
@@ -86,14 +90,18 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
         continuous_usage=bool(options.continuous_usage_stats),
         n=given.n or 1,
         truncate_prompt_tokens=given.truncate_prompt_tokens,
+        overflow=dialect.requests.overflow,
         raw_prompt=False,
         logprobs=bool(given.logprobs),
         top_logprobs=given.top_logprobs or 0,
         tools=tools,
         tool_choice=None if given.tool_choice is None else read_tool_choice(given.tool_choice, tools),
         parallel_tool_calls=given.parallel_tool_calls,
+        legacy_functions=functions,
         grammar=None if given.response_format is None else read_response_format(given.response_format),
         user=given.user,
+        safety_identifier=given.safety_identifier,
+        prompt_cache_key=given.prompt_cache_key,
         hints=_hints(given),
         extra=extra,
         unknown=extra.paths,
@@ -127,6 +135,7 @@ def read_completion(
         # `best_of` equal to `n` selects nothing.
         best_of=given.best_of if (given.best_of or 1) > n else None,
         truncate_prompt_tokens=given.truncate_prompt_tokens,
+        overflow=dialect.requests.overflow,
         echo=echo,
         suffix=given.suffix or None,
         raw_prompt=dialect.defaults.raw_prompts,

@@ -43,7 +43,7 @@ def _message(dialect: Dialect, given: wire.ChatMessage, param: str) -> Message:
     if given.function_call is not None or given.audio is not None:
         field = "audio" if given.function_call is None else "function_call"
         raise UnsupportedFeature(f"'{field}' in messages is not supported.", feature=field, param=f"{param}.{field}")
-    if given.role == "tool" and given.tool_call_id is None:
+    if given.role == "tool" and given.tool_call_id is None and dialect.requests.tool_call_ids:
         raise missing(f"{param}.tool_call_id")
     return Message(
         role=given.role,

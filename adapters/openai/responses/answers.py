@@ -6,7 +6,7 @@ A stream ends with `response.completed` or `response.incomplete` if and only if 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from adapters.blocks import Blocks, Opened, Said
 from adapters.fold import Kind, blocks
 from adapters.openai.inbound.logprobs import chat_logprobs
 from adapters.openai.inbound.stream import STREAM_HEADERS, STREAM_TYPE
-from adapters.openai.responses.stored import make_record
+from adapters.openai.responses.response import ended, new_response, record_of
 from adapters.sse import guard
 from schemas import responses as wire
 from schemas.completion import Choice, Completion
@@ -40,9 +40,6 @@ Logprobs = tuple[TokenLogprob, ...]
 
 _json = msgspec.json.Encoder().encode
 
-_INCOMPLETE_REASONS = {FinishReason.LENGTH: "max_output_tokens", FinishReason.CONTENT_FILTER: "content_filter"}
-"""The finish reasons that make a response incomplete -> the protocol's word."""
-
 _EVENTS: dict[Kind | None, str] = {
     "text": "response.output_text",
     "refusal": "response.refusal",
@@ -52,14 +49,14 @@ _EVENTS: dict[Kind | None, str] = {
 """The kind of the open block (None: a tool call) -> the prefix of its events' types."""
 
 
-def encode_response(request: Generate, answer: Completion, created: int) -> Reply:
-    """The whole answer to `request`; `created` is Unix time in seconds."""
+def encode_response(request: Generate, answer: Completion, now: int) -> Reply:
+    """The whole answer to `request`; `now` is Unix time in seconds."""
     choice = answer.choices[0]
-    response = _response(request, answer.model, created, output=_output(request, choice), usage=_usage(answer.usage))
-    response = _ended(response, choice.reason)
+    response = new_response(request, answer.model, now, _output(request, choice))
+    response = ended(response, choice.reason, answer.usage, now)
     # Encoded once: what is stored is byte for byte what the client got.
     body = _json(response)
-    return Reply(body, record=_record(request, response, body))
+    return Reply(body, record=record_of(request, response, body))
 
 
 def encode_token_count(answer: Tokens) -> Reply:
@@ -72,16 +69,18 @@ class ResponseWriter:
 
     Args:
         request: the request that is answered.
-        created: Unix time in seconds.
+        now: clock that gives Unix time in seconds.
     """
 
     media_type = STREAM_TYPE
     headers = STREAM_HEADERS
+    status_waits = False
     abort_after_error = False
 
-    def __init__(self, request: Generate, created: int) -> None:
+    def __init__(self, request: Generate, now: Callable[[], float]) -> None:
         self._request = request
-        self._created = created
+        self._now = now
+        self._created = int(now())
         self._model = request.model
         self._sequence_number = 0
         self._output: list[wire.Output] = []  # the items that are complete
@@ -105,21 +104,21 @@ class ResponseWriter:
             elif isinstance(event, Started):
                 self._model = event.model
                 # OpenAI sends both, one after the other.
-                response = self._snapshot("in_progress")
+                response = self._snapshot()
                 out += [self._event(type, response=response) for type in ("response.created", "response.in_progress")]
             elif isinstance(event, Usage):
-                response = msgspec.structs.replace(self._snapshot("completed"), usage=_usage(event))
-                response = _ended(response, self._reason)
+                response = ended(self._snapshot(), self._reason, event, int(self._now()))
                 # Set before the bytes of the terminal event are returned: the gateway stores it before it sends them,
                 # so a client that continues the conversation at once finds it.
-                self.record = _record(self._request, response, _json(response))
+                self.record = record_of(self._request, response, _json(response))
                 out.append(self._event(f"response.{response.status}", response=response))
         return b"".join(out)
 
     def fail(self, error: GatewayError) -> bytes:
         """The event that ends the stream with an error."""
         failure = wire.Failure(_error_code(error), error.message)
-        return self._event("response.failed", response=msgspec.structs.replace(self._snapshot("failed"), error=failure))
+        response = msgspec.structs.replace(self._snapshot(), status="failed", error=failure)
+        return self._event("response.failed", response=response)
 
     def _delta(self, delta: Delta, out: list[bytes]) -> None:
         if self._request.logprobs:
@@ -185,11 +184,10 @@ class ResponseWriter:
             return _call_item(self._request, index, call, call.index, text, status)
         return _text_item(self._request, index, str(kind), text, self._logprobs, status)
 
-    def _snapshot(self, status: str) -> wire.Response:
-        """The response with the items that are complete."""
+    def _snapshot(self) -> wire.Response:
+        """The response in progress, with the items that are complete."""
         # Events with a `response` have all of its fields: clients take each as the whole response so far.
-        response = _response(self._request, self._model, self._created, output=tuple(self._output))
-        return msgspec.structs.replace(response, status=status)
+        return new_response(self._request, self._model, self._created, tuple(self._output))
 
     def _event(self, type: str, **fields: Any) -> bytes:
         # The sequence number orders events for clients that reconnect; it counts all events from 0.
@@ -272,90 +270,6 @@ def _covering(tokens: Sequence[Token], text: str) -> int:
 def _token_logprobs(request: Generate, tokens: Sequence[Token]) -> Logprobs:
     logprobs = chat_logprobs(tokens, request.top_logprobs) if request.logprobs else None
     return (logprobs.content or ()) if logprobs is not None else ()
-
-
-# --- the response -------------------------------------------------------------------------------------------------
-
-
-# Read from the client's own bytes, because the IR does not keep them in the client's form: schemas and tool choices
-# come back exactly as they were written.
-class _RepeatedFields(msgspec.Struct, frozen=True):
-    """The fields of a request that its response repeats."""
-
-    instructions: str | None = None
-    metadata: dict[str, str] | None = None
-    previous_response_id: str | None = None
-    text: msgspec.Raw = msgspec.Raw(b"null")
-    tool_choice: Any = None
-    tools: msgspec.Raw = msgspec.Raw(b"null")
-    top_logprobs: int | None = None
-
-
-def _response(
-    request: Generate, model: str, created: int, *, output: tuple[wire.Output, ...], usage: wire.Usage | None = None
-) -> wire.Response:
-    """A completed response."""
-    asked = msgspec.json.decode(request.origin.body if request.origin else b"{}", type=_RepeatedFields)
-    sampling = request.sampling
-    return wire.Response(
-        id=f"resp_{request.id}",
-        created_at=created,
-        status="completed",
-        instructions=asked.instructions,
-        max_output_tokens=request.stopping.max_new_tokens,
-        model=model,
-        output=output,
-        # The default is true.
-        parallel_tool_calls=request.parallel_tool_calls is not False,
-        previous_response_id=asked.previous_response_id,
-        reasoning=wire.Reasoning(request.hints.get("reasoning_effort")),
-        service_tier="default",
-        store=request.stored_items is not None,
-        temperature=1.0 if sampling.temperature is None else sampling.temperature,
-        text=_raw_or(asked.text, b'{"format":{"type":"text"}}'),
-        tool_choice=asked.tool_choice or "auto",
-        tools=_raw_or(asked.tools, b"[]"),
-        top_p=1.0 if sampling.top_p is None else sampling.top_p,
-        truncation="disabled",
-        usage=usage,
-        user=request.user,
-        metadata=asked.metadata or {},
-        top_logprobs=asked.top_logprobs or 0,
-    )
-
-
-def _raw_or(given: msgspec.Raw, default: bytes) -> msgspec.Raw:
-    """The JSON of a field as the client wrote it; `default` where it is absent or null."""
-    return msgspec.Raw(default) if bytes(given) == b"null" else given
-
-
-def _ended(response: wire.Response, reason: FinishReason) -> wire.Response:
-    """The response with its final status. The last item of an incomplete response is incomplete, too."""
-    incomplete = _INCOMPLETE_REASONS.get(reason)
-    if incomplete is None:
-        return response
-    output = response.output
-    if output:
-        # The item in which the answer was cut off is the last one; those before it are complete.
-        output = (*output[:-1], msgspec.structs.replace(output[-1], status="incomplete"))
-    return msgspec.structs.replace(
-        response, status="incomplete", incomplete_details=wire.Incomplete(incomplete), output=output
-    )
-
-
-def _record(request: Generate, response: wire.Response, body: bytes) -> Record | None:
-    """What to store of a response; None if the client or the gateway stores nothing."""
-    return None if request.stored_items is None else make_record(response.id, body, request.stored_items)
-
-
-def _usage(usage: Usage) -> wire.Usage:
-    return wire.Usage(
-        usage.prompt_tokens,
-        wire.InputDetails(usage.cached_tokens or 0),
-        usage.completion_tokens,
-        wire.OutputDetails(usage.reasoning_tokens or 0),
-        usage.total_tokens,
-    )
 
 
 def _error_code(error: GatewayError) -> str:

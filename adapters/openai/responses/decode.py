@@ -6,7 +6,7 @@ import msgspec
 
 from adapters.base import Call
 from adapters.dialect import Bound
-from adapters.openai.dialects import Dialect
+from adapters.openai.dialects import PENALTIES, Dialect
 from adapters.openai.inbound.checks import check_bound, empty, missing, not_one_of
 from adapters.openai.inbound.decode import read_model
 from adapters.openai.inbound.messages import image_part
@@ -44,7 +44,9 @@ _BOUNDS = (
     Bound("max_output_tokens", 1),
     Bound("max_tool_calls", 1),
     Bound("top_logprobs", 0, 20),
+    *PENALTIES,
 )
+_TRUNCATIONS = ("auto", "disabled")
 _ROLES = ("system", "developer", "user", "assistant")
 _UNSUPPORTED_FIELDS = ("conversation", "background", "prompt")
 _LOGPROBS = "message.output_text.logprobs"
@@ -74,6 +76,8 @@ def read_response(
         "reasoning_effort": given.reasoning.effort if given.reasoning is not None else None,
         "metadata": given.metadata,
         "service_tier": given.service_tier,
+        "safety_identifier": given.safety_identifier,
+        "prompt_cache_key": given.prompt_cache_key,
     }
     # `top_logprobs` alone does not ask for them: the items have log-probabilities only if they are included.
     logprobs = _LOGPROBS in (given.include or ())
@@ -85,11 +89,14 @@ def read_response(
             do_sample=True,
             temperature=given.temperature,
             top_p=SMALLEST_TOP_P if given.top_p == 0 else given.top_p,
+            presence_penalty=given.presence_penalty,
+            frequency_penalty=given.frequency_penalty,
         ),
         stopping=Stopping(max_new_tokens=given.max_output_tokens),
         stream=bool(given.stream),
         stream_usage=True,
         stored_items=_stored_items(given, before, origin, call),
+        overflow="drop_turns" if given.truncation == "auto" else dialect.requests.overflow,
         raw_prompt=False,
         logprobs=logprobs,
         top_logprobs=(given.top_logprobs or 0) if logprobs else 0,
@@ -97,7 +104,9 @@ def read_response(
         tool_choice=_tool_choice(given.tool_choice, tools),
         parallel_tool_calls=given.parallel_tool_calls,
         grammar=_grammar(given.text),
-        user=given.safety_identifier or given.user,
+        user=given.user,
+        safety_identifier=given.safety_identifier,
+        prompt_cache_key=given.prompt_cache_key,
         hints={name: value for name, value in hints.items() if value is not None},
         extra=extra,
         unknown=extra.paths,
@@ -134,9 +143,8 @@ def _check(given: wire.ResponseRequest) -> None:
         if getattr(given, field):
             message = f"The '{field}' parameter is not supported."
             raise UnsupportedFeature(message, feature=field, param=field)
-    if given.truncation not in (None, "disabled"):
-        message = "The 'truncation' parameter must be 'disabled': a conversation is never truncated."
-        raise UnsupportedFeature(message, feature="truncation", param="truncation")
+    if given.truncation not in (None, *_TRUNCATIONS):
+        raise not_one_of("truncation", given.truncation, _TRUNCATIONS)
     for name in given.include or ():
         if name not in _INCLUDABLE:
             raise UnsupportedFeature(f"'{name}' cannot be included.", feature="include", param="include")

@@ -314,6 +314,7 @@ mindie_messages = st.lists(
         ),
         stopping=st.builds(Stopping, max_new_tokens=st.none() | limits),
         stream=st.booleans(),
+        overflow=st.just("truncate"),
     )
 )
 def test_mindie_requests(request: Generate) -> None:

@@ -37,6 +37,18 @@ def test_sampling(fields: dict[str, Any], sampling: Sampling) -> None:
     assert chat("mindie-openai", **fields).sampling == sampling
 
 
+def test_a_limit_beyond_the_context_is_capped_by_the_backend() -> None:
+    request = chat("mindie-openai", max_tokens=2147483647)
+    assert (request.stopping.max_new_tokens, request.overflow) == (2147483647, "truncate")
+
+
+def test_a_tools_result_needs_role_and_content_only() -> None:
+    turns = [{"role": "user", "content": "2+2?"}, {"role": "tool", "content": "4"}]
+    (prompt,) = chat("mindie-openai", messages=turns).prompts
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages[1] == Message("tool", "4")
+
+
 def test_parameters_that_are_not_about_sampling() -> None:
     turns = [{"role": role, "content": role} for role in ("system", "user", "assistant")]
     tool = {"role": "tool", "content": "4", "tool_call_id": "c"}

@@ -82,6 +82,7 @@ def test_a_design_effect_widens_the_bounds() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("q", [0.5, 0.95])
 def test_bounds_hold_at_every_look(q: float) -> None:
     """Heavy tails and time-outs: 100 experiments of 4000 requests, 25 looks each."""

@@ -128,14 +128,14 @@ def test_refusals(ask: Any, fields: dict[str, Any], param: str, message: str) ->
         ),
         ({"max_completion_tokens": 0}, "max_completion_tokens", INTEGER_LOW.format("max_completion_tokens", 1, 0)),
         (
-            {"functions": [{"name": "f"}]},
+            {"functions": [{"name": "f"}], "tools": [{"type": "function", "function": {"name": "f"}}]},
             "functions",
-            "The 'functions' parameter is deprecated and not supported. Use 'tools' instead.",
+            "'functions' and 'function_call' cannot be combined with 'tools' or 'tool_choice'.",
         ),
         (
             {"function_call": "auto"},
             "function_call",
-            "The 'function_call' parameter is deprecated and not supported. Use 'tool_choice' instead.",
+            "'function_call' is only allowed when 'functions' are specified.",
         ),
         ({"audio": {"voice": "alloy"}}, "audio", "The 'audio' parameter is not supported: answers are text."),
         ({"modalities": ["text", "audio"]}, "modalities", "Only the modality 'text' is supported."),
@@ -236,7 +236,8 @@ def test_refusals_of_tools(fields: dict[str, Any], param: str, message: str) -> 
         (
             [{"role": "robot", "content": "a"}],
             "messages[0].role",
-            "Invalid value: 'robot'. Supported values are: 'developer', 'system', 'user', 'assistant', 'tool'.",
+            "Invalid value: 'robot'. Supported values are: 'developer', 'system', 'user', 'assistant', 'tool', "
+            "'function'.",
         ),
         (
             [*HELLO, {"role": "user"}],
@@ -286,13 +287,11 @@ def test_refusals_of_messages(messages: list[Any], param: str, message: str) -> 
     assert (error.param, error.message) == (param, message)
 
 
-def test_audio_and_legacy_function_calls_are_unsupported() -> None:
+def test_audio_is_unsupported() -> None:
     sound = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_audio", "input_audio": {}}]}]
     error = refusal(chat, messages=sound)
     assert isinstance(error, UnsupportedFeature)
     assert (error.param, error.feature) == ("messages[0].content[1].type", "input_audio")
-    legacy = [{"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}]
-    assert refusal(chat, messages=legacy).param == "messages[0].function_call"
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_items() -> None:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "middle"}, "truncation"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
@@ -443,3 +443,43 @@ def test_the_tokens_of_an_input_are_counted(choice: str | None, tools: int) -> N
     spans = tuple(TokenSpan(place, "x", place, place + 1) for place in range(7))
     said = server().encode_tokens(request, Tokens(spans, "x" * 7))
     assert json.loads(said.body) == {"object": "response.input_tokens", "input_tokens": 7}
+
+
+KEYS = {
+    "max_tool_calls": 3,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -1.0,
+    "prompt_cache_key": "key",
+    "safety_identifier": "somebody",
+    "truncation": "auto",
+}
+
+
+def test_a_response_repeats_its_request_with_every_required_key() -> None:
+    plain = json.loads(server().encode(ask(tools=[{"type": "function", "name": "f"}]), fold(EVENTS)).body)
+    assert {name: plain[name] for name in KEYS} == {
+        "max_tool_calls": None,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "prompt_cache_key": None,
+        "safety_identifier": None,
+        "truncation": "disabled",
+    }
+    assert plain["tools"] == [{"type": "function", "name": "f", "parameters": None, "strict": None}]
+    assert plain["completed_at"] == plain["created_at"]
+    request = ask(**KEYS)
+    assert {
+        name: value for name, value in json.loads(server().encode(request, fold(EVENTS)).body).items() if name in KEYS
+    } == KEYS
+    assert (request.sampling.presence_penalty, request.sampling.frequency_penalty) == (0.5, -1.0)
+    assert (request.user, request.overflow) == ("somebody", "drop_turns")
+
+
+def test_only_a_completed_response_has_a_time_of_completion() -> None:
+    received = [
+        event["response"] for event in events(server().encoder(ask(stream=True)).feed(EVENTS)) if "response" in event
+    ]
+    assert [response["completed_at"] for response in received] == [None, None, 1700000000]
+    assert all(set(received[-1]) == set(response) for response in received)
+    cut = (Started("m", 1), Finished(text="x", reason=FinishReason.LENGTH), Usage(1, 1))
+    assert json.loads(server().encode(ask(), fold(cut)).body)["completed_at"] is None
