@@ -27,6 +27,7 @@ from gateway.http.entrance import BrowserGuard, Entrance, cors
 from gateway.http.openapi import document
 from gateway.http.routes import Mounts, not_allowed, not_found
 from gateway.service import Service
+from gateway.storage.row_files import is_writable
 from schemas.errors import GatewayError, InvalidRequest
 
 
@@ -80,6 +81,8 @@ def validate(config: Config) -> None:
     # The objects are thrown away: only the errors of building them matter.
     make_backends(config)
     Mounts(adapters(), config)
+    if (export := config.server.export) is not None and not is_writable(Path(export.folder).absolute()):
+        raise ConfigError(f"server.export: the folder '{export.folder}' cannot be written to")
     for name, deployed in LiveDeployments(config).deployments.items():
         if wrong := wrong_ramp(deployed.serving) or wrong_guardrail(deployed.serving):
             raise ConfigError(f"endpoints.{name}{wrong}")

@@ -1,4 +1,4 @@
-"""The command `gateway`: serve, check, explain, openapi.
+"""The command `gateway`: serve, check, explain, experiment, openapi.
 
 Each option has an environment variable: INTERLINGUA_SERVE_PORT for `serve --port`.
 """
@@ -26,6 +26,7 @@ from backends.base import Health
 from gateway.auth import keys_from
 from gateway.config import Config, ConfigError, default, load, nearest, remote
 from gateway.deployment.state_file import LiveDeployments
+from gateway.experiment_cli import experiment
 from gateway.observability import logging
 from schemas.errors import GatewayError
 
@@ -176,6 +177,9 @@ def build_kernels(into: Path | None) -> None:
     except (OSError, RuntimeError) as error:
         raise click.ClickException(str(error)) from None
     sys.exit(failed)  # 1 if a kernel was not built
+
+
+main.add_command(experiment)
 
 
 def _remote(url: str, key_env: str | None, names: Sequence[str] = ()) -> Config:

@@ -63,6 +63,22 @@ class Limits(Section, frozen=True):
     stored_responses: Annotated[int, msgspec.Meta(ge=0)] = 64 * 1024 * 1024
 
 
+class Export(Section, frozen=True):
+    """One row per request, in files of JSON lines.
+
+    Attributes:
+        folder: for the files of all workers.
+        text: whether rows have the client's body and the answer's text.
+        max_bytes: of a file; then a worker begins a new one.
+        files: kept in the folder, those of all workers together; older ones are removed.
+    """
+
+    folder: str
+    text: bool = False
+    max_bytes: Count = 64 * 1024 * 1024
+    files: Count = 64
+
+
 class ServerSection(Section, frozen=True):
     """How the server listens, authenticates and ends. Times in seconds.
 
@@ -86,6 +102,7 @@ class ServerSection(Section, frozen=True):
         keep_alive: that an idle connection is kept.
         hung_after: of silence of a worker's event loop, after which the worker is killed and replaced.
         metrics: whether there is `/metrics`.
+        export: writes a row per request.
     """
 
     host: str = "127.0.0.1"
@@ -108,6 +125,7 @@ class ServerSection(Section, frozen=True):
     keep_alive: Count = 75
     hung_after: Seconds = 15.0
     metrics: bool = True
+    export: Export | None = None
 
     @property
     def is_private(self) -> bool:

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 
 from gateway.config import Endpoint
-from gateway.experiments.agreement import Pairs, summarize
 from gateway.experiments.confidence import (
     Array,
     Interval,
@@ -22,6 +21,7 @@ from gateway.experiments.confidence import (
 )
 from gateway.experiments.counters_file import Sums
 from gateway.experiments.metrics import DIVERGENCES_AT, EXCLUDED, TIMES, TOTALS, UNPAIRED_AT, Metric
+from gateway.experiments.pairs.agreement import Pairs, summarize
 from schemas.ir import FinishReason
 
 SRM_ALPHA = 0.001

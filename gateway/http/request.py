@@ -21,6 +21,7 @@ from gateway.http.accounting import RequestAccount
 from gateway.http.answering import Responder
 from gateway.http.body import read_body
 from gateway.http.disconnect import cancel_on_disconnect
+from gateway.http.export import row_of
 from gateway.routing.target import Plan
 from gateway.service import Service
 from schemas.catalog import Change
@@ -83,6 +84,10 @@ class RequestHandler:
             raise
         finally:
             self._account.close()
+            if (exporter := self._service.exporter) is not None:
+                row = row_of(self._account, with_text=exporter.with_text)
+                if row is not None:
+                    exporter.put(row)
 
     async def _plan(self, receive: Receive) -> tuple[Request, Plan] | None:
         """What to answer and where; None if the request has its answer, or its client has left."""
@@ -107,6 +112,9 @@ class RequestHandler:
             account.stage, account.request = "route", request
             # No `await` between the plan and the exposure: a change of what is deployed would replace the experiment.
             account.plan = plan = service.router.plan(request, call.headers)
+            if service.exporter is not None:
+                account.version = service.catalog.cards[plan.targets[0].endpoint].version
+                account.texts = {} if service.exporter.with_text else None
             if plan.has_experiment:
                 account.exposure = service.experiments.enter(request, plan, call.headers, shadowed=not service.draining)
         except Exception as error:  # whatever it is, the client gets it in its protocol
@@ -192,7 +200,7 @@ def decode_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     headers = dict(zip(parts[::2], parts[1::2], strict=True))
     if 2 * len(headers) != len(parts):  # one occurs twice, which is rare
         names = parts[::2]
-        for name in ("authorization", *KEY_HEADERS):
+        for name in KEY_HEADERS:
             if names.count(name) > 1:
                 raise InvalidRequest(f"The header '{name}' is given more than once.")
     return headers

@@ -241,17 +241,19 @@ async def _alive(service: Service, send: Send) -> None:
 
 
 # Paths outside of all protocols, looked up only if no protocol has the path.
-_REPORTS: Paths[None] = Paths()
-_REPORTS.add(experiment.PATH, None)
+_REPORTS: Paths[experiment.Handler] = Paths()
+for _path, _handler in experiment.PATHS.items():
+    _REPORTS.add(_path, _handler)
 
 
 async def _report_or_refuse(service: Service, nearest: Operation, path: str, scope: HTTPScope, send: Send) -> None:
-    """Answer a path of no protocol: an experiment's report, or a refusal."""
+    """Answer a path of no protocol: of an experiment, or with a refusal."""
     found = _REPORTS.find(path)
     try:
         if found is None:
             raise not_found(path)
-        await experiment.answer(service, found[1]["name"], scope, send)
+        handler, parameters = found
+        await handler(service, parameters["name"], scope, send)
     except GatewayError as error:
         await refuse(service, nearest, error, scope, send)
 
