@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -139,10 +139,11 @@ def create_app(
     return app
 
 
-def _with_request_id(service: Service) -> Callable[[Response[Any]], Response[Any]]:
+def _with_request_id(service: Service) -> Callable[[Response[Any]], Awaitable[Response[Any]]]:
     """Give every answer of Litestar's own paths a request id; the protocols' have one."""
 
-    def add(response: Response[Any]) -> Response[Any]:
+    # `async`, or Litestar would call it in a thread.
+    async def add(response: Response[Any]) -> Response[Any]:
         response.set_header("x-request-id", service.new_id())
         return response
 
