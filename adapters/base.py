@@ -41,7 +41,7 @@ class Route(msgspec.Struct, frozen=True):
     `body` and `answer` are wire structs for the OpenAPI document; `example` is a body to try it with, in which
     "{model}" stands for the model's name. `open` routes want no key. Only routes that say `stores` get `Call.records`.
     `form` routes take multipart forms, too. `fields`: where another protocol has the same path, the bodies with one of
-    these fields are this route's.
+    these fields are this route's; `header`: likewise the requests with this header.
     """
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
@@ -57,6 +57,7 @@ class Route(msgspec.Struct, frozen=True):
     stores: bool = False
     form: bool = False
     fields: frozenset[str] = frozenset()
+    header: str | None = None
 
 
 class Records(Protocol):
@@ -104,11 +105,14 @@ class StreamEncoder(Protocol):
     """The encoder of one stream. For `Usage`, the last event, it writes the protocol's terminator.
 
     `headers` are read after the first call of `feed` and may depend on that batch.
+    `status_waits`: the status line waits for the first bytes, so that an error before them has a status of its own; if
+    not, it is sent with the backend's first event.
     `abort_after_error`: after `fail` the connection is reset, for clients that take any other end as the answer's.
     """
 
     media_type: str
     headers: Headers
+    status_waits: bool
     abort_after_error: bool
 
     def feed(self, events: Events) -> bytes:

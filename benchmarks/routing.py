@@ -9,7 +9,7 @@ from backends.scripted import ScriptedBackend
 from gateway.config import Endpoint, ServedEntity
 from gateway.config import Experiment as Settings
 from gateway.experiments.experiment import Experiment, Outcome
-from gateway.experiments.feedback_ring import Answered, FeedbackRing
+from gateway.experiments.feedback_ring import FeedbackRing, name_of
 from gateway.routing.router import Router
 from schemas.ir import FinishReason, Generate, TextPrompt, Usage
 
@@ -26,14 +26,14 @@ def main() -> None:
     experiment = Experiment("chat", endpoint)
     request = Generate(id="r", model="chat", prompts=(TextPrompt("Hi"),), user="somebody")
     plan = router.plan(request, {})
-    feedback = FeedbackRing("0" * 16)
-    ended = Outcome("ok", 0.1, 1.0, Usage(10, 20), (FinishReason.EOS,))
+    feedback = FeedbackRing()
+    ended = Outcome("ok", "ok", True, 0.1, 1.0, Usage(10, 20), (FinishReason.EOS,))
 
     def count() -> None:
         experiment.exposed(plan)
-        answered = experiment.ended(plan, plan.targets[0], ended)
+        answered = experiment.ended(plan, ended)
         assert answered is not None
-        feedback.note("0" * 24, Answered(experiment.tag, *answered))
+        feedback.note(name_of(request.id, b""), answered)
 
     print(f"assignment  {cost(lambda: router.plan(request, {})):5.1f} µs a request")
     print(f"statistics  {cost(count):5.1f} µs a request")

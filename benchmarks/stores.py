@@ -18,8 +18,8 @@ from multiprocessing import get_context
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
-from gateway.experiments.counters_file import CountersFile
-from gateway.experiments.feedback_ring import Answered, FeedbackRing
+from gateway.experiments.counters_file import CountersFile, Layout
+from gateway.experiments.feedback_ring import Answered, FeedbackRing, name_of
 from gateway.storage.response_store import ResponseStore
 
 CALLS = 2000
@@ -49,11 +49,10 @@ class Worker:
 
 
 def counters_mapped(worker: Worker) -> Operation:
-    counters = CountersFile(2, METRICS, 1, worker.folder / "counters", worker.prefix)
+    counters = CountersFile(Layout(2, METRICS), worker.folder / "counters", int(worker.prefix, 16))
 
     def count(number: int) -> None:
-        for metric in range(METRICS):
-            counters.add(0, metric, number * 7 % 512, 1.0)
+        counters.add(0, number * 7 % 512, [(metric, 1.0) for metric in range(METRICS)])
 
     return count
 
@@ -71,8 +70,8 @@ def counters_sqlite(worker: Worker, synchronous: str) -> Operation:
 
 
 def answered_mapped(worker: Worker) -> Operation:
-    ring = FeedbackRing(worker.prefix, worker.folder, worker.prefix)
-    return lambda number: ring.note(f"{worker.prefix}{number:08x}", Answered(1, 2, 3))
+    ring = FeedbackRing(worker.folder / "answers", int(worker.prefix, 16))
+    return lambda number: ring.note(name_of(f"{worker.prefix}{number:08x}", b""), Answered(1, 2, 3))
 
 
 def answered_sqlite(worker: Worker, synchronous: str) -> Operation:

@@ -59,6 +59,10 @@ class Keys:
         if self._digests and not _among(self._digests, _given(headers)):
             raise Unauthorized("The API key is not known here.")
 
+    def owner(self, headers: Mapping[str, str]) -> bytes:
+        """A digest of the key in a request's headers, by which its answers are known; empty if no key is needed."""
+        return _digest(given_key(headers)) if self.required else b""
+
     def check_admin(self, headers: Mapping[str, str]) -> None:
         """Pass a request with an admin key.
 

@@ -11,6 +11,7 @@ from schemas.errors import (
     BackendTimeout,
     GatewayError,
     InternalError,
+    ModelNotFound,
     Overloaded,
     RateLimited,
 )
@@ -29,9 +30,11 @@ def to_client_error(error: Exception, request_id: str) -> GatewayError:
 
 
 def is_failover_eligible(error: Exception) -> bool:
-    """Whether another served entity may be asked after this error, which came before any event.
+    """Whether another served entity may be asked after this error of one, which came before any event.
 
-    Yes if a backend failed, is overloaded, shuts down or limits its callers. No after a timeout: the client has waited
-    long enough. No if the request itself is at fault, and no after a bug.
+    Yes if a backend failed, is overloaded, shuts down, limits its callers or lacks the served entity's model: the
+    endpoint was found, so that is not the client's mistake. No after a timeout: the client has waited long enough. No
+    if the request itself is at fault, and no after a bug.
     """
-    return isinstance(error, BackendError | Overloaded | RateLimited) and not isinstance(error, BackendTimeout)
+    eligible = BackendError | Overloaded | RateLimited | ModelNotFound
+    return isinstance(error, eligible) and not isinstance(error, BackendTimeout)

@@ -78,8 +78,8 @@ class Service:
         self._failed: dict[str, Health] = {}
         self._started: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
-        self.experiments = Experiments(self.metrics, self._can_answer, self._prefix, folder, slot)
         self._live = LiveDeployments(config)
+        self.experiments = Experiments(self.metrics, self._can_answer, keys, _figures(config, folder))
         self._ramps = Ramps(self._live, self.experiments, self._can_answer)
         self._is_changeable = config.server.state_file is not None
         self._serve()  # last: it uses all of the above
@@ -285,7 +285,8 @@ class Service:
         # No `await` in here: no request sees new routes with old experiments. Experiments come first, since a plan of
         # the new router looks its experiment up.
         deployments = self._live.deployments
-        self.experiments.serve({name: (found.serving, found.since) for name, found in deployments.items()})
+        resets = self._live.resets
+        self.experiments.serve({name: (each.serving, resets.get(name, 0)) for name, each in deployments.items()})
         self.router = Router({name: found.serving for name, found in deployments.items()}, self.backends)
         self.router.stop(self.experiments.stopped())
         # An endpoint that is created again begins at 0.
@@ -296,6 +297,13 @@ class Service:
         limit = self.limits.max_concurrent_requests
         default = self.config.server.default
         return catalog(self._live.deployments, self.backends, self._health, self._created, limit, default)
+
+
+def _figures(config: Config, folder: Path | None) -> Path | None:
+    """Where the figures of experiments are kept: beside the state file, so that they last; else with the workers."""
+    if config.server.state_file is not None:
+        return Path(f"{config.server.state_file}.experiments")
+    return folder / "experiments" if folder is not None else None
 
 
 async def _healthy(name: str, backend: Backend) -> Health:

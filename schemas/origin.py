@@ -22,7 +22,7 @@ class Origin(msgspec.Struct, frozen=True):
 class Unread(msgspec.Struct, frozen=True):
     """A part of a body that the IR cannot express: only a remote that is sent the body can answer the request.
 
-    `param` is its place, `feature` its name, `refusal` the error for a client whose request no such remote answers.
+    `param` is its place, `feature` its name, `refusal` the error message where no such remote answers.
     """
 
     param: str

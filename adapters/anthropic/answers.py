@@ -76,6 +76,7 @@ class StreamWriter:
 
     media_type = "text/event-stream"
     headers: Headers = (("cache-control", "no-cache"),)
+    status_waits = False
     abort_after_error = False
 
     def __init__(self, dialect: Dialect, request: Generate) -> None:

@@ -68,7 +68,7 @@ def read_generate(dialect: Dialect, operation: str, body: bytes, call: Call) -> 
         # `best_of` compares candidates by their log-probabilities, so it needs them even where the client does not.
         logprobs=(details and dialect.requests.details_logprobs) or top_n > 0 or count > 1,
         top_logprobs=top_n,
-        prompt_logprobs=bool(parameters.decoder_input_details),
+        prompt_logprobs=bool(parameters.decoder_input_details) and dialect.answers.prefill,
         grammar=grammar,
         lora_adapter=None if parameters.adapter_id == dialect.requests.no_adapter else parameters.adapter_id,
         extra=extra,

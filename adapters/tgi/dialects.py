@@ -28,8 +28,8 @@ class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
         details_logprobs: whether `details` requests log-probabilities from the backend. If not, they are null unless
             the backend returns them anyway.
         no_adapter: the `adapter_id` that means none.
-        overflow: what happens if the prompt and `max_new_tokens` exceed the context.
         strict: whether unknown fields are refused.
+        overflow: what happens if the prompt and `max_new_tokens` exceed the context.
     """
 
     parameters: tuple[str, ...]
@@ -39,8 +39,8 @@ class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     warpers_sample: bool = True
     details_logprobs: bool = True
     no_adapter: str | None = None
-    overflow: Overflow = "refuse"
     strict: bool = False
+    overflow: Overflow = "refuse"
 
 
 class Limits(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,13 +79,14 @@ class Defaults(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         bare_do_sample: `do_sample` of a request without any `parameters`.
         default_max_new_tokens: None generates as far as the context reaches.
-        compat_full_text: `return_full_text` on the route `/`.
+        compat_full_text: `return_full_text` on the route `/`. TGI's is true for models whose pipeline tag is
+            "text-generation" or unknown: a whole answer then has the prompt, and a stream of the same request has not.
         always_seeded: whether a seed is drawn, and returned even for a greedy answer.
     """
 
     bare_do_sample: bool | None = True
     default_max_new_tokens: int | None = None
-    compat_full_text: bool = True
+    compat_full_text: bool = False
     always_seeded: bool = False
 
 
@@ -101,6 +102,9 @@ class Answers(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
         scores: whether `logprob` and `special` have values (else null) and special tokens have their names as text.
         full_text: MindIE's "fullTextEnabled": `token.text` is the whole text so far.
         include_stop: whether a matched stop sequence stays in the text.
+        prefill: whether `decoder_input_details` asks for the prompt's tokens. If not, `prefill` is `[]`, which is what
+            TGI 3 answers for models that it runs with flash attention.
+        length_first: whether an answer whose last allowed token ends it anyway has the reason "length".
         ids_only: whether non-streamed answers have the ids of tokens only, and `details` as first member.
         timing_headers: whether non-streamed answers have x-compute-time and similar headers.
         token_headers: whether non-streamed answers have x-prompt-tokens and x-generated-tokens.
@@ -116,6 +120,8 @@ class Answers(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scores: bool = True
     full_text: bool = False
     include_stop: bool = True
+    prefill: bool = True
+    length_first: bool = True
     ids_only: bool = False
     timing_headers: bool = True
     token_headers: bool = True
@@ -280,6 +286,7 @@ _MINDIE_FINISH = _TGI_FINISH | {"stop_string": "eos_token", "stop_token": "eos_t
 
 TGI = Dialect(
     name="tgi",
+    answers=Answers(prefill=False),
     requests=Requests(parameters=(*_09_PARAMETERS, "frequency_penalty", "top_n_tokens", "grammar", "adapter_id")),
     limits=Limits(bounds=_TGI_BOUNDS),
     wording=Wording(finish=_TGI_FINISH, failures=_TGI_FAILURES),
@@ -330,12 +337,13 @@ MINDIE = Dialect(
         truncate_within_context=False,
         adapter_pattern=r"[a-zA-Z0-9_./-]{1,256}",
     ),
-    defaults=Defaults(bare_do_sample=None, default_max_new_tokens=20, compat_full_text=False, always_seeded=True),
+    defaults=Defaults(bare_do_sample=None, default_max_new_tokens=20, always_seeded=True),
     answers=Answers(
         index=False,
         prompt_count="prompt_tokens",
         scores=False,
         include_stop=False,
+        length_first=False,
         ids_only=True,
         timing_headers=False,
         token_headers=False,

@@ -11,7 +11,7 @@ from adapters.base import Headers, Reply, token_id_headers
 from adapters.fold import visible_text
 from adapters.tgi.dialects import Dialect
 from schemas.completion import Choice, Completion, Timings
-from schemas.ir import ChatPrompt, Generate, TextPart, TextPrompt, Tokens, TopToken
+from schemas.ir import ChatPrompt, FinishReason, Generate, TextPart, TextPrompt, Tokens, TopToken
 from schemas.ir import Token as IRToken
 from schemas.tgi import (
     BestOfSequence,
@@ -70,6 +70,13 @@ def effective_seed(dialect: Dialect, request: Generate, seed: int | None) -> int
     if request.sampling.greedy and not dialect.defaults.always_seeded:
         return None
     return seed if seed is not None else request.sampling.seed
+
+
+def finish_reason(dialect: Dialect, request: Generate, reason: FinishReason, generated: int) -> str:
+    """The dialect's word for the reason. TGI compares the length before it looks for an end (`StoppingCriteria`)."""
+    if dialect.answers.length_first and generated == request.stopping.max_new_tokens:
+        reason = FinishReason.LENGTH
+    return dialect.wording.finish[reason]
 
 
 def prompt_text(request: Generate) -> str:
@@ -133,7 +140,7 @@ def _response(
 def _sequence(dialect: Dialect, request: Generate, answer: Completion, choice: Choice) -> BestOfSequence:
     return BestOfSequence(
         generated_text=_generated_text(request, choice),
-        finish_reason=dialect.wording.finish[choice.reason],
+        finish_reason=finish_reason(dialect, request, choice.reason, _generated_tokens(answer, choice)),
         generated_tokens=_generated_tokens(answer, choice),
         seed=effective_seed(dialect, request, choice.seed),
         prefill=tuple(PrefillToken(token.id or 0, token.text, token.logprob) for token in _prefill(request, answer)),
@@ -156,7 +163,7 @@ def _mindie_response(dialect: Dialect, request: Generate, answer: Completion, be
         return MindieResponse(generated_text=text)
     details = MindieDetails(
         prompt_tokens=answer.usage.prompt_tokens,
-        finish_reason=dialect.wording.finish[best.reason],
+        finish_reason=finish_reason(dialect, request, best.reason, _generated_tokens(answer, best)),
         generated_tokens=_generated_tokens(answer, best),
         prefill=tuple(MindieToken(token.id or 0) for token in _prefill(request, answer)),
         seed=effective_seed(dialect, request, best.seed),

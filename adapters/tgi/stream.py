@@ -14,7 +14,7 @@ from msgspec import UNSET
 from adapters.base import Headers, token_id_headers
 from adapters.sse import guard
 from adapters.tgi.dialects import Dialect
-from adapters.tgi.encode import compute_headers, effective_seed, prompt_text, wire_token, wire_top
+from adapters.tgi.encode import compute_headers, effective_seed, finish_reason, prompt_text, wire_token, wire_top
 from adapters.tgi.failures import STREAM_HEADERS, STREAM_TYPE, failure_frame
 from schemas.errors import GatewayError
 from schemas.ir import Delta, Events, Finished, Generate, Relayed, Started, Token, Usage
@@ -29,6 +29,7 @@ class StreamWriter:
     """The encoder of one stream. A stream has one choice, as the protocol refuses `best_of` there."""
 
     media_type = STREAM_TYPE
+    status_waits = False
     abort_after_error = False
 
     def __init__(self, dialect: Dialect, request: Generate) -> None:
@@ -99,10 +100,11 @@ class StreamWriter:
 
     def _details(self, finished: Finished, usage: Usage) -> StreamDetails:
         count = self._dialect.answers.prompt_count
+        generated = usage.completion_tokens if finished.generated is None else finished.generated
         return StreamDetails(
             prompt_tokens=usage.prompt_tokens if count == "prompt_tokens" else UNSET,
-            finish_reason=self._dialect.wording.finish[finished.reason],
-            generated_tokens=usage.completion_tokens if finished.generated is None else finished.generated,
+            finish_reason=finish_reason(self._dialect, self._request, finished.reason, generated),
+            generated_tokens=generated,
             seed=effective_seed(self._dialect, self._request, finished.seed),
             input_length=usage.prompt_tokens if count == "input_length" else UNSET,
         )

@@ -31,7 +31,17 @@ NAME = "interlingua"
 VERSION = "1"
 """The only version of every model. What an endpoint serves may change, its version for clients does not."""
 
-EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data", "parameters", "statistics")
+EXTENSIONS = (
+    "model_repository",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "generate",
+    "generate_stream",
+)
+NO_MODEL_CONTROL = "explicit model load / unload is not allowed if polling is enabled"
+"""Triton's answer to load and unload without `--model-control-mode=explicit` (its code UNAVAILABLE, status 503)."""
 
 _TYPES = {"BYTES": "TYPE_STRING", "BOOL": "TYPE_BOOL", "FP32": "TYPE_FP32", "UINT32": "TYPE_UINT32"}
 
@@ -70,6 +80,9 @@ def describe(route: Route, call: Call, body: bytes) -> Reply:
             return _json(Statistics(tuple(map(_stats, call.catalog.cards.values()))))
         case "index":
             return _json(_index(call.catalog, only_ready=_wants_ready(body)))
+        # The configuration determines the models. Like Triton, without a look at the model's name.
+        case "load" | "unload":
+            return Reply(msgspec.json.encode(ErrorBody(NO_MODEL_CONTROL)), status=503)
         case operation:
             return _describe_model(operation, model(call))
 
@@ -84,8 +97,7 @@ def _describe_model(operation: str, card: ModelCard) -> Reply:
             return _json(Statistics((_stats(card),)))
         case "model_ready" if not card.ready:
             return Reply(msgspec.json.encode(ErrorBody("Model version not ready")), status=400)
-        # Load and unload have no effect: the configuration determines the models.
-        case "model_ready" | "load" | "unload":
+        case "model_ready":
             return Reply()
     raise RouteNotFound("Not Found")
 

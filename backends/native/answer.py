@@ -166,7 +166,8 @@ class Answer:
             detokenizer = self._text.vocabulary.detokenizer(ids)
             self._builders[submit.seq] = ChoiceBuilder(index, stopping, detokenizer, effective_seed)
             if request.tools and offered_tools(request):
-                self._parsers[submit.seq] = ToolParser(max_calls(request))
+                names = {tool.name for tool in offered_tools(request)}
+                self._parsers[submit.seq] = ToolParser(max_calls(request), names)
 
     def _add(self, output: Output) -> FinishReason | None:
         """Add an output's tokens to its candidate; returns why the sequence ended, if it did."""

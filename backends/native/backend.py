@@ -36,7 +36,7 @@ from backends.native.options import NativeOptions, read_options
 from backends.native.protocol.messages import Ready
 from backends.native.sentence_transformers import PLAIN, Recipe, RecipeError, read_recipe
 from backends.native.text.codec import TextCodec
-from backends.native.text.tool_parser import offered_tools, tool_grammar
+from backends.native.text.tool_parser import is_free, offered_tools, tool_grammar
 from backends.prompts import as_asked, images_of
 from backends.truncation import encode_fitting
 from schemas.errors import BackendUnavailable, InvalidRequest, UnsupportedFeature
@@ -237,17 +237,41 @@ class NativeBackend:
         """The grammar that constrains the answer, in llguidance's form, checked; None if the answer is free."""
         # With tools the grammar has the calls and, unless one is required, the answer that `response_format` defines.
         if request.tools and offered_tools(request):
-            source, param = tool_grammar(request, tags_are_tokens=text.has_call_tokens), "tools"
-        elif request.grammar is not None:
-            source, param = grammar_source(request.grammar), "response_format"
-        else:
+            return await self._check_tools(request, text)
+        if request.grammar is not None:
+            source = grammar_source(request.grammar)
+            await self._require_grammars().check(source, "response_format")
+            return source
+        return None
+
+    async def _check_tools(self, request: Generate, text: TextCodec) -> str | None:
+        """The same for a request that offers tools. Where calls are free, unsupported schemas do not hold."""
+        free = is_free(request)
+        # Without grammars the parser alone reads the calls.
+        if free and self._grammars is None:
             return None
-        if source is None:
-            return None
+        grammars = self._require_grammars()
+        for any_arguments in (False, True):
+            try:
+                source = tool_grammar(
+                    request,
+                    tags_are_tokens=text.has_call_tokens,
+                    text_tokens=text.text_tokens,
+                    any_arguments=any_arguments,
+                )
+                if source is not None:
+                    await grammars.check(source, "tools")
+                return source
+            # A client that did not ask for strict calls gets them as good as they can be: names and JSON hold.
+            except InvalidRequest:
+                if any_arguments or not free:
+                    raise
+        return None
+
+    def _require_grammars(self) -> GrammarCheck:
         if self._grammars is None:
             raise UnsupportedFeature("The model's tokenizer does not allow for grammars.", feature="grammar")
-        await self._grammars.check(source, param)
-        return source
+        return self._grammars
 
     async def _encode_fitting(self, request: Generate, text: TextCodec, ready: Ready) -> list[MultiModalInputs]:
         """The request's prompts as token ids; the oldest turns of a conversation are left out if that was asked for."""

@@ -20,7 +20,10 @@ import msgspec
 
 from adapters.base import TOKEN_IDS, ClientCodec, EmbeddingCodec, Headers, Outbound, RelayCodec, Reply
 from backends.base import Capabilities, Feature, Health
+from backends.native.text.tool_parser import offered_tools
+from backends.prompts import as_asked
 from backends.remote.breaker import Breaker
+from backends.remote.chat_text import CallReader, ChatText, load_chat_text
 from backends.remote.event_stream import EventStream
 from backends.remote.health_check import HealthCheck
 from backends.remote.options import RemoteOptions
@@ -35,10 +38,13 @@ from schemas.errors import (
     UnsupportedFeature,
     UnsupportedOperation,
 )
-from schemas.ir import Embed, Embeddings, Events, Generate, Started, TokenIds, Tokenize, Tokens, Usage
+from schemas.ir import ChatPrompt, Embed, Embeddings, Events, Generate, Started, TokenIds, Tokenize, Tokens, Usage
 from schemas.origin import Relay, RelayedAnswer
 
 R = TypeVar("R", Generate, Embed, Relay)
+
+_OF_RAW_TEXT = frozenset({Feature.TOKEN_PROMPTS, Feature.PROMPT_LOGPROBS, Feature.SUFFIX, Feature.BEST_OF})
+"""What servers have for raw text alone."""
 
 # "model" is left out: a gateway sends the header only for ids that may not be the model's (`token_id_headers`).
 _MARKS: dict[str, TokenIds] = {mark: mark for mark in get_args(TokenIds) if mark != "model"}
@@ -56,6 +62,7 @@ class RemoteBackend:
         features: what the codecs can express.
         health: the path of a GET for health checks.
         embeddings: the codec for embeddings, at the URL itself; None if the server has none.
+        raw_text: whether the server takes text without a chat template.
         relay: the codec for requests that are sent on as they came, at the URL itself; None if there are none.
 
     Raises:
@@ -72,6 +79,7 @@ class RemoteBackend:
         health: str,
         embeddings: EmbeddingCodec | None = None,
         relay: RelayCodec | None = None,
+        raw_text: bool = True,
     ) -> None:
         self.name = name
         self._options = msgspec.convert(options, RemoteOptions)
@@ -85,11 +93,19 @@ class RemoteBackend:
         self._transport: Transport | None = None
         self._health_check: HealthCheck | None = None
         self._retokeniser: Retokeniser | None = None
+        # Servers that take chats render them themselves.
+        self._renders = Feature.CHAT not in features
+        self._chat: ChatText | None = None
         self._start_error = ""
         offered = self._options.features
+        if self._options.raw_text is not None:
+            features -= _OF_RAW_TEXT
+        if self._options.chat_template is not None and not self._renders:
+            raise msgspec.ValidationError("the server renders chats itself - at `$.chat_template`")
         self.capabilities = Capabilities(
             # The options narrow what the codecs can express and never widen it.
             features=features if offered is None else features & offered,
+            raw_text=(raw_text if self._options.raw_text is None else self._options.raw_text == "as_chat"),
             relays=frozenset() if relay is None else relay.relayed,
             embeddings=embeddings is not None,
             context_length=self._options.context_length,
@@ -110,6 +126,8 @@ class RemoteBackend:
             if self._options.tokenizer is not None:
                 # A tokenizer file has megabytes of JSON: in a thread, so that the event loop goes on.
                 self._retokeniser = await asyncio.to_thread(Retokeniser, self._options.tokenizer)
+            if self._renders:
+                await self._load_template()
         except (ValueError, OSError) as error:
             self._start_error = f"backends.{self.name}: {error}"
             raise BackendUnavailable(self._start_error) from None
@@ -181,6 +199,9 @@ class RemoteBackend:
 
     async def tokenize(self, request: Tokenize) -> Tokens:
         """Tokenize with the configured tokenizer; the server's own cannot be called."""
+        if self._chat is not None and isinstance(request.prompt, ChatPrompt):
+            text = self._chat.text(request.prompt, request.tools)
+            request = msgspec.structs.replace(request, prompt=text)
         tokens = self._retokeniser.tokenize(request) if self._retokeniser is not None else None
         if tokens is not None:
             return tokens
@@ -191,7 +212,8 @@ class RemoteBackend:
 
         Closing the generator closes the connection, which is how the server learns to stop.
         """
-        request = self._with_remote_model(request)
+        calls = self._call_reader(request)
+        request = self._as_taken(self._with_remote_model(request))
         # Encoded once: all attempts send the same bytes.
         codec, outbound = self._encode(request)
         timeouts = self._options.timeouts
@@ -206,15 +228,20 @@ class RemoteBackend:
             raise self._redact(error) from None
         try:
             # 1. The first batch. It alone has `Started`, which says where the token ids come from.
+            ended = isinstance(events[-1], Usage)
+            events = calls.feed(events) if calls is not None else events
             filled = self._with_ids(events)
             # Only if the retokeniser had nothing to fill in does the server return ids where its protocol has them.
             ids_from_server = codec.returns_token_ids(request) and filled == events
             yield _marked(filled, self._id_source(response, from_server=ids_from_server))
             # 2. The rest of a stream; each `read` has the idle timeout. Without a stream, the first batch was the whole
             # answer.
-            while stream is not None and not isinstance(events[-1], Usage):
+            while stream is not None and not ended:
                 events = await stream.read()
-                yield self._with_ids(events)
+                ended = isinstance(events[-1], Usage)
+                # Text that may become a call is held back, and may be all of a batch.
+                if events := calls.feed(events) if calls is not None else events:
+                    yield self._with_ids(events)
             # 3. `Usage` is the last event. The last chunk of the body may still be on its way; `finish` leaves the wait
             # for it to the connection.
             response.finish()
@@ -237,6 +264,31 @@ class RemoteBackend:
         if from_server:
             return "model"
         return "synthetic" if self._retokeniser is None else "retokenised"
+
+    async def _load_template(self) -> None:
+        """Load the chat template of a server of raw text, if there is one."""
+        options = self._options
+        self._chat = await asyncio.to_thread(load_chat_text, options.chat_template, options.tokenizer)
+        if self._chat is not None:
+            found, offered = self._chat.features, options.features
+            features = self.capabilities.features | (found if offered is None else found & offered)
+            self.capabilities = msgspec.structs.replace(self.capabilities, features=features)
+
+    def _as_taken(self, request: Generate) -> Generate:
+        """The request in the form that the server takes: chats as text, or a text as a chat."""
+        if self._chat is not None:
+            return self._chat.rendered(request)
+        if self._options.raw_text != "as_chat" or not request.raw_prompt:
+            return request
+        prompts = as_asked(msgspec.structs.replace(request, raw_prompt=False))
+        if prompts == request.prompts:
+            return request
+        # Without its origin: the body of a completion is not to be relayed as that of a chat.
+        return msgspec.structs.replace(request, raw_prompt=False, prompts=prompts, origin=None)
+
+    def _call_reader(self, request: Generate) -> CallReader | None:
+        """The reader of the calls in an answer's text; None where the server parses them, or there are no tools."""
+        return CallReader(request) if self._chat is not None and request.tools and offered_tools(request) else None
 
     def _with_remote_model(self, request: R) -> R:
         model = self._options.models.get(request.model)

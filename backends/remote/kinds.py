@@ -43,12 +43,14 @@ class Kind:
         features: what those protocols can express. `options.features` of a backend may narrow it, never widen it.
         health: the path, below the server's URL, of a GET that is answered quickly.
         embeddings: whether the first protocol is used for embeddings.
+        raw_text: whether the server takes text without a chat template.
     """
 
     protocols: tuple[RemoteProtocol, ...]
     features: frozenset[Feature]
     health: str
     embeddings: bool = False
+    raw_text: bool = True
 
     def __call__(self, name: str, options: Mapping[str, Any]) -> RemoteBackend:
         """Make a backend of this kind.
@@ -67,6 +69,7 @@ class Kind:
             features=self.features,
             health=self.health,
             embeddings=embedder,
+            raw_text=self.raw_text,
             relay=relay if isinstance(relay, RelayCodec) else None,
         )
 
@@ -109,7 +112,7 @@ _TGI_09 = frozenset(
 )
 # Chats and tools go through `/v1/chat/completions`, the second protocol of the kind.
 _TGI = _TGI_09 | {Feature.CHAT, Feature.TOOLS}
-# No chats: Triton's generate extension takes one `text_input`.
+# No chats: Triton's generate extension takes one `text_input`. With a chat template, `ChatText` adds them.
 _TRITON = frozenset(
     {
         Feature.IMAGES,
@@ -142,7 +145,7 @@ mindie_triton = Kind(
     _TRITON | _CHAT,
     "/v2/health/ready",
 )
-anthropic = Kind((RemoteProtocol(_anthropic.ADAPTER, "anthropic"),), _ANTHROPIC, "/v1/models")
+anthropic = Kind((RemoteProtocol(_anthropic.ADAPTER, "anthropic"),), _ANTHROPIC, "/v1/models", raw_text=False)
 databricks = Kind(
     (RemoteProtocol(_databricks.ADAPTER, "databricks"),), _OPENAI, "/api/2.0/serving-endpoints", embeddings=True
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from backends.base import Feature
@@ -59,6 +61,10 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         context_length: tokens of prompt and answer together, for listings.
         tokenizer: the model's `tokenizer.json`, or the folder of it; gives token ids where the server returns none, and
             tokenizes texts. Without it, protocols whose tokens must have an id get 0, marked by a header.
+        chat_template: for servers of raw text: the model's chat template in Jinja, or a file of it; by default that of
+            the folder `tokenizer`. With one, the backend takes chats.
+        raw_text: "as_chat" makes one user turn of a text without a chat template, for servers that take conversations
+            only; "refuse" refuses it. By default it is sent if the protocol has a form for it.
     """
 
     url: str
@@ -75,6 +81,8 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     features: frozenset[Feature] | None = None
     context_length: int | None = None
     tokenizer: str | None = None
+    chat_template: str | None = None
+    raw_text: Literal["as_chat", "refuse"] | None = None
 
     def __post_init__(self) -> None:
         split_url(self.url)  # raises `ValueError`, which msgspec reports with the option's path

@@ -84,6 +84,14 @@ class Guardrail(Section, frozen=True):
     worse_than: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.02
 
 
+class FeedbackMetric(Section, frozen=True):
+    """A metric that users send: which direction is good, and the least and the largest value that is taken."""
+
+    better: Direction
+    min: float | None = None
+    max: float | None = None
+
+
 class Ramp(Section, frozen=True):
     """Raises an arm's share of the traffic in steps, and takes all of it away if the arm is worse than the first.
 
@@ -118,7 +126,7 @@ class Experiment(Section, frozen=True):
             absolute terms.
         guardrail: stops a worse arm.
         ramp: raises an arm's share in steps.
-        feedback: metrics that users send, and which direction is good.
+        feedback: metrics that users send; a direction alone has no bounds.
         unit: sources of the unit of assignment, `header:<name>` or one of `UNITS`; the first that a request has counts.
             A request that has none is a unit by itself.
     """
@@ -127,10 +135,18 @@ class Experiment(Section, frozen=True):
     margin: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
     guardrail: Guardrail | None = None
     ramp: Ramp | None = None
-    feedback: Annotated[dict[str, Direction], msgspec.Meta(max_length=FEEDBACK_METRICS)] = msgspec.field(
-        default_factory=dict
+    feedback: Annotated[dict[str, Direction | FeedbackMetric], msgspec.Meta(max_length=FEEDBACK_METRICS)] = (
+        msgspec.field(default_factory=dict)
     )
     unit: tuple[str, ...] = ("header:x-ab-unit", "header:x-session-affinity", "user", "client_request_id", "request")
+
+    @property
+    def feedback_metrics(self) -> dict[str, FeedbackMetric]:
+        """The metrics that users send, by name."""
+        return {
+            name: given if isinstance(given, FeedbackMetric) else FeedbackMetric(given)
+            for name, given in self.feedback.items()
+        }
 
 
 class Fallback(Section, frozen=True):

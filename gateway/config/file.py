@@ -19,6 +19,7 @@ from gateway.config.endpoint import (
     Endpoint,
     Experiment,
     Fallback,
+    FeedbackMetric,
     Guardrail,
     Paired,
     Ramp,
@@ -181,6 +182,7 @@ def _all_fields() -> set[str]:
         Guardrail,
         Ramp,
         Experiment,
+        FeedbackMetric,
         Fallback,
     )
     return {field.name for struct in structs for field in msgspec.structs.fields(struct)}

@@ -56,9 +56,15 @@ Deployments = Mapping[str, Deployment]
 
 
 class State(Section, frozen=True):
-    """The endpoints that were changed while serving, which override the configuration file; null: deleted."""
+    """What was changed while serving.
+
+    Attributes:
+        endpoints: those that were changed, which override the configuration file; null: deleted.
+        resets: when the figures of endpoints' experiments were last reset; Unix time in nanoseconds.
+    """
 
     endpoints: dict[str, Deployment | None] = msgspec.field(default_factory=dict)
+    resets: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 def deployed(endpoints: Mapping[str, Endpoint], state: State, backends: Collection[str]) -> Deployments:
@@ -124,7 +130,10 @@ def changed(present: Deployments, change: Change, health: Mapping[str, Health], 
     # As Databricks answers: one update at a time, and a second one is a conflict (409).
     if old.pending is not None:
         raise Conflict(f"Endpoint '{name}' is being updated.")
-    return settled(replace(old, pending=_endpoint(change, old.endpoint, health), failed=""), health, now)
+    wanted = _endpoint(change, old.endpoint, health)
+    if wanted == old.endpoint:
+        return old  # a repeated change is none: no new version
+    return settled(replace(old, pending=wanted, failed=""), health, now)
 
 
 def settled(deployment: Deployment, health: Mapping[str, Health], now: int) -> Deployment:

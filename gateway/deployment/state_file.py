@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from backends.base import Health
 from gateway.config import Config, ConfigError
@@ -131,7 +132,8 @@ class LiveDeployments:
             self._file.check()
         # The stamp is taken before the file is read: a change in between is read once more, never missed.
         self._stamp = self._file.stamp() if self._file is not None else 0
-        self.deployments = self._deployed(self._file.read() if self._file is not None else State())
+        state = self._file.read() if self._file is not None else State()
+        self.deployments, self.resets = self._deployed(state), state.resets
 
     def refresh(self) -> bool:
         """Read the state file if it has changed; return whether that changed what is deployed.
@@ -143,7 +145,8 @@ class LiveDeployments:
         # Also for a state that is refused below: it is reported once, not at every request.
         self._stamp = stamp
         try:
-            self.deployments = self._deployed(self._file.read())
+            state = self._file.read()
+            self.deployments, self.resets = self._deployed(state), state.resets
         except ConfigError as error:
             log.error("state.rejected", error=str(error))
             return False
@@ -216,9 +219,23 @@ class LiveDeployments:
             rest = {other: kept for other, kept in state.endpoints.items() if other != name}
             unknown = new is None and name not in self._config.endpoints  # nothing is left to override
             # The deletion of an endpoint of the configuration file is stored as null, or the endpoint would come back.
-            return State(endpoints=rest if unknown else rest | {name: new})
+            return replace(state, endpoints=rest if unknown else rest | {name: new})
 
         await asyncio.to_thread(self._file.change, edit)  # locking and `fsync` block
+
+    async def reset(self, name: str) -> None:
+        """Have an endpoint's experiment begin anew on all workers.
+
+        Raises:
+            schemas.errors.Forbidden: there is no state file.
+        """
+        if self._file is None:
+            raise Forbidden("Figures cannot be reset here: the server has no state file. A restart resets them.")
+
+        def edit(state: State) -> State:
+            return replace(state, resets=state.resets | {name: time.time_ns()})
+
+        await asyncio.to_thread(self._file.change, edit)
 
     def _deployed(self, state: State) -> Deployments:
         return deployed(self._config.endpoints, state, self._config.backends)

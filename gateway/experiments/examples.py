@@ -50,11 +50,6 @@ class Examples:
             return tuple(self._kept.get(arm, ()))
         return tuple(_worst(each for file in self._files() for each in _read(file).get(arm, ())))
 
-    def close(self) -> None:
-        """Remove the files of all workers."""
-        for file in self._files():
-            file.unlink(missing_ok=True)
-
     def _files(self) -> list[Path]:
         return [] if self._path is None else list(self._path.parent.glob(f"{self._path.name}.*"))
 
@@ -71,5 +66,5 @@ def _worst(examples: Iterable[Example]) -> list[Example]:
 def _read(file: Path) -> dict[str, list[Example]]:
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, list[Example]])
-    except FileNotFoundError:  # not written yet, or just closed by another worker
+    except FileNotFoundError:  # not written yet
         return {}

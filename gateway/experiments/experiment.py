@@ -1,8 +1,10 @@
 """One endpoint's experiment: counts exposures and outcomes by arm, and reports means, intervals and decisions.
 
 An arm is a served entity as the statistics see it; the first one is the control. Exposures are counted when a request
-is assigned, outcomes when it ends. Compared are only requests that the assigned arm answered or failed: direct calls,
-cancelled and refused requests, and those that another arm had to answer are excluded, and counted as such.
+is assigned, outcomes when it ends. What a request ends with counts for the arm that it was assigned to, also where
+another arm answered (intention to treat): a failure that fallback repairs is a failure of its arm. Counted apart are
+requests that no arm is to blame for: direct calls, those that the server's shutdown cancelled, and those that not every
+arm can answer.
 """
 
 from __future__ import annotations
@@ -16,23 +18,38 @@ import msgspec
 import structlog
 
 from gateway.config import Endpoint
-from gateway.experiments.agreement import PAIR_METRICS, UNPAIRED, Agreement, Example
+from gateway.experiments.agreement import UNPAIRED, Agreement, Example
 from gateway.experiments.confidence import mean, rate_difference
-from gateway.experiments.counters_file import CountersFile
+from gateway.experiments.counters_file import CountersFile, Layout, Sums
 from gateway.experiments.examples import Examples
-from gateway.experiments.metrics import DIVERGENCES_AT, EXCLUDED, METRICS, REASON_AT, TOTALS, UNPAIRED_AT, Metric
+from gateway.experiments.feedback_ring import Answered
+from gateway.experiments.histogram import BINS, UNFINISHED, bin_of, log_seconds
+from gateway.experiments.metrics import (
+    DIVERGENCES_AT,
+    EXCLUDED,
+    FAILURES,
+    METRICS,
+    REASON_AT,
+    TIMES,
+    TOTALS,
+    UNPAIRED_AT,
+    Metric,
+)
 from gateway.experiments.report import Report, arm_alpha, build
+from gateway.experiments.stratum import LOGARITHMS_AT, PAIRS, REQUESTS, Stratum, feedback_file
 from gateway.routing.target import Plan, Target
 from schemas.errors import InvalidRequest
 from schemas.ir import FinishReason, Usage
 
 log = structlog.get_logger()
 
-# Errors that count against the arm. Others (an invalid request, a limit of the client's) would have come from any arm,
-# and are "refused".
-_FAILURES = frozenset(
-    {"backend_failed", "backend_unavailable", "timeout", "incomplete", "internal", "overloaded", "shutting_down"}
-)
+# Rows of the counters: exposures are row 0.
+_ROWS = {metric.name: row for row, metric in enumerate(METRICS, 1)}
+_SUCCESS, _SERVED, _REFUSED, _ABANDONED = (_ROWS[name] for name in ("success", "served", "refused", "abandoned"))
+_PROMPT_TOKENS, _COMPLETION_TOKENS = _ROWS["prompt_tokens"], _ROWS["completion_tokens"]
+_FIRST, _BETWEEN, _LATENCY = (TIMES.index(name) for name in ("time_to_first_token", "inter_token_latency", "latency"))
+_TIME_ROWS = [(_ROWS[name], LOGARITHMS_AT + number) for number, name in enumerate(TIMES)]
+_FELL_BACK = EXCLUDED.index("fell_back")
 
 
 @dataclass(slots=True, eq=False)
@@ -40,94 +57,103 @@ class Outcome:
     """How a request ended.
 
     Attributes:
-        outcome: "ok", "client_gone", "cancelled", or an error's kind.
-        first: seconds until the first event.
+        outcome: what the client saw: "ok", an error's kind, "client_gone" (it left), or "cancelled" (by the shutdown).
+        own: what the assigned arm did: the same where it was the only one asked, else its own failure's kind.
+        streamed: whether the client asked for a stream.
+        first: seconds until the first token of a stream; None: it is not known.
         total: seconds until the end.
         usage: None if the answer did not end.
         reasons: the finish reason of each choice.
     """
 
     outcome: str
-    first: float = 0.0
+    own: str = ""
+    streamed: bool = False
+    first: float | None = None
     total: float = 0.0
     usage: Usage | None = None
     reasons: tuple[FinishReason, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.own = self.own or self.outcome
 
 
 class Experiment:
     """One endpoint's experiment. Every worker counts for itself; reports add up the counters of all.
 
+    Figures belong to what is compared (`key`): a changed margin or another feedback metric keeps them. Each split has
+    figures of its own.
+
     Args:
         name: the endpoint's.
-        endpoint: its arms and how to compare them; a changed configuration is another experiment.
+        endpoint: its arms and how to compare them.
         folder: where workers share their counters; None for a worker alone.
-        worker: this worker's name there.
-        since: when the configuration was put in force (Unix time in nanoseconds): one that comes back begins anew.
+        slot: this worker's number there.
+        reset: when its figures were last reset (Unix time in nanoseconds); 0: never.
     """
 
     def __init__(
-        self, name: str, endpoint: Endpoint, folder: Path | None = None, worker: str = "0", since: int = 0
+        self, name: str, endpoint: Endpoint, folder: Path | None = None, slot: int = 0, reset: int = 0
     ) -> None:
         self._name = name
         self._endpoint = endpoint
-        self._metrics = METRICS + tuple(Metric(*item) for item in endpoint.experiment.feedback.items())
+        self._arms = len(endpoint.served_entities)
         self._index = {arm.name: number for number, arm in enumerate(endpoint.served_entities)}
-        self.key = key(name, endpoint, since)
-        path = folder / self.key if folder is not None else None
-        self._paired = [number for number, arm in enumerate(endpoint.served_entities) if arm.paired is not None]
-        # Metrics in the counters: 0 is exposures, then METRICS, then feedback, then pairs if an arm is paired.
-        self._pair_at = 1 + len(self._metrics)
-        metrics = self._pair_at + (len(PAIR_METRICS) if self._paired else 0)
-        self._counters = CountersFile(len(self._index), metrics, len(TOTALS), path, worker)
-        self._examples = Examples(folder / "examples" / self.key if folder is not None else None, worker)
-
-    @property
-    def tag(self) -> int:
-        """30 bits of its key, by which the feedback store names it."""
-        return int(self.key, 16) >> 98  # 32 hexadecimal digits are 128 bits; the highest 30 of them
-
-    def close(self) -> None:
-        """Remove the counters of all workers. Requests in flight may still end."""
-        self._counters.close()
-        self._examples.close()
+        self._metrics = METRICS + tuple(
+            Metric(metric, bounds.better) for metric, bounds in endpoint.experiment.feedback_metrics.items()
+        )
+        self.key = key(name, endpoint, reset)
+        self._folder = folder / self.key if folder is not None else None
+        self._slot = slot
+        self._split = "-".join(str(arm.traffic_percentage) for arm in endpoint.served_entities)
+        self._tag = _tag(self.key, self._split)
+        self._strata: dict[str, Stratum] = {}
+        self._counters = self._stratum(self._split).file(REQUESTS)
+        stops = self._folder / "stops" if self._folder is not None else None
+        self._stops = CountersFile(Layout(self._arms, 0, 0, 1), stops, slot)
+        self.takes_feedback = bool(endpoint.experiment.feedback)
+        examples = folder / "examples" / self.key if folder is not None else None
+        self._examples = Examples(examples, str(slot))
 
     def exposed(self, plan: Plan) -> None:
         """Count a request that was assigned to an arm; not one that named its served entity."""
-        if plan.unit is not None:
+        if plan.unit is not None and not plan.only_one_arm:
             # Counted for the assigned arm, whoever answers in the end: the split is tested, not the fallbacks.
-            self._counters.add(self._index[plan.targets[0].entity.name], 0, plan.unit.bucket, 1.0)
+            self._counters.add(self._index[plan.targets[0].entity.name], plan.unit.bucket, ((0, 0.0),))
 
-    def ended(self, plan: Plan, last: Target, ended: Outcome) -> tuple[int, int] | None:
+    def ended(self, plan: Plan, ended: Outcome) -> Answered | None:
         """Count a request that ended, for the arm that it was assigned to.
 
         Args:
             plan: the request's.
-            last: the target that was asked last.
             ended: how it ended.
 
         Returns:
-            The arm's index and the unit's bucket if users may send feedback for the answer, else None.
+            Who answered, if users may send feedback for the answer, else None.
         """
         arm = self._index[plan.targets[0].entity.name]
-        if (why := _exclusion(plan, last, ended.outcome)) is not None:
+        if (why := _exclusion(plan, ended.outcome)) is not None:
             self._counters.count(arm, EXCLUDED.index(why))
             return None
         assert plan.unit is not None
-        bucket, usage, add = plan.unit.bucket, ended.usage, self._counters.add
-        # The numbers are indices of METRICS, plus 1 for the exposures.
-        add(arm, 1, bucket, float(ended.outcome == "ok"))
-        if ended.outcome != "ok" or usage is None:
-            return None
-        add(arm, 2, bucket, ended.first)
-        # One token has no interval between tokens.
-        if usage.completion_tokens > 1:
-            add(arm, 3, bucket, (ended.total - ended.first) / (usage.completion_tokens - 1))
-        add(arm, 4, bucket, ended.total)
-        add(arm, 5, bucket, usage.prompt_tokens)
-        add(arm, 6, bucket, usage.completion_tokens)
-        for reason in ended.reasons:
-            self._counters.count(arm, REASON_AT[reason])
-        return (arm, bucket) if self._endpoint.experiment.feedback else None
+        bucket, own, left = plan.unit.bucket, ended.own, ended.outcome == "client_gone"
+        failed = own in FAILURES
+        refused = not failed and own != "ok" and own != "client_gone"
+        rows = [(_REFUSED, float(refused)), (_ABANDONED, float(left))]
+        # What an arm that refused, or whose client left, would have done is unknown.
+        if failed or own == "ok":
+            rows.append((_SUCCESS, float(not failed)))
+            if not left:
+                rows.append((_SERVED, float(ended.outcome == "ok")))
+        if own == "client_gone":
+            self._left(arm, rows, ended)
+        elif own == "ok" and ended.usage is not None:
+            self._answered(arm, rows, ended, ended.usage)
+        elif own != ended.outcome:
+            self._counters.count(arm, _FELL_BACK)
+        self._counters.add(arm, bucket, rows)
+        takes_feedback = self.takes_feedback and own == "ok" and ended.usage is not None
+        return Answered(self._tag, arm, bucket) if takes_feedback else None
 
     def shadowed(self, target: Target) -> None:
         """Count a copy sent to a shadow that ended."""
@@ -143,9 +169,8 @@ class Experiment:
             example: makes the pair's entry in the list of those that differ most.
         """
         arm = self._index[target.entity.name]
-        for at, value in enumerate(pair.metrics, self._pair_at):
-            if value is not None:
-                self._counters.add(arm, at, bucket, value)
+        measured = [(row, value) for row, value in enumerate(pair.metrics) if value is not None]
+        self._stratum(self._split).file(PAIRS).add(arm, bucket, measured)
         if not pair.value("identical"):
             self._examples.note(target.entity.name, pair.largest_difference, example)
         self._counters.count(arm, DIVERGENCES_AT.start + pair.divergence)
@@ -154,32 +179,40 @@ class Experiment:
         """Count a pair that could not be made; `why` is one of `UNPAIRED`."""
         self._counters.count(self._index[target.entity.name], UNPAIRED_AT.start + UNPAIRED.index(why))
 
-    def metric(self, name: str) -> int:
-        """The index of a feedback metric.
+    def check_feedback(self, name: str, value: float) -> None:
+        """Check that there is a feedback metric of this name, and that it may have this value.
 
         Raises:
-            schemas.errors.InvalidRequest: there is no such metric.
+            schemas.errors.InvalidRequest: there is no such metric, or the value is out of its bounds.
         """
-        known = list(self._endpoint.experiment.feedback)
+        known = self._endpoint.experiment.feedback_metrics
         if name not in known:
             names = ", ".join(known) or "none"
             raise InvalidRequest(
                 f"The endpoint '{self._name}' has no metric '{name}'; it has: {names}.", param="metric"
             )
-        return known.index(name)
+        low, high = known[name].min, known[name].max
+        if low is not None and value < low:
+            raise InvalidRequest(f"The value {value:g} of the metric '{name}' is below {low:g}.", param="value")
+        if high is not None and value > high:
+            raise InvalidRequest(f"The value {value:g} of the metric '{name}' is above {high:g}.", param="value")
 
-    def feedback(self, arm: int, bucket: int, metric: int, value: float, instead_of: float | None = None) -> None:
-        """Count a user's value for an answer of this arm; it may replace one sent before."""
-        at = 1 + len(METRICS) + metric
+    def split_of(self, tag: int) -> str | None:
+        """The split of the stratum with this tag; None if it is no stratum of this experiment."""
+        return next((split for split in self._splits() if _tag(self.key, split) == tag), None)
+
+    def feedback(self, split: str, answered: Answered, metric: str, value: float, instead_of: float | None) -> None:
+        """Count a user's value for an answer, in its stratum; it may replace one sent before."""
+        counters = self._stratum(split).file(feedback_file(metric))
         if instead_of is None:
-            self._counters.add(arm, at, bucket, value)
+            counters.add(answered.arm, answered.bucket, ((0, value),))
         else:
-            self._counters.correct(arm, at, bucket, value - instead_of)
+            counters.correct(answered.arm, answered.bucket, 0, value - instead_of)
 
     def report(self) -> Report:
         """Means, intervals and decisions over the counters of all workers."""
-        sums, totals = self._counters.read()
-        found = build(self._name, self._endpoint, self._metrics, sums, totals)
+        sums = self._read(self._split)
+        found = build(self._name, self._endpoint, self._metrics, sums.rows, sums.totals)
         paired = (msgspec.structs.replace(pairs, examples=self._examples.of(pairs.arm)) for pairs in found.paired)
         return msgspec.structs.replace(found, paired=tuple(paired))
 
@@ -188,34 +221,89 @@ class Experiment:
         guardrail = self._endpoint.experiment.guardrail
         if guardrail is None:
             return frozenset()
-        sums, totals = self._counters.read()
+        rows = self._read(self._split).rows
         # The counters are how other workers, and this worker's successor, learn of a stop: it stays for the life of the
         # experiment.
-        stopped = {name for name, arm in self._index.items() if totals[arm, EXCLUDED.index("stopped")]}
+        stops = self._stops.read().totals
+        stopped = {name for name, arm in self._index.items() if stops[arm, 0]}
         for name, arm in self._index.items():
-            worse = rate_difference(mean(*sums[0, 1]), mean(*sums[arm, 1]), arm_alpha(self._endpoint))
+            worse = rate_difference(mean(*rows[0, _SUCCESS]), mean(*rows[arm, _SUCCESS]), arm_alpha(self._endpoint))
             # The whole interval lies below the margin. It is infinite while there are too few requests, and it is valid
             # at every look, so looking each second does not raise the chance of a false stop.
             if arm and name not in stopped and worse.high < -guardrail.worse_than:
-                self._counters.count(arm, EXCLUDED.index("stopped"))
+                self._stops.count(arm, 0)
                 stopped.add(name)
                 log.warning("arm.stopped", model=self._name, served=name, success=worse.estimate, at_most=worse.high)
         return frozenset(stopped)
 
+    def _answered(self, arm: int, rows: list[tuple[int, float]], ended: Outcome, usage: Usage) -> None:
+        """Count the times and tokens of an answer of the assigned arm; `rows` gets what is counted in its bucket."""
+        self._time(arm, rows, _LATENCY, ended.total)
+        if ended.first is not None:
+            self._time(arm, rows, _FIRST, ended.first)
+            # One token has no interval between tokens.
+            if usage.completion_tokens > 1:
+                self._time(arm, rows, _BETWEEN, (ended.total - ended.first) / (usage.completion_tokens - 1))
+        rows.append((_PROMPT_TOKENS, usage.prompt_tokens))
+        rows.append((_COMPLETION_TOKENS, usage.completion_tokens))
+        for reason in ended.reasons:
+            self._counters.count(arm, REASON_AT[reason])
 
-def key(name: str, endpoint: Endpoint, since: int) -> str:
-    """An experiment's identity for all workers: 32 hexadecimal digits."""
-    return hashlib.sha256(msgspec.json.encode((name, endpoint, since))).hexdigest()[:32]
+    def _left(self, arm: int, rows: list[tuple[int, float]], ended: Outcome) -> None:
+        """Count the times of a request whose client left while its arm was answering."""
+        # Censored: it would have lasted at least that long. Means have this lower bound, quantiles rank it as longest.
+        self._time(arm, rows, _LATENCY, ended.total, finished=False)
+        if ended.first is not None:
+            self._time(arm, rows, _FIRST, ended.first)
+        elif ended.streamed:
+            self._time(arm, rows, _FIRST, ended.total, finished=False)
+
+    def _time(
+        self, arm: int, rows: list[tuple[int, float]], time: int, seconds: float, *, finished: bool = True
+    ) -> None:
+        value, logarithm = _TIME_ROWS[time]
+        rows += ((value, seconds), (logarithm, log_seconds(seconds)))
+        self._counters.bin(arm, time, bin_of(seconds) if finished else UNFINISHED)
+
+    def _stratum(self, split: str) -> Stratum:
+        if (found := self._strata.get(split)) is None:
+            folder = self._folder / split if self._folder is not None else None
+            found = self._strata[split] = Stratum(self._arms, folder, self._slot)
+        return found
+
+    def _splits(self) -> list[str]:
+        """The splits that the experiment has had, as percentages in the order of the arms."""
+        if self._folder is None:
+            return [self._split]
+        return sorted(each.name for each in self._folder.iterdir() if each.is_dir())
+
+    def _read(self, split: str) -> Sums:
+        sums = self._stratum(split).read(tuple(self._endpoint.experiment.feedback))
+        sums.totals[:, EXCLUDED.index("stopped")] = self._stops.read().totals[:, 0]
+        return sums
 
 
-def _exclusion(plan: Plan, last: Target, outcome: str) -> str | None:
+def key(name: str, endpoint: Endpoint, reset: int) -> str:
+    """What an experiment's figures belong to, as 32 hexadecimal digits: the endpoint, its arms, how units are assigned,
+    and the last reset. Not how arms are compared: margins, guardrails or feedback change nothing that was counted.
+    """
+    arms = [(arm.name, arm.backend, arm.model) for arm in endpoint.served_entities]
+    # What a release counts decides how its files are laid out: another one begins with files of its own.
+    counted = ([metric.name for metric in METRICS], TIMES, TOTALS, BINS)
+    identity = (name, arms, endpoint.routing, endpoint.experiment.unit, reset, counted)
+    return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:32]
+
+
+def _tag(key: str, split: str) -> int:
+    """64 bits that name a stratum in the feedback store."""
+    return int.from_bytes(hashlib.blake2b(f"{key} {split}".encode(), digest_size=8).digest())
+
+
+def _exclusion(plan: Plan, outcome: str) -> str | None:
     """Why a request is not compared; None if it is."""
     # The order matters: a request counts under the first reason that applies.
     if plan.unit is None:
         return "direct"
-    if outcome in ("client_gone", "cancelled"):
-        return "cancelled"
-    # Another arm answered: its times and tokens say nothing about the assigned one. The report has their number.
-    if last is not plan.targets[0]:
-        return "fell_back"
-    return None if outcome == "ok" or outcome in _FAILURES else "refused"
+    if plan.only_one_arm:
+        return "only_one_arm"
+    return "cancelled" if outcome == "cancelled" else None

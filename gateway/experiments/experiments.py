@@ -12,23 +12,27 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.auth import Keys
 from gateway.config import Endpoint
-from gateway.experiments.experiment import Experiment, Outcome, key
-from gateway.experiments.feedback_ring import Answered, FeedbackRing
+from gateway.experiments.experiment import Experiment, Outcome
+from gateway.experiments.feedback_ring import FeedbackRing, name_of
 from gateway.experiments.paired import Pairing
 from gateway.experiments.report import Report
 from gateway.experiments.shadow import Shadows
 from gateway.observability.metrics import Metrics
 from gateway.routing.target import Plan, Target
+from gateway.storage.slot import Slot
 from schemas.errors import InvalidRequest, ModelNotFound
-from schemas.ir import Events, Generate, Request
+from schemas.ir import Events, Generate, Request, Tokenize
+from schemas.origin import Relay
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exposure:
     """One request in an experiment, from its assignment to its outcome."""
 
-    _request_id: str
+    _request: Request
+    _owner: bytes
     _plan: Plan
     _experiment: Experiment
     _pairing: Pairing
@@ -40,11 +44,14 @@ class Exposure:
         """The same events; if they are the control's and drawn, a pair is made of them once they have ended."""
         return self._pairing.follow(events, request, self._plan, target, self._experiment)
 
-    def end(self, last: Target, outcome: Outcome) -> None:
-        """Count the outcome; `last` is the target that was asked last. Remembers who answered if feedback may come."""
-        answered = self._experiment.ended(self._plan, last, outcome)
+    def end(self, outcome: Outcome) -> None:
+        """Count the outcome. Remembers who answered if feedback may come."""
+        answered = self._experiment.ended(self._plan, outcome)
         if answered is not None:
-            self._feedback.note(self._request_id, Answered(self._experiment.tag, *answered))
+            request, owner = self._request, self._owner
+            given = None if isinstance(request, Tokenize | Relay) else request.client_request_id
+            alias = name_of(given, owner, of_client=True) if given else b""
+            self._feedback.note(name_of(request.id, owner), answered, alias)
 
 
 class Experiments:
@@ -53,46 +60,41 @@ class Experiments:
     Args:
         metrics: counts copies and pairs, by outcome.
         can_answer: whether a backend, by name, has room for background work now.
-        worker: 16 hexadecimal digits with which the ids of this worker's requests begin.
+        keys: says whose answer it is; only the key that asked may send feedback for it.
         folder: where workers share counters and feedback; None for a worker alone.
-        slot: this worker's place in `folder`, which it takes over from one that ended.
     """
 
-    def __init__(
-        self, metrics: Metrics, can_answer: Callable[[str], bool], worker: str, folder: Path | None, slot: str
-    ) -> None:
+    def __init__(self, metrics: Metrics, can_answer: Callable[[str], bool], keys: Keys, folder: Path | None) -> None:
+        self._keys = keys
         self._folder = folder
-        self._slot = slot
-        self._feedback = FeedbackRing(worker, folder / "requests" if folder is not None else None, slot)
+        self._slot = Slot(folder) if folder is not None else None
+        self._number = self._slot.number if self._slot is not None else 0
+        self._feedback = FeedbackRing(folder / "answers" if folder is not None else None, self._number)
         self._shadows = Shadows(metrics, can_answer)
         self._pairing = Pairing(metrics, can_answer)
         self._experiments: dict[str, Experiment] = {}
 
     def serve(self, endpoints: Mapping[str, tuple[Endpoint, int]]) -> None:
-        """Replace the experiments by those of the deployed endpoints.
-
-        An experiment whose endpoint is unchanged goes on; the counters of one that ended are removed.
+        """Replace the experiments by those of the deployed endpoints, whose figures go on as long as their arms are the
+        same.
 
         Args:
-            endpoints: by name, each with the time since which it is in force (Unix time in nanoseconds).
+            endpoints: by name, each with the time of the last reset of its figures (Unix time in nanoseconds; 0: none).
         """
-        # By key: it covers name, configuration and time, so an endpoint that was changed and changed back begins anew.
-        old = {experiment.key: experiment for experiment in self._experiments.values()}
-        self._experiments = {}
-        for name, (endpoint, since) in endpoints.items():
-            if endpoint.has_experiment:
-                unchanged = old.pop(key(name, endpoint, since), None)
-                self._experiments[name] = unchanged or Experiment(name, endpoint, self._folder, self._slot, since)
-        # Requests in flight keep the closed experiment (`Exposure`): they count into memory that nobody reads any more.
-        for experiment in old.values():
-            experiment.close()
+        # Requests in flight keep their experiment (`Exposure`), whose files are those of the next one if figures go on.
+        self._experiments = {
+            name: Experiment(name, endpoint, self._folder, self._number, reset)
+            for name, (endpoint, reset) in endpoints.items()
+            if endpoint.has_experiment
+        }
 
-    def enter(self, request: Request, plan: Plan, *, shadowed: bool = True) -> Exposure:
+    def enter(self, request: Request, plan: Plan, headers: Mapping[str, str], *, shadowed: bool = True) -> Exposure:
         """Count that a request was assigned, and send its copies to the shadows.
 
         Args:
             request: what was asked.
             plan: of an endpoint that has an experiment.
+            headers: the request's, by lower-case name.
             shadowed: whether copies may be sent.
         """
         # Router and experiments are replaced together (`Service._serve`), so a plan with an experiment finds it.
@@ -101,7 +103,8 @@ class Experiments:
         experiment.exposed(plan)
         if shadowed and plan.shadows and isinstance(request, Generate):
             self._shadows.send(request, plan.shadows, experiment)
-        return Exposure(request.id, plan, experiment, self._pairing, self._feedback)
+        owner = self._keys.owner(headers) if experiment.takes_feedback else b""
+        return Exposure(request, owner, plan, experiment, self._pairing, self._feedback)
 
     def of(self, endpoint: str) -> Experiment:
         """The experiment of an endpoint.
@@ -123,23 +126,28 @@ class Experiments:
         """
         return self.of(endpoint).report()
 
-    def feedback(self, request_id: str, metric: str, value: float) -> None:
+    def feedback(self, name: bytes, metric: str, value: float) -> None:
         """Count a user's value for an answer; of several values for one metric the last counts.
 
+        Args:
+            name: the answer's (`name_of`).
+            metric: the metric's name.
+            value: the user's.
+
         Raises:
-            schemas.errors.InvalidRequest: no such answer is remembered, or its endpoint has no such metric.
+            schemas.errors.InvalidRequest: no such answer is remembered, or its endpoint has no such metric or value.
         """
-        answered = self._feedback.find(request_id)
-        experiment = None
+        answered = self._feedback.find(name)
         if answered is not None:
-            # The tag finds no experiment if the endpoint was changed since: feedback for an old arm is refused.
-            experiment = next((each for each in self._experiments.values() if each.tag == answered.experiment), None)
-        if answered is None or experiment is None:
-            raise InvalidRequest("No answer with this id is remembered that could be compared.", param="request_id")
-        # The metric is checked before the lock: an unknown name must not touch the entry.
-        number = experiment.metric(metric)
-        with self._feedback.replacing(request_id, number, value) as before:
-            experiment.feedback(answered.arm, answered.bucket, number, value, before)
+            for experiment in self._experiments.values():
+                if (split := experiment.split_of(answered.stratum)) is not None:
+                    # Checked before the lock: an unknown name must not touch the entry.
+                    experiment.check_feedback(metric, value)
+                    with self._feedback.replacing(name, metric, value) as before:
+                        experiment.feedback(split, answered, metric, value, before)
+                    return
+        # No experiment has the tag if the endpoint's arms were changed since: feedback for an old arm is refused.
+        raise InvalidRequest("No answer with this id is remembered that could be compared.", param="request_id")
 
     def stopped(self) -> dict[str, Collection[str]]:
         """The arms that guardrails have stopped, by endpoint."""
@@ -149,3 +157,5 @@ class Experiments:
         """Stop the background work."""
         await self._shadows.aclose()
         await self._pairing.aclose()
+        if self._slot is not None:
+            self._slot.close()

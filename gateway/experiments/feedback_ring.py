@@ -1,133 +1,174 @@
 """The feedback store: which arm answered a request, and the feedback values received for that answer so far.
 
-Strategy: each worker has a ring of entries in a mapped file, and a request id contains its worker and its number, so
-that any worker finds the entry. The worker writes new entries without a lock, before it sends the end of an answer; a
-worker that receives feedback locks the file while it changes an entry. The oldest entries are overwritten.
+Strategy: an answer's name is a digest of its id and of the key that asked, so that nobody else finds it. Each worker
+has a table in a mapped file, and the digest says in which set of entries to look, in the tables of all workers. The
+worker writes new entries without a lock, before it sends the end of an answer; a worker that receives feedback locks
+the file while it changes an entry. The oldest entries of a set are overwritten. A client's own id is an entry that
+holds the name of the answer's entry.
 
-An entry is one 64-bit word and `FEEDBACK_METRICS` doubles. From high bits to low ones the word holds 30 bits of the
-experiment's tag, 17 of the round (how often the ring had been filled, from 1, so that no entry is all zeros), 8 of the
-arm's index and 9 of the unit's bucket. A double is the value of one feedback metric; NaN: none was received.
+An entry is a name (16 bytes), the tag of the experiment's stratum (64 bits), the arm's index and the unit's bucket (32
+bits each), and `FEEDBACK_METRICS` cells, each with a digest of a feedback metric's name (64 bits, 0: none was received)
+and its value (a double). Cells are not numbered by the configuration, which may change while an answer is remembered.
 """
 
 from __future__ import annotations
 
 import fcntl
 import mmap
-import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import isnan, nan
+from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
 from gateway.config import FEEDBACK_METRICS
 from gateway.storage.mapped_file import map_file
 
-_ENTRIES = 1 << 16  # 65,536 entries of 72 bytes: 4.5 MiB per worker
-_WORD, _VALUE = struct.Struct("<Q"), struct.Struct("<d")
-_NO_VALUES = _VALUE.pack(nan) * FEEDBACK_METRICS
-_ENTRY_SIZE = _WORD.size + len(_NO_VALUES)
-_ID = re.compile(r"(?P<worker>[0-9a-f]{16})(?P<number>[0-9a-f]{8})")  # `Service.new_id`
+_SETS, _WAYS = 1024, 64  # 65,536 entries of 160 bytes: 10 MiB per worker
+_CELL, _WORDS = struct.Struct("<Qd"), struct.Struct("<QII")
+_NAME_SIZE = 16
+_CELLS_AT = _NAME_SIZE + _WORDS.size
+_ENTRY_SIZE = _CELLS_AT + FEEDBACK_METRICS * _CELL.size
+_SET_SIZE = _WAYS * _ENTRY_SIZE
+_NO_VALUES = bytes(FEEDBACK_METRICS * _CELL.size)
+_IS_ALIAS = 0xFFFFFFFF  # in place of an arm: the cells are the name of another entry
+_SIZE = _SETS + _SETS * _SET_SIZE  # first, for each set, the place of its next entry
+
+Place = tuple[mmap.mmap, int]
+"""A table, and the offset of an entry in it."""
 
 
 class Answered(NamedTuple):
-    """Who answered a request: the tag of an experiment (below 2**30), the index of its arm, and the unit's bucket."""
+    """Who answered a request: the tag of an experiment's stratum, the index of its arm, and the unit's bucket."""
 
-    experiment: int
+    stratum: int
     arm: int
     bucket: int
 
 
-class FeedbackRing:
-    """One worker's ring for writing, and the rings of all workers for lookups.
+def name_of(id: str, owner: bytes, *, of_client: bool = False) -> bytes:
+    """The name of an answer.
 
     Args:
-        worker: 16 hexadecimal digits, the prefix of the ids of this worker's requests.
-        folder: the folder of all workers' rings; None: memory of this process alone.
-        slot: which place among the workers this one has; only one process at a time. Of the rings of its predecessors
-            in this place the last is kept, so that feedback still finds their answers, and older ones are removed.
+        id: the request's, which is not to be guessed, or the client's own.
+        owner: of the key that asked, at most 64 bytes; empty if no key is needed.
+        of_client: whether the id is the client's own.
+    """
+    data = (b"client " if of_client else b"") + id.encode("utf-8", "surrogatepass")
+    return blake2b(data, digest_size=_NAME_SIZE, key=owner).digest()
+
+
+class FeedbackRing:
+    """One worker's table for writing, and the tables of all workers for lookups.
+
+    Args:
+        folder: the folder of all workers' tables; None: memory of this process alone.
+        slot: this worker's number there; it continues the table of the worker that it replaces.
     """
 
-    def __init__(self, worker: str, folder: Path | None = None, slot: str = "0") -> None:
-        self._worker = worker
+    def __init__(self, folder: Path | None = None, slot: int = 0) -> None:
         self._folder = folder
-        if folder is not None:
-            _remove_old_rings(folder, slot)
-        path = folder / f"{slot}.{worker}" if folder is not None else None
-        self._ring = map_file(path, _ENTRIES * _ENTRY_SIZE)
+        self._table = map_file(folder / f"{slot}" if folder is not None else None, _SIZE)
 
-    def note(self, id: str, answered: Answered) -> None:
-        """Remember who answered a request of this worker; no feedback has been received for it yet."""
-        # Numbers have 32 bits and entries 16: 2**16 rounds, and 17 bits hold them counted from 1.
-        number = int(id[16:], 16)
-        word = answered.experiment << 34 | _round(number) << 17 | answered.arm << 9 | answered.bucket
-        at = number % _ENTRIES * _ENTRY_SIZE
-        # No lock: the client does not have the end of the answer yet, and its earlier feedback finds no entry.
-        self._ring[at : at + _ENTRY_SIZE] = _WORD.pack(word) + _NO_VALUES
+    def note(self, name: bytes, answered: Answered, alias: bytes = b"") -> None:
+        """Remember who answered a request; no feedback has been received for it yet.
 
-    def find(self, id: str) -> Answered | None:
+        Args:
+            name: the answer's.
+            answered: who answered.
+            alias: its name by the client's own id, if it has one.
+        """
+        self._write(name, _WORDS.pack(*answered) + _NO_VALUES)
+        if alias:
+            self._write(alias, _WORDS.pack(0, _IS_ALIAS, 0) + name)
+
+    def find(self, name: bytes) -> Answered | None:
         """Return who answered a request of any worker; None if the entry was never written or is overwritten."""
-        with self._entry(id) as found:
-            if found is None:
-                return None
-            (word,) = _WORD.unpack_from(*found)
-            return Answered(word >> 34, word >> 9 & 0xFF, word & 0x1FF)
+        with self._entry(name) as found:
+            return Answered(*_words(found)) if found is not None else None
 
     @contextmanager
-    def replacing(self, id: str, metric: int, value: float) -> Iterator[float | None]:
+    def replacing(self, name: bytes, metric: str, value: float) -> Iterator[float | None]:
         """Yield the feedback value that `value` replaces, None if there was none; store `value` after the block.
 
         The entry is locked meanwhile. The block counts the value: if the worker is killed in it, nothing is stored, and
         the next value for this answer is counted as a new one.
         """
-        with self._entry(id) as found:
+        with self._entry(name) as found:
             if found is None:
                 yield None
                 return
-            ring, at = found
-            place = at + _WORD.size + metric * _VALUE.size  # values follow the word
-            (old,) = _VALUE.unpack_from(ring, place)
+            table, at = found
+            name = table[at : at + _NAME_SIZE]  # the entry's own: `name` may have been an alias
+            wanted = int.from_bytes(blake2b(metric.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+            cells = range(at + _CELLS_AT, at + _ENTRY_SIZE, _CELL.size)
+            found_metrics = [_CELL.unpack_from(table, cell)[0] for cell in cells]
+            # Else the first empty cell. All are taken only by metrics that the endpoint no longer has.
+            number = next((found_metrics.index(each) for each in (wanted, 0) if each in found_metrics), 0)
+            known, old = _CELL.unpack_from(table, cells[number])
             # The lock is held across the block: of two values sent at once, the second sees the first as `before`.
-            yield None if isnan(old) else old
-            _VALUE.pack_into(ring, place, value)
+            yield old if known == wanted else None
+            # Unless the entry was overwritten meanwhile, which takes no lock.
+            if table[at : at + _NAME_SIZE] == name:
+                _CELL.pack_into(table, cells[number], wanted, value)
+
+    def _write(self, name: bytes, data: bytes) -> None:
+        table, number = self._table, _set_of(name)
+        way = table[number]
+        table[number] = (way + 1) % _WAYS
+        at = _SETS + number * _SET_SIZE + way * _ENTRY_SIZE
+        # The name last, so that who finds it finds the rest. No lock: the client does not have the end of the answer
+        # yet, and its earlier feedback finds no entry.
+        table[at + _NAME_SIZE : at + _NAME_SIZE + len(data)] = data
+        table[at : at + _NAME_SIZE] = name
 
     @contextmanager
-    def _entry(self, id: str) -> Iterator[tuple[mmap.mmap, int] | None]:
-        """Lock the ring with the entry of a request, and yield it and the entry's offset; None if there is no entry."""
-        known = _ID.fullmatch(id)
-        if known is None:
-            yield None
-            return
-        number = int(known["number"], 16)
-        with self._locked(known["worker"]) as ring:
-            at = number % _ENTRIES * _ENTRY_SIZE
-            # An entry of another round is an older or newer request with the same place in the ring.
-            valid = ring is not None and _WORD.unpack_from(ring, at)[0] >> 17 & 0x1FFFF == _round(number)
-            yield (ring, at) if ring is not None and valid else None
+    def _entry(self, name: bytes) -> Iterator[Place | None]:
+        """Lock the table with the entry of an answer, and yield the entry's place; None if there is no entry."""
+        tables = [None] if self._folder is None else sorted(self._folder.glob("[0-9]*"))
+        for path in tables:
+            with self._locked(path) as table:
+                at = _find(table, name)
+                if at is None:
+                    continue
+                if _words((table, at))[1] != _IS_ALIAS:
+                    yield table, at
+                    return
+                # An alias and its entry were written by one worker, so they are in one table.
+                at = _find(table, table[at + _CELLS_AT : at + _CELLS_AT + _NAME_SIZE])
+                yield (table, at) if at is not None else None
+                return
+        yield None
 
     @contextmanager
-    def _locked(self, worker: str) -> Iterator[mmap.mmap | None]:
-        if self._folder is None:
-            yield self._ring if worker == self._worker else None
-            return
-        path = next(self._folder.glob(f"*.{worker}"), None)
+    def _locked(self, path: Path | None) -> Iterator[mmap.mmap]:
         if path is None:
-            yield None
+            yield self._table
             return
         with path.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # excludes other receivers of feedback; `note` takes no lock
-            with mmap.mmap(file.fileno(), 0) as ring:
-                yield ring
+            with mmap.mmap(file.fileno(), 0) as table:
+                yield table
 
 
-def _remove_old_rings(folder: Path, slot: str) -> None:
-    rings = sorted(folder.glob(f"{slot}.*"), key=lambda path: path.stat().st_mtime_ns)
-    # The last one belongs to the direct predecessor; this worker's own is made afterwards.
-    for path in rings[:-1]:
-        path.unlink()
+def _words(place: Place) -> tuple[int, int, int]:
+    """The stratum's tag, the arm and the bucket of an entry."""
+    table, at = place
+    words: tuple[int, int, int] = _WORDS.unpack_from(table, at + _NAME_SIZE)
+    return words
 
 
-def _round(number: int) -> int:
-    """How often the ring had been filled before this request, plus one: the round of an entry never written is 0."""
-    return (number // _ENTRIES + 1) & 0x1FFFF  # 17 bits, as in the word
+def _find(table: mmap.mmap, name: bytes) -> int | None:
+    """The offset of the last entry with this name."""
+    number = _set_of(name)
+    start = _SETS + number * _SET_SIZE
+    for age in range(1, _WAYS + 1):  # a client may use its own id again: the latest answer counts
+        at = start + (table[number] - age) % _WAYS * _ENTRY_SIZE
+        if table[at : at + _NAME_SIZE] == name:
+            return at
+    return None
+
+
+def _set_of(name: bytes) -> int:
+    return int.from_bytes(name[:8]) % _SETS

@@ -27,21 +27,59 @@ class Metric(msgspec.Struct, frozen=True):
 
 METRICS = (
     Metric("success", "higher", "rate"),
+    Metric("served", "higher", "rate"),
+    Metric("refused", "lower", "rate"),
+    Metric("abandoned", "lower", "rate"),
     Metric("time_to_first_token", "lower", "time"),
     Metric("inter_token_latency", "lower", "time"),
     Metric("latency", "lower", "time"),
     Metric("prompt_tokens"),
     Metric("completion_tokens"),
 )
-"""Times in seconds; all but `success` are over answered requests only. Among the counters they follow the exposures."""
+"""What is counted of every request, in the order of the counters' rows, where they follow the exposures.
+
+Each counts for the arm that the request was assigned to (intention to treat):
+
+- `success`: whether that arm answered; of requests that it answered or failed. An arm that was passed over because it
+  is in trouble has failed.
+- `served`: whether the client got an answer, from whichever arm; of the same requests.
+- `refused`: whether that arm refused the request as such (too long for it, a feature or value that it does not take).
+- `abandoned`: whether the client left before the end.
+- Times, in seconds, and tokens: of requests that this arm itself answered. `latency` also has abandoned requests, which
+  lasted at least until the client left. The times between tokens are of streams only.
+"""
 
 TIMES = tuple(metric.name for metric in METRICS if metric.kind == "time")
 """The names of the times, in the order of the rows of their logarithms and of their histograms. The logarithms are
 rows of the counters between the compared metrics and the pair metrics; the histograms are [arms, `TIMES`, bins].
 """
 
-EXCLUDED = ("cancelled", "refused", "fell_back", "direct", "shadow", "stopped")
-"""Why a request is not compared; copies for shadows and stops of the guardrail are counted beside them."""
+EXCLUDED = ("cancelled", "fell_back", "direct", "only_one_arm", "shadow", "stopped")
+"""Requests counted apart from the metrics: cancelled by the shutdown of the server, sent to a named served entity, or
+such as not every arm can answer. Of those that fell back, because another arm was asked, times and tokens are not
+compared. Copies for shadows and stops of the guardrail are counted beside them.
+"""
+
+IN_TROUBLE = "in_trouble"
+"""How an arm ended a request when it was passed over because its backend is in trouble."""
+
+FAILURES = frozenset(
+    {
+        IN_TROUBLE,
+        "backend_failed",
+        "backend_unavailable",
+        "timeout",
+        "incomplete",
+        "internal",
+        "overloaded",
+        "rate_limited",
+        "shutting_down",
+        "model_not_found",
+    }
+)
+"""Kinds of errors by which an arm has failed. `model_not_found`, after the endpoint was found: the arm's own model. Any
+other kind is a refusal of the request.
+"""
 
 TOTALS = (*EXCLUDED, *FinishReason, *UNPAIRED, *DIVERGENCES)
 """The names of an arm's plain counts, in their order."""

@@ -19,7 +19,7 @@ from gateway.experiments.confidence import (
     rate_difference,
     sample_ratio_mismatch,
 )
-from gateway.experiments.metrics import DIVERGENCES_AT, EXCLUDED, TOTALS, UNPAIRED_AT, Metric
+from gateway.experiments.metrics import DIVERGENCES_AT, EXCLUDED, TIMES, TOTALS, UNPAIRED_AT, Metric
 from schemas.ir import FinishReason
 
 SRM_ALPHA = 0.001
@@ -69,7 +69,7 @@ def build(name: str, endpoint: Endpoint, metrics: Sequence[Metric], sums: Array,
         name: the endpoint's.
         endpoint: its arms and how to compare them.
         metrics: the compared ones.
-        sums: [arms, exposures and metrics and pair metrics, (count, sum), buckets].
+        sums: [arms, exposures, metrics, logarithms of times and pair metrics, (count, sum), buckets].
         totals: [arms, `TOTALS`].
     """
     # `arm[metric]` is [(count, sum), buckets].
@@ -90,7 +90,14 @@ def build(name: str, endpoint: Endpoint, metrics: Sequence[Metric], sums: Array,
         ),
         _has_mismatch(endpoint, sums, totals),
         tuple(
-            _pairs(arms[0].name, arm.name, sums[at, 1 + len(metrics) :], totals[at], alpha, arm.paired.margin)
+            _pairs(
+                arms[0].name,
+                arm.name,
+                sums[at, 1 + len(metrics) + len(TIMES) :],
+                totals[at],
+                alpha,
+                arm.paired.margin,
+            )
             for at, arm in enumerate(arms)
             if arm.paired is not None
         ),

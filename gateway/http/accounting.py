@@ -13,7 +13,7 @@ from gateway.experiments.experiment import Outcome
 from gateway.experiments.experiments import Exposure
 from gateway.routing.target import Plan, Target
 from gateway.service import Service
-from schemas.ir import FinishReason, Request, Usage
+from schemas.ir import Delta, Events, Finished, FinishReason, Generate, Request, Usage
 
 log = structlog.get_logger()
 
@@ -34,10 +34,12 @@ class RequestAccount:
         request_id: sent as `x-request-id`.
         request, plan, exposure: None until the request is decoded and routed; `exposure` is None without an experiment.
         target: the one asked last.
+        own_failure: why the assigned target did not answer, an error's kind or `IN_TROUBLE`; empty if nothing is known.
         stage: what is being done.
         ignored: fields of the body that had no effect.
         status: the HTTP status sent; 0 before.
         first_event: when the backend's first event came; 0.0 before.
+        first_token: when the first text, reasoning or tool call of a stream came; None before, and for whole answers.
         finish_reasons: of the choices that have finished.
         outcome: "ok", an error's kind, or "cancelled"; "client_gone" until another is known.
         duration: None until the outcome is known.
@@ -52,14 +54,33 @@ class RequestAccount:
     plan: Plan | None = None
     exposure: Exposure | None = None
     target: Target | None = None
+    own_failure: str = ""
     stage: Stage = "read"
     ignored: tuple[str, ...] = ()
     status: int = 0
     first_event: float = 0.0
+    first_token: float | None = None
     finish_reasons: list[FinishReason] = field(default_factory=list)
     usage: Usage | None = None
     outcome: str = "client_gone"
     duration: float | None = None
+
+    def note_first_token(self, batch: Events) -> None:
+        """Note the time if a stream's batch has its first text, reasoning or tool call."""
+        last = batch[-1]
+        # All of several tokens in one batch: the backend did not stream, and when its first token was made is unknown.
+        if type(last) is Usage and last.completion_tokens > 1:
+            return
+        for event in batch:
+            if isinstance(event, Delta) and (event.text or event.reasoning or event.tool_calls or event.refusal):
+                self.first_token = monotonic() - self.began
+                return
+
+    def note_reasons(self, batch: Events) -> None:
+        """Note the finish reasons in a batch."""
+        for event in batch:
+            if type(event) is Finished:
+                self.finish_reasons.append(event.reason)
 
     def end(self, outcome: str) -> None:
         """Count the outcome in the experiment, once, before the client sees it.
@@ -71,11 +92,11 @@ class RequestAccount:
             return
         self.outcome = outcome
         self.duration = monotonic() - self.began
-        # `exposure` is None without an experiment and before routing; `target` is set when answering begins.
-        if self.exposure is not None and self.target is not None:
-            self.exposure.end(
-                self.target, Outcome(outcome, self.first_event, self.duration, self.usage, tuple(self.finish_reasons))
-            )
+        if self.exposure is not None:  # None without an experiment, and before routing
+            own = self.own_failure or outcome
+            streamed = isinstance(self.request, Generate) and self.request.stream
+            reasons = tuple(self.finish_reasons)
+            self.exposure.end(Outcome(outcome, own, streamed, self.first_token, self.duration, self.usage, reasons))
 
     @property
     def _endpoint(self) -> str | None:
@@ -103,7 +124,8 @@ class RequestAccount:
             if usage is not None:
                 metrics.prompt_tokens.add((endpoint, served), usage.prompt_tokens)
                 metrics.generation_tokens.add((endpoint, served), usage.completion_tokens)
-                metrics.time_to_first_token.observe((endpoint, served), self.first_event)
+                if self.first_token is not None:
+                    metrics.time_to_first_token.observe((endpoint, served), self.first_token)
                 metrics.request_latency.observe((endpoint, served), self.duration)
         unit = self.plan.unit if self.plan is not None else None
         # The reader of standard error may be gone. The answer is sent: its request must not fail now.

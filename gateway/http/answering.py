@@ -1,7 +1,8 @@
 """Answering one request: asks the planned targets in turn, and writes the answer, whole or as a stream.
 
-Strategy: the status line waits for the backend's first event. Before it another target may be asked, or the error gets
-a status of its own; after it a failure is written as the protocol's own error in the stream, never as a clean end.
+Strategy: the status line waits for the backend's first event, in some protocols for the first bytes to write
+(`StreamEncoder.status_waits`). Before the first event another target may be asked, and before the status line the error
+gets a status of its own; after it a failure is written as the protocol's own error in the stream, never as a clean end.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from adapters.fold import Fold
 from adapters.unknown_fields import ignored_header
 from backends.base import Capabilities, Relays, check, check_relayed, ignored_fields
 from gateway.errors import is_failover_eligible, to_client_error
+from gateway.experiments.metrics import IN_TROUBLE
 from gateway.http.accounting import RequestAccount, Stage
 from gateway.routing.target import Plan, Target
 from gateway.storage.response_store import KeyResponses
 from schemas.completion import Timings
 from schemas.errors import GatewayError, Incomplete, ShuttingDown, UnsupportedFeature, UnsupportedOperation
-from schemas.ir import Embed, Events, Finished, Generate, Request, Tokenize, Usage
+from schemas.ir import Embed, Events, Generate, Request, Tokenize, Usage
 from schemas.origin import Relay
 
 log = structlog.get_logger()
@@ -65,7 +67,9 @@ class Responder:
         # Order: assignment (sticky) first; a backend that is ready but in trouble goes behind the others.
         targets = plan.targets if len(plan.targets) == 1 else self._service.preferred(plan.targets)
         if targets[0] is not plan.targets[0]:
-            self._log_fallback(plan.targets[0], "in_trouble")
+            # The experiment counts it as a failure of the assigned target, even if that is asked last and answers.
+            account.own_failure = IN_TROUBLE
+            self._log_fallback(plan.targets[0], IN_TROUBLE)
         for target in targets:
             account.target, account.stage = target, "wait"
             is_last = target is targets[-1]
@@ -76,6 +80,9 @@ class Responder:
                 await self._ask(request, target)
                 return
             except Exception as error:  # nothing was sent yet: whatever it is, the client gets a status
+                kind = error.kind if isinstance(error, GatewayError) else "internal"
+                if target is plan.targets[0]:
+                    account.own_failure = account.own_failure or kind
                 if failure is None or not isinstance(error, UnsupportedFeature):
                     # That the next target cannot do what is asked is not why the request failed.
                     failure, failed_at = error, account.stage
@@ -83,7 +90,7 @@ class Responder:
                 # repeated.
                 if account.first_event or is_last or not is_failover_eligible(failure):
                     break
-                self._log_fallback(target, error.kind if isinstance(error, GatewayError) else "internal")
+                self._log_fallback(target, kind)
         assert failure is not None
         # The log names the stage of the failure that is sent, not of a later target that lacked a feature.
         account.stage = failed_at
@@ -153,10 +160,10 @@ class Responder:
 
     async def _whole(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
         account, fold = self._account, Fold()
-        self._note_reasons(batch)
+        account.note_reasons(batch)
         fold.feed(batch)
         async for batch in events:
-            self._note_reasons(batch)
+            account.note_reasons(batch)
             fold.feed(batch)
         answer = fold.completion()
         account.stage = "encode"
@@ -167,8 +174,7 @@ class Responder:
 
     async def _stream(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
         encoder = self._codec.encoder(request)
-        # The first batch is encoded before the status line: if that fails, the error still gets a status of its own.
-        data = self._encode(encoder, batch)
+        data, batch = await self._begin_stream(encoder, batch, events)
         # Usage is the last event of every complete answer; a short answer may have it in its first batch.
         if isinstance(last := batch[-1], Usage):
             await self._complete(encoder, last)
@@ -198,10 +204,28 @@ class Responder:
                 return  # without an end, the server cuts the connection
         await self._send(_END)
 
+    async def _begin_stream(
+        self, encoder: StreamEncoder, batch: Events, events: AsyncGenerator[Events, None]
+    ) -> tuple[bytes, Events]:
+        """Encode what is sent with the status line; returns it and the last batch in it.
+
+        An exception here still gets a status of its own.
+        """
+        data = self._encode(encoder, batch)
+        while encoder.status_waits and not data and not isinstance(batch[-1], Usage):
+            following = await anext(events, None)
+            if following is None:
+                raise Incomplete("The backend's answer stopped before its first part.")
+            batch = following
+            data = self._encode(encoder, batch)
+        return data, batch
+
     def _encode(self, encoder: StreamEncoder, batch: Events) -> bytes:
         """Return a batch in the protocol's form. Not a coroutine: it runs for every chunk of every stream."""
-        data = encoder.feed(batch)
-        self._note_reasons(batch)
+        data, account = encoder.feed(batch), self._account
+        if account.first_token is None:
+            account.note_first_token(batch)
+        account.note_reasons(batch)
         return data
 
     async def _complete(self, encoder: StreamEncoder, usage: Usage) -> None:
@@ -210,11 +234,6 @@ class Responder:
             await self._keep(encoder.record)
         self._account.usage = usage
         self._account.end("ok")
-
-    def _note_reasons(self, batch: Events) -> None:
-        for event in batch:
-            if type(event) is Finished:
-                self._account.finish_reasons.append(event.reason)
 
     async def _keep(self, record: Record) -> None:
         if self.responses is not None:

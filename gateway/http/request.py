@@ -37,13 +37,22 @@ _LARGE = 1 << 20
 class Operation:
     """A route as mounted: its protocol, and the codec that reads and writes it.
 
-    `endpoint` answers requests that name no model; None: the server's default.
+    `endpoint` answers requests that name no model; None: the server's default. `variant` handles the requests that have
+    the header of its route.
     """
 
     protocol: str
     route: Route
     codec: ServerCodec
     endpoint: str | None = None
+    variant: Operation | None = None
+
+    def of(self, headers: Iterable[tuple[bytes, bytes]]) -> Operation:
+        """The operation for a request with these headers: this one, or its variant."""
+        if self.variant is None:
+            return self
+        wanted = (self.variant.route.header or "").encode()
+        return self.variant if any(name == wanted for name, _ in headers) else self
 
 
 class RequestHandler:
@@ -107,7 +116,7 @@ class RequestHandler:
             # No `await` between the plan and the exposure: a change of what is deployed would replace the experiment.
             account.plan = plan = service.router.plan(request, call.headers)
             if plan.has_experiment:
-                account.exposure = service.experiments.enter(request, plan, shadowed=not service.draining)
+                account.exposure = service.experiments.enter(request, plan, call.headers, shadowed=not service.draining)
         except Exception as error:  # whatever it is, the client gets it in its protocol
             await responder.refuse(error)
             return None

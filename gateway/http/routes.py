@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
@@ -125,6 +126,7 @@ class Mounts:
             if operation is None:
                 await refuse(service, next(iter(methods.values())), not_allowed(method, methods), scope, send)
                 return
+            operation = operation.of(scope["headers"])
             # This request counts itself, so `Service.full` compares with `>`.
             service.running += 1
             try:
@@ -144,6 +146,7 @@ class Mounts:
 
     def _table(self, mounts: Mapping[str, _Mounted]) -> Table:
         table: defaultdict[str, Methods] = defaultdict(dict)
+        variants: list[tuple[Methods, Operation]] = []
         for prefix, (dialects, endpoint) in mounts.items():
             if unknown := set(dialects) - set(self._adapters):
                 raise ConfigError(f"dialects: there is no protocol '{min(unknown)}'")
@@ -152,9 +155,15 @@ class Mounts:
                 for route in codec.routes:
                     # Below a mount, the route `/` is the prefix itself: `find` ignores a trailing slash.
                     methods = table[prefix if prefix and route.path == "/" else prefix + route.path]
+                    operation = Operation(name, route, codec, endpoint)
+                    if route.header is not None:
+                        variants.append((methods, operation))
+                        continue
                     if route.method in methods:
                         raise ConfigError(f"two protocols have the route {route.method} {prefix}{route.path}")
-                    methods[route.method] = Operation(name, route, codec, endpoint)
+                    methods[route.method] = operation
+        for methods, variant in variants:
+            methods[variant.route.method] = replace(methods[variant.route.method], variant=variant)
         return dict(table)
 
     def _dialect(self, protocol: str, name: str | None) -> Any:

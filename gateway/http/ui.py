@@ -29,6 +29,7 @@ def handlers() -> list[HTTPRouteHandler]:
 def _handler(path: str, body: bytes, kind: str) -> HTTPRouteHandler:
     @route(path, http_method=READ, include_in_schema=False)
     async def file() -> Response[bytes]:
+        """A file of a page in the browser."""
         return Response(body, media_type=kind, headers=_HEADERS)
 
     return file

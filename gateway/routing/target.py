@@ -65,6 +65,7 @@ class Plan:
         shadows: get copies and never answer.
         paired: answer again what the first target answered, if that is the endpoint's first served entity.
         has_experiment: whether the request counts in the endpoint's experiment.
+        only_one_arm: whether not every arm can answer the request, so that nothing can be compared by it.
     """
 
     targets: tuple[Target, ...]
@@ -72,3 +73,4 @@ class Plan:
     shadows: tuple[Target, ...] = ()
     paired: tuple[Target, ...] = ()
     has_experiment: bool = False
+    only_one_arm: bool = False

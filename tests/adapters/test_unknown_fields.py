@@ -22,14 +22,14 @@ from schemas.errors import RequestError
 
 ADAPTERS: dict[str, Adapter] = {point.name: point.load() for point in entry_points(group="gateway.adapters")}
 
-IMAGE = "data:image/png;base64,iVBORw0KGgo="
+IMAGE_URL = "data:image/png;base64,iVBORw0KGgo="
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CHAT = {
     "model": "m",
     "messages": [
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": IMAGE}}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": IMAGE_URL}}]},
         {"role": "assistant", "tool_calls": [CALL]},
         {"role": "tool", "content": "x", "tool_call_id": "c"},
     ],

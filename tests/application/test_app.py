@@ -166,3 +166,23 @@ async def test_requests_over_the_concurrency_limit_get_retry_after() -> None:
         hanging.cancel()
         await asyncio.gather(hanging, return_exceptions=True)
         assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("model", "status"),
+    [("error-before", 500), ("error-after-0", 500), ("truncate-after-0", 500), ("error-after-1", 200)],
+)
+async def test_the_first_part_of_tritons_stream_sets_the_status(model: str, status: int) -> None:
+    app, _ = scripted(model)
+    async with running(app) as client:
+        answer = await client.post(f"/v2/models/{model}/generate_stream", json={"id": "1", "text_input": "x"})
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.text.rpartition("data: ")[2].startswith('{"error":')
+
+
+async def test_tgis_stream_begins_with_the_backends_first_event() -> None:
+    app, _ = scripted("error-after-0")
+    async with running(app) as client:
+        answer = await client.post("/generate_stream", json={"inputs": "x"})
+    assert (answer.status_code, answer.text[:13]) == (200, 'data: {"error')

@@ -88,7 +88,7 @@ async def test_shares_alone_can_be_changed_and_a_listed_configuration_can_be_sen
         assert split(received) == {"a": 10, "b": 90}
         again = (await put(client, {"served_entities": entities, "traffic_config": shares})).json()
         assert again["config"]["served_entities"] == entities
-        assert again["config"]["config_version"] == 3
+        assert again["config"]["config_version"] == 2  # nothing was changed
 
 
 async def test_an_endpoint_is_created_served_and_deleted(tmp_path: Path) -> None:
@@ -354,8 +354,8 @@ async def test_changes_under_load_lose_no_request_and_cut_no_stream(tmp_path: Pa
         assert set(statuses) == {200}
         for client in (one, two):
             assert (await client.get(f"{URL}/chat")).json()["config"]["config_version"] == 51
-        kept = {path.stem for path in (tmp_path / "shared").iterdir()}
-        assert len(kept - {"metrics", "requests"}) == 1  # the counters of the experiment in force
+        # The arms are other ones than those of the file, and every change was one of the split.
+        assert len([each for each in (tmp_path / "state.json.experiments").iterdir() if len(each.name) == 32]) == 2
 
 
 async def test_a_request_in_flight_counts_where_it_was_assigned(tmp_path: Path) -> None:

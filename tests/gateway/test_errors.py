@@ -9,8 +9,16 @@ from gateway.errors import is_failover_eligible, to_client_error
 from schemas import errors
 from tests.gateway.serving import application, chat, endpoint, running
 
-ELIGIBLE = ["BackendUnavailable", "BackendFailed", "Incomplete", "Overloaded", "ShuttingDown", "RateLimited"]
-NOT_ELIGIBLE = ["BackendTimeout", "InvalidRequest", "ContextLengthExceeded", "ModelNotFound", "InternalError"]
+ELIGIBLE = [
+    "BackendUnavailable",
+    "BackendFailed",
+    "Incomplete",
+    "Overloaded",
+    "ShuttingDown",
+    "RateLimited",
+    "ModelNotFound",
+]
+NOT_ELIGIBLE = ["BackendTimeout", "InvalidRequest", "ContextLengthExceeded", "InternalError"]
 
 
 @pytest.mark.parametrize("name", ELIGIBLE + NOT_ELIGIBLE)

@@ -50,6 +50,7 @@ class StreamWriter:
 
     media_type = STREAM_TYPE
     headers = STREAM_HEADERS
+    status_waits = False
     abort_after_error = False
     object = ""
     """The field `object` of every chunk."""

@@ -74,6 +74,7 @@ class ResponseWriter:
 
     media_type = STREAM_TYPE
     headers = STREAM_HEADERS
+    status_waits = False
     abort_after_error = False
 
     def __init__(self, request: Generate, now: Callable[[], float]) -> None:

@@ -206,6 +206,8 @@ class FrameEncoder:
     """The encoder of one stream of `generate_stream`, which has no terminator: it ends with the connection."""
 
     media_type = EVENT_STREAM
+    # "The HTTP response code is set in the first response of the SSE" (the generate extension).
+    status_waits = True
 
     def __init__(self, request: Generate, dialect: Dialect) -> None:
         self.headers: Headers = ()

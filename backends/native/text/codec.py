@@ -51,6 +51,9 @@ from schemas.ir import (
 
 _LONG_TEXT = 4096
 """Characters from which a prompt is tokenized in the thread: about 4 ms of work."""
+_PROBE = "a probe of the template"
+_TAG = re.compile(r"</?\|?\w+\|?>")
+"""Added tokens that grammars treat as special, whatever their tokenizer says."""
 
 T = TypeVar("T")
 
@@ -114,6 +117,13 @@ class TextCodec:
     def has_call_tokens(self) -> bool:
         """Whether the tags around a tool call are special tokens."""
         return {OPEN, CLOSE} <= set(self._tokenizer.added_tokens_encoder)
+
+    @property
+    def text_tokens(self) -> tuple[str, ...]:
+        """Added tokens within texts that are no control tokens, such as `<think>`, except the tags around calls."""
+        added = self._tokenizer.added_tokens_decoder.values()
+        names = (token.content for token in added if not token.special)
+        return tuple(name for name in names if _TAG.fullmatch(name) and name not in (OPEN, CLOSE))
 
     def grammars(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Grammars | None:
         """A grammar compiler for this tokenizer; None if the bytes of its tokens are not known."""

@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from llguidance import regex_to_lark
 from msgspec.structs import replace
@@ -31,6 +32,8 @@ _MAX_CALLS = 16
 # The name must come first and the arguments must be an object, whose `{` stays in the text (lookahead): only then can
 # the arguments be streamed. Calls in any other form are decoded when they are complete.
 _CALL_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_SAYS_NO_PROPERTY = {"type", "properties", "required", "title", "description", "$schema"}
+"""Keywords of a schema that do not describe a property of the object, if `properties` is empty."""
 _JSON_MARK = re.compile(r'["\\{}\[\]]')
 
 
@@ -55,12 +58,23 @@ def max_calls(request: Generate) -> int:
     return 1 if named or request.parallel_tool_calls is False else _MAX_CALLS
 
 
-def tool_grammar(request: Generate, *, tags_are_tokens: bool) -> str | None:
+def is_free(request: Generate) -> bool:
+    """Whether an answer with tools may be any text: no call is required, no tool is strict, no format is asked for."""
+    choice = request.tool_choice
+    required = choice is not None and (choice.mode in ("required", "named") or choice.required)
+    return not (required or request.grammar is not None or any(tool.strict for tool in offered_tools(request)))
+
+
+def tool_grammar(
+    request: Generate, *, tags_are_tokens: bool, text_tokens: Sequence[str] = (), any_arguments: bool = False
+) -> str | None:
     """A grammar for the calls that an answer must or may have, in llguidance's Lark; None if the answer is free.
 
     Args:
         request: a request that offers tools.
         tags_are_tokens: whether the tags around a call are special tokens, which no text contains.
+        text_tokens: special tokens that free text may have, such as those around reasoning.
+        any_arguments: whether tools that are not strict take any object, instead of what their schemas say.
 
     Raises:
         schemas.errors.InvalidRequest: a schema exceeds the limits.
@@ -69,28 +83,41 @@ def tool_grammar(request: Generate, *, tags_are_tokens: bool) -> str | None:
     required = choice is not None and (choice.mode in ("required", "named") or choice.required)
     if choice is not None and choice.mode == "named":
         tools = tuple(tool for tool in tools if tool.name in choice.names)
+    calls = _call_rules(tools, tags_are_tokens, any_arguments=any_arguments)
+    limit = max_calls(request)
     if required:
-        start = f"call{{1,{max_calls(request)}}}"
         # A call is required: calls only, no text before them.
-        return _lark(start, tools, tags_are_tokens)
+        return f"start: call{{1,{limit}}}\n{calls}"
     # Free to call or not: the whole answer is either calls or what `response_format` defines.
     if request.grammar is not None:
-        start = f"answer | call{{1,{max_calls(request)}}}"
-        return _lark(start, tools, tags_are_tokens) + _answer_rule(request.grammar)
-    # Strict tools, free text before the calls. TEXT matches no special token, so a tag can only begin a call. If the
-    # tags were plain text, TEXT would match them too and the schemas would constrain nothing.
-    if tags_are_tokens and any(tool.strict for tool in tools):
-        return _lark(f"TEXT call{{0,{max_calls(request)}}}", tools, tags_are_tokens) + "TEXT: /(?s:.*)/\n"
-    return None
+        return f"start: answer | call{{1,{limit}}}\n{calls}{_answer_rule(request.grammar)}"
+    # A grammar ends where its text may end, so these two parameters would have no effect. The parser still drops calls
+    # of functions that were not offered.
+    if is_free(request) and (request.stopping.ignore_eos or request.stopping.min_new_tokens):
+        return None
+    return _text_rules(limit, tags_are_tokens, text_tokens) + calls
 
 
-def _lark(start: str, tools: Sequence[Tool], tags_are_tokens: bool) -> str:
+def _text_rules(limit: int, tags_are_tokens: bool, text_tokens: Sequence[str]) -> str:
+    """Free text before the calls, in which only a call begins with the opening tag."""
+    if tags_are_tokens:
+        # TEXT matches no special token, so a tag can only begin a call.
+        start, text = f"TEXT call{{0,{limit}}}", "TEXT: /(?s:.*)/\n"
+    else:
+        # The tag is text. `suffix` ends the text at the first tag, and TEXT has none.
+        start = f"(TEXT | opened called call{{0,{limit - 1}}})"
+        text = f"opened[suffix={json.dumps(OPEN)}]: /(?s:.*)/\nTEXT: /(?s:.*)/ & ~/(?s:.*){OPEN}(?s:.*)/\n"
+    before = f"(TEXT ({' | '.join(text_tokens)}))* " if text_tokens else ""
+    return f"start: {before}{start}\n{text}"
+
+
+def _call_rules(tools: Sequence[Tool], tags_are_tokens: bool, *, any_arguments: bool) -> str:
     # In llguidance's Lark `<name>` without quotes is the special token of that name; in quotes it is text.
     opening, closing = (OPEN, CLOSE) if tags_are_tokens else (json.dumps(OPEN), json.dumps(CLOSE))
     names = " | ".join(f"call_{place}" for place in range(len(tools)))
-    lines = [f"start: {start}", rf'call: {opening} "\n"? ({names}) "\n"? {closing} "\n"?']
+    lines = [f"call: {opening} called", rf'called: "\n"? ({names}) "\n"? {closing} "\n"?']
     for place, tool in enumerate(tools):
-        schema = {"type": "object"} | (tool.parameters or {})
+        schema = {"type": "object"} if any_arguments and not tool.strict else _arguments_schema(tool)
         check_schema(schema, "tools")
         # The spacing of `json.dumps`, with which chat templates render calls.
         head = f'{{"name": {json.dumps(tool.name)}, "arguments": '
@@ -99,6 +126,16 @@ def _lark(start: str, tools: Sequence[Tool], tags_are_tokens: bool) -> str:
         # reject the request.
         lines.append(f"arguments_{place}: %json {schema_text(schema, lenient=not tool.strict)}")
     return "\n".join(lines) + "\n"
+
+
+def _arguments_schema(tool: Tool) -> dict[str, Any]:
+    """The schema of a tool's arguments. A tool without parameters is called with `{}`."""
+    schema = {"type": "object"} | (tool.parameters or {})
+    # In JSON Schema an object without `properties` may have any. OpenAI: "Omitting `parameters` defines a function with
+    # an empty parameter list."
+    if set(schema) <= _SAYS_NO_PROPERTY and not schema.get("properties"):
+        schema["additionalProperties"] = False
+    return schema
 
 
 def _answer_rule(grammar: Grammar) -> str:
@@ -114,10 +151,12 @@ class ToolParser:
 
     Args:
         limit: the number of calls that are accepted; what follows them is dropped.
+        names: the functions that may be called.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, names: Collection[str]) -> None:
         self._limit = limit
+        self._names = names
         self._state: Callable[[], bool] = self._in_text
         self._text = ""  # undecided text
         self._tokens: list[Token] = []  # the tokens of the undecided text
@@ -140,6 +179,8 @@ class ToolParser:
         self._push(finished.tokens)
         if self._state in (self._in_text, self._in_head):
             rest = self._consume(len(self._text))
+            if finished.reason is FinishReason.LENGTH:
+                rest = self._without_markup(rest)
             # White space behind the last call separates calls and is no text, but its special tokens (the end token)
             # stay.
             between = self._count > 0 and not _text(rest).strip()
@@ -149,6 +190,24 @@ class ToolParser:
         ended = self._count > 0 and finished.reason is not FinishReason.LENGTH
         reason = FinishReason.TOOL_CALL if ended else finished.reason
         return replace(finished, text=_text(tokens), tokens=tokens, tool_calls=calls, reason=reason)
+
+    def _without_markup(self, rest: list[Token]) -> list[Token]:
+        """The undecided tokens of an answer that the limit has cut, without those of a call that had begun.
+
+        Nobody can tell a cut tag from text that looks like it: more than its first character counts as a tag.
+        """
+        text = _text(rest)
+        place = text.find(OPEN)
+        if place < 0:
+            partial = _partial_tag(text)
+            place = len(text) - partial if partial > 1 else len(text)
+        if place == len(text):
+            return rest
+        self._tokens, self._text = rest, text
+        # The white space before a tag separates the call from the text, as it does before a complete call.
+        kept = self._consume(len(text[:place].rstrip()))
+        self._consume(len(self._text))
+        return kept
 
     def _push(self, tokens: Sequence[Token]) -> None:
         for token in tokens:
@@ -176,9 +235,11 @@ class ToolParser:
 
     def _in_head(self) -> bool:
         start = self._text.index(OPEN) + len(OPEN)
-        if head := _CALL_HEAD.match(self._text, start):
-            # Not strict: models write control characters in strings unescaped.
-            self._begin_call(json.loads(head[1], strict=False))
+        head = _CALL_HEAD.match(self._text, start)
+        # Not strict: models write control characters in strings unescaped.
+        name: str | None = json.loads(head[1], strict=False) if head else None
+        if head and name is not None and name in self._names:
+            self._begin_call(name)
             self._consume(head.end())
             self._depth, self._quoted = 0, False
             self._state = self._in_arguments
@@ -188,8 +249,8 @@ class ToolParser:
         if end < 0:
             return False
         call = _decode_call(self._text[start:end])
-        # No call: tags and body are text, as the model wrote them.
-        if call is None:
+        # No call, or of a function that was not offered: tags and body are text, as the model wrote them.
+        if call is None or call[0] not in self._names:
             self._ready += self._consume(end + len(CLOSE))
             self._state = self._in_text
         else:

@@ -70,7 +70,6 @@ def test_every_parameter_of_tgi() -> None:
         echo=True,
         logprobs=True,
         top_logprobs=3,
-        prompt_logprobs=True,
         grammar=Grammar("json_schema", SCHEMA),
         lora_adapter="support",
         origin=Origin("tgi", "tgi", "generate", body),
@@ -169,8 +168,9 @@ def test_max_iter_times_caps_max_new_tokens() -> None:
     assert limit("tgi", None) == 50
 
 
-@pytest.mark.parametrize(("name", "default"), [("tgi", True), ("tgi-0.9", True), ("mindie", False)])
-def test_full_text_on_the_compat_route(name: str, default: bool) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_full_text_on_the_compat_route(name: str) -> None:
+    default = False
     assert ask(name, operation="compat").echo is default
     assert ask(name, operation="compat", knobs={"compat_full_text": not default}).echo is not default
     assert ask(name, operation="compat", parameters={"return_full_text": None}).echo is default

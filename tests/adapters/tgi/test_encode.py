@@ -11,8 +11,8 @@ import pytest
 from adapters.fold import fold
 from adapters.tgi.encode import encode_tokens
 from schemas.completion import Choice, Completion, Timings
-from schemas.ir import FinishReason, Token, Tokens, TokenSpan, Usage
-from tests.adapters.tgi.scenes import WITHOUT_TOKENS, ZOE, ask, server
+from schemas.ir import Finished, FinishReason, Started, Token, Tokens, TokenSpan, Usage
+from tests.adapters.tgi.scenes import WITHOUT_TOKENS, ZOE, ask, dialect, server
 
 TIMED = msgspec.structs.replace(fold(ZOE), timings=Timings(first_event=0.25, total=1.5))
 
@@ -112,3 +112,23 @@ def test_tokenize_counts_bytes() -> None:
     spans = tuple(TokenSpan(at, character, at, at + 1) for at, character in enumerate(text))
     got = json.loads(encode_tokens(Tokens(spans, text)).body)
     assert [text.encode()[token["start"] : token["stop"]].decode() for token in got] == list(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "word"),
+    [("tgi", 2, "length"), ("tgi-0.9", 2, "length"), ("mindie", 2, "eos_token"), ("tgi", 3, None)],
+)
+def test_the_length_goes_before_an_end_on_the_last_token(name: str, limit: int, word: str | None) -> None:
+    for reason in (FinishReason.EOS, FinishReason.STOP_STRING):
+        choice = Choice(0, reason, "a", (Token(21, "a"), Token(1, "</s>", special=True)), generated=2)
+        asked = ask(name, {"max_new_tokens": limit, "details": True})
+        found = json.loads(server(name).encode(asked, Completion("m", (choice,), Usage(2, 2))).body)
+        assert found["details"]["finish_reason"] == (word or dialect(name).wording.finish[reason])
+        streamed = ask(name, {"max_new_tokens": limit, "details": True}, operation="generate_stream")
+        frames = (
+            server(name)
+            .encoder(streamed)
+            .feed((Started("m"), Finished(text="a", tokens=(Token(21, "a"),), reason=reason, generated=2), Usage(2, 2)))
+        )
+        last = json.loads(frames.decode().strip().rpartition("data:")[2])
+        assert last["details"]["finish_reason"] == (word or dialect(name).wording.finish[reason])

@@ -38,6 +38,10 @@ class TestEveryDialect:
 
     def test_compat_is_a_list_of_one(self, name: str) -> None:
         request = ask(name, SAMPLED, operation="compat")
+        assert server(name).encode(request, fold(ZOE)).body == b"[%b]" % golden(name, "whole.json")
+
+    def test_compat_with_the_prompt(self, name: str) -> None:
+        request = ask(name, SAMPLED, operation="compat", knobs={"compat_full_text": name != "mindie"})
         assert server(name).encode(request, fold(ZOE)).body == golden(name, "compat.json")
 
     def test_failed_stream(self, name: str) -> None:
@@ -103,7 +107,11 @@ def test_best_of_and_top_tokens() -> None:
         Usage(2, 2),
         prompts=((Token(1, "<s>"), Token(7, "Who?", -3.0)),),
     )
-    assert server("tgi").encode(ask("tgi", parameters), answer).body == golden("tgi", "best-of.json")
+    asked = ask("tgi", parameters, knobs={"prefill": True})
+    assert server("tgi").encode(asked, answer).body == golden("tgi", "best-of.json")
+    assert not ask("tgi", parameters).prompt_logprobs
+    whole = json.loads(server("tgi").encode(ask("tgi", parameters), answer).body)
+    assert whole["details"]["prefill"] == []
 
 
 def test_top_tokens_streamed() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from adapters.base import Call
@@ -41,11 +43,11 @@ def test_readiness() -> None:
 
 
 @pytest.mark.parametrize("operation", ["load", "unload"])
-def test_load_and_unload_have_no_effect(operation: str) -> None:
-    reply = describe(operation, b'{"parameters": {"unload_dependents": true}}')
-    assert (reply.status, reply.body) == (200, b"")
-    with pytest.raises(ModelNotFound):
-        describe(operation, model="nope")
+@pytest.mark.parametrize("model", ["mymodel", "nope"])
+def test_load_and_unload_are_refused_in_tritons_words(operation: str, model: str) -> None:
+    reply = describe(operation, b'{"parameters": {"unload_dependents": true}}', model)
+    assert reply.status == 503
+    assert json.loads(reply.body) == {"error": "explicit model load / unload is not allowed if polling is enabled"}
 
 
 @pytest.mark.parametrize("operation", ["model", "model_ready", "config", "stats"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from schemas.ir import FinishReason, Generate, TextPrompt, Usage
 from tests.gateway.serving import MESSAGES, PAIR, application, chat, endpoint, figures, running, unit_for
 
 GUARDED = msgspec.structs.replace(PAIR, experiment=Settings(guardrail=Guardrail(worse_than=0.02)))
-ANSWERED = Outcome("ok", 0.25, 1.5, Usage(5, 11), (FinishReason.EOS,))
+ANSWERED = Outcome("ok", "ok", True, 0.25, 1.5, Usage(5, 11), (FinishReason.EOS,))
 
 
 class Traffic:
@@ -42,7 +43,7 @@ class Traffic:
             plan, experiment = self.plan(f"user {number % 400}"), self._experiments[number % len(self._experiments)]
             experiment.exposed(plan)
             failed = plan.targets[0].entity.name == fails and number * 7919 % 1013 % 2
-            experiment.ended(plan, plan.targets[0], Outcome("backend_failed") if failed else ANSWERED)
+            experiment.ended(plan, Outcome("backend_failed") if failed else ANSWERED)
 
 
 def test_report_of_an_arm() -> None:
@@ -53,6 +54,9 @@ def test_report_of_an_arm() -> None:
     for arm in report.arms:
         assert arm.means == {
             "success": 1.0,
+            "served": 1.0,
+            "refused": 0.0,
+            "abandoned": 0.0,
             "time_to_first_token": 0.25,
             "inter_token_latency": 0.125,
             "latency": 1.5,
@@ -75,37 +79,77 @@ def test_an_arm_with_more_failures_is_worse() -> None:
 
 
 def test_every_worker_reports_the_counters_of_all(tmp_path: Path) -> None:
-    workers = [Experiment("chat", PAIR, tmp_path, f"worker-{number}") for number in range(4)]
+    workers = [Experiment("chat", PAIR, tmp_path, number) for number in range(4)]
     alone = Experiment("chat", PAIR)
     Traffic(PAIR, *workers).send(3000, fails="b")
     Traffic(PAIR, alone).send(3000, fails="b")
     assert [worker.report() for worker in workers] == [alone.report()] * 4
-    late = Experiment("chat", PAIR, tmp_path, "worker-4")
+    late = Experiment("chat", PAIR, tmp_path, 4)
     assert late.report() == alone.report()
     changed = endpoint(("a", "scripted", 60), ("b", "scripted", 40))
-    assert Experiment("chat", changed, tmp_path, "worker-0").report().arms[0].exposures == 0
+    assert Experiment("chat", changed, tmp_path, 0).report().arms[0].exposures == 0
+
+
+LEFT = Outcome("client_gone", streamed=True, total=3.0)
+NOTHING = {"refused": 0.0, "abandoned": 0.0}
 
 
 @pytest.mark.parametrize(
-    ("outcome", "excluded"),
+    ("outcome", "means"),
     [
-        ("client_gone", "cancelled"),
-        ("cancelled", "cancelled"),
-        ("context_length", "refused"),
-        ("rate_limited", "refused"),
+        # A failure counts against the assigned arm, whoever answered in the end.
+        (Outcome("backend_failed"), NOTHING | {"success": 0.0, "served": 0.0}),
+        (Outcome("ok", "backend_failed", total=9.0, usage=Usage(5, 11)), NOTHING | {"success": 0.0, "served": 1.0}),
+        (Outcome("ok", "in_trouble", total=9.0, usage=Usage(5, 11)), NOTHING | {"success": 0.0, "served": 1.0}),
+        (Outcome("ok", "model_not_found", usage=Usage(5, 11)), NOTHING | {"success": 0.0, "served": 1.0}),
+        (Outcome("context_length", "timeout"), NOTHING | {"success": 0.0, "served": 0.0}),
+        (Outcome("client_gone", "overloaded", total=9.0), {"refused": 0.0, "abandoned": 1.0, "success": 0.0}),
+        # What an arm that refused, or whose client left, would have done is unknown.
+        (Outcome("context_length"), {"refused": 1.0, "abandoned": 0.0}),
+        (Outcome("body_too_large"), {"refused": 1.0, "abandoned": 0.0}),
+        # It would have lasted at least until the client left.
+        (LEFT, {"refused": 0.0, "abandoned": 1.0, "latency": 3.0, "time_to_first_token": 3.0}),
+        (
+            Outcome("client_gone", streamed=True, first=1.0, total=3.0),
+            {"refused": 0.0, "abandoned": 1.0, "latency": 3.0, "time_to_first_token": 1.0},
+        ),
+        (Outcome("client_gone", total=3.0), {"refused": 0.0, "abandoned": 1.0, "latency": 3.0}),
+        # A whole answer has no time to its first token, and none between tokens.
+        (
+            Outcome("ok", total=2.0, usage=Usage(5, 11)),
+            NOTHING | {"success": 1.0, "served": 1.0, "latency": 2.0, "prompt_tokens": 5.0, "completion_tokens": 11.0},
+        ),
     ],
 )
-def test_requests_that_no_arm_is_to_blame_for_are_excluded(outcome: str, excluded: str) -> None:
+def test_what_a_request_counts_as(outcome: Outcome, means: dict[str, float]) -> None:
     experiment = Experiment("chat", PAIR)
     plan = Traffic(PAIR).plan("u")
     experiment.exposed(plan)
-    experiment.ended(plan, plan.targets[0], Outcome(outcome))
+    experiment.ended(plan, outcome)
     arm = next(arm for arm in experiment.report().arms if arm.exposures)
-    assert (arm.means, arm.excluded[excluded]) == ({}, 1)
+    assert arm.means == means
+
+
+def test_requests_that_no_arm_is_to_blame_for_are_counted_apart() -> None:
+    experiment = Experiment("chat", PAIR)
+    plan = Traffic(PAIR).plan("u")
+    experiment.exposed(plan)
+    experiment.ended(plan, Outcome("cancelled"))
+    experiment.ended(replace(plan, unit=None), ANSWERED)
+    alone = replace(plan, only_one_arm=True)
+    experiment.exposed(alone)
+    experiment.ended(alone, ANSWERED)
+    arm = next(arm for arm in experiment.report().arms if arm.exposures)
+    assert (arm.exposures, arm.means) == (1, {})
+    assert {why: count for why, count in arm.excluded.items() if count} == {
+        "cancelled": 1,
+        "direct": 1,
+        "only_one_arm": 1,
+    }
 
 
 def test_the_guardrail_stops_an_arm_on_every_worker(tmp_path: Path) -> None:
-    one, other = (Experiment("chat", GUARDED, tmp_path, name) for name in ("one", "other"))
+    one, other = (Experiment("chat", GUARDED, tmp_path, slot) for slot in (0, 1))
     traffic = Traffic(GUARDED, one)
     traffic.send(150, fails="b")
     assert one.stopped() == frozenset()
@@ -138,7 +182,7 @@ async def test_a_running_gateway_stops_a_worse_arm() -> None:
         assert (await chat(client, model="chat:b")).headers["served-model-name"] == "b"
 
 
-SUCCESS, LATENCY, TOKENS = METRICS[0], METRICS[3], METRICS[5]
+SUCCESS, LATENCY, TOKENS = METRICS[0], METRICS[6], METRICS[8]
 
 
 @pytest.mark.parametrize(
@@ -175,9 +219,9 @@ async def test_report_of_a_running_gateway() -> None:
             {"eos": 2},
         )
         assert found["a"]["apart"]["direct"] == 1
-        assert (found["b"]["exposures"], found["b"]["means"]) == (2, {})
+        assert (found["b"]["exposures"], found["b"]["means"]) == (2, NOTHING | {"success": 0.0, "served": 1.0})
         assert (found["b"]["apart"]["fell_back"], found["b"]["apart"]["direct"]) == (2, 1)
-        assert (found["c"]["means"], found["c"]["apart"]["refused"]) == ({}, 2)
+        assert found["c"]["means"] == {"refused": 1.0, "abandoned": 0.0}
         answer = await client.get("/serving-endpoints/chat/experiment")
         assert answer.json()["comparisons"][0]["low"] is None
         assert (await client.get("/serving-endpoints/other/experiment")).status_code == 404

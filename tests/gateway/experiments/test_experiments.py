@@ -11,6 +11,7 @@ from litestar import Litestar
 
 from benchmarks.request_path import Recorder
 from gateway.config import Experiment as Settings
+from gateway.experiments.feedback_ring import name_of
 from schemas.errors import ModelNotFound
 from tests.gateway.serving import application, chat, endpoint, running
 
@@ -60,12 +61,12 @@ async def test_feedback_that_could_not_be_counted_is_counted_when_it_is_sent_aga
     app = application(chat=WITH_FEEDBACK)
     async with running(app) as client:
         answer = await chat(client)
-        experiments, id = app.state.service.experiments, answer.headers["x-request-id"]
+        experiments, name = app.state.service.experiments, name_of(answer.headers["x-request-id"], b"")
         with monkeypatch.context() as patched:
             patched.setattr("gateway.experiments.experiment.Experiment.feedback", Mock(side_effect=RuntimeError))
             with pytest.raises(RuntimeError):
-                experiments.feedback(id, "liked", 1.0)
-        experiments.feedback(id, "liked", 1.0)
+                experiments.feedback(name, "liked", 1.0)
+        experiments.feedback(name, "liked", 1.0)
         report = await client.get("/serving-endpoints/chat/experiment")
         assert report.json()["arms"][0]["means"]["liked"] == 1.0
 

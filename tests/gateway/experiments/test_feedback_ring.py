@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 from multiprocessing import get_context
 from multiprocessing.queues import SimpleQueue
@@ -10,64 +11,77 @@ from pathlib import Path
 
 import pytest
 
-from gateway.experiments.feedback_ring import Answered, FeedbackRing
+from gateway.experiments.feedback_ring import Answered, FeedbackRing, name_of
 
-WORKER, OTHER = "ab" * 8, "cd" * 8
-SOMEBODY = Answered(2**30 - 1, 255, 511)
+SOMEBODY = Answered(2**64 - 1, 255, 511)
+NAME, ALIAS = name_of("0" * 32, b""), name_of("mine", b"", of_client=True)
 
 
-def replace(ring: FeedbackRing, id: str, metric: int, value: float) -> float | None:
+def replace(ring: FeedbackRing, name: bytes, metric: str, value: float) -> float | None:
     """Store a value; return the one that it replaces."""
-    with ring.replacing(id, metric, value) as old:
+    with ring.replacing(name, metric, value) as old:
         return old
 
 
 def test_an_entry_is_found_until_it_is_overwritten() -> None:
-    ring = FeedbackRing(WORKER)
-    first, later = WORKER + "00000003", WORKER + "00010003"
-    ring.note(first, SOMEBODY)
-    assert ring.find(first) == SOMEBODY
-    assert ring.find(later) is None
-    ring.note(later, Answered(0, 0, 0))
-    assert ring.find(first) is None
-    assert ring.find(later) == Answered(0, 0, 0)
+    ring = FeedbackRing()
+    names = [name_of(secrets.token_hex(16), b"") for _ in range(100_000)]
+    for number, name in enumerate(names):
+        ring.note(name, Answered(number, 1, 2))
+    kept = [number for number, name in enumerate(names) if (found := ring.find(name)) and found.stratum == number]
+    assert len(kept) == 65_536
+    assert set(range(75_000, 100_000)) <= set(kept), "the last ones are kept"
 
 
-@pytest.mark.parametrize("number", ["00000000", "00000001", "0000ffff", "00010000", "ffffffff"])
-def test_a_request_that_was_never_written_is_not_found(number: str) -> None:
-    ring = FeedbackRing(WORKER)
-    assert ring.find(WORKER + number) is None
-    assert replace(ring, WORKER + number, 0, 1.0) is None
-    assert ring.find(WORKER + number) is None
+def test_what_was_never_written_is_not_found(tmp_path: Path) -> None:
+    for ring in (FeedbackRing(), FeedbackRing(tmp_path)):
+        for id in ("", "no-such", "0" * 32, "\ud800"):
+            assert ring.find(name_of(id, b"")) is None
+            assert replace(ring, name_of(id, b""), "liked", 1.0) is None
+            assert ring.find(name_of(id, b"")) is None
 
 
-@pytest.mark.parametrize("id", ["", "no-such", WORKER, WORKER + "0000000g", WORKER + "000000000", "../" * 8])
-def test_what_is_no_request_id_is_not_found(id: str, tmp_path: Path) -> None:
-    for ring in (FeedbackRing(WORKER), FeedbackRing(WORKER, tmp_path)):
-        assert ring.find(id) is None
+def test_only_the_key_that_asked_finds_an_answer() -> None:
+    ring = FeedbackRing()
+    ring.note(name_of("id", b"one"), SOMEBODY, name_of("mine", b"one", of_client=True))
+    assert ring.find(name_of("id", b"one")) == ring.find(name_of("mine", b"one", of_client=True)) == SOMEBODY
+    for owner in (b"two", b""):
+        assert ring.find(name_of("id", owner)) is None
+        assert ring.find(name_of("mine", owner, of_client=True)) is None
+    assert ring.find(name_of("mine", b"one")) is None, "a client's own id is no request id"
 
 
 def test_a_value_is_replaced_and_a_new_answer_has_none() -> None:
-    ring, id = FeedbackRing(WORKER), WORKER + "00000000"
-    ring.note(id, SOMEBODY)
-    assert [replace(ring, id, 7, value) for value in (1.0, 2.0, 2.0)] == [None, 1.0, 2.0]
-    assert replace(ring, id, 0, 5.0) is None
-    ring.note(WORKER + "00010000", SOMEBODY)
-    assert replace(ring, WORKER + "00010000", 7, 1.0) is None
+    ring = FeedbackRing()
+    ring.note(NAME, SOMEBODY, ALIAS)
+    assert [replace(ring, NAME, "liked", value) for value in (1.0, 2.0, 2.0)] == [None, 1.0, 2.0]
+    assert replace(ring, ALIAS, "liked", 3.0) == 2.0, "both names are of one answer"
+    assert replace(ring, NAME, "thumbs", 5.0) is None
+    assert replace(ring, NAME, "liked", 0.0) == 3.0
+    ring.note(name_of("1" * 32, b""), SOMEBODY, ALIAS)
+    assert replace(ring, ALIAS, "liked", 1.0) is None, "the latest answer with the client's id"
 
 
-def _receive_feedback(folder: Path, id: str, replaced: SimpleQueue[float | None]) -> None:
-    ring = FeedbackRing(OTHER, folder, "1")
+def test_metrics_beyond_those_of_an_endpoint_take_the_place_of_old_ones() -> None:
+    ring = FeedbackRing()
+    ring.note(NAME, SOMEBODY)
+    for number in range(20):
+        assert replace(ring, NAME, f"metric {number}", 1.0) is None
+        assert replace(ring, NAME, f"metric {number}", 2.0) == 1.0
+
+
+def _receive_feedback(folder: Path, replaced: SimpleQueue[float | None]) -> None:
+    ring = FeedbackRing(folder, 1)
     for _ in range(100):
-        replaced.put(replace(ring, id, 0, 1.0))
+        replaced.put(replace(ring, NAME, "liked", 1.0))
 
 
 def test_feedback_given_several_times_to_several_processes_is_new_once(tmp_path: Path) -> None:
-    ring, id = FeedbackRing(WORKER, tmp_path, "0"), WORKER + "00000001"
-    ring.note(id, SOMEBODY)
+    FeedbackRing(tmp_path, 0).note(NAME, SOMEBODY)
+    FeedbackRing(tmp_path, 1)
     spawn = get_context("spawn")
     replaced: SimpleQueue[float | None] = spawn.SimpleQueue()
-    processes = [spawn.Process(target=_receive_feedback, args=(tmp_path, id, replaced)) for _ in range(2)]
+    processes = [spawn.Process(target=_receive_feedback, args=(tmp_path, replaced)) for _ in range(2)]
     for process in processes:
         process.start()
     values = [replaced.get() for _ in range(200)]
@@ -76,26 +90,23 @@ def test_feedback_given_several_times_to_several_processes_is_new_once(tmp_path:
     assert values.count(None) == 1
 
 
-def _be_killed_while_counting(folder: Path, id: str) -> None:
-    with FeedbackRing(OTHER, folder, "1").replacing(id, 0, 1.0):
+def _be_killed_while_counting(folder: Path) -> None:
+    with FeedbackRing(folder, 1).replacing(NAME, "liked", 1.0):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_value_that_a_killed_process_was_counting_is_not_stored(tmp_path: Path) -> None:
-    ring, id = FeedbackRing(WORKER, tmp_path, "0"), WORKER + "00000001"
-    ring.note(id, SOMEBODY)
-    process = get_context("spawn").Process(target=_be_killed_while_counting, args=(tmp_path, id))
+    ring = FeedbackRing(tmp_path, 0)
+    ring.note(NAME, SOMEBODY)
+    process = get_context("spawn").Process(target=_be_killed_while_counting, args=(tmp_path,))
     process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
-    assert replace(ring, id, 0, 2.0) is None, "the next value is a new one"
-    assert replace(ring, id, 0, 3.0) == 2.0
+    assert replace(ring, NAME, "liked", 2.0) is None, "the next value is a new one"
+    assert replace(ring, NAME, "liked", 3.0) == 2.0
 
 
-def test_the_ring_of_the_last_predecessor_is_kept(tmp_path: Path) -> None:
-    workers = [f"{number:016x}" for number in range(4)]
-    for worker in workers:
-        FeedbackRing(worker, tmp_path, "0").note(worker + "00000000", SOMEBODY)
-    FeedbackRing(OTHER, tmp_path, "1")
-    ring = FeedbackRing(OTHER, tmp_path, "1")
-    assert [ring.find(worker + "00000000") for worker in workers] == [None, None, SOMEBODY, SOMEBODY]
+@pytest.mark.parametrize("slot", [0, 1])
+def test_answers_outlive_their_worker(tmp_path: Path, slot: int) -> None:
+    FeedbackRing(tmp_path, 0).note(NAME, SOMEBODY)
+    assert FeedbackRing(tmp_path, slot).find(NAME) == SOMEBODY

@@ -91,8 +91,8 @@ async def test_a_worker_continues_the_counters_of_the_one_that_it_replaces(tmp_p
             await chat(client, user=unit_for("b"))
             found = (await figures(client))["b"]
             assert (found["exposures"], found["means"]["success"], found["means"]["liked"]) == (count, 1.0, 3.0)
-    assert kept(tmp_path, "*.worker-0") == 2  # one file an endpoint
-    assert kept(tmp_path, "requests/worker-0.*") == 2
+    assert kept(tmp_path, "experiments/*/50-50/requests.*") == 2 + 2  # endpoints and workers
+    assert kept(tmp_path, "experiments/answers/*") == 2
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,42 @@ async def test_strict_tools_bind_optional_calls(backend: NativeBackend) -> None:
 
 
 @module_loop
+async def test_optional_calls_hold(backend: NativeBackend) -> None:
+    tools = (WEATHER, Tool("get_time"))
+    schemas = {"get_weather": WEATHER.parameters or {}, "get_time": {"maxProperties": 0}}
+    called = set()
+    for seed in range(6):
+        sampling = Sampling(temperature=1.2, seed=seed)
+        answer = await ask(backend, "What is the weather in Paris?", tools=tools, sampling=sampling)
+        assert OPEN not in answer.text
+        for call in answer.tool_calls:
+            called.add(call.name)
+            jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+    assert "get_weather" in called
+
+
+@module_loop
+async def test_optional_calls_need_no_supported_schema(backend: NativeBackend) -> None:
+    parameters = {"properties": {"city": {"type": "string", "pattern": "("}}}
+    answer = await ask(backend, "What is the weather in Paris?", tools=(Tool("get_weather", None, parameters),))
+    assert [call.name for call in answer.tool_calls] == ["get_weather"]
+
+
+@module_loop
+async def test_a_call_without_parameters_has_none(backend: NativeBackend) -> None:
+    answer = await ask(backend, "What is the time?", tools=(Tool("get_time"),), tool_choice=ToolChoice("required"))
+    assert {call.arguments for call in answer.tool_calls} == {"{}"}
+
+
+@module_loop
+async def test_a_cut_call_leaves_no_markup(backend: NativeBackend) -> None:
+    for limit in range(1, 12):
+        forced = ToolChoice("required")
+        answer = await ask(backend, "Weather in Paris?", tool_choice=forced, stopping=Stopping(limit))
+        assert (answer.text, answer.reason) == ("", FinishReason.LENGTH)
+
+
+@module_loop
 async def test_a_response_format_binds_the_answer_and_not_the_calls(backend: NativeBackend) -> None:
     grammar = Grammar("regex", "The capital of [a-zA-Z ]{3,20}")
     assert (await ask(backend, "What is the weather in Paris?", grammar=grammar)).tool_calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from adapters.fold import fold
+from backends.native.demo import WEIGHTS
+from backends.native.grammar.grammar import Grammars
 from backends.native.text.tool_parser import ToolParser, can_call, max_calls, tool_grammar
 from schemas.completion import Choice
 from schemas.ir import (
@@ -20,6 +23,7 @@ from schemas.ir import (
     Generate,
     Grammar,
     Started,
+    Stopping,
     Token,
     Tool,
     ToolChoice,
@@ -29,7 +33,7 @@ from schemas.ir import (
 
 def parse(pieces: list[str], reason: FinishReason = FinishReason.EOS, limit: int = 16) -> Choice:
     """Parse a text in pieces, one token each, and an end token."""
-    parser = ToolParser(limit)
+    parser = ToolParser(limit, {"add", "f"})
     events: list[Event] = [Started("m")]
     for piece in pieces:
         delta = parser.feed(Delta(text=piece, tokens=(Token(7, piece),)))
@@ -112,6 +116,8 @@ def test_an_answer_has_at_most_sixteen_calls(fields: dict[str, Any], calls: int)
         ({"tool_choice": ToolChoice("named", ("g",))}, "call{1,1}"),
         ({"grammar": Grammar("regex", "a")}, "answer | call{1,16}"),
         ({"tools": (replace(TOOLS[0], strict=True),)}, "TEXT call{0,16}"),
+        ({}, "TEXT call{0,16}"),
+        ({"parallel_tool_calls": False}, "TEXT call{0,1}"),
     ],
 )
 def test_the_grammar_allows_as_many_calls(fields: dict[str, Any], start: str) -> None:
@@ -121,9 +127,85 @@ def test_the_grammar_allows_as_many_calls(fields: dict[str, Any], start: str) ->
     assert grammar.startswith(f"start: {start}\n")
 
 
-def test_no_grammar_is_needed_where_the_model_may_write_anything() -> None:
-    request = Generate(id="r", model="m", prompts=(), tools=TOOLS)
+@pytest.mark.parametrize("stopping", [Stopping(ignore_eos=True), Stopping(min_new_tokens=3)])
+def test_free_calls_do_not_end_what_must_go_on(stopping: Stopping) -> None:
+    request = Generate(id="r", model="m", prompts=(), tools=TOOLS, stopping=stopping)
     assert tool_grammar(request, tags_are_tokens=True) is None
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(WEIGHTS), local_files_only=True)
+    made = Grammars.of(tokenizer, len(tokenizer), (tokenizer.eos_token_id,))
+    assert made is not None
+    return made
+
+
+WRITTEN = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+PLAIN = [
+    ("", True),
+    ("no call, <b> <tool", True),
+    (WRITTEN, True),
+    (f"Sure.\n{WRITTEN}\n{WRITTEN}", True),
+    (f"Sure.\n{WRITTEN}\n{WRITTEN} and text", False),
+    ("what <tool_call>is", False),
+    ('<tool_call>\n{"name": "other"', False),
+    ('<tool_call>\n{"name": "g", "arguments": {"a"', False),
+]
+
+
+@pytest.mark.parametrize(("text", "fits"), PLAIN)
+def test_a_tag_that_is_text_begins_an_offered_call(grammars: Grammars, text: str, fits: bool) -> None:
+    request = Generate(id="r", model="m", prompts=(), tools=TOOLS)
+    source = tool_grammar(request, tags_are_tokens=False)
+    assert source is not None
+    matcher = grammars.compile(source)
+    # In pieces, because the bundled tokenizer has tokens for the tags.
+    pieces = re.split("(?<=tool)(?=_call)", text)
+    ids = [id for piece in pieces for id in grammars._tokenizer.tokenize_str(piece)]
+    assert (matcher.try_consume_tokens(ids) == len(ids)) is fits
+    assert not fits or matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "closed"),
+    [
+        (None, True),
+        ({}, True),
+        ({"type": "object", "properties": {}, "required": []}, True),
+        ({"type": "object", "properties": {"a": {}}}, False),
+        ({"type": "object", "additionalProperties": True}, False),
+        ({"$ref": "#/$defs/x"}, False),
+    ],
+)
+def test_a_tool_without_parameters_takes_none(parameters: dict[str, Any] | None, closed: bool) -> None:
+    request = Generate(id="r", model="m", prompts=(), tools=(Tool("f", None, parameters),))
+    source = tool_grammar(request, tags_are_tokens=True)
+    assert source is not None
+    assert ('"additionalProperties": false' in source) is closed
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ('Sure.\n<tool_call>{"name": "f", "argu', "Sure."),
+        ("<tool_call>", ""),
+        ("Sure. <tool_c", "Sure."),
+        ("1 <", "1 <"),
+        ("plain", "plain"),
+    ],
+)
+def test_a_call_cut_by_the_length_leaves_no_markup(text: str, left: str) -> None:
+    choice = parse([*text], FinishReason.LENGTH)
+    assert (choice.text, choice.tool_calls, choice.reason) == (left, (), FinishReason.LENGTH)
+
+
+def test_a_function_that_was_not_offered_is_not_called() -> None:
+    text = '<tool_call>{"name": "other", "arguments": {}}</tool_call>'
+    choice = parse([text[:20], text[20:]])
+    assert (choice.text, choice.tool_calls) == (text, ())
 
 
 @pytest.mark.parametrize(

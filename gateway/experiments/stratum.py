@@ -1,0 +1,72 @@
+"""What is counted of an experiment while its split stays the same, over all workers.
+
+Strategy: the traffic of a split is a stratum of its own, since shares that change together with the traffic would make
+arms differ that are alike (Simpson's paradox). What can be added to a running experiment is in a file of its own: a
+feedback metric, or the pairs, come and go without a change of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from gateway.experiments.agreement import PAIR_METRICS
+from gateway.experiments.counters_file import CountersFile, Layout, Sums, read, zeros
+from gateway.experiments.metrics import METRICS, TIMES, TOTALS
+
+REQUESTS, PAIRS = "requests", "pairs"
+"""The names of the files of all requests, and of pairs."""
+
+LOGARITHMS_AT = 1 + len(METRICS)
+"""In the file of requests: row 0 is exposures, then come `METRICS`, then the logarithms of `TIMES`."""
+
+
+def feedback_file(metric: str) -> str:
+    """The name of a feedback metric's file. A digest: any text may name a metric."""
+    return "feedback-" + blake2b(metric.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+class Stratum:
+    """The counters of one split.
+
+    Args:
+        arms: number of arms.
+        folder: where workers share them; None: memory of this process alone.
+        slot: this worker's number in the folder.
+    """
+
+    def __init__(self, arms: int, folder: Path | None, slot: int) -> None:
+        self._arms = arms
+        self._folder = folder
+        self._slot = slot
+        self._files: dict[str, CountersFile] = {}
+
+    def file(self, name: str) -> CountersFile:
+        """One of the files, for counting; made if need be."""
+        if (found := self._files.get(name)) is None:
+            path = self._folder / name if self._folder is not None else None
+            found = self._files[name] = CountersFile(self._layout(name), path, self._slot)
+        return found
+
+    def read(self, feedback: Sequence[str]) -> Sums:
+        """The sums over all workers. Its rows are exposures, `METRICS`, these feedback metrics, the logarithms of
+        `TIMES`, and pair metrics.
+        """
+        requests = self._read(REQUESTS)
+        metrics, logarithms = requests.rows[:, :LOGARITHMS_AT], requests.rows[:, LOGARITHMS_AT:]
+        sent = [self._read(feedback_file(metric)).rows for metric in feedback]
+        rows = np.concatenate((metrics, *sent, logarithms, self._read(PAIRS).rows), axis=1)
+        return requests._replace(rows=rows)
+
+    def _read(self, name: str) -> Sums:
+        if self._folder is not None:
+            return read(self._layout(name), self._folder / name)
+        return self._files[name].read() if name in self._files else zeros(self._layout(name))
+
+    def _layout(self, name: str) -> Layout:
+        if name == REQUESTS:
+            return Layout(self._arms, LOGARITHMS_AT + len(TIMES), len(TIMES), len(TOTALS))
+        return Layout(self._arms, len(PAIR_METRICS) if name == PAIRS else 1)

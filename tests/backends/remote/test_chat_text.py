@@ -1,0 +1,204 @@
+"""Chats over servers of raw text, and raw text over servers of chats, through the whole application."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.app import create_app
+from gateway.config import Config, Endpoint, ServedEntity
+from tests.faults.upstream import Asked, Step, response, upstream
+from tests.gateway.serving import running
+
+TEMPLATE = (
+    "{% if tools %}Tools: {{ tools | map(attribute='function') | map(attribute='name') | join(',') }} "
+    "<tool_call>{% endif %}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+)
+CALL = 'I look. <tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>'
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+RENDERED = "[system]Be brief.[user]Hi[assistant]"
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
+
+# The forms that the public servers write: Triton's vLLM backend, TGI 0.9.
+TRITON_END = {"finish_reason": "stop", "num_input_tokens": 7, "num_output_tokens": 3}
+TGI_DETAILS = {"finish_reason": "eos_token", "generated_tokens": 3, "seed": None, "prefill": [], "tokens": []}
+
+
+def triton(text: str, size: int) -> Any:
+    def play(asked: Asked) -> tuple[Step, ...]:
+        if not asked.line.startswith("POST"):
+            return (response(b"{}"),)
+        if "generate_stream" not in asked.line:
+            return (response(json.dumps({"model_name": "m", "text_output": text} | TRITON_END).encode()),)
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        frames = [{"model_name": "m", "text_output": piece} for piece in pieces]
+        return stream([*frames, {"model_name": "m", "text_output": ""} | TRITON_END])
+
+    return play
+
+
+def tgi(text: str, size: int) -> Any:
+    def play(asked: Asked) -> tuple[Step, ...]:
+        if not asked.line.startswith("POST"):
+            return (response(b"{}"),)
+        if "generate_stream" not in asked.line:
+            return (response(json.dumps({"generated_text": text, "details": TGI_DETAILS}).encode()),)
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        frames: list[dict[str, Any]] = [
+            {
+                "token": {"id": 5, "text": piece, "logprob": -0.5, "special": False},
+                "generated_text": None,
+                "details": None,
+            }
+            for piece in pieces
+        ]
+        end = {"id": 2, "text": "</s>", "logprob": -0.1, "special": True}
+        details = {"finish_reason": "eos_token", "generated_tokens": 3, "seed": None}
+        return stream([*frames, {"token": end, "generated_text": text, "details": details}])
+
+    return play
+
+
+def stream(frames: list[dict[str, Any]]) -> tuple[Step, ...]:
+    data = b"".join(b"data: %b\n\n" % json.dumps(frame).encode() for frame in frames)
+    return (response(data).replace(b"application/json", b"text/event-stream"),)
+
+
+def app(kind: str, url: str, **options: Any) -> Any:
+    return create_app(
+        Config(
+            backends={"far": {"kind": kind, "url": url, **options}},
+            endpoints={"m": Endpoint(served_entities=(ServedEntity(name="m", backend="far"),))},
+        )
+    )
+
+
+def sent_text(asked: list[Asked]) -> str:
+    body = json.loads([each for each in asked if each.line.startswith("POST")][-1].body)
+    return body.get("text_input") or body["inputs"]
+
+
+PLAYS = {"triton": triton, "tgi-0.9": tgi}
+ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
+    "openai": ("/v1/chat/completions", {"model": "m", "messages": CHAT}),
+    "responses": ("/v1/responses", {"model": "m", "instructions": "Be brief.", "input": "Hi"}),
+    "databricks": ("/serving-endpoints/m/invocations", {"messages": CHAT, "max_tokens": 5}),
+    "anthropic": ("/v1/messages", {"model": "m", "system": "Be brief.", "messages": CHAT[1:], "max_tokens": 5}),
+}
+
+
+@pytest.mark.parametrize("kind", PLAYS)
+@pytest.mark.parametrize("client", ROUTES)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_chat_is_rendered(kind: str, client: str, streamed: bool) -> None:
+    path, body = ROUTES[client]
+    async with upstream(PLAYS[kind]("Good day.", 3)) as there:
+        async with running(app(kind, there.url, chat_template=TEMPLATE)) as http:
+            reply = await http.post(path, json=body | {"stream": streamed})
+        assert sent_text(there.asked) == RENDERED
+    assert reply.status_code == 200, reply.text
+    assert "".join(_texts(reply.text)) == "Good day." if streamed else "Good day." in reply.text
+
+
+@pytest.mark.parametrize("kind", PLAYS)
+@pytest.mark.parametrize("size", [1, 3, 200])
+async def test_calls_are_read(kind: str, size: int) -> None:
+    body = {"model": "m", "messages": CHAT, "tools": [TOOL]}
+    async with upstream(PLAYS[kind](CALL, size)) as there:
+        async with running(app(kind, there.url, chat_template=TEMPLATE)) as http:
+            whole = (await http.post("/v1/chat/completions", json=body)).json()["choices"][0]
+            lines = (await http.post("/v1/chat/completions", json=body | {"stream": True})).text.split("\n\n")
+        assert sent_text(there.asked) == f"Tools: get_weather <tool_call>{RENDERED}"
+    assert whole["message"]["content"] == "I look."
+    assert whole["finish_reason"] == "tool_calls"
+    [call] = whole["message"]["tool_calls"]
+    assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    choices = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+    assert "".join(choice["delta"].get("content") or "" for choice in choices) == "I look."
+    pieces = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+    assert "".join(piece["function"]["arguments"] for piece in pieces) == '{"city": "Paris"}'
+    assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [TOOL], "tool_choice": "required"},
+        {"tools": [TOOL | {"function": TOOL["function"] | {"strict": True}}]},  # type: ignore[operator]
+        {"tools": [TOOL], "response_format": {"type": "json_object"}},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
+    ],
+)
+async def test_what_text_cannot_promise_is_refused_before_the_server_is_called(fields: dict[str, Any]) -> None:
+    async with upstream(triton("x", 1)) as there:
+        async with running(app("triton", there.url, chat_template=TEMPLATE)) as http:
+            reply = await http.post("/v1/chat/completions", json={"model": "m", "messages": CHAT} | fields)
+        assert reply.status_code == 400, reply.text
+        assert not [asked for asked in there.asked if asked.line.startswith("POST")]
+
+
+async def test_databricks_applies_the_template_to_a_prompt_unless_it_is_raw() -> None:
+    async with upstream(triton("x", 1)) as there, running(app("triton", there.url, chat_template=TEMPLATE)) as http:
+        await http.post("/serving-endpoints/m/invocations", json={"prompt": "Hi"})
+        assert sent_text(there.asked) == "[user]Hi[assistant]"
+        await http.post("/serving-endpoints/m/invocations", json={"prompt": "Hi", "use_raw_prompt": True})
+        assert sent_text(there.asked) == "Hi"
+
+
+TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tgi": ("/generate", {"inputs": "Hi"}),
+    "triton": ("/v2/models/m/generate", {"text_input": "Hi", "parameters": {"max_tokens": 5}}),
+    "completions": ("/v1/completions", {"model": "m", "prompt": "Hi"}),
+}
+ANSWERS = {
+    "anthropic": {"model": "far", "content": [{"type": "text", "text": "Good day."}], "stop_reason": "end_turn"},
+    "openai": {"model": "far", "choices": [{"message": {"content": "Good day."}, "finish_reason": "stop"}]},
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+@pytest.mark.parametrize("client", TEXTS)
+async def test_raw_text_is_one_turn_or_refused(kind: str, client: str) -> None:
+    def play(asked: Asked) -> tuple[Step, ...]:
+        return (response(json.dumps(ANSWERS[kind]).encode()),)
+
+    path, body = TEXTS[client]
+    async with upstream(play) as there:
+        async with running(app(kind, there.url, raw_text="as_chat")) as http:
+            reply = await http.post(path, json=body)
+        assert "Good day." in reply.text
+        [asked] = [asked for asked in there.asked if asked.line.startswith("POST")]
+        assert asked.line.split()[1] in ("/v1/messages", "/chat/completions")
+        [message] = json.loads(asked.body)["messages"]
+        assert message in (
+            {"role": "user", "content": "Hi"},
+            {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+        )
+        async with running(app(kind, there.url, raw_text="refuse")) as http:
+            reply = await http.post(path, json=body)
+        assert 400 <= reply.status_code < 502
+        assert "token_prompts" not in reply.text
+        assert len([asked for asked in there.asked if asked.line.startswith("POST")]) == 1
+
+
+def test_a_server_that_renders_chats_itself_takes_no_template() -> None:
+    with pytest.raises(Exception, match="chat_template"):
+        app("openai", "http://127.0.0.1:1", chat_template=TEMPLATE)
+
+
+def _texts(stream: str) -> list[str]:
+    """The texts of the deltas of a stream of any chat protocol."""
+    texts = []
+    for line in stream.splitlines():
+        if not line.startswith("data: {"):
+            continue
+        data = json.loads(line[6:])
+        if choices := data.get("choices"):
+            texts.append(choices[0]["delta"].get("content") or "")
+        elif data.get("type") == "response.output_text.delta":
+            texts.append(data["delta"])
+        elif data.get("type") == "content_block_delta":
+            texts.append(data["delta"]["text"])
+    return texts
