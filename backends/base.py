@@ -10,7 +10,18 @@ import msgspec
 
 from backends.prompts import images_of
 from schemas.errors import InvalidRequest, UnsupportedFeature
-from schemas.ir import ChatPrompt, Embed, Embeddings, Events, Generate, TextPrompt, Tokenize, Tokens, TokensPrompt
+from schemas.ir import (
+    ChatPrompt,
+    Embed,
+    Embeddings,
+    Events,
+    Generate,
+    Request,
+    TextPrompt,
+    Tokenize,
+    Tokens,
+    TokensPrompt,
+)
 from schemas.origin import Relay, RelayedAnswer
 
 
@@ -252,3 +263,16 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
     # Without a list, the LoRA adapters are not known here, and the backend itself must refuse.
     if lora is not None and capabilities.lora_adapters and lora not in capabilities.lora_adapters:
         raise InvalidRequest(f"The model '{model}' has no LoRA adapter '{lora}'.", param="lora_adapter")
+
+
+def can_answer(request: Request, capabilities: Capabilities) -> bool:
+    """Whether a backend of these capabilities takes a request of this kind. Its model may still refuse it."""
+    if isinstance(request, Embed):
+        return capabilities.embeddings
+    if not isinstance(request, Generate):
+        return True
+    try:
+        check(request, capabilities, request.model)
+    except InvalidRequest:
+        return False
+    return True

@@ -60,7 +60,7 @@ def write_request(dialect: Dialect, request: Generate) -> Outbound:
         "stop_sequences": list(stopping.stop) or None,
         "tools": [_tool(tool) for tool in request.tools] or None,
         "tool_choice": _choice(request.tool_choice, request.parallel_tool_calls),
-        "metadata": {"user_id": request.user} if request.user else None,
+        "metadata": {"user_id": user} if (user := request.user or request.safety_identifier) else None,
         "thinking": request.hints.get("thinking"),
         "output_config": _output_config(request.grammar),
         "stream": request.stream or None,

@@ -152,8 +152,13 @@ class LiveDeployments:
             return False
         return True
 
-    async def change(self, change: Change, health: Mapping[str, Health]) -> None:
+    async def change(self, change: Change, health: Mapping[str, Health], generates: Mapping[str, bool]) -> None:
         """Make a change for all workers.
+
+        Args:
+            change: the requested change.
+            health: of all backends, by name.
+            generates: whether a backend generates text, by name, of those that are loaded.
 
         Raises:
             schemas.errors.RequestError: the change is invalid, or there is no state file.
@@ -163,7 +168,7 @@ class LiveDeployments:
         # Called under the lock, with the state that the file has then: another worker may have changed it since this
         # one read it.
         def make(found: Deployments) -> Deployment | None:
-            return changed(found, change, health, time.time_ns())
+            return changed(found, change, health, time.time_ns(), generates)
 
         try:
             await self._change(change.endpoint, make)

@@ -18,12 +18,9 @@ import msgspec
 import structlog
 
 from gateway.config import Endpoint
-from gateway.experiments.agreement import UNPAIRED, Agreement, Example
 from gateway.experiments.counters_file import CountersFile, Layout
-from gateway.experiments.examples import Examples
 from gateway.experiments.feedback_ring import Answered
 from gateway.experiments.guardrail import broken, has_guardrails
-from gateway.experiments.histogram import BINS, UNFINISHED, bin_of, log_seconds
 from gateway.experiments.metrics import (
     DIVERGENCES_AT,
     EXCLUDED,
@@ -35,8 +32,11 @@ from gateway.experiments.metrics import (
     UNPAIRED_AT,
     Metric,
 )
+from gateway.experiments.pairs.agreement import UNPAIRED, Agreement, Example
+from gateway.experiments.pairs.examples import Examples
 from gateway.experiments.report import Report, SplitSums, build
-from gateway.experiments.stratum import LOGARITHMS_AT, PAIRS, REQUESTS, Stratum, feedback_file
+from gateway.experiments.statistics.histogram import BINS, UNFINISHED, bin_of, log_seconds
+from gateway.experiments.stratum import LOGARITHMS_AT, PAIRS, REQUESTS, SplitReport, Stratum, feedback_file
 from gateway.routing.target import Plan, Target
 from schemas.errors import InvalidRequest
 from schemas.ir import FinishReason, Usage
@@ -94,11 +94,19 @@ class Experiment:
         endpoint: its arms and how to compare them.
         folder: where workers share their counters; None for a worker alone.
         slot: this worker's number there.
+        version: of the endpoint's configuration.
         reset: when its figures were last reset (Unix time in nanoseconds); 0: never.
     """
 
     def __init__(
-        self, name: str, endpoint: Endpoint, folder: Path | None = None, slot: int = 0, reset: int = 0
+        self,
+        name: str,
+        endpoint: Endpoint,
+        folder: Path | None = None,
+        slot: int = 0,
+        *,
+        version: int = 1,
+        reset: int = 0,
     ) -> None:
         self._name = name
         self._endpoint = endpoint
@@ -113,7 +121,9 @@ class Experiment:
         self._split = "-".join(str(arm.traffic_percentage) for arm in endpoint.served_entities)
         self._tag = _tag(self.key, self._split)
         self._strata: dict[str, Stratum] = {}
-        self._counters = self._stratum(self._split).file(REQUESTS)
+        present = self._stratum(self._split)
+        present.begin(version)
+        self._counters = present.file(REQUESTS)
         stops = self._folder / "stops" if self._folder is not None else None
         self._stops = CountersFile(Layout(self._arms, 0, 0, 1), stops, slot)
         self.takes_feedback = bool(endpoint.experiment.feedback)
@@ -139,7 +149,7 @@ class Experiment:
             Who answered, if users may send feedback for the answer, else None.
         """
         arm = self._index[plan.targets[0].entity.name]
-        if (why := _exclusion(plan, ended.outcome)) is not None:
+        if (why := exclusion(plan, ended.outcome)) is not None:
             self._counters.count(arm, EXCLUDED.index(why))
             return None
         assert plan.unit is not None
@@ -216,6 +226,10 @@ class Experiment:
         else:
             counters.correct(answered.arm, answered.bucket, 0, value - instead_of)
 
+    def history(self) -> tuple[SplitReport, ...]:
+        """The splits that were served since the figures began, the oldest first."""
+        return tuple(sorted((self._stratum(split).report() for split in self._splits()), key=lambda each: each.since))
+
     def report(self) -> Report:
         """Means, intervals and decisions over the counters of all workers."""
         found = build(self._name, self._endpoint, self._metrics, self._read())
@@ -271,22 +285,21 @@ class Experiment:
 
     def _stratum(self, split: str) -> Stratum:
         if (found := self._strata.get(split)) is None:
-            folder = self._folder / split if self._folder is not None else None
-            found = self._strata[split] = Stratum(self._arms, folder, self._slot)
+            found = self._strata[split] = Stratum(split, self._folder, self._slot)
         return found
 
     def _splits(self) -> list[str]:
         """The splits that the experiment has had, as percentages in the order of the arms."""
         if self._folder is None:
             return [self._split]
-        return sorted(each.name for each in self._folder.iterdir() if each.is_dir())
+        return sorted(each.parent.name for each in self._folder.glob("*/about.json"))
 
     def _read(self) -> list[SplitSums]:
         """The counters of all workers, by split; the present one is the last."""
         feedback = tuple(self._endpoint.experiment.feedback)
         splits = [split for split in self._splits() if split != self._split]
         found = [
-            SplitSums([int(share) for share in split.split("-")], self._stratum(split).read(feedback))
+            SplitSums(self._stratum(split).shares, self._stratum(split).read(feedback))
             for split in (*splits, self._split)
         ]
         # The stops are counted beside all splits, and shown with the present one.
@@ -310,7 +323,7 @@ def _tag(key: str, split: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{key} {split}".encode(), digest_size=8).digest())
 
 
-def _exclusion(plan: Plan, outcome: str) -> str | None:
+def exclusion(plan: Plan, outcome: str) -> str | None:
     """Why a request is not compared; None if it is."""
     # The order matters: a request counts under the first reason that applies.
     if plan.unit is None:

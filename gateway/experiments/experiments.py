@@ -18,7 +18,7 @@ from gateway.config import Endpoint
 from gateway.experiments.experiment import Experiment, Outcome
 from gateway.experiments.feedback_ring import FeedbackRing, name_of
 from gateway.experiments.metrics import FAILURES
-from gateway.experiments.paired import Pairing
+from gateway.experiments.pairs.pairing import Pairing
 from gateway.experiments.report import Report
 from gateway.experiments.shadow import Shadows
 from gateway.observability.metrics import Metrics
@@ -92,17 +92,18 @@ class Experiments:
         self._pairing = Pairing(metrics, can_answer)
         self._experiments: dict[str, Experiment] = {}
 
-    def serve(self, endpoints: Mapping[str, tuple[Endpoint, int]]) -> None:
+    def serve(self, endpoints: Mapping[str, tuple[Endpoint, int, int]]) -> None:
         """Replace the experiments by those of the deployed endpoints, whose figures go on as long as their arms are the
         same.
 
         Args:
-            endpoints: by name, each with the time of the last reset of its figures (Unix time in nanoseconds; 0: none).
+            endpoints: by name, each with the version of its configuration and the time of the last reset of its figures
+                (Unix time in nanoseconds; 0: none).
         """
         # Requests in flight keep their experiment (`Exposure`), whose files are those of the next one if figures go on.
         self._experiments = {
-            name: Experiment(name, endpoint, self._folder, self._number, reset)
-            for name, (endpoint, reset) in endpoints.items()
+            name: Experiment(name, endpoint, self._folder, self._number, version=version, reset=reset)
+            for name, (endpoint, version, reset) in endpoints.items()
             if endpoint.has_experiment
         }
 

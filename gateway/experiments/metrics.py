@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from gateway.experiments.agreement import DIVERGENCES, UNPAIRED
+from gateway.experiments.pairs.agreement import DIVERGENCES, UNPAIRED
 from schemas.ir import FinishReason
 
 

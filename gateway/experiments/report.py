@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 
 from gateway.config import Endpoint
-from gateway.experiments.agreement import Pairs, summarize
 from gateway.experiments.comparison import (
     Comparison,
     QuantileRatio,
@@ -20,9 +19,7 @@ from gateway.experiments.comparison import (
     metric_alphas,
     row_of,
 )
-from gateway.experiments.confidence import Array, mean, sample_ratio_mismatch
 from gateway.experiments.counters_file import Sums
-from gateway.experiments.histogram import log_design_effect, quantile_bounds
 from gateway.experiments.metrics import (
     DIVERGENCES_AT,
     EXCLUDED,
@@ -32,6 +29,9 @@ from gateway.experiments.metrics import (
     UNPAIRED_AT,
     Metric,
 )
+from gateway.experiments.pairs.agreement import Pairs, summarize
+from gateway.experiments.statistics.confidence import Array, mean, sample_ratio_mismatch
+from gateway.experiments.statistics.histogram import log_design_effect, quantile_bounds
 from schemas.ir import FinishReason
 
 SRM_ALPHA = 0.001

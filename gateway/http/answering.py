@@ -34,9 +34,14 @@ log = structlog.get_logger()
 
 _END: HTTPResponseBodyEvent = {"type": "http.response.body", "body": b"", "more_body": False}
 # RFC 9112, section 9.3: a server reads the whole request body or closes the connection after its response; otherwise
-# the rest of the body would be read as the next request.
-CLOSING = (408, 413)
-"""Statuses after which the connection is closed: the rest of the request's body is still on its way."""
+# the rest of the body would be read as the next request. RFC 9110, section 11.6.1: 401 says how to authenticate.
+_CLOSE = (("connection", "close"),)
+_BY_STATUS = {408: _CLOSE, 413: _CLOSE, 401: (("www-authenticate", 'Bearer realm="interlingua"'),)}
+
+
+def status_headers(status: int) -> tuple[tuple[str, str], ...]:
+    """The headers that every answer with this status has, in all protocols."""
+    return _BY_STATUS.get(status, ())
 
 
 class Responder:
@@ -244,14 +249,12 @@ class Responder:
         account = self._account
         account.status = status
         headers = [(b"content-type", media_type.encode()), (b"x-request-id", account.request_id.encode())]
-        for name, value in (*more, *ignored_header(account.ignored)):
+        for name, value in (*more, *ignored_header(account.ignored), *status_headers(status)):
             headers.append((name.encode(), value.encode()))
         if length >= 0:
             headers.append((b"content-length", b"%d" % length))
         if account.target is not None:
             headers.append((b"served-model-name", account.target.entity.name.encode()))
-        if status in CLOSING:
-            headers.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _write(self, data: bytes) -> None:

@@ -16,14 +16,16 @@ from litestar.types import HTTPScope, Receive, Send
 from msgspec.structs import replace
 
 from adapters.base import Call, Route, ServerCodec
+from gateway.auth import KEY_HEADERS
 from gateway.http.accounting import RequestAccount
 from gateway.http.answering import Responder
 from gateway.http.body import read_body
 from gateway.http.disconnect import cancel_on_disconnect
+from gateway.http.export import row_of
 from gateway.routing.target import Plan
 from gateway.service import Service
 from schemas.catalog import Change
-from schemas.errors import Overloaded
+from schemas.errors import InvalidRequest, Overloaded
 from schemas.ir import Request
 
 MODEL_HEADER = "x-gateway-model-name"
@@ -82,6 +84,10 @@ class RequestHandler:
             raise
         finally:
             self._account.close()
+            if (exporter := self._service.exporter) is not None:
+                row = row_of(self._account, with_text=exporter.with_text)
+                if row is not None:
+                    exporter.put(row)
 
     async def _plan(self, receive: Receive) -> tuple[Request, Plan] | None:
         """What to answer and where; None if the request has its answer, or its client has left."""
@@ -106,6 +112,9 @@ class RequestHandler:
             account.stage, account.request = "route", request
             # No `await` between the plan and the exposure: a change of what is deployed would replace the experiment.
             account.plan = plan = service.router.plan(request, call.headers)
+            if service.exporter is not None:
+                account.version = service.catalog.cards[plan.targets[0].endpoint].version
+                account.texts = {} if service.exporter.with_text else None
             if plan.has_experiment:
                 account.exposure = service.experiments.enter(request, plan, call.headers, shadowed=not service.draining)
         except Exception as error:  # whatever it is, the client gets it in its protocol
@@ -178,9 +187,20 @@ def decode_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """Headers as text, by name.
 
     All are decoded in one go, since they are many and short: joined by NUL, which no header holds.
+
+    Raises:
+        schemas.errors.InvalidRequest: a key is given twice; a proxy in front may have looked at the other one.
     """
     # RFC 9110, section 5.5: NUL is not allowed in a field value; the HTTP parser rejects it. Latin-1 maps every byte to
     # one character, so no header makes this fail.
     joined = b"\0".join(chain.from_iterable(raw))
     parts = joined.decode("latin-1").split("\0")
-    return dict(zip(parts[::2], parts[1::2], strict=True)) if joined else {}
+    if not joined:
+        return {}
+    headers = dict(zip(parts[::2], parts[1::2], strict=True))
+    if 2 * len(headers) != len(parts):  # one occurs twice, which is rare
+        names = parts[::2]
+        for name in KEY_HEADERS:
+            if names.count(name) > 1:
+                raise InvalidRequest(f"The header '{name}' is given more than once.")
+    return headers

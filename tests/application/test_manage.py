@@ -381,3 +381,33 @@ async def test_a_request_in_flight_counts_where_it_was_assigned(tmp_path: Path) 
         answer = await asking
         assert answer.text.endswith("data: [DONE]\n\n")
         assert experiment.report().arms[0].means["success"] == 1.0
+
+
+async def test_figures_last_and_a_reset_begins_anew_on_all_workers(tmp_path: Path) -> None:
+    split = arms(("a", "s/echo", 50), ("b", "t/echo", 50))
+    async with running(worker(tmp_path)) as one, running(worker(tmp_path)) as two:
+        await put(one, split)
+        for client in (one, two):
+            await chat(client)
+        await put(two, arms(("a", "s/echo", 20), ("b", "t/echo", 80)))
+        await chat(one)
+    async with running(worker(tmp_path)) as one, running(worker(tmp_path)) as two:
+        report = (await two.get(REPORT)).json()
+        assert sum(arm["exposures"] for arm in report["arms"]) == 3
+        # Each split with its first version: those of the configuration file, and both updates.
+        assert [(each["traffic_percentages"], each["config_version"]) for each in report["splits"]] == [
+            ([50, 50], 2),
+            ([20, 80], 3),
+        ]
+        assert report["since"] == report["splits"][0]["since"]
+        assert (await one.post(f"{REPORT}/reset")).status_code == 401
+        assert (await one.get(f"{REPORT}/reset", headers=ADMIN)).status_code == 405
+        assert (await one.post("/serving-endpoints/none/experiment/reset", headers=ADMIN)).status_code == 404
+        reset = await one.post(f"{REPORT}/reset", headers=ADMIN)
+        assert (reset.status_code, [arm["exposures"] for arm in reset.json()["arms"]]) == (200, [0, 0])
+        await chat(two)
+        for client in (one, two):
+            assert sum(arm["exposures"] for arm in (await client.get(REPORT)).json()["arms"]) == 1
+
+
+REPORT = "/serving-endpoints/chat/experiment"

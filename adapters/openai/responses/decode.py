@@ -104,7 +104,7 @@ def read_response(
         tool_choice=_tool_choice(given.tool_choice, tools),
         parallel_tool_calls=given.parallel_tool_calls,
         grammar=_grammar(given.text),
-        user=given.user,
+        user=given.safety_identifier or given.user,
         safety_identifier=given.safety_identifier,
         prompt_cache_key=given.prompt_cache_key,
         hints={name: value for name, value in hints.items() if value is not None},
