@@ -12,8 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from gateway.experiments.metrics import QUANTILES, TIMES, Metric
-from gateway.experiments.statistics.confidence import (
+from gateway.experiments.confidence import (
     FEWEST_CLUSTERS,
     FEWEST_REQUESTS,
     Array,
@@ -24,8 +23,9 @@ from gateway.experiments.statistics.confidence import (
     rate_difference,
     strata_weights,
 )
-from gateway.experiments.statistics.histogram import log_design_effect, quantile_ratio, weighted
-from gateway.experiments.statistics.power import requests_needed
+from gateway.experiments.histogram import log_design_effect, quantile_ratio, weighted
+from gateway.experiments.metrics import QUANTILES, TIMES, Metric
+from gateway.experiments.power import requests_needed
 
 Decision = Literal["better", "worse", "higher", "lower", "no difference", "keep collecting"]
 

@@ -21,6 +21,7 @@ from gateway.config import Endpoint
 from gateway.experiments.counters_file import CountersFile, Layout
 from gateway.experiments.feedback_ring import Answered
 from gateway.experiments.guardrail import broken, has_guardrails
+from gateway.experiments.histogram import BINS, UNFINISHED, bin_of, log_seconds
 from gateway.experiments.metrics import (
     DIVERGENCES_AT,
     EXCLUDED,
@@ -35,7 +36,6 @@ from gateway.experiments.metrics import (
 from gateway.experiments.pairs.agreement import UNPAIRED, Agreement, Example
 from gateway.experiments.pairs.examples import Examples
 from gateway.experiments.report import Report, SplitSums, build
-from gateway.experiments.statistics.histogram import BINS, UNFINISHED, bin_of, log_seconds
 from gateway.experiments.stratum import LOGARITHMS_AT, PAIRS, REQUESTS, SplitReport, Stratum, feedback_file
 from gateway.routing.target import Plan, Target
 from schemas.errors import InvalidRequest

@@ -19,7 +19,9 @@ from gateway.experiments.comparison import (
     metric_alphas,
     row_of,
 )
+from gateway.experiments.confidence import Array, mean, sample_ratio_mismatch
 from gateway.experiments.counters_file import Sums
+from gateway.experiments.histogram import log_design_effect, quantile_bounds
 from gateway.experiments.metrics import (
     DIVERGENCES_AT,
     EXCLUDED,
@@ -30,8 +32,6 @@ from gateway.experiments.metrics import (
     Metric,
 )
 from gateway.experiments.pairs.agreement import Pairs, summarize
-from gateway.experiments.statistics.confidence import Array, mean, sample_ratio_mismatch
-from gateway.experiments.statistics.histogram import log_design_effect, quantile_bounds
 from schemas.ir import FinishReason
 
 SRM_ALPHA = 0.001
