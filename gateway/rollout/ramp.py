@@ -8,8 +8,9 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from gateway.config import Endpoint, Ramp
+from gateway.experiments.comparison import Comparison
 from gateway.experiments.metrics import METRICS
-from gateway.experiments.report import Comparison, Report
+from gateway.experiments.report import Report
 
 NO_WORSE = ("better", "no difference")
 """Decisions that let a ramp go on."""
