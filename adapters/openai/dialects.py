@@ -319,6 +319,7 @@ _VLLM_FIELDS = (
     "stop_token_ids",
     "include_stop_str_in_output",
     "truncate_prompt_tokens",
+    "bad_words",
 )
 
 OPENAI = Dialect(
@@ -346,11 +347,14 @@ _MINDIE_FIELDS = (
     "top_p",
     "stream",
 )
+# The page names no tools and no stop sequences. Its messages have the role `tool`, which needs the former, and MindIE
+# takes the latter; both change the answer.
+_MINDIE_TAKEN = (*_MINDIE_FIELDS, "n", "stop", "tools", "tool_choice")
 
 MINDIE = Dialect(
     name="mindie-openai",
     requests=Requests(
-        chat_fields=(*_MINDIE_FIELDS, "n"),
+        chat_fields=_MINDIE_TAKEN,
         roles=("system", "user", "assistant", "tool"),
         functions=False,
         tool_call_ids=False,
@@ -369,6 +373,7 @@ MINDIE = Dialect(
             _mindie("max_tokens", 0, U64, open_low=True),
             Bound("n", 1, 1, message="Parameter n must be 1, got {value}."),
         ),
+        max_stop=1024,
         max_message_chars=512 * 1024,
         # 1 to 256 characters, a letter or digit at both ends.
         model_pattern=r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,254}[A-Za-z0-9])?",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Any
 
 import msgspec
@@ -91,6 +92,8 @@ class ServerSection(Section, frozen=True):
         mounts: path prefixes with other dialects, or another default endpoint.
         listeners: more ports, likewise.
         limits: of requests.
+        allowed_hosts: further names of this server in `Host`, where requests need no key.
+        cors_origins: origins whose pages may use the server from a browser; "*": all.
         keys_env: environment variable with the API keys, separated by commas.
         admin_keys_env: the same for keys that may also change endpoints while the server runs.
         state_file: keeps these changes.
@@ -112,6 +115,8 @@ class ServerSection(Section, frozen=True):
     mounts: tuple[Mount, ...] = ()
     listeners: tuple[Listener, ...] = ()
     limits: Limits = Limits()
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[Annotated[str, msgspec.Meta(pattern=r"^(\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/*]*)$")], ...] = ()
     keys_env: str | None = None
     admin_keys_env: str | None = None
     state_file: str | None = None
@@ -121,3 +126,11 @@ class ServerSection(Section, frozen=True):
     hung_after: Seconds = 15.0
     metrics: bool = True
     export: Export | None = None
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only this machine can reach the address."""
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:  # another host name: it may be public
+            return False

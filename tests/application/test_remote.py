@@ -64,7 +64,8 @@ def test_a_url_without_a_server_is_rejected(url: str) -> None:
     ],
 )
 def test_a_wrong_backend_section_is_rejected(line: str) -> None:
-    config = parse(f'[backends.far]\nkind = "openai"\n{line}\n')
+    endpoint = '[[endpoints.chat.served_entities]]\nname = "a"\nbackend = "far"\n'
+    config = parse(f'[backends.far]\nkind = "openai"\n{line}\n{endpoint}')
     with pytest.raises(ConfigError, match=r"backends\.far"):
         create_app(config)
 

@@ -43,8 +43,8 @@ def check_regex(pattern: str, param: str) -> None:
 
 def expanded_length(pattern: str) -> int:
     """The number of characters of an expression with every repetition expanded to its upper bound."""
-    # An item is a character, an escape, a class or a group, with the marks behind it (`*`, `+`, `?`), which count as one
-    # character each: `(a*){9}` and `a*{9}` both repeat them.
+    # An item is a character, an escape, a class or a group, with the marks behind it (`*`, `+`, `?`), which count as
+    # one character each: `(a*){9}` and `a*{9}` both repeat them.
     open_groups = [0]  # the length of each open group, without `last`
     last = 0  # the length of the item that a repetition would repeat
     for token in _TOKEN.finditer(pattern):

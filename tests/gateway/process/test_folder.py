@@ -17,7 +17,7 @@ tempfile.tempdir = sys.argv[1]
 from gateway.process.folder import SharedFolder
 folder = SharedFolder()
 (folder.path / "responses").write_text("a prompt")
-worker = subprocess.Popen(["sleep", "60"], pass_fds=(folder.lock,))
+worker = subprocess.Popen(["sleep", "60"], pass_fds=(folder.lock,), stdout=subprocess.DEVNULL)
 print(worker.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
