@@ -112,6 +112,7 @@ class Report(msgspec.Struct, frozen=True):
         paired: of the paired arms.
         shadows: of the shadows.
         alphas: the part of `alpha` that each metric has, over all arms.
+        shadows: of the shadows.
         quantiles: of each other arm's times, relative to the control's. They carry no decision: the bounds of each ever
             miss with a chance of `alpha` over the number of arms.
     """
