@@ -20,12 +20,12 @@ from gateway.config import Config, ConfigError
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
 from gateway.experiments.guardrail import wrong_guardrail
-from gateway.experiments.ramp import wrong_ramp
 from gateway.http import feedback, health, ui
 from gateway.http.answering import status_headers
 from gateway.http.entrance import BrowserGuard, Entrance, cors
 from gateway.http.openapi import document
 from gateway.http.routes import Mounts, not_allowed, not_found
+from gateway.rollout.ramp import wrong_ramp
 from gateway.service import Service
 from gateway.storage.row_files import is_writable
 from schemas.errors import GatewayError, InvalidRequest

@@ -84,6 +84,11 @@ FAILURES = frozenset(
 other kind is a refusal of the request.
 """
 
+SHADOW_METRICS = ("sent", "success", "time_to_first_token", "latency", "completion_tokens")
+"""What is counted of the copies for a shadow, in the order of the counters' rows: whether a copy was sent at all; of
+those, whether it was answered; of those, times in seconds and tokens.
+"""
+
 TOTALS = (*EXCLUDED, *FinishReason, *UNPAIRED, *DIVERGENCES)
 """The names of an arm's plain counts, in their order."""
 

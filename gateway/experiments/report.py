@@ -31,7 +31,8 @@ from gateway.experiments.metrics import (
     UNPAIRED_AT,
     Metric,
 )
-from gateway.experiments.pairs.agreement import Pairs, summarize
+from gateway.experiments.pairs.agreement import Pairs, mean_estimate, rate_estimate, summarize
+from gateway.experiments.pairs.verdict import Estimate
 from schemas.ir import FinishReason
 
 SRM_ALPHA = 0.001
@@ -75,6 +76,29 @@ class ArmReport(msgspec.Struct, frozen=True):
     quantiles: dict[str, dict[str, Quantile]] = {}
 
 
+class ShadowReport(msgspec.Struct, frozen=True):
+    """A shadow's answers to its copies.
+
+    Attributes:
+        arm: its name.
+        copies: how many were to be sent.
+        sent: the share that was. The others were dropped, because the shadow was busy or could not answer: under load,
+            so that the rest says less about busy times.
+        success: of the copies sent.
+        time_to_first_token: of the copies answered, like the rest.
+        latency: in seconds, too.
+        completion_tokens: of an answer.
+    """
+
+    arm: str
+    copies: int
+    sent: Estimate
+    success: Estimate
+    time_to_first_token: Estimate
+    latency: Estimate
+    completion_tokens: Estimate
+
+
 class Report(msgspec.Struct, frozen=True):
     """An experiment's report over all workers. Its intervals are valid at every look.
 
@@ -89,6 +113,7 @@ class Report(msgspec.Struct, frozen=True):
         alphas: the part of `alpha` that each metric has, over all arms.
         quantiles: of each other arm's times, relative to the control's. They carry no decision: the bounds of each ever
             miss with a chance of `alpha` over the number of arms.
+        shadows: of the served entities that get copies.
     """
 
     endpoint: str
@@ -100,6 +125,7 @@ class Report(msgspec.Struct, frozen=True):
     paired: tuple[Pairs, ...]
     alphas: dict[str, float] = {}
     quantiles: tuple[QuantileRatio, ...] = ()
+    shadows: tuple[ShadowReport, ...] = ()
 
 
 class SplitSums(NamedTuple):
@@ -166,6 +192,23 @@ def build(name: str, endpoint: Endpoint, metrics: Sequence[Metric], splits: Sequ
                 arms[number].name, time, rows[:, [0, number], logarithms_at + at], histograms[:, [0, number], at], alpha
             )
         ),
+    )
+
+
+def shadow_report(arm: str, rows: Array, alpha: float) -> ShadowReport:
+    """The figures of a shadow.
+
+    Args:
+        arm: its name.
+        rows: [`SHADOW_METRICS`, (count, sum), buckets].
+        alpha: the chance that an interval ever misses the mean.
+    """
+    rates, others = rows[:2], rows[2:]
+    return ShadowReport(
+        arm,
+        int(rows[0, 0].sum()),
+        *(rate_estimate(row, alpha) for row in rates),
+        *(mean_estimate(row, alpha, least=0) for row in others),
     )
 
 

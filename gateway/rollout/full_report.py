@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.experiments.ramp import RampReport
 from gateway.experiments.report import Report
 from gateway.experiments.stratum import SplitReport
+from gateway.rollout.ramp import RampReport
 
 
 class FullReport(Report, frozen=True, kw_only=True):
