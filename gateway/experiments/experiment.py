@@ -86,6 +86,7 @@ class Experiment:
     figures of its own.
 
     Attributes:
+        control: the first arm's name.
         takes_feedback: whether it has feedback metrics.
         has_guardrails: whether an arm may be stopped.
         known_stops: the arms that were stopped at the last look.
@@ -127,6 +128,7 @@ class Experiment:
         self._counters = present.file(REQUESTS)
         stops = self._folder / "stops" if self._folder is not None else None
         self._stops = CountersFile(Layout(self._arms, 0, 0, 1), stops, slot)
+        self.control = endpoint.served_entities[0].name
         self.takes_feedback = bool(endpoint.experiment.feedback)
         self.has_guardrails = has_guardrails(endpoint)
         self.known_stops: frozenset[str] = frozenset()
@@ -267,7 +269,7 @@ class Experiment:
         stops = self._stops.read().totals[:, 0]
         stopped = {name for name, arm in self._index.items() if stops[arm]}
         # The control is never stopped: something has to answer, and everything is compared with it.
-        if candidates := self._index.keys() - stopped - {self._endpoint.served_entities[0].name}:
+        if candidates := self._index.keys() - stopped - {self.control}:
             for name, why in broken(self._endpoint, self._metrics, self._read(), candidates).items():
                 self._stops.count(self._index[name], 0)
                 stopped.add(name)

@@ -140,7 +140,8 @@ def test_every_way_to_be_worse_is_called_so_and_outlives_a_killed_supervisor(tmp
         until(lambda: not any(map(alive, workers)), tmp_path / "log")
     with serving("--config", file, log=tmp_path / "again") as gateway:
         again = {way: report(gateway, way) for way in WAYS}
-        assert again == ways
+        for figures in ("arms", "since", "splits"):  # all but estimates of how long it will take from now on
+            assert {way: again[way][figures] for way in WAYS} == {way: ways[way][figures] for way in WAYS}
         before = again["guarded"]["arms"][1]["exposures"]
         asyncio.run(ask(gateway, "guarded", 20, at_once=1))
         arms = report(gateway, "guarded")["arms"]
