@@ -97,7 +97,7 @@ _CHAT = frozenset(
     }
 )
 # Completions (`/completions`) add what chats lack. `prompt_logprobs` is vLLM's extension.
-_OPENAI = _CHAT | {Feature.TOKEN_PROMPTS, Feature.PROMPT_LOGPROBS, Feature.SUFFIX, Feature.BEST_OF}
+_OPENAI = _CHAT | {Feature.TOKEN_PROMPTS, Feature.PROMPT_LOGPROBS, Feature.SUFFIX, Feature.BEST_OF, Feature.BAD_WORDS}
 # TGI 0.9 has no `/v1/chat/completions` (the Messages API came with 1.4): neither chats nor tools.
 _TGI_09 = frozenset(
     {
@@ -126,6 +126,7 @@ _TRITON = frozenset(
         Feature.TOP_LOGPROBS,
         Feature.LOGIT_BIAS,
         Feature.MIN_P,
+        Feature.BAD_WORDS,
         Feature.BEST_OF,
         Feature.LORA,
     }

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from adapters.base import Record, RecordingEncoder, Reply, ServerCodec, StreamEncoder
 from adapters.fold import Fold
 from adapters.unknown_fields import ignored_header
-from backends.base import Capabilities, Relays, check, check_relayed, ignored_fields
+from backends.base import Relays, check, check_unread, ignored_fields
 from gateway.errors import is_failover_eligible, to_client_error
 from gateway.experiments.metrics import IN_TROUBLE
 from gateway.http.accounting import RequestAccount, Stage
@@ -159,7 +159,7 @@ class Responder:
         if request.origin is not None:
             with suppress(UnsupportedOperation):
                 return await _relayed(Relay(id=request.id, model=request.model, origin=request.origin), target)
-        check_relayed(request, Capabilities())
+        check_unread(request, [part.param for part in request.unread])
         self._account.ignored = request.unknown
         return self.codec.encode_tokens(request, await target.backend.tokenize(target.addressed(request)))
 

@@ -40,25 +40,32 @@ _LARGE = 1 << 20
 class Operation:
     """A route as mounted: its protocol, and the codec that reads and writes it.
 
-    `endpoint` answers requests that name no model; None: the server's default. `other`: the operation of another
-    protocol at the same path, for bodies with one of its route's `fields`.
+    `endpoint` answers requests that name no model; None: the server's default. `variant`: another operation at the same
+    path, for requests with the header of its route, or with one of its route's `fields` in their bodies.
     """
 
     protocol: str
     route: Route
     codec: ServerCodec
     endpoint: str | None = None
-    other: Operation | None = None
+    variant: Operation | None = None
 
-    def of(self, body: bytes) -> Operation:
+    def for_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> Operation:
+        """The operation for a request with these headers: this one, or its variant."""
+        if self.variant is None or self.variant.route.header is None:
+            return self
+        wanted = self.variant.route.header.encode()
+        return self.variant if any(name == wanted for name, _ in headers) else self
+
+    def for_body(self, body: bytes) -> Operation:
         """The operation that a body is for. A body that cannot be read is left to this one to refuse."""
-        if self.other is None:
+        if self.variant is None or not self.variant.route.fields:
             return self
         try:
             fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         except (msgspec.DecodeError, UnicodeDecodeError):
             return self
-        return self.other if not self.other.route.fields.isdisjoint(fields) else self
+        return self.variant if not self.variant.route.fields.isdisjoint(fields) else self
 
 
 class RequestHandler:
@@ -110,8 +117,8 @@ class RequestHandler:
             if read is None:
                 return None
             call, body = read
-            if self._operation.other is not None:
-                self._choose(self._operation.of(body))
+            if self._operation.variant is not None:
+                self._choose(self._operation.for_body(body))
             if self._operation.route.kind == "describe":
                 account.stage = "describe"
                 await self._describe(call, body)

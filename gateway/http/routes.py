@@ -127,6 +127,7 @@ class Mounts:
             if operation is None:
                 await refuse(service, next(iter(methods.values())), not_allowed(method, methods), scope, send)
                 return
+            operation = operation.for_headers(scope["headers"])
             # This request counts itself, so `Service.full` compares with `>`.
             service.running += 1
             try:
@@ -175,18 +176,23 @@ class Mounts:
 
 
 def _joined(methods: Methods, operation: Operation, prefix: str) -> Operation:
-    """The operation of a path and method; of two protocols, the one without `Route.fields` with the other behind it.
+    """The operation of a path and method; of two protocols, the unconditional one with the other as its variant.
 
     Raises:
-        ConfigError: nothing in their bodies separates two protocols.
+        ConfigError: neither a header nor fields of their bodies separate two protocols.
     """
-    route = operation.route
-    other = methods.get(route.method)
+    method, path = operation.route.method, operation.route.path
+    other = methods.get(method)
     if other is None:
         return operation
-    if other.other is not None or bool(route.fields) == bool(other.route.fields):
-        raise ConfigError(f"two protocols have the route {route.method} {prefix}{route.path}")
-    return replace(other, other=operation) if route.fields else replace(operation, other=other)
+    if other.variant is not None or _is_conditional(operation) == _is_conditional(other):
+        raise ConfigError(f"two protocols have the route {method} {prefix}{path}")
+    first, variant = (other, operation) if _is_conditional(operation) else (operation, other)
+    return replace(first, variant=variant)
+
+
+def _is_conditional(operation: Operation) -> bool:
+    return operation.route.header is not None or bool(operation.route.fields)
 
 
 def _dialects(adapters: Mapping[str, Adapter], server: ServerSection) -> dict[str, dict[str, Any]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from adapters.base import Call, Reply
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.checks import missing
-from adapters.openai.inbound.decode import read, read_model
+from adapters.openai.inbound.decode import read_fields, read_model
 from adapters.openai.inbound.messages import read_messages
 from adapters.openai.inbound.tools import read_tools
 from schemas.errors import InvalidRequest, UnsupportedFeature
@@ -15,13 +17,13 @@ from schemas.ir import Origin, TextPrompt, Tokenize, Tokens, TokensPrompt
 from schemas.openai.tokens import DetokenizedText, DetokenizeRequest, TokenizeRequest, TokenList
 
 
-def read_tokenize(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> Tokenize:
+def read_tokenize(dialect: Dialect, fields: Any, origin: Origin, call: Call) -> Tokenize:
     """The request of `POST /tokenize` with a `prompt` or `messages`.
 
     Raises:
         schemas.errors.RequestError: the body cannot be read, or asks for what no model here does.
     """
-    given, _ = read(dialect, body, TokenizeRequest)
+    given, _ = read_fields(dialect, fields, TokenizeRequest)
     model = read_model(dialect, given.model or "", call)
     # Neither changes the tokens of a text.
     if given.messages is not None and (given.add_generation_prompt is False or given.continue_final_message):
@@ -42,13 +44,13 @@ def read_tokenize(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> 
     )
 
 
-def read_detokenize(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> Tokenize:
+def read_detokenize(dialect: Dialect, fields: Any, origin: Origin, call: Call) -> Tokenize:
     """The request of `POST /detokenize`: a tokenization whose prompt are the tokens, and whose text is the answer.
 
     Raises:
         schemas.errors.RequestError: the body cannot be read, or an id is not in the vocabulary.
     """
-    given, _ = read(dialect, body, DetokenizeRequest)
+    given, _ = read_fields(dialect, fields, DetokenizeRequest)
     if not given.tokens:
         raise missing("tokens")
     model = read_model(dialect, given.model or "", call)
