@@ -21,10 +21,10 @@ from gateway.deployment.deployments import mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
 from gateway.experiments.experiments import Experiments
-from gateway.experiments.full_report import FullReport
 from gateway.export.rows import Exporter
 from gateway.observability.metrics import Metrics
-from gateway.ramps import Ramps
+from gateway.rollout.full_report import FullReport
+from gateway.rollout.ramps import Ramps
 from gateway.routing.router import Router
 from gateway.routing.target import Target
 from gateway.storage.response_store import ResponseStore

@@ -250,3 +250,21 @@ class RemoteEvent(msgspec.Struct, frozen=True):
     delta: RemoteDelta | None = None
     usage: RemoteUsage | None = None
     error: Error | None = None
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """One served model. `created_at` is a time by RFC 3339."""
+
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: str
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    """One page of models; `has_more` in the direction of the query."""
+
+    data: tuple[Model, ...]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None

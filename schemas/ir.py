@@ -129,6 +129,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     """A request to generate text.
 
     Several `prompts` and `n` give `len(prompts) * n` choices; choice `p * n + i` is the i-th answer to prompt p.
+    `model_given` False: no name of the backend's is configured, and `model` is the endpoint's own.
     `background`: lowest priority, where a backend has priorities; no client can set it.
     `extra` holds fields that no protocol here knows, `unknown` names them and nested ones, as paths, and `unread` names
     parts that the IR leaves out of the body. `hints` holds fields that are only passed on to a model
@@ -167,6 +168,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     legacy_functions: bool = False
     grammar: Grammar | None = None
     lora_adapter: str | None = None
+    model_given: bool = True
     background: bool = False
     user: str | None = None
     client_request_id: str | None = None
@@ -204,6 +206,7 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True):
     prompt: Prompt
     tools: tuple[Tool, ...] = ()
     add_special_tokens: bool = True
+    context_length: int | None = None  # of the model, for answers that have it
     unread: tuple[Unread, ...] = ()
     unknown: tuple[str, ...] = ()
     origin: Origin | None = None

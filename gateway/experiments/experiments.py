@@ -121,7 +121,7 @@ class Experiments:
         # Counted at assignment, before any target is asked: what happens later cannot change the split.
         experiment.exposed(plan)
         if shadowed and plan.shadows and isinstance(request, Generate):
-            self._shadows.send(request, plan.shadows, experiment)
+            self._shadows.send(request, plan, experiment)
         owner = self._keys.owner(headers) if experiment.takes_feedback else b""
         return Exposure(request, owner, plan, experiment, self._pairing, self._feedback, self._look)
 

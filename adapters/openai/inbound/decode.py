@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from adapters.base import Call
-from adapters.body import convert, parse
+from adapters.body import convert
 from adapters.openai.dialects import HINTS, Dialect
 from adapters.openai.inbound.checks import check, check_chat, check_completion, empty, missing, refused
 from adapters.openai.inbound.extensions import own_fields, read_grammar
@@ -34,20 +34,15 @@ _UNSUPPORTED_FIELDS = {
 """Fields of a chat that would change the answer and that no backend supports -> the refusal."""
 
 
-def read(dialect: Dialect, body: bytes, type: type[T]) -> tuple[T, Unknown]:
-    """Decode a body as a `type` struct.
+def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, Unknown]:
+    """Convert a parsed body to a `type` struct.
 
     Returns:
         The struct, and the fields of the body that the dialect does not know.
 
     Raises:
-        schemas.errors.RequestError: the body cannot be read, or has unknown fields where the dialect is strict.
+        schemas.errors.RequestError: a field is wrong, or unknown where the dialect is strict.
     """
-    return read_fields(dialect, parse(body), type)
-
-
-def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, Unknown]:
-    """The second half of `read`: the same for a body that is parsed already."""
     # MindIE knows fewer fields than the struct has. Those it does not know must not be checked either, so they are
     # taken out before the conversion, and count as unknown.
     known = dialect.requests.chat_fields
