@@ -15,8 +15,9 @@ def inexpressible(feature: str) -> UnsupportedFeature:
 
 
 def foreign_fields(request: Generate | Embed) -> tuple[str, ...]:
-    """The fields that only a server of the client's own protocol may understand."""
-    return (*request.own_fields, *request.unknown) if isinstance(request, Generate) else request.unknown
+    """The places of the fields that only a server of the client's own protocol may understand."""
+    own = tuple(part.param for part in request.unread) if isinstance(request, Generate) else ()
+    return own + request.unknown
 
 
 def image_url(image: ImagePart) -> str:

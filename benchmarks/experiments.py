@@ -20,9 +20,18 @@ from math import exp, inf, log
 import numpy as np
 
 from benchmarks.experiment_looks import Draw, Requests, Traffic, draw, look, look_as_before, look_times
+from gateway.experiments.comparison import metric_alphas
 from gateway.experiments.confidence import Array, Interval, Mean, sample_ratio_mismatch
 from gateway.experiments.evalue import fails_more
-from gateway.experiments.histogram import BINS, RATIO, SHORTEST, UNFINISHED, log_design_effect, quantile_ratio
+from gateway.experiments.histogram import (
+    BINS,
+    RATIO,
+    SHORTEST,
+    UNFINISHED,
+    log_design_effect,
+    quantile_ratio,
+)
+from gateway.experiments.metrics import METRICS
 from gateway.routing.assignment import BUCKETS
 
 ALPHA = 0.05
@@ -246,6 +255,28 @@ def print_looks(runs: int, requests: int) -> None:
         print(f"| {cell.title} | {shares} |", flush=True)
 
 
+def print_families(runs: int, requests: int) -> None:
+    """Whether any metric of a report ever has a word other than "no difference", between equal arms."""
+    print("\n### all metrics of a report\n\n| split | any word | at alpha for each metric |\n|---|---|---|")
+    alphas = metric_alphas(METRICS, ALPHA)
+    values = {"rate": successes(0.97), "time": lognormal(1.0), "number": lognormal(0.5)}
+    for name, shares in SPLITS.items():
+        words = np.zeros(2)
+        for run in range(runs):
+            source = np.random.default_rng((6, run))
+            drawn = draw(source, Traffic(requests, (shares,)), successes(0.97))
+            said = np.zeros(2, bool)
+            for metric in METRICS:
+                # Independent metrics are the worst case for the chance of any word.
+                found = values[metric.kind](source, drawn.arms, drawn.values, source.standard_normal(requests))
+                each = drawn._replace(values=np.log(found) if metric.kind == "time" else found)
+                for number, alpha in enumerate((alphas[metric.name], ALPHA)):
+                    looked = look(each, 1, alpha, look_times(requests, LOOKS // 2), rate=metric.kind == "rate")
+                    said[number] |= looked.excluded(0.0).any()
+            words += said
+        print(f"| {name} | {words[0] / runs:.3f} | {words[1] / runs:.3f} |", flush=True)
+
+
 def print_sample_ratio(runs: int, requests: int) -> None:
     """False alarms and found losses of the sample-ratio check."""
     print("\n### sample-ratio mismatch\n\n| case | alarms | requests for 80 % |\n|---|---|---|")
@@ -363,6 +394,7 @@ def main() -> None:
     print_looks(runs // 2, requests)
     for title, of in cells(requests).items():
         print_cells(title, of, runs)
+    print_families(runs // 2, requests)
     print_sample_ratio(runs, requests)
     print_guardrail(runs // 2)
     print_quantiles(runs // 6, requests)

@@ -15,18 +15,20 @@ import structlog
 
 from backends.base import Backend, Health
 from gateway.auth import Keys
-from gateway.config import Config
+from gateway.config import Config, Export
 from gateway.deployment.catalog import catalog
 from gateway.deployment.deployments import mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
 from gateway.experiments.experiments import Experiments
-from gateway.experiments.full_report import FullReport
+from gateway.export.rows import Exporter
 from gateway.observability.metrics import Metrics
-from gateway.ramps import Ramps
+from gateway.rollout.full_report import FullReport
+from gateway.rollout.ramps import Ramps
 from gateway.routing.router import Router
 from gateway.routing.target import Target
 from gateway.storage.response_store import ResponseStore
+from gateway.storage.row_files import RowFiles
 from schemas.catalog import Catalog, Change, RequestCounts
 from schemas.errors import BackendUnavailable
 
@@ -71,6 +73,7 @@ class Service:
         self.responses = ResponseStore(limit, folder / "responses" if folder is not None else None) if limit else None
         slot = slot or secrets.token_hex(8)
         self.metrics = Metrics(backends, folder / "metrics" if folder is not None else None, slot)
+        self.exporter = self._make_exporter(config.server.export)
         self._counts: dict[str, RequestCounts] = {}
         # "loading" until the first check: a request in the first second waits instead of being refused.
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
@@ -241,9 +244,19 @@ class Service:
         await self.experiments.aclose()
         for backend in self.backends.values():
             await backend.aclose()
+        if self.exporter is not None:
+            await asyncio.to_thread(self.exporter.close)  # rows are written to the last
         if self.responses is not None:
             self.responses.close()
         self.metrics.close()
+
+    def _make_exporter(self, settings: Export | None) -> Exporter | None:
+        """What writes a row per request, if that is configured."""
+        if settings is None:
+            return None
+        # Named for the process, not for the slot: a restarted worker never appends to a line that was cut.
+        files = RowFiles(Path(settings.folder), secrets.token_hex(8), settings.max_bytes, settings.files)
+        return Exporter(files, lambda rows: self.metrics.export_lost.add((), rows), with_text=settings.text)
 
     def _can_answer(self, backend: str) -> bool:
         """Whether a backend is ready, and not in trouble: background work must not add to it."""

@@ -108,6 +108,11 @@ class Catalog(msgspec.Struct, frozen=True):
             return card
         return self.cards.get(self.aliases.endpoint(name) or "")
 
+    def models(self) -> list[tuple[str, ModelCard]]:
+        """The names that listings show: endpoints, then exact aliases, each with its endpoint."""
+        aliases = [(alias, self.cards.get(name)) for alias, name in self.aliases.exact.items()]
+        return [*self.cards.items(), *((alias, card) for alias, card in aliases if card is not None)]
+
     @property
     def ready(self) -> bool:
         """Whether every endpoint can answer."""

@@ -168,7 +168,7 @@ def _base64(image: ImagePart) -> str:
 def _structured_outputs(grammar: Grammar) -> str:
     # As a JSON text: vLLM's backend reads the parameter as a string.
     value = True if grammar.kind == "json_object" else grammar.value
-    name = {"json_schema": "json"}.get(grammar.kind, grammar.kind)
+    name = {"json_schema": "json", "ebnf": "grammar"}.get(grammar.kind, grammar.kind)
     return msgspec.json.encode({name: value}).decode()
 
 

@@ -20,7 +20,7 @@ from gateway.config.endpoint import (
     wrong_endpoint,
 )
 from gateway.config.file import BUNDLED, Config, default, load, parse, remote
-from gateway.config.server import Limits, Listener, Mount, ServerSection
+from gateway.config.server import Export, Limits, Listener, Mount, ServerSection
 
 __all__ = [
     "BUNDLED",
@@ -30,6 +30,7 @@ __all__ = [
     "ConfigError",
     "Endpoint",
     "Experiment",
+    "Export",
     "Fallback",
     "FeedbackMetric",
     "Guardrail",

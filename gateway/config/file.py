@@ -28,7 +28,7 @@ from gateway.config.endpoint import (
     Shadow,
     wrong_endpoint,
 )
-from gateway.config.server import Limits, Listener, Mount, ServerSection
+from gateway.config.server import Export, Limits, Listener, Mount, ServerSection
 
 _T = TypeVar("_T")
 
@@ -131,17 +131,24 @@ def _check(text: str, config: Config) -> None:
         raise ConfigError(f"{_line(text, 'mounts')}: server.mounts: two of them have the prefix '{twice}'")
     if port := _twice([config.server.port, *(listener.port for listener in config.server.listeners)]):
         raise ConfigError(f"{_line(text, 'listeners')}: server.listeners: the port {port} is taken twice")
+    if config.server.export is not None and config.server.export.files <= config.server.workers:
+        # Workers write side by side: with fewer files, one would remove what another is writing.
+        raise ConfigError(f"{_line(text, 'export')}: server.export: `files` must be more than the number of workers")
+    _check_endpoints(text, config)
     if config.server.state_file is None:
         _check_stateless(text, config)
+    _check_defaults(text, config)
+    # With a state file, the first endpoint may be one that a client creates.
+    if not config.endpoints and config.server.state_file is None:
+        raise ConfigError("1: there are no endpoints: nothing would be served")
+
+
+def _check_endpoints(text: str, config: Config) -> None:
     for name, endpoint in config.endpoints.items():
         if wrong := wrong_endpoint(endpoint, config.backends):
             raise ConfigError(f"{_line(text, name)}: endpoints.{name}{wrong}")
     if clash := wrong_aliases(config.endpoints):
         raise ConfigError(f"{_line(text, clash[0])}: endpoints.{clash[0]}{clash[1]}")
-    _check_defaults(text, config)
-    # With a state file, the first endpoint may be one that a client creates.
-    if not config.endpoints and config.server.state_file is None:
-        raise ConfigError("1: there are no endpoints: nothing would be served")
 
 
 def _check_stateless(text: str, config: Config) -> None:
@@ -194,6 +201,7 @@ def _all_fields() -> set[str]:
         Mount,
         Listener,
         Limits,
+        Export,
         Endpoint,
         ServedEntity,
         Shadow,

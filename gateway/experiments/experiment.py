@@ -10,17 +10,16 @@ arm can answer.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import structlog
 
 from gateway.config import Endpoint
-from gateway.experiments.agreement import UNPAIRED, Agreement, Example
 from gateway.experiments.counters_file import CountersFile, Layout
-from gateway.experiments.examples import Examples
 from gateway.experiments.feedback_ring import Answered
 from gateway.experiments.guardrail import broken, has_guardrails
 from gateway.experiments.histogram import BINS, UNFINISHED, bin_of, log_seconds
@@ -35,8 +34,10 @@ from gateway.experiments.metrics import (
     UNPAIRED_AT,
     Metric,
 )
-from gateway.experiments.report import Report, SplitSums, build
-from gateway.experiments.stratum import LOGARITHMS_AT, PAIRS, REQUESTS, SplitReport, Stratum, feedback_file
+from gateway.experiments.pairs.agreement import UNPAIRED, Agreement, Example
+from gateway.experiments.pairs.examples import Examples
+from gateway.experiments.report import Report, ShadowReport, SplitSums, build, shadow_report
+from gateway.experiments.stratum import LOGARITHMS_AT, PAIRS, REQUESTS, SHADOWS, SplitReport, Stratum, feedback_file
 from gateway.routing.target import Plan, Target
 from schemas.errors import InvalidRequest
 from schemas.ir import FinishReason, Usage
@@ -149,7 +150,7 @@ class Experiment:
             Who answered, if users may send feedback for the answer, else None.
         """
         arm = self._index[plan.targets[0].entity.name]
-        if (why := _exclusion(plan, ended.outcome)) is not None:
+        if (why := exclusion(plan, ended.outcome)) is not None:
             self._counters.count(arm, EXCLUDED.index(why))
             return None
         assert plan.unit is not None
@@ -172,9 +173,19 @@ class Experiment:
         takes_feedback = self.takes_feedback and own == "ok" and ended.usage is not None
         return Answered(self._tag, arm, bucket) if takes_feedback else None
 
-    def shadowed(self, target: Target) -> None:
-        """Count a copy sent to a shadow that ended."""
-        self._counters.count(self._index[target.entity.name], EXCLUDED.index("shadow"))
+    def shadowed(self, target: Target, bucket: int, values: Sequence[float | None]) -> None:
+        """Count a copy for a shadow that ended or was dropped.
+
+        Args:
+            target: the shadow.
+            bucket: the unit's.
+            values: in the order of `SHADOW_METRICS`; None: not known of this copy.
+        """
+        arm = self._index[target.entity.name]
+        if values[0]:  # a dropped copy never reached the arm
+            self._counters.count(arm, EXCLUDED.index("shadow"))
+        known = [(row, value) for row, value in enumerate(values) if value is not None]
+        self._stratum(self._split).file(SHADOWS).add(arm, bucket, known)
 
     def paired(self, target: Target, bucket: int, pair: Agreement, example: Callable[[], Example]) -> None:
         """Count a pair: an answer of the control, and this arm's own to the same prompt and seed.
@@ -234,7 +245,16 @@ class Experiment:
         """Means, intervals and decisions over the counters of all workers."""
         found = build(self._name, self._endpoint, self._metrics, self._read())
         paired = (msgspec.structs.replace(pairs, examples=self._examples.of(pairs.arm)) for pairs in found.paired)
-        return msgspec.structs.replace(found, paired=tuple(paired))
+        return msgspec.structs.replace(found, paired=tuple(paired), shadows=tuple(self._shadow_reports()))
+
+    def _shadow_reports(self) -> Iterator[ShadowReport]:
+        shadows = [arm.name for arm in self._endpoint.served_entities if arm.shadow is not None]
+        if not shadows:
+            return
+        # Copies are of all requests, whatever their split, so that nothing is to be weighted.
+        rows = np.sum([self._stratum(split).copies() for split in self._splits()], axis=0)
+        for name in shadows:
+            yield shadow_report(name, rows[self._index[name]], self._endpoint.experiment.alpha)
 
     def stopped(self) -> frozenset[str]:
         """The arms that guardrails have stopped, on any worker; also stops those that have become worse by now.
@@ -323,7 +343,7 @@ def _tag(key: str, split: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{key} {split}".encode(), digest_size=8).digest())
 
 
-def _exclusion(plan: Plan, outcome: str) -> str | None:
+def exclusion(plan: Plan, outcome: str) -> str | None:
     """Why a request is not compared; None if it is."""
     # The order matters: a request counts under the first reason that applies.
     if plan.unit is None:

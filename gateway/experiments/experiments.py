@@ -18,7 +18,7 @@ from gateway.config import Endpoint
 from gateway.experiments.experiment import Experiment, Outcome
 from gateway.experiments.feedback_ring import FeedbackRing, name_of
 from gateway.experiments.metrics import FAILURES
-from gateway.experiments.paired import Pairing
+from gateway.experiments.pairs.pairing import Pairing
 from gateway.experiments.report import Report
 from gateway.experiments.shadow import Shadows
 from gateway.observability.metrics import Metrics
@@ -121,7 +121,7 @@ class Experiments:
         # Counted at assignment, before any target is asked: what happens later cannot change the split.
         experiment.exposed(plan)
         if shadowed and plan.shadows and isinstance(request, Generate):
-            self._shadows.send(request, plan.shadows, experiment)
+            self._shadows.send(request, plan, experiment)
         owner = self._keys.owner(headers) if experiment.takes_feedback else b""
         return Exposure(request, owner, plan, experiment, self._pairing, self._feedback, self._look)
 

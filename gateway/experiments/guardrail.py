@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from math import expm1
 
 import numpy as np
 
 from gateway.config import Endpoint
-from gateway.experiments.confidence import Interval, Mean, difference, rate_difference
+from gateway.experiments.comparison import interval, means, row_of
+from gateway.experiments.confidence import Mean
 from gateway.experiments.evalue import fails_more
 from gateway.experiments.metrics import METRICS, Metric
-from gateway.experiments.report import SplitSums, arm_alpha, means
+from gateway.experiments.report import SplitSums, arm_alpha
 
 
 def has_guardrails(endpoint: Endpoint) -> bool:
@@ -49,25 +51,29 @@ def broken(
     for arm, entity in enumerate(endpoint.served_entities):
         if entity.name not in candidates:
             continue
-        # The bet ends an arm that fails far more within a few requests, the interval one that fails a little more.
+        # The bet ends an arm that fails far more within a few requests, the interval one that fails a little more. It
+        # begins anew in each split, so the splits share its alpha: 1/2 + 1/6 + 1/12 + ... is at most 1.
         success = names.index("success")
         control, other = rows[-1, 0, 1 + success], rows[-1, arm, 1 + success]
         if guardrail is not None and (
-            fails_more(control, other, guardrail.worse_than, alpha)
-            or _worse(metrics[success], *means(rows, arm, 1 + success), alpha) > guardrail.worse_than
+            fails_more(control, other, guardrail.worse_than, alpha / (len(splits) * (len(splits) + 1)))
+            or _worse(metrics[success], *means(rows, arm, row_of(metrics, metrics[success])), alpha)
+            > guardrail.worse_than
         ):
             found[entity.name] = "success"
         for other_guardrail in others:
             at = names.index(other_guardrail.metric)
-            if _worse(metrics[at], *means(rows, arm, 1 + at), alpha) > other_guardrail.worse_than:
+            if _worse(metrics[at], *means(rows, arm, row_of(metrics, metrics[at])), alpha) > other_guardrail.worse_than:
                 found[entity.name] = other_guardrail.metric
     return found
 
 
 def _worse(metric: Metric, control: Mean, other: Mean, alpha: float) -> float:
     """How much worse the other arm is at least: of rates in absolute terms, else as a share of the control's mean."""
-    interval: Interval = (rate_difference if metric.kind == "rate" else difference)(control, other, alpha)
-    least = interval.low if metric.better == "lower" else -interval.high
+    found = interval(metric, control, other, alpha)
+    least = found.low if metric.better == "lower" else -found.high
     if metric.kind == "rate":
         return least
+    if metric.kind == "time":  # means of logarithms
+        return expm1(least)
     return least / abs(control.value) if control.value else 0.0

@@ -118,6 +118,22 @@ def quantile_ratio(
     return Interval(estimate, float(low), float(high))
 
 
+def weighted(histograms: Array, weights: Array) -> Array:
+    """The histogram of a mixture of strata, as of the equivalent number of requests of a single stratum: [BINS].
+
+    Args:
+        histograms: [strata, BINS].
+        weights: [strata], adding up to 1, or all 0.
+    """
+    totals = histograms.sum(axis=1)
+    used = (weights > 0) & (totals > 0)
+    if not used.any():
+        return np.zeros(BINS)
+    each = weights[used] / totals[used]
+    mixture: Array = each @ histograms[used] / float((each**2 * totals[used]).sum())
+    return mixture
+
+
 def log_design_effect(counts: Array, found: Mean) -> float:
     """How many durations are worth one independent duration: at least 1.
 
@@ -125,20 +141,17 @@ def log_design_effect(counts: Array, found: Mean) -> float:
         counts: [BINS].
         found: the mean of the logarithms of the same durations, with its cluster-robust variance.
     """
-    independent = log_variance(counts)
-    if not independent or found.variance == inf:
+    if found.variance == inf:
         return 1.0
-    return max(1.0, found.variance * found.requests / independent)
+    return max(1.0, found.variance * found.requests / log_variance(counts))
 
 
 def log_variance(counts: Array) -> float:
-    """The variance of the logarithm of one value, from the bins' middles; 0 for no values."""
+    """The variance of the logarithm of one value, from the bins' middles and width. There is at least one value."""
     total = float(counts.sum())
-    if not total:
-        return 0.0
     middles = _LOG_SHORTEST + (np.arange(BINS) - 0.5) * _LOG_RATIO
     center = float(counts @ middles) / total
-    return float(counts @ np.square(middles - center)) / total
+    return float(counts @ np.square(middles - center)) / total + _LOG_RATIO**2 / 12
 
 
 def _evidence(counts: Array, q: float, alpha: float, design_effect: float) -> Array:

@@ -17,15 +17,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gateway.experiments.agreement import PAIR_METRICS
+from gateway.experiments.confidence import Array
 from gateway.experiments.counters_file import CountersFile, Layout, Sums, read, zeros
-from gateway.experiments.metrics import METRICS, TIMES, TOTALS
+from gateway.experiments.metrics import METRICS, SHADOW_METRICS, TIMES, TOTALS
+from gateway.experiments.pairs.agreement import PAIR_METRICS
 
 _ABOUT = "about.json"
 """The name of the file that says since when a split is served."""
 
-REQUESTS, PAIRS = "requests", "pairs"
-"""The names of the files of all requests, and of pairs."""
+REQUESTS, PAIRS, SHADOWS = "requests", "pairs", "shadows"
+"""The names of the files of all requests, of pairs, and of copies for shadows."""
 
 LOGARITHMS_AT = 1 + len(METRICS)
 """In the file of requests: row 0 is exposures, then come `METRICS`, then the logarithms of `TIMES`."""
@@ -105,6 +106,10 @@ class Stratum:
         rows = np.concatenate((metrics, *sent, logarithms, self._read(PAIRS).rows), axis=1)
         return requests._replace(rows=rows)
 
+    def copies(self) -> Array:
+        """The sums over all workers of the copies for shadows: [arms, `SHADOW_METRICS`, (count, sum), buckets]."""
+        return self._read(SHADOWS).rows
+
     def _read(self, name: str) -> Sums:
         if self._folder is not None:
             return read(self._layout(name), self._folder / name)
@@ -113,4 +118,4 @@ class Stratum:
     def _layout(self, name: str) -> Layout:
         if name == REQUESTS:
             return Layout(self._arms, LOGARITHMS_AT + len(TIMES), len(TIMES), len(TOTALS))
-        return Layout(self._arms, len(PAIR_METRICS) if name == PAIRS else 1)
+        return Layout(self._arms, {PAIRS: len(PAIR_METRICS), SHADOWS: len(SHADOW_METRICS)}.get(name, 1))

@@ -27,7 +27,7 @@ async def report(service: Service, name: str, scope: HTTPScope, send: Send) -> N
     _allow(scope, "GET", "HEAD")
     service.keys.check(decode_headers(scope["headers"]))
     _find(service, name)
-    await _reply(scope, send, msgspec.json.encode(service.report(name)))
+    await _reply(service, scope, send, msgspec.json.encode(service.report(name)))
 
 
 async def reset(service: Service, name: str, scope: HTTPScope, send: Send) -> None:
@@ -40,7 +40,7 @@ async def reset(service: Service, name: str, scope: HTTPScope, send: Send) -> No
     service.keys.check_reset(decode_headers(scope["headers"]))
     _find(service, name)
     await service.reset(name)
-    await _reply(scope, send, msgspec.json.encode(service.report(name)))
+    await _reply(service, scope, send, msgspec.json.encode(service.report(name)))
 
 
 PATHS: dict[str, Handler] = {
@@ -60,7 +60,11 @@ def _find(service: Service, name: str) -> None:
         raise ModelNotFound(f"Endpoint with name '{name}' does not exist.")
 
 
-async def _reply(scope: HTTPScope, send: Send, body: bytes) -> None:
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+async def _reply(service: Service, scope: HTTPScope, send: Send, body: bytes) -> None:
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-request-id", service.new_id().encode()),
+    ]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body, "more_body": False})

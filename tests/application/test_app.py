@@ -115,9 +115,9 @@ async def test_a_listener_has_its_own_dialects() -> None:
     async with listening(app) as port:
         pass
     app, _ = scripted("echo", server=ServerSection(listeners=(Listener(port, {"openai": "mindie-openai"}),)))
-    async with running(app, f"http://gateway:{port}") as client:
+    async with running(app, f"http://localhost:{port}") as client:
         assert set((await client.post("/v1/chat/completions", content=b"{")).json()) == {"error", "error_type"}
-    async with running(app, "http://gateway:1") as client:
+    async with running(app, "http://localhost:1") as client:
         assert set((await client.post("/v1/chat/completions", content=b"{")).json()) == {"error"}
 
 
@@ -134,7 +134,7 @@ async def read_raw(port: int, model: str) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps({"text_input": "one two three"}).encode()
     path = f"/v2/models/{model}/generate_stream".encode()
-    writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path, len(body), body))
+    writer.write(b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (path, len(body), body))
     data = b""
     while part := await asyncio.wait_for(reader.read(1000), 60):
         data += part

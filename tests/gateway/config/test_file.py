@@ -61,6 +61,16 @@ WRONG = {
     GOOD
     + "[[server.mounts]]\nprefix = '/x'\ndialects = {}\n" * 2: "13: server.mounts: two of them have the prefix '/x'",
     GOOD + "[[server.listeners]]\nport = 8000\n": "13: server.listeners: the port 8000 is taken twice",
+    GOOD + "[server]\nworkers = 4\nexport = { folder = 'x', files = 4 }\n": (
+        "15: server.export: `files` must be more than the number of workers"
+    ),
+    GOOD + "experiment = { ramp = { arm = 'challenger' } }\n": "13: endpoints.chat: a `ramp` needs a `state_file`",
+    GOOD + "experiment = { ramp = { arm = 'current' } }\n": (
+        "7: endpoints.chat.experiment.ramp: 'current' is none of the served entities after the first"
+    ),
+    GOOD + "experiment = { ramp = { arm = 'challenger', steps = [5, 1] } }\n": (
+        "7: endpoints.chat.experiment.ramp: `steps` must ascend"
+    ),
     GOOD + "[server.limits]\nmax_bodyy = 1\n": "14: server.limits.max_bodyy: unknown field; did you mean 'max_body'?",
 }
 

@@ -58,7 +58,7 @@ async def test_feedback_is_accepted_as_soon_as_the_end_of_the_answer_is_sent(str
 
             await app(scope, receive, sent)
 
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(watched), base_url="http://gateway") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(watched), base_url="http://localhost") as client:
             await chat(client, user=unit_for("b"), stream=stream)
     (found,) = reports
     assert (found["means"]["success"], found["means"]["liked"], found["finish_reasons"]) == (1.0, 1.0, {"eos": 1})

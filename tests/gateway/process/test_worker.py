@@ -14,7 +14,7 @@ from gateway.process import worker
 from gateway.process.worker import _Server, uvicorn_config
 from tests.gateway.serving import scripted
 
-GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @asynccontextmanager
