@@ -3,7 +3,7 @@
     python -m benchmarks.soak [--minutes 60] [--clients 12] [--every 10]
 
 `make soak`. Starts the real server with two workers, the bundled model and a scripted backend, and drives it over all
-protocols: whole answers and streams, pictures, grammars, cancels, malformed bodies, clients that write or read slowly.
+protocols: whole answers and streams, images, grammars, cancels, malformed bodies, clients that write or read slowly.
 Every `--every` seconds there is a fault: a worker or the engine is killed or stopped, or the configuration is read
 again. At the end it prints how the requests ended, what the log and the metrics say of them, and the growth of each
 kind of process. The exit code is 1 if a request hung or is not accounted for, if a stream had a clean end without a
@@ -52,7 +52,7 @@ served_entities = [{ name = "demo", backend = "local" }]
 [endpoints.echo]
 served_entities = [{ name = "echo", backend = "s", model = "echo" }]
 """
-PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEklEQVR4nGP4z8CAFWEXHbQSACj/P8Fu7N9hAAAAAElFTkSuQmCC"
+IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEklEQVR4nGP4z8CAFWEXHbQSACj/P8Fu7N9hAAAAAElFTkSuQmCC"
 TIMEOUT = 120.0
 """Seconds after which a request hangs."""
 SAMPLE = 5.0
@@ -78,7 +78,7 @@ class Call:
 
 
 @dataclass
-class Tally:
+class Seen:
     """What the clients saw."""
 
     ended: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -103,8 +103,8 @@ def calls(chance: random.Random) -> Call:
     messages = [{"role": "user", "content": text}]
     stream, few = chance.random() < 0.5, chance.randrange(4, 24)
     chat = {"model": model, "messages": messages, "max_tokens": few, "stream": stream}
-    picture = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}}]
-    seen = {"model": "demo", "messages": [{"role": "user", "content": [*picture, {"type": "text", "text": "What?"}]}]}
+    image = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{IMAGE}"}}]
+    seen = {"model": "demo", "messages": [{"role": "user", "content": [*image, {"type": "text", "text": "What?"}]}]}
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     strict = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     choices: list[Callable[[], Call]] = [
@@ -132,7 +132,7 @@ def _call(name: str, path: str, body: dict[str, Any], behaviour: str = "reads") 
     return Call(name, path, json.dumps(body).encode(), behaviour)
 
 
-async def client(port: int, seed: int, tally: Tally, stop: asyncio.Event) -> None:
+async def client(port: int, seed: int, seen_requests: Seen, stop: asyncio.Event) -> None:
     """Send requests until stopped."""
     chance = random.Random(seed)
     while not stop.is_set():
@@ -145,7 +145,7 @@ async def client(port: int, seed: int, tally: Tally, stop: asyncio.Event) -> Non
             how = "HUNG"
         except (OSError, asyncio.IncompleteReadError):
             how = "connection ended"
-        tally.add(call, how, id[0] if id else None)
+        seen_requests.add(call, how, id[0] if id else None)
         if how in ("connection ended", "503"):
             await asyncio.sleep(PAUSE)
 
@@ -263,10 +263,10 @@ async def disturb(processes: Processes, every: float, stop: asyncio.Event, fault
                 faults[f"{number.name} {kind}"] += 1
 
 
-async def soak(port: int, processes: Processes, given: argparse.Namespace) -> tuple[Tally, Counter[str]]:
+async def soak(port: int, processes: Processes, given: argparse.Namespace) -> tuple[Seen, Counter[str]]:
     """Run clients and faults for the time that was asked for; then wait until the last request has ended."""
-    tally, faults, stop, calm = Tally(), Counter[str](), asyncio.Event(), asyncio.Event()
-    clients = [asyncio.create_task(client(port, seed, tally, stop)) for seed in range(given.clients)]
+    seen_requests, faults, stop, calm = Seen(), Counter[str](), asyncio.Event(), asyncio.Event()
+    clients = [asyncio.create_task(client(port, seed, seen_requests, stop)) for seed in range(given.clients)]
     trouble = asyncio.create_task(disturb(processes, given.every, calm, faults))
     ends = time.monotonic() + 60 * given.minutes
     while (left := ends - time.monotonic()) > 0:
@@ -277,7 +277,7 @@ async def soak(port: int, processes: Processes, given: argparse.Namespace) -> tu
             calm.set()
     stop.set()
     await asyncio.gather(*clients, trouble)
-    return tally, faults
+    return seen_requests, faults
 
 
 def _get(port: int, path: str) -> str:
@@ -299,28 +299,28 @@ def _total(metrics: str, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in metrics.splitlines() if line.startswith(f"{name}{{"))
 
 
-def judge(tally: Tally, log: Path, metrics: str) -> list[str]:
+def judge(seen_requests: Seen, log: Path, metrics: str) -> list[str]:
     """Compare what clients, log and metrics say; what is wrong."""
     lines = [msgspec.json.decode(line) for line in log.read_bytes().splitlines() if line.startswith(b"{")]
     finished = [line["request_id"] for line in lines if line.get("event") == "request.finished"]
     refused, counted = _total(metrics, "gw_refused_total"), _total(metrics, "gw_requests_total")
-    lost = len(tally.ids - set(finished))
-    print(f"requests: {tally.sent} sent, {len(tally.ids)} with an id, {tally.unnamed} without")
+    lost = len(seen_requests.ids - set(finished))
+    print(f"requests: {seen_requests.sent} sent, {len(seen_requests.ids)} with an id, {seen_requests.unnamed} without")
     print(f"log: {len(finished)} lines; metrics: {counted:.0f} counted, {refused:.0f} refused before")
     wrong = (
         [f"{len(finished) - len(set(finished))} ids are logged twice"] if len(finished) != len(set(finished)) else []
     )
     if abs(counted - len(finished)) > 0:
         wrong.append(f"{counted:.0f} requests are counted, {len(finished)} are logged")
-    broken = sum(count["connection ended"] for count in tally.ended.values())
+    broken = sum(count["connection ended"] for count in seen_requests.ended.values())
     # A worker that is killed cannot log the requests that it was answering: their clients saw the connection end, or
     # had left before. Whatever else has an id has a line, but for what was refused before a handler saw it.
-    left = sum(count["left"] for count in tally.ended.values())
+    left = sum(count["left"] for count in seen_requests.ended.values())
     if lost > broken + left + refused:
         wrong.append(f"{lost} requests with an id have no line")
-    if len(set(finished) - tally.ids) > tally.unnamed:
-        wrong.append(f"{len(set(finished) - tally.ids)} lines are of requests that nobody sent")
-    bad = {how: sum(count[how] for count in tally.ended.values()) for how in ("HUNG", "FALSE END")}
+    if len(set(finished) - seen_requests.ids) > seen_requests.unnamed:
+        wrong.append(f"{len(set(finished) - seen_requests.ids)} lines are of requests that nobody sent")
+    bad = {how: sum(count[how] for count in seen_requests.ended.values()) for how in ("HUNG", "FALSE END")}
     return wrong + [f"{found} requests: {how}" for how, found in bad.items() if found]
 
 
@@ -341,7 +341,7 @@ def main() -> int:
         try:
             _await_ready(port)
             processes = Processes(process.pid)
-            tally, faults = asyncio.run(soak(port, processes, given))
+            seen_requests, faults = asyncio.run(soak(port, processes, given))
             _await_ready(port)
             time.sleep(1.0)  # the last lines are written
             metrics = _get(port, "/metrics")
@@ -350,10 +350,10 @@ def main() -> int:
             process.send_signal(signal.SIGTERM)
             process.wait(TIMEOUT)
         print("faults:", dict(faults))
-        for call, how in sorted(tally.ended.items()):
+        for call, how in sorted(seen_requests.ended.items()):
             print(f"  {call:14}", dict(how))
         processes.report()
-        wrong = judge(tally, Path(name, "log"), metrics)
+        wrong = judge(seen_requests, Path(name, "log"), metrics)
         if running := _total(metrics, "gw_requests_running"):
             wrong.append(f"{running:.0f} requests run at the end")
         wrong += [f"process {pid} is left" for pid in everyone if _read_text(f"/proc/{pid}/cmdline")]

@@ -136,7 +136,7 @@ def lock() -> Iterator[str]:
         subprocess.run(command, check=True)  # noqa: S603 - our own arguments
         installed = json.loads(report.read_text())["install"]
     python = f"CPython {sys.version_info.major}.{sys.version_info.minor}"
-    yield f"# For {python} on {sys.platform}, by `make lock`. torch is not in it: install a build for your machine first:"
+    yield f"# For {python} on {sys.platform}, by `make lock`. torch is not in it: install a build of it first:"
     yield "# pip install --require-hashes --no-deps --requirement requirements.lock && pip install --no-deps ."
     for each in sorted(installed, key=lambda each: canonical(each["metadata"]["name"])):
         hashes = each["download_info"]["archive_info"]["hashes"]
