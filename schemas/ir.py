@@ -180,6 +180,11 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     unknown: tuple[str, ...] = ()
     origin: Origin | None = None
 
+    @property
+    def foreign_fields(self) -> tuple[str, ...]:
+        """The places of what only a server of the client's own protocol may understand."""
+        return (*(part.param for part in self.unread), *self.unknown)
+
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True):
     """A request for one vector per input."""
@@ -196,6 +201,11 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True):
     extra: dict[str, Any] = {}
     unknown: tuple[str, ...] = ()
     origin: Origin | None = None
+
+    @property
+    def foreign_fields(self) -> tuple[str, ...]:
+        """The places of what only a server of the client's own protocol may understand."""
+        return self.unknown
 
 
 class Tokenize(msgspec.Struct, frozen=True, kw_only=True):
