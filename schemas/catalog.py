@@ -54,14 +54,15 @@ class RequestCounts(msgspec.Struct, frozen=True):
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """What listings tell of an endpoint. `context_length` is in tokens, prompt and answer together.
 
-    `created` and `changed` are Unix times in seconds. `pending` are the served entities of an update under way,
-    `version` counts those that were put in force. `lora_adapters` are the LoRA adapters that
-    requests may name; the `parent` of an endpoint of nothing but LoRA adapters is the endpoint of their base model, if
-    there is one.
+    `declared_task`: `task` is configured, and no default. `created` and `changed` are Unix times in seconds. `pending`
+    are the served entities of an update under way, `version` counts those that were put in force. `lora_adapters` are
+    the LoRA adapters that requests may name; the `parent` of an endpoint of nothing but LoRA adapters is the endpoint of
+    their base model, if there is one.
     """
 
     name: str
     task: Literal["chat", "completions", "embeddings"] = "chat"
+    declared_task: bool = False
     created: int = 0
     changed: int = 0
     version: int = 1

@@ -161,7 +161,8 @@ class Endpoint(Section, frozen=True):
     Attributes:
         served_entities: percentages add up to 100; the first one is an experiment's control.
         aliases: other names, or patterns of names, that clients may use for it.
-        task: what listings say.
+        task: what listings say, "chat" by default. If it is declared, Databricks' clients must send the fields of that
+            task.
         routing: the policy that picks the served entity.
         experiment: how served entities are compared.
         fallback: whether others are asked after a failure.
@@ -170,7 +171,7 @@ class Endpoint(Section, frozen=True):
 
     served_entities: tuple[ServedEntity, ...]
     aliases: tuple[Alias, ...] = ()
-    task: Task = "chat"
+    task: Task | None = None
     routing: Routing = "hash"
     experiment: Experiment = Experiment()
     fallback: Fallback = Fallback()
@@ -225,14 +226,15 @@ def _wrong_ramp(endpoint: Endpoint) -> str | None:
 
 
 def _wrong_task(endpoint: Endpoint) -> str | None:
+    declared = endpoint.task or "chat"
     first = endpoint.served_entities[0]
     for arm in endpoint.served_entities:
-        if (arm.task or endpoint.task) != (first.task or endpoint.task):
+        if (arm.task or declared) != (first.task or declared):
             one, other = (
-                f"'{first.name}' ({first.task or endpoint.task})",
-                f"'{arm.name}' ({arm.task or endpoint.task})",
+                f"'{first.name}' ({first.task or declared})",
+                f"'{arm.name}' ({arm.task or declared})",
             )
             return f": served entities must have the same task, and {one} and {other} do not"
-    if first.task not in (None, endpoint.task):
+    if endpoint.task is not None and first.task not in (None, endpoint.task):
         return f".{first.name}: its task is {first.task}, the endpoint's {endpoint.task}"
     return None
