@@ -166,6 +166,7 @@ class Endpoint(Section, frozen=True):
         routing: the policy that picks the served entity.
         experiment: how served entities are compared.
         fallback: whether others are asked after a failure.
+        usage_tracking: kept for Databricks' clients, which may set it; token counts are in `/metrics` in any case.
         inputs, outputs: other names for Triton's tensors.
     """
 
@@ -175,6 +176,7 @@ class Endpoint(Section, frozen=True):
     routing: Routing = "hash"
     experiment: Experiment = Experiment()
     fallback: Fallback = Fallback()
+    usage_tracking: bool | None = None
     inputs: dict[str, str] = msgspec.field(default_factory=dict)
     outputs: dict[str, str] = msgspec.field(default_factory=dict)
 

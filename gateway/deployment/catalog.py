@@ -69,6 +69,8 @@ def _card(
         images=all(Feature.IMAGES in backend.capabilities.features for backend in used),
         lora_adapters=can.lora_adapters,
         tensors=endpoint.tensors,
+        usage_tracking=endpoint.usage_tracking,
+        fallback=endpoint.fallback.enabled,
     )
 
 
