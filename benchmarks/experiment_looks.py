@@ -172,7 +172,8 @@ def _sides(requests: Requests, other: int, times: Array, *, check: bool) -> Side
         residuals = (each * (sums - means[..., None] * counts)).sum(axis=1)
         seen = np.count_nonzero(shares, axis=2)
         variance = (residuals**2).sum(axis=2) * seen / (seen - 1)
-    variance[~((clusters >= FEWEST_CLUSTERS) & (count >= FEWEST_REQUESTS))] = np.inf
+    enough = (clusters >= FEWEST_CLUSTERS) & (count >= FEWEST_REQUESTS) & np.isfinite(count)
+    variance[~enough] = np.inf
     if check and np.isfinite(count[-1]).all():
         by_product = strata_weights(totals[-1, :, 0], totals[-1, :, 1])
         for arm in (0, 1):

@@ -23,7 +23,14 @@ from benchmarks.experiment_looks import Draw, Requests, Traffic, draw, look, loo
 from gateway.experiments.comparison import metric_alphas
 from gateway.experiments.confidence import Array, Interval, Mean, sample_ratio_mismatch
 from gateway.experiments.evalue import fails_more
-from gateway.experiments.histogram import BINS, RATIO, SHORTEST, UNFINISHED, log_design_effect, quantile_ratio
+from gateway.experiments.histogram import (
+    BINS,
+    RATIO,
+    SHORTEST,
+    UNFINISHED,
+    log_design_effect,
+    quantile_ratio,
+)
 from gateway.experiments.metrics import METRICS
 from gateway.routing.assignment import BUCKETS
 

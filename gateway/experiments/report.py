@@ -114,6 +114,7 @@ class Report(msgspec.Struct, frozen=True):
         shadows: of the shadows.
         quantiles: of each other arm's times, relative to the control's. They carry no decision: the bounds of each ever
             miss with a chance of `alpha` over the number of arms.
+        shadows: of the served entities that get copies.
     """
 
     endpoint: str
