@@ -8,7 +8,6 @@ from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from adapters.outbound import foreign_fields
 from backends.prompts import images_of
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import (
@@ -197,7 +196,7 @@ def ignored_fields(request: Generate | Embed, backend: Backend) -> tuple[str, ..
     Raises:
         schemas.errors.UnsupportedFeature: a part that the IR cannot express is not sent on.
     """
-    places = foreign_fields(request)
+    places = request.foreign_fields
     if not places:
         return ()
     ignored = backend.ignored(request) if isinstance(backend, PassesFieldsOn) else places

@@ -129,6 +129,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     """A request to generate text.
 
     Several `prompts` and `n` give `len(prompts) * n` choices; choice `p * n + i` is the i-th answer to prompt p.
+    `model_given` False: no name of the backend's is configured, and `model` is the endpoint's own.
     `background`: lowest priority, where a backend has priorities; no client can set it.
     `extra` holds fields that no protocol here knows, `unknown` names them and nested ones, as paths, and `unread` names
     parts that the IR leaves out of the body. `hints` holds fields that are only passed on to a model
@@ -167,6 +168,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     legacy_functions: bool = False
     grammar: Grammar | None = None
     lora_adapter: str | None = None
+    model_given: bool = True
     background: bool = False
     user: str | None = None
     client_request_id: str | None = None
@@ -177,6 +179,11 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     unread: tuple[Unread, ...] = ()
     unknown: tuple[str, ...] = ()
     origin: Origin | None = None
+
+    @property
+    def foreign_fields(self) -> tuple[str, ...]:
+        """The places of what only a server of the client's own protocol may understand."""
+        return (*(part.param for part in self.unread), *self.unknown)
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,6 +201,11 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True):
     extra: dict[str, Any] = {}
     unknown: tuple[str, ...] = ()
     origin: Origin | None = None
+
+    @property
+    def foreign_fields(self) -> tuple[str, ...]:
+        """The places of what only a server of the client's own protocol may understand."""
+        return self.unknown
 
 
 class Tokenize(msgspec.Struct, frozen=True, kw_only=True):

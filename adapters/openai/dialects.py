@@ -251,8 +251,7 @@ _MINDIE_FINISH = {
     "content_filter": "eos_token",
 }
 
-# One table for many servers: TGI's "eos_token", Databricks' "end_turn" and "tool_use" from models of Anthropic, and
-# "function_call" from before OpenAI had tools.
+# For many servers: TGI's "eos_token", Databricks' "end_turn" and "tool_use", "function_call" from before tools.
 REASONS = {
     "stop": FinishReason.EOS,
     "eos": FinishReason.EOS,
@@ -347,14 +346,12 @@ _MINDIE_FIELDS = (
     "top_p",
     "stream",
 )
-# The page names no tools and no stop sequences. Its messages have the role `tool`, which needs the former, and MindIE
-# takes the latter; both change the answer.
-_MINDIE_TAKEN = (*_MINDIE_FIELDS, "n", "stop", "tools", "tool_choice")
 
 MINDIE = Dialect(
     name="mindie-openai",
     requests=Requests(
-        chat_fields=_MINDIE_TAKEN,
+        # Beside the page's fields: its role `tool` needs tools, and MindIE takes stop sequences.
+        chat_fields=(*_MINDIE_FIELDS, "n", "stop", "tools", "tool_choice"),
         roles=("system", "user", "assistant", "tool"),
         functions=False,
         tool_call_ids=False,
