@@ -9,7 +9,6 @@ from adapters.openai.remote.decode_answer import StreamReader, read_answer
 from adapters.openai.remote.embeddings import read_embeddings, write_embed
 from adapters.openai.remote.encode_request import is_chat_call, same_dialect, write_body
 from adapters.openai.remote.failures import remote_failure
-from adapters.outbound import foreign_fields
 from schemas.errors import GatewayError
 from schemas.ir import Embed, Embeddings, Events, Generate
 from schemas.origin import Relay
@@ -57,7 +56,7 @@ class OpenAIClient:
 
     def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
         """None if the client's own body is sent."""
-        return () if same_dialect(self._dialect, request) else foreign_fields(request)
+        return () if same_dialect(self._dialect, request) else request.foreign_fields
 
     @property
     def relayed(self) -> frozenset[tuple[str, str]]:

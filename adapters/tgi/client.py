@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from adapters.base import Outbound, Reply
-from adapters.outbound import foreign_fields
 from adapters.tgi.dialects import Dialect
 from adapters.tgi.outbound import passes_on, write_request
 from adapters.tgi.remote import StreamReader, read_answer
@@ -37,7 +36,7 @@ class TgiClient:
 
     def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
         """All but a TGI client's own top-level fields and parameters."""
-        return tuple(name for name in foreign_fields(request) if not passes_on(request, name))
+        return tuple(name for name in request.foreign_fields if not passes_on(request, name))
 
     @property
     def relayed(self) -> frozenset[tuple[str, str]]:

@@ -17,7 +17,6 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from adapters.base import TOKEN_IDS, ClientCodec, EmbeddingCodec, Outbound, RelayCodec, Reply
-from adapters.outbound import foreign_fields
 from backends.base import Capabilities, Feature, Health
 from backends.native.text.tool_parser import offered_tools
 from backends.prompts import as_asked
@@ -211,7 +210,7 @@ class RemoteBackend:
         # Chats that are rendered and texts that become chats are written anew.
         rewritten = self._chat is not None and isinstance(request.prompts[0], ChatPrompt)
         if rewritten or (self._options.raw_text == "as_chat" and isinstance(request.prompts[0], TextPrompt)):
-            return foreign_fields(request)
+            return request.foreign_fields
         return self._encode(request)[0].ignored(request)
 
     async def tokenize(self, request: Tokenize) -> Tokens:

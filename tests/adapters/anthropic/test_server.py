@@ -10,7 +10,6 @@ import pytest
 from adapters.anthropic import ADAPTER
 from adapters.base import Call
 from adapters.fold import fold
-from adapters.outbound import foreign_fields
 from backends.base import check_unread
 from schemas.catalog import Catalog
 from schemas.errors import (
@@ -199,9 +198,9 @@ def test_what_only_a_remote_of_the_protocol_understands(fields: dict[str, Any], 
     assert [(part.param, part.feature) for part in request.unread] == [(param, feature)]
     assert ADAPTER.client(ADAPTER.dialects["anthropic"]).ignored(request) == ()
     check_unread(request, ())
-    assert foreign_fields(request) == (param,)
+    assert request.foreign_fields == (param,)
     with pytest.raises(UnsupportedFeature) as raised:
-        check_unread(request, foreign_fields(request))
+        check_unread(request, request.foreign_fields)
     assert raised.value.param == param
     assert feature in raised.value.message
 
