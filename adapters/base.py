@@ -250,7 +250,7 @@ class ClientCodec(Protocol):
         ...
 
     def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
-        """The fields among `request.unknown`, and a `Generate`'s `own_fields`, that `encode` does not send."""
+        """The fields among `request.unknown`, and of a `Generate`'s `unread`, that `encode` does not send."""
         ...
 
     def error(self, reply: Reply) -> GatewayError:

@@ -8,12 +8,15 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 
 import msgspec
 import structlog
 
 log = structlog.get_logger()
 
+_POLL_INTERVAL = 0.05  # seconds
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
@@ -47,6 +50,7 @@ class SupervisedProcess:
         start: starts the process.
         back_off: the delays.
         on_exit: called with the exit code each time the process has ended by itself.
+        is_hung: whether the process is to be killed because it does nothing any more; asked at each `poll`.
 
     Raises:
         OSError: it cannot be started the first time.
@@ -58,11 +62,13 @@ class SupervisedProcess:
         start: Callable[[], subprocess.Popen[bytes]],
         back_off: BackOff,
         on_exit: Callable[[int], None] = lambda _: None,
+        is_hung: Callable[[float], bool] = lambda _: False,
     ) -> None:
         self.name = name
         self._start = start
         self._back_off = back_off
         self._on_exit = on_exit
+        self._is_hung = is_hung
         self._delay = back_off.first
         self._start_at: float | None = None  # set while the process is down: when it is started again
         # Monotonic: a change of the system's clock must neither delay a restart nor forgive a crash loop.
@@ -89,6 +95,14 @@ class SupervisedProcess:
             self._delay = self._back_off.after(self._delay)
             # Last, so that the callback sees `ended`.
             self._on_exit(code)
+        else:
+            self.kill_if_hung(now)
+
+    def kill_if_hung(self, now: float) -> None:
+        """Kill the process if it runs and does nothing any more; the next `poll` starts it again."""
+        if not self.ended and self._is_hung(now):
+            log.error("process.hung", process=self.name)
+            self.process.kill()  # SIGKILL also ends a process that is stopped
 
     def signal(self, number: int) -> None:
         """Send a signal, if the process runs."""
@@ -107,32 +121,43 @@ class SupervisedProcess:
 
 
 def stop(processes: Sequence[SupervisedProcess], timeout: float) -> None:
-    """Send SIGTERM to all processes, and SIGKILL to those that still run after `timeout` seconds. Blocks."""
+    """Send SIGTERM to all processes, and SIGKILL to those that hang or still run after `timeout` seconds. Blocks."""
     for each in processes:
         # All are signalled first, so that they stop side by side and share one timeout.
         each.signal(signal.SIGTERM)
     deadline = time.monotonic() + timeout
-    for each in processes:
-        try:
-            each.process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+    running = list(processes)
+    while running and (now := time.monotonic()) < deadline:
+        for each in running:
+            each.kill_if_hung(now)
+        running = [each for each in running if each.process.poll() is None]
+        if running:
+            with suppress(subprocess.TimeoutExpired):
+                running[0].process.wait(min(_POLL_INTERVAL, max(0.0, deadline - now)))
+    for each in running:
+        if each.process.poll() is None:
             log.warning("process.killed", process=each.name, timeout=timeout)
             each.process.kill()
-            # Reaps the process, so that no zombie stays.
-            each.process.wait()
+        # Reaps the process, so that no zombie stays.
+        each.process.wait()
 
 
 def start_bound_to_parent(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a process that the kernel ends with SIGTERM when this one ends, however it does.
+    """Start a process that the kernel kills when this one ends, however it does, and whatever state that one is in.
 
     It has a session of its own: Ctrl-C at a terminal is handled here, and requests in flight still need the process.
     """
     # The kernel watches the thread that forks, not the process (prctl(2)): call this from a thread that lives as long.
-    return subprocess.Popen(command, start_new_session=True, preexec_fn=_die_with_parent)  # noqa: S603, PLW1509
+    return subprocess.Popen(  # noqa: S603
+        command,
+        start_new_session=True,
+        preexec_fn=partial(signal_at_parents_end, signal.SIGKILL),  # noqa: PLW1509
+    )
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def signal_at_parents_end(number: signal.Signals) -> None:
+    """Make the kernel send this process a signal when its parent ends; runs between fork and exec."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     # The parent may have ended between the fork and `prctl`; no signal comes then, and init (1) is the new parent.
     if os.getppid() == 1:
         os._exit(1)

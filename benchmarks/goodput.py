@@ -78,7 +78,9 @@ async def _offer(port: int, rate: float) -> tuple[float, Ended]:
 async def _ask(port: int) -> str:
     """Send a request; return its outcome."""
     body = json.dumps(BODY).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\nconnection: close\r\n"
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\nconnection: close\r\n"
+    )
     try:
         async with asyncio.timeout(CLIENT_TIMEOUT):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

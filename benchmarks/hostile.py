@@ -149,7 +149,9 @@ def _act(port: int, what: str, rate: float, first: int, answered: Any) -> None:
 async def _events(port: int, body: dict[str, Any]) -> AsyncIterator[bytes]:
     """The data lines of a streamed answer."""
     data = json.dumps(body).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\nconnection: close\r\n"
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\nconnection: close\r\n"
+    )
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
     try:
         writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -19,12 +19,15 @@ from gateway.auth import Keys, keys_from
 from gateway.config import Config, ConfigError
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
-from gateway.experiments.ramp import wrong_ramp
+from gateway.experiments.guardrail import wrong_guardrail
 from gateway.http import feedback, health, ui
-from gateway.http.answering import CLOSING
+from gateway.http.answering import status_headers
+from gateway.http.entrance import BrowserGuard, Entrance, cors
 from gateway.http.openapi import document
 from gateway.http.routes import Mounts, not_allowed, not_found
+from gateway.rollout.ramp import wrong_ramp
 from gateway.service import Service
+from gateway.storage.row_files import is_writable
 from schemas.errors import GatewayError, InvalidRequest
 
 
@@ -78,8 +81,10 @@ def validate(config: Config) -> None:
     # The objects are thrown away: only the errors of building them matter.
     make_backends(config)
     Mounts(adapters(), config)
+    if (export := config.server.export) is not None and not is_writable(Path(export.folder).absolute()):
+        raise ConfigError(f"server.export: the folder '{export.folder}' cannot be written to")
     for name, deployed in LiveDeployments(config).deployments.items():
-        if wrong := wrong_ramp(deployed.serving):
+        if wrong := wrong_ramp(deployed.serving) or wrong_guardrail(deployed.serving):
             raise ConfigError(f"endpoints.{name}{wrong}")
 
 
@@ -116,9 +121,29 @@ def create_app(
         lifespan=[_lifespan(service, waits)],
         openapi_config=None,  # Litestar sees none of the protocols' routes: `_description` serves our own document
         logging_config=None,  # structlog is configured by the worker
+        cors_config=cors(config.server),
+        after_request=_with_request_id(service),
     )
     app.state.service, app.state.openapi = service, openapi
+    app.asgi_handler = Entrance(
+        app.asgi_handler,
+        None if keys.required else BrowserGuard(config.server),
+        app.route_handler_method_map,
+        mounts.refuser(service),
+        answers_preflights=app.cors_config is not None,
+    )
     return app
+
+
+def _with_request_id(service: Service) -> Callable[[Response[Any]], Awaitable[Response[Any]]]:
+    """Give every answer of Litestar's own paths a request id; the protocols' have one."""
+
+    # `async`, or Litestar would call it in a thread.
+    async def add(response: Response[Any]) -> Response[Any]:
+        response.set_header("x-request-id", service.new_id())
+        return response
+
+    return add
 
 
 def _description(protocols: Mapping[str, Adapter], own: Sequence[HTTPRouteHandler]) -> tuple[HTTPRouteHandler, bytes]:
@@ -163,9 +188,7 @@ def _in_protocol(mounts: Mounts) -> Callable[[Request[Any, Any, Any], Exception]
             b"" if method == "HEAD" else reply.body,
             status_code=reply.status,
             media_type=reply.media_type,
-            headers=dict(reply.headers)
-            | {"x-request-id": service.new_id()}
-            | ({"connection": "close"} if reply.status in CLOSING else {}),
+            headers=dict((*reply.headers, *status_headers(reply.status), ("x-request-id", service.new_id()))),
         )
 
     return handle

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from gateway.config import ConfigError
 from schemas.errors import Forbidden, Unauthorized
 
-KEY_HEADERS = ("x-api-key", "api-key", "x-goog-api-key")
-"""Headers that carry a key beside `authorization: Bearer`: those of Anthropic's, Azure's and Google's clients."""
+KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
+"""Where a key may be: in the headers of OpenAI's, Anthropic's, Azure's and Google's clients."""
 
 
 def keys_from(variable: str | None) -> tuple[str, ...]:
@@ -51,13 +51,25 @@ class Keys:
             self._digests += self._admin
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Pass a request with a known key (`Authorization: Bearer` or `KEY_HEADERS`), and any if none is required.
+        """Pass a request with a known key, in one of `KEY_HEADERS`, and any if none is required.
 
         Raises:
             schemas.errors.Unauthorized: it has no key, or an unknown one.
         """
         if self._digests and not _among(self._digests, _given(headers)):
             raise Unauthorized("The API key is not known here.")
+
+    def check_reset(self, headers: Mapping[str, str]) -> None:
+        """Pass a request with an admin key; where there are none, with any known key.
+
+        Raises:
+            schemas.errors.Unauthorized: it has no key, or an unknown one.
+            schemas.errors.Forbidden: its key is a client's, and there are admin keys.
+        """
+        if self._admin:
+            self.check_admin(headers)
+        else:
+            self.check(headers)
 
     def owner(self, headers: Mapping[str, str]) -> bytes:
         """A digest of the key in a request's headers, by which its answers are known; empty if no key is needed."""
@@ -85,7 +97,7 @@ def given_key(headers: Mapping[str, str]) -> str:
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return given.strip()
-    return next((headers[name] for name in KEY_HEADERS if name in headers), "")
+    return next((headers[name] for name in KEY_HEADERS[1:] if name in headers), "")
 
 
 def _given(headers: Mapping[str, str]) -> bytes:

@@ -1,4 +1,4 @@
-"""The command `gateway`: serve, check, explain, openapi.
+"""The command `gateway`: serve, check, explain, experiment, openapi.
 
 Each option has an environment variable: INTERLINGUA_SERVE_PORT for `serve --port`.
 """
@@ -6,7 +6,6 @@ Each option has an environment variable: INTERLINGUA_SERVE_PORT for `serve --por
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import os
 import sys
@@ -27,6 +26,7 @@ from backends.base import Health
 from gateway.auth import keys_from
 from gateway.config import Config, ConfigError, default, load, nearest, remote
 from gateway.deployment.state_file import LiveDeployments
+from gateway.experiment_cli import experiment
 from gateway.observability import logging
 from schemas.errors import GatewayError
 
@@ -179,6 +179,9 @@ def build_kernels(into: Path | None) -> None:
     sys.exit(failed)  # 1 if a kernel was not built
 
 
+main.add_command(experiment)
+
+
 def _remote(url: str, key_env: str | None, names: Sequence[str] = ()) -> Config:
     """A configuration that serves the models of the server at `url`.
 
@@ -302,11 +305,7 @@ class _StartupMonitor:
 
 def _check_address(config: Config, insecure: bool) -> None:
     host = config.server.host
-    try:
-        private = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # another host name: it may be public
-        private = False
-    if not private and config.server.keys_env is None and not insecure:
+    if not config.server.is_private and config.server.keys_env is None and not insecure:
         raise ConfigError(
             f"server.host {host}: other machines can reach this address; set keys_env, or pass --insecure"
         )

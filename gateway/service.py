@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -15,23 +15,28 @@ import structlog
 
 from backends.base import Backend, Health
 from gateway.auth import Keys
-from gateway.config import Config
+from gateway.config import Config, Export
 from gateway.deployment.catalog import catalog
+from gateway.deployment.deployments import mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
 from gateway.experiments.experiments import Experiments
-from gateway.experiments.full_report import FullReport
+from gateway.export.rows import Exporter
 from gateway.observability.metrics import Metrics
-from gateway.ramps import Ramps
+from gateway.rollout.full_report import FullReport
+from gateway.rollout.ramps import Ramps
 from gateway.routing.router import Router
 from gateway.routing.target import Target
 from gateway.storage.response_store import ResponseStore
+from gateway.storage.row_files import RowFiles
 from schemas.catalog import Catalog, Change, RequestCounts
 from schemas.errors import BackendUnavailable
 
 log = structlog.get_logger()
 
-_HEALTH_INTERVAL = 1.0  # seconds; also how late a worker learns of a stop by a guardrail elsewhere
+_HEALTH_INTERVAL = 0.25
+"""Seconds between two checks: how late `/health/ready` tells of a lost engine, and a worker learns of a stop by a
+guardrail elsewhere."""
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 30.0
 """Seconds before a backend that did not start is started again; doubled each time, up to the longest."""
 _LOADING_TIMEOUT, _POLL_INTERVAL = 5.0, 0.05
@@ -64,14 +69,11 @@ class Service:
         self.draining = False
         self.running = 0
         self._created = int(time.time())
-        # Fresh for each process, not for each slot: ids of a restarted worker must not repeat those of the one that
-        # died.
-        self._prefix = secrets.token_hex(8)
-        self._numbers = count()
         limit = config.server.limits.stored_responses
         self.responses = ResponseStore(limit, folder / "responses" if folder is not None else None) if limit else None
-        slot = slot or self._prefix
+        slot = slot or secrets.token_hex(8)
         self.metrics = Metrics(backends, folder / "metrics" if folder is not None else None, slot)
+        self.exporter = self._make_exporter(config.server.export)
         self._counts: dict[str, RequestCounts] = {}
         # "loading" until the first check: a request in the first second waits instead of being refused.
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
@@ -79,7 +81,7 @@ class Service:
         self._started: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._live = LiveDeployments(config)
-        self.experiments = Experiments(self.metrics, self._can_answer, keys, _figures(config, folder))
+        self.experiments = Experiments(self.metrics, self._can_answer, keys, self._stop_arms, _figures(config, folder))
         self._ramps = Ramps(self._live, self.experiments, self._can_answer)
         self._is_changeable = config.server.state_file is not None
         self._serve()  # last: it uses all of the above
@@ -158,7 +160,7 @@ class Service:
         Raises:
             schemas.errors.RequestError: the change is refused.
         """
-        await self._live.change(change, self._health)
+        await self._live.change(change, self._health, self._generates())
         self.refresh()
         log.info("endpoint.changed", model=change.endpoint, action=change.action)
 
@@ -168,11 +170,27 @@ class Service:
         Raises:
             schemas.errors.ModelNotFound: the endpoint has none.
         """
-        return FullReport.of(self.experiments.report(endpoint), self._ramps.report(endpoint))
+        history = self.experiments.of(endpoint).history()
+        return FullReport.of(self.experiments.report(endpoint), self._ramps.report(endpoint), history)
+
+    async def reset(self, endpoint: str) -> None:
+        """Have the figures of an endpoint's experiment begin anew, on all workers.
+
+        Raises:
+            schemas.errors.RequestError: the endpoint has no experiment, or there is no state file.
+        """
+        self.experiments.of(endpoint)
+        await self._live.reset(endpoint)
+        self.refresh()
+        log.info("experiment.reset", model=endpoint)
 
     def new_id(self) -> str:
-        """A unique request id: 16 hexadecimal digits of the worker, 8 of the request."""
-        return f"{self._prefix}{next(self._numbers):08x}"
+        """A new id of a request, which also names what is stored of it: 128 random bits as hexadecimal digits.
+
+        An id has no structure: it says nothing about other ids, and knowing one does not help to guess another. Whoever
+        must find something by an id stores the id, or a digest of it, with the key that may ask.
+        """
+        return os.urandom(16).hex()  # the kernel's generator: 0.9 µs
 
     def refused(self, reason: str) -> str:
         """Count a request that no handler sees, by its status or another reason; returns its request id."""
@@ -226,9 +244,19 @@ class Service:
         await self.experiments.aclose()
         for backend in self.backends.values():
             await backend.aclose()
+        if self.exporter is not None:
+            await asyncio.to_thread(self.exporter.close)  # rows are written to the last
         if self.responses is not None:
             self.responses.close()
         self.metrics.close()
+
+    def _make_exporter(self, settings: Export | None) -> Exporter | None:
+        """What writes a row per request, if that is configured."""
+        if settings is None:
+            return None
+        # Named for the process, not for the slot: a restarted worker never appends to a line that was cut.
+        files = RowFiles(Path(settings.folder), secrets.token_hex(8), settings.max_bytes, settings.files)
+        return Exporter(files, lambda rows: self.metrics.export_lost.add((), rows), with_text=settings.text)
 
     def _can_answer(self, backend: str) -> bool:
         """Whether a backend is ready, and not in trouble: background work must not add to it."""
@@ -269,7 +297,7 @@ class Service:
         # reads what guardrails of all workers have stopped.
         await self._live.settle(self._health)
         self.refresh()
-        self.router.stop(self.experiments.stopped())
+        self._stop_arms()
         if self._is_changeable and await self._ramps.move():
             self.refresh()
         # A backend whose start failed is not asked: the error of its start is its health until it has started.
@@ -279,6 +307,7 @@ class Service:
         if health != self._health:
             self._health = health
             self.catalog = self._catalog()
+            self._warn_of_mixed_arms()
 
     def _serve(self) -> None:
         """Route to what is deployed. An experiment whose endpoint is unchanged goes on."""
@@ -286,12 +315,31 @@ class Service:
         # the new router looks its experiment up.
         deployments = self._live.deployments
         resets = self._live.resets
-        self.experiments.serve({name: (each.serving, resets.get(name, 0)) for name, each in deployments.items()})
+        self.experiments.serve(
+            {name: (found.serving, found.version, resets.get(name, 0)) for name, found in deployments.items()}
+        )
         self.router = Router({name: found.serving for name, found in deployments.items()}, self.backends)
-        self.router.stop(self.experiments.stopped())
+        self._stop_arms()
         # An endpoint that is created again begins at 0.
         self._counts = {name: counts for name, counts in self._counts.items() if name in deployments}
         self.catalog = self._catalog()
+
+    def _generates(self) -> dict[str, bool]:
+        """Whether a backend generates text or makes embeddings only, of those that are loaded."""
+        return {
+            name: backend.capabilities.generates
+            for name, backend in self.backends.items()
+            if self._health[name].status == "ready"
+        }
+
+    def _warn_of_mixed_arms(self) -> None:
+        # What a backend of the configuration file makes is known only once it is loaded.
+        for name, deployed in self._live.deployments.items():
+            if why := mixed_kinds(deployed.serving, self._generates()):
+                log.warning("arms.mixed", model=name, why=why.removeprefix(": "))
+
+    def _stop_arms(self) -> None:
+        self.router.stop(self.experiments.stopped())
 
     def _catalog(self) -> Catalog:
         limit = self.limits.max_concurrent_requests

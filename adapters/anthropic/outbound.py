@@ -20,7 +20,7 @@ DEFAULT_MAX_TOKENS = 4096
 """`max_tokens` where the client set none: the protocol requires the field."""
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-_UNSUPPORTED_SAMPLING = ("seed", "min_p", "typical_p", "logit_bias", "watermark", *_PENALTIES)
+_UNSUPPORTED_SAMPLING = ("seed", "min_p", "typical_p", "logit_bias", "watermark", "bad_words", *_PENALTIES)
 _UNSUPPORTED_STOPPING = ("min_new_tokens", "stop_token_ids", "ignore_eos")
 _UNSUPPORTED_FIELDS = (
     "best_of",
@@ -60,7 +60,7 @@ def write_request(dialect: Dialect, request: Generate) -> Outbound:
         "stop_sequences": list(stopping.stop) or None,
         "tools": [_tool(tool) for tool in request.tools] or None,
         "tool_choice": _choice(request.tool_choice, request.parallel_tool_calls),
-        "metadata": {"user_id": request.user} if request.user else None,
+        "metadata": {"user_id": user} if (user := request.user or request.safety_identifier) else None,
         "thinking": request.hints.get("thinking"),
         "output_config": _output_config(request.grammar),
         "stream": request.stream or None,

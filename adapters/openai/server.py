@@ -16,6 +16,8 @@ from adapters.openai.inbound.decode import read_chat, read_completion, read_fiel
 from adapters.openai.inbound.describe import list_models, retrieve_model
 from adapters.openai.inbound.embeddings import read_embed
 from adapters.openai.inbound.failures import error_body, error_reply
+from adapters.openai.inbound.tokens import encode_tokens, read_detokenize, read_tokenize
+from adapters.openai.relay import RELAY_ROUTES, TOKENS, read_relay
 from adapters.openai.responses.answers import ResponseWriter, encode_response, encode_token_count
 from adapters.openai.responses.decode import COUNT, OPERATION, read_count, read_response
 from adapters.openai.responses.stored import cancel, delete, list_items, retrieve
@@ -25,6 +27,7 @@ from schemas.completion import Completion
 from schemas.errors import GatewayError
 from schemas.ir import ChatPrompt, Embed, Embeddings, Generate, Origin, Request, Tokenize, Tokens
 from schemas.openai import requests
+from schemas.openai.tokens import DetokenizedText, DetokenizeRequest, TokenizeRequest, TokenList
 from schemas.responses import ResponseRequest
 
 STORED_RESPONSES = {"response": retrieve, "forget": delete, "cancel": cancel, "input_items": list_items}
@@ -43,6 +46,26 @@ class OpenAIServer:
         *generation_routes("/v1"),
         *response_routes("/v1"),
         *model_routes("/v1"),
+        *RELAY_ROUTES,
+        Route(
+            "POST",
+            "/tokenize",
+            "tokenize",
+            "tokenize",
+            "Tokenize a text or a conversation (vLLM)",
+            body=TokenizeRequest,
+            answer=TokenList,
+            fields=frozenset({"prompt", "messages"}),
+        ),
+        Route(
+            "POST",
+            "/detokenize",
+            "detokenize",
+            "tokenize",
+            "Turn tokens into text (vLLM)",
+            body=DetokenizeRequest,
+            answer=DetokenizedText,
+        ),
         # Azure's: the newer API, and the older one, whose paths name the deployment.
         *generation_routes("/openai/v1"),
         *response_routes("/openai/v1"),
@@ -64,6 +87,8 @@ class OpenAIServer:
         """
         dialect = self._dialect
         origin = Origin(dialect.protocol, dialect.name, route.name, body)
+        if route.kind == "relay":  # the body may be a form
+            return read_relay(dialect, route.name, body, call)
         fields = parse(body)
         # Azure's paths name the deployment, whatever `model` the body has.
         if isinstance(fields, dict) and "name" in call.path:
@@ -71,6 +96,8 @@ class OpenAIServer:
         if route.name in (OPERATION, COUNT):
             question, extra = read_fields(dialect, fields, ResponseRequest)
             return (read_count if route.name == COUNT else read_response)(dialect, question, origin, call, extra)
+        if route.name in TOKENS:
+            return (read_tokenize if route.name == "tokenize" else read_detokenize)(dialect, fields, origin, call)
         # The body is converted to another struct for each route, so every branch has a variable of its own type.
         if route.name == "chat":
             asked, extra = read_fields(dialect, fields, requests.ChatRequest)
@@ -101,8 +128,10 @@ class OpenAIServer:
         """The answer to a request for embeddings."""
         return encode_embeddings(request, answer)
 
-    def encode_tokens(self, request: Tokenize, answer: Tokens) -> Reply:  # noqa: ARG002
-        """The number of tokens of an input."""
+    def encode_tokens(self, request: Tokenize, answer: Tokens) -> Reply:
+        """The number of tokens of an input, or vLLM's answers."""
+        if request.origin is not None and request.origin.operation in TOKENS:
+            return encode_tokens(request, answer)
         return encode_token_count(answer)
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:  # noqa: ARG002

@@ -28,8 +28,8 @@ class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
         details_logprobs: whether `details` requests log-probabilities from the backend. If not, they are null unless
             the backend returns them anyway.
         no_adapter: the `adapter_id` that means none.
-        strict: whether unknown fields are refused.
         overflow: what happens if the prompt and `max_new_tokens` exceed the context.
+        strict: whether unknown fields are refused.
     """
 
     parameters: tuple[str, ...]
@@ -39,8 +39,8 @@ class Requests(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     warpers_sample: bool = True
     details_logprobs: bool = True
     no_adapter: str | None = None
-    strict: bool = False
     overflow: Overflow = "refuse"
+    strict: bool = False
 
 
 class Limits(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -172,8 +172,8 @@ _VLLM = (
     Parameter("stop_token_ids", 0, _INT32, type="ints"),
     Parameter("include_stop_str_in_output", type="bool"),
     Parameter("ignore_eos", type="bool"),
-    # Known, so that their types are checked; a value other than the default is refused in `parameters.read`.
     Parameter("bad_words", type="strings"),
+    # Known, so that its type is checked; true is refused in `parameters.read`.
     Parameter("use_beam_search", type="bool"),
     Parameter("truncate_prompt_tokens", 1, _INT32, type="int"),
     Parameter("logprobs", 0, 20, type="int"),

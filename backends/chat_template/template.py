@@ -40,6 +40,7 @@ class ChatTemplate:
         wants_parts: whether the template ignores content that is a string: those of many multimodal models read lists
             of parts.
         knows_developer: whether the template names the role `developer`.
+        knows_images: whether the template names images.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class ChatTemplate:
         self.wants_parts = works == [False, True]
         # Searched in the source: a template that never names the role cannot render it.
         self.knows_developer = any("developer" in text for text in sources.values())
+        self.knows_images = any("image" in text for text in sources.values())
         self._short, self._long = (TemplateProcess(setup, self._limits) for _ in range(2))
 
     async def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:

@@ -100,6 +100,7 @@ class Answer:
 
         Raises:
             schemas.errors.Overloaded: the engine has no room.
+            schemas.errors.InvalidRequest: the grammar cannot be followed.
             schemas.errors.BackendFailed: the engine failed at a sequence.
         """
         # Add all tokens first, then make one delta per sequence: a slow reader gets several steps' tokens at once.
@@ -172,7 +173,7 @@ class Answer:
     def _add(self, output: Output) -> FinishReason | None:
         """Add an output's tokens to its candidate; returns why the sequence ended, if it did."""
         if output.error is not None:
-            raise failure(output)
+            raise failure(output, "tools" if self._request.tools else "response_format")
         # Sequences are numbered prompt by prompt (see `Strategy`).
         prompt, place = divmod(output.seq - self._first_seq, self._candidates)
         if place == 0:  # the other candidates share its prefix, and were not asked to score it
@@ -231,10 +232,18 @@ def sampling_params(sampling: Sampling, seed: int) -> SamplingParams:
     )
 
 
-def failure(output: Output) -> Overloaded | BackendFailed:
-    """The error of a sequence that failed: the engine has no room, or it failed at the sequence."""
+def failure(output: Output, grammar_from: str = "response_format") -> Overloaded | InvalidRequest | BackendFailed:
+    """The error of a sequence that failed: the engine has no room, or it failed at the sequence.
+
+    Args:
+        output: the sequence's last one.
+        grammar_from: the request's field that its grammar came from.
+    """
     if output.overloaded:
         return Overloaded("The model is overloaded.", retry_after=1.0)
+    # Some grammars compile and become too large while they are followed: no less the client's error.
+    if output.bad_grammar:
+        return InvalidRequest(f"The grammar cannot be followed: {output.error}.", param=grammar_from)
     return BackendFailed(f"The model could not answer: {output.error}.", code="engine_sequence_failed")
 
 

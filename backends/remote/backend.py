@@ -10,15 +10,13 @@ Strategy:
 from __future__ import annotations
 
 import asyncio
-import os
-import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from adapters.base import TOKEN_IDS, ClientCodec, EmbeddingCodec, Headers, Outbound, RelayCodec, Reply
+from adapters.base import TOKEN_IDS, ClientCodec, EmbeddingCodec, Outbound, RelayCodec, Reply
 from backends.base import Capabilities, Feature, Health
 from backends.native.text.tool_parser import offered_tools
 from backends.prompts import as_asked
@@ -26,9 +24,10 @@ from backends.remote.breaker import Breaker
 from backends.remote.chat_text import CallReader, ChatText, load_chat_text
 from backends.remote.event_stream import EventStream
 from backends.remote.health_check import HealthCheck
-from backends.remote.options import RemoteOptions
+from backends.remote.options import RemoteOptions, make_transport, read_key
 from backends.remote.retokeniser import Retokeniser
 from backends.remote.retry import Retrier
+from backends.remote.spoken import Spoken, error_of
 from backends.transport import Response, Transport
 from schemas.errors import (
     BackendFailed,
@@ -38,7 +37,19 @@ from schemas.errors import (
     UnsupportedFeature,
     UnsupportedOperation,
 )
-from schemas.ir import ChatPrompt, Embed, Embeddings, Events, Generate, Started, TokenIds, Tokenize, Tokens, Usage
+from schemas.ir import (
+    ChatPrompt,
+    Embed,
+    Embeddings,
+    Events,
+    Generate,
+    Started,
+    TextPrompt,
+    TokenIds,
+    Tokenize,
+    Tokens,
+    Usage,
+)
 from schemas.origin import Relay, RelayedAnswer
 
 R = TypeVar("R", Generate, Embed, Relay)
@@ -57,8 +68,7 @@ class RemoteBackend:
     Args:
         name: the backend's name.
         options: a `RemoteOptions`, or its fields.
-        codecs: the client codecs of the protocols that the server speaks, each with the path below the URL where it
-            does. A request goes through the first one that can express it.
+        codecs: the protocols that the server speaks. A request goes through the first one that can express it.
         features: what the codecs can express.
         health: the path of a GET for health checks.
         embeddings: the codec for embeddings, at the URL itself; None if the server has none.
@@ -74,7 +84,7 @@ class RemoteBackend:
         name: str,
         options: RemoteOptions | Mapping[str, Any],
         *,
-        codecs: Sequence[tuple[str, ClientCodec]],
+        codecs: Sequence[Spoken],
         features: frozenset[Feature],
         health: str,
         embeddings: EmbeddingCodec | None = None,
@@ -121,8 +131,8 @@ class RemoteBackend:
             schemas.errors.BackendUnavailable: the key, certificates or tokenizer cannot be used.
         """
         try:
-            self._key = _read_key(self._options)
-            self._transport = _make_transport(self._options, self._key)
+            self._key = read_key(self._options)
+            self._transport = make_transport(self._options, self._key)
             if self._options.tokenizer is not None:
                 # A tokenizer file has megabytes of JSON: in a thread, so that the event loop goes on.
                 self._retokeniser = await asyncio.to_thread(Retokeniser, self._options.tokenizer)
@@ -139,6 +149,8 @@ class RemoteBackend:
         """Stop the health checks and close all connections. Idempotent."""
         if self._health_check is not None:
             await self._health_check.aclose()
+        if self._chat is not None:
+            self._chat.close()
         if self._transport is not None:
             await self._transport.aclose()
 
@@ -195,12 +207,16 @@ class RemoteBackend:
         """
         if isinstance(request, Embed):
             return () if self._embeddings is None else self._embeddings.ignored(request)
+        # Chats that are rendered and texts that become chats are written anew.
+        rewritten = self._chat is not None and isinstance(request.prompts[0], ChatPrompt)
+        if rewritten or (self._options.raw_text == "as_chat" and isinstance(request.prompts[0], TextPrompt)):
+            return request.foreign_fields
         return self._encode(request)[0].ignored(request)
 
     async def tokenize(self, request: Tokenize) -> Tokens:
         """Tokenize with the configured tokenizer; the server's own cannot be called."""
         if self._chat is not None and isinstance(request.prompt, ChatPrompt):
-            text = self._chat.text(request.prompt, request.tools)
+            text = await self._chat.text(request.prompt, request.tools)
             request = msgspec.structs.replace(request, prompt=text)
         tokens = self._retokeniser.tokenize(request) if self._retokeniser is not None else None
         if tokens is not None:
@@ -213,7 +229,7 @@ class RemoteBackend:
         Closing the generator closes the connection, which is how the server learns to stop.
         """
         calls = self._call_reader(request)
-        request = self._as_taken(self._with_remote_model(request))
+        request = await self._as_taken(self._with_remote_model(request))
         # Encoded once: all attempts send the same bytes.
         codec, outbound = self._encode(request)
         timeouts = self._options.timeouts
@@ -274,10 +290,10 @@ class RemoteBackend:
             features = self.capabilities.features | (found if offered is None else found & offered)
             self.capabilities = msgspec.structs.replace(self.capabilities, features=features)
 
-    def _as_taken(self, request: Generate) -> Generate:
+    async def _as_taken(self, request: Generate) -> Generate:
         """The request in the form that the server takes: chats as text, or a text as a chat."""
         if self._chat is not None:
-            return self._chat.rendered(request)
+            return await self._chat.rendered(request)
         if self._options.raw_text != "as_chat" or not request.raw_prompt:
             return request
         prompts = as_asked(msgspec.structs.replace(request, raw_prompt=False))
@@ -292,14 +308,18 @@ class RemoteBackend:
 
     def _with_remote_model(self, request: R) -> R:
         model = self._options.models.get(request.model)
-        return request if model is None else msgspec.structs.replace(request, model=model)
+        if model is None:
+            return request
+        given = {"model_given": True} if isinstance(request, Generate) else {}
+        return msgspec.structs.replace(request, model=model, **given)
 
     def _encode(self, request: Generate) -> tuple[ClientCodec, Outbound]:
         """Encode with the first codec that can express the request; if none can, raise the first one's refusal."""
         refusal: UnsupportedFeature | None = None
-        for prefix, codec in self._codecs:
+        for codec, prefix, model in self._codecs:
+            unnamed = model is not None and not request.model_given
             try:
-                outbound = codec.encode(request)
+                outbound = codec.encode(msgspec.structs.replace(request, model=model) if unnamed else request)
             except UnsupportedFeature as error:
                 # The first codec is the most expressive, so its refusal names what is really missing.
                 refusal = refusal or error
@@ -322,7 +342,7 @@ class RemoteBackend:
             if absent is not None and reply.status in (404, 405, 501):
                 raise absent
             # Embeddings and relayed requests go through the first protocol, so its codec reads the error as well.
-            raise _error_of(self._codecs[0][1], reply)
+            raise error_of(self._codecs[0].codec, reply)
         return reply
 
     async def _open(
@@ -336,7 +356,7 @@ class RemoteBackend:
             if response.status != 200:
                 # Errors of a status have no fault: this is where the breaker counts them.
                 self._breaker.record_status(response.status)
-                raise _error_of(codec, await response.reply(deadline))
+                raise error_of(codec, await response.reply(deadline))
             # The media type decides, not the request alone: errors and servers without streaming answer with JSON.
             if request.stream and response.media_type == "text/event-stream":
                 stream = EventStream(response, codec.decoder(request), self._options.timeouts.idle)
@@ -368,37 +388,3 @@ def _marked(events: Events, ids: TokenIds) -> Events:
     place = [type(event) for event in events].index(Started)
     started = msgspec.structs.replace(events[place], token_ids=ids)
     return (*events[:place], started, *events[place + 1 :])
-
-
-def _error_of(codec: ClientCodec, reply: Reply) -> GatewayError:
-    """The error of a reply with an error status.
-
-    401 and 403 are about the gateway's key: the client can do nothing about them and must not take them for its own.
-    """
-    if reply.status in (401, 403):
-        # No `fault`: not retried, since the same key would be refused again.
-        return BackendFailed("The backend refused the gateway's key.", code="upstream_unauthorized")
-    return codec.error(reply)
-
-
-def _read_key(options: RemoteOptions) -> str:
-    if options.api_key_env is None:
-        return ""
-    # Stripped: a key read from a file often ends in a line feed, which no header may hold.
-    key = os.environ.get(options.api_key_env, "").strip()
-    if not key:
-        raise ValueError(f"the environment variable {options.api_key_env} is not set")
-    return key
-
-
-def _make_transport(options: RemoteOptions, key: str) -> Transport:
-    secret: Headers = ()
-    if key:
-        secret = ((options.key_header, key),) if options.key_header else (("authorization", f"Bearer {key}"),)
-    return Transport(
-        options.url,
-        headers=(*options.headers.items(), *secret),
-        limits=options.limits,
-        connect_timeout=options.timeouts.connect,
-        tls=ssl.create_default_context(cafile=options.ca_file) if options.ca_file else None,
-    )

@@ -2,39 +2,68 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from backends.base import Feature
+from backends.chat_template import ChatTemplate
+from backends.chat_template.files import find_source, find_special_tokens
+from backends.chat_template.messages import function, strings_in, turn
 from backends.native.text.tool_parser import ToolParser, can_call, max_calls, offered_tools
-from backends.prompts import as_asked
-from backends.remote.chat_template import ChatTemplate, find_source, find_special_tokens
-from schemas.errors import UnsupportedFeature
+from backends.prompts import as_asked, images_of
+from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import ChatPrompt, Delta, Event, Events, Finished, Generate, TextPrompt, Token, Tool
+
+_CONTROL_TOKEN = re.compile(r"<\|[^<>|\s]+\|>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>")
+"""The names of control tokens in a template, for templates that come without their tokenizer."""
 
 
 class ChatText:
-    """Renders chats, and reads the tool calls of their answers.
+    """Renders chats, and reads the tool calls of their answers. To make one blocks: it starts a process.
 
     Args:
-        template: the model's chat template.
+        source: the model's chat template, in Jinja.
+        special_tokens: `bos_token`, `eos_token`, …, as the template is to write them.
+        added_tokens: names of the tokens that a tokenizer finds in any text; by default those in the template.
     """
 
-    def __init__(self, template: ChatTemplate) -> None:
-        self._template = template
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str] | None = None, added_tokens: Collection[str] = ()
+    ) -> None:
+        self._template = ChatTemplate(source, special_tokens)
+        names = added_tokens or _CONTROL_TOKEN.findall(source)
+        self._control_tokens = re.compile("|".join(map(re.escape, names)) or "(?!)")  # `(?!)` never matches
+        # What the template adds to a server of raw text.
+        self.features = frozenset({Feature.CHAT, Feature.TOOLS} if can_call(source) else {Feature.CHAT})
 
-    @property
-    def features(self) -> frozenset[Feature]:
-        """What the template adds to a server of raw text."""
-        return frozenset({Feature.CHAT, Feature.TOOLS} if can_call(self._template.source) else {Feature.CHAT})
+    def close(self) -> None:
+        """Stop the template's processes."""
+        self._template.close()
 
-    def text(self, prompt: ChatPrompt, tools: tuple[Tool, ...]) -> TextPrompt:
-        """A chat as the server gets it."""
-        return self._template.render(prompt, tools)
+    async def text(self, prompt: ChatPrompt, tools: tuple[Tool, ...]) -> TextPrompt:
+        """A chat as the server gets it, up to where the answer begins, with its images beside it.
 
-    def rendered(self, request: Generate) -> Generate:
+        Raises:
+            schemas.errors.InvalidRequest: the template rejects the messages, or they name a control token.
+            schemas.errors.UnsupportedFeature: there are images, and the template has no place for them.
+        """
+        images = images_of(prompt)
+        if images and not self._template.knows_images:
+            raise UnsupportedFeature("The model's chat template has no place for images.", feature="images")
+        turns = [turn(message, self._template) for message in prompt.messages]
+        # The separator keeps two strings from forming a token's name together.
+        if self._control_tokens.search("\0".join(strings_in(turns))):
+            raise InvalidRequest(  # the server would read it as the token: a message could forge another role's turn
+                "The messages contain the name of a control token, which the server cannot distinguish from the token.",
+                param="messages",
+            )
+        return TextPrompt(await self._template.render(turns, list(map(function, tools))), images)
+
+    async def rendered(self, request: Generate) -> Generate:
         """The request with text instead of chats. Without chats it is returned as it is.
 
         Raises:
@@ -46,8 +75,10 @@ class ChatText:
             return request
         tools = offered_tools(request) if request.tools else ()
         _check_tools(request, tools)
-        texts = tuple(self.text(each, tools) if isinstance(each, ChatPrompt) else each for each in prompts)
-        return replace(request, prompts=texts, raw_prompt=True, tools=(), tool_choice=None, parallel_tool_calls=None)
+        texts = [await self.text(each, tools) if isinstance(each, ChatPrompt) else each for each in prompts]
+        return replace(
+            request, prompts=tuple(texts), raw_prompt=True, tools=(), tool_choice=None, parallel_tool_calls=None
+        )
 
 
 class CallReader:
@@ -59,6 +90,7 @@ class CallReader:
 
     def __init__(self, request: Generate) -> None:
         self._limit = max_calls(request)
+        self._names = frozenset(tool.name for tool in offered_tools(request))
         self._parsers: dict[int, ToolParser] = {}
 
     def feed(self, events: Events) -> Events:
@@ -68,7 +100,7 @@ class CallReader:
     def _read(self, event: Event) -> Event | None:
         if not isinstance(event, Delta):
             return event
-        parser = self._parsers.setdefault(event.choice, ToolParser(self._limit))
+        parser = self._parsers.setdefault(event.choice, ToolParser(self._limit, self._names))
         # The parser reads tokens. A text without any is one token for it, and a text again behind it.
         has_tokens = bool(event.tokens)
         if not has_tokens and event.text:
@@ -94,7 +126,7 @@ def load_chat_text(template: str | None, tokenizer: str | None) -> ChatText | No
     if source is None:
         return None
     if folder is None:
-        return ChatText(ChatTemplate(source))
+        return ChatText(source)
     try:
         loaded = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # tokenizers raises plain Exception
@@ -103,8 +135,8 @@ def load_chat_text(template: str | None, tokenizer: str | None) -> ChatText | No
     # The server tokenizes raw text with its beginning-of-sequence token: a template's own would be a second one.
     if loaded.encode("").tokens[:1] == [special.get("bos_token")]:
         special["bos_token"] = ""
-    control = [token.content for token in loaded.get_added_tokens_decoder().values()]
-    return ChatText(ChatTemplate(source, special, control))
+    added = [token.content for token in loaded.get_added_tokens_decoder().values()]
+    return ChatText(source, special, added)
 
 
 def _check_tools(request: Generate, offered: tuple[Tool, ...]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import ssl
 from typing import Literal
 
 import msgspec
 
+from adapters.base import Headers
 from backends.base import Feature
-from backends.transport import TransportLimits, split_url
+from backends.transport import Transport, TransportLimits, split_url
 
 
 class Timeouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -86,3 +89,37 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     def __post_init__(self) -> None:
         split_url(self.url)  # raises `ValueError`, which msgspec reports with the option's path
+
+
+def read_key(options: RemoteOptions) -> str:
+    """The server's key; "" if it needs none.
+
+    Raises:
+        ValueError: the environment variable is not set.
+    """
+    if options.api_key_env is None:
+        return ""
+    # Stripped: a key read from a file often ends in a line feed, which no header may hold.
+    key = os.environ.get(options.api_key_env, "").strip()
+    if not key:
+        raise ValueError(f"the environment variable {options.api_key_env} is not set")
+    return key
+
+
+def make_transport(options: RemoteOptions, key: str) -> Transport:
+    """The client of the server.
+
+    Raises:
+        ValueError: a header cannot be sent.
+        OSError: the certificates cannot be read.
+    """
+    secret: Headers = ()
+    if key:
+        secret = ((options.key_header, key),) if options.key_header else (("authorization", f"Bearer {key}"),)
+    return Transport(
+        options.url,
+        headers=(*options.headers.items(), *secret),
+        limits=options.limits,
+        connect_timeout=options.timeouts.connect,
+        tls=ssl.create_default_context(cafile=options.ca_file) if options.ca_file else None,
+    )

@@ -10,6 +10,7 @@ from gateway.config.endpoint import (
     Fallback,
     FeedbackMetric,
     Guardrail,
+    MetricGuardrail,
     Paired,
     Ramp,
     Routing,
@@ -19,7 +20,7 @@ from gateway.config.endpoint import (
     wrong_endpoint,
 )
 from gateway.config.file import BUNDLED, Config, default, load, parse, remote
-from gateway.config.server import Limits, Listener, Mount, ServerSection
+from gateway.config.server import Export, Limits, Listener, Mount, ServerSection
 
 __all__ = [
     "BUNDLED",
@@ -29,11 +30,13 @@ __all__ = [
     "ConfigError",
     "Endpoint",
     "Experiment",
+    "Export",
     "Fallback",
     "FeedbackMetric",
     "Guardrail",
     "Limits",
     "Listener",
+    "MetricGuardrail",
     "Mount",
     "Paired",
     "Ramp",

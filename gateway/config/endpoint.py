@@ -14,7 +14,15 @@ import msgspec
 from gateway.config.base import Count, Seconds, Section, nearest
 from schemas.catalog import TensorNames
 
-UNITS = ("user", "client_request_id", "api_key", "conversation", "request")
+UNITS = (
+    "user",
+    "safety_identifier",
+    "prompt_cache_key",
+    "client_request_id",
+    "api_key",
+    "conversation",
+    "request",
+)
 """Where the unit of assignment may come from, beside `header:<name>`."""
 
 FEEDBACK_METRICS = 8
@@ -84,6 +92,18 @@ class Guardrail(Section, frozen=True):
     worse_than: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.02
 
 
+class MetricGuardrail(Section, frozen=True):
+    """Stops an arm that is, with confidence, worse than the first by more than `worse_than` by a metric.
+
+    Attributes:
+        metric: its name; it has a better direction.
+        worse_than: of rates (`refused`, `abandoned`, ...) in absolute terms, else a share of the first arm's mean.
+    """
+
+    metric: str
+    worse_than: Annotated[float, msgspec.Meta(ge=0)]
+
+
 class FeedbackMetric(Section, frozen=True):
     """A metric that users send: which direction is good, and the least and the largest value that is taken."""
 
@@ -122,9 +142,10 @@ class Experiment(Section, frozen=True):
 
     Attributes:
         alpha: the chance that an interval ever misses the truth.
-        margin: a difference that counts as none: a share of the first arm's mean; for `success`, a tenth of it in
-            absolute terms.
-        guardrail: stops a worse arm.
+        margin: a difference that counts as none: a share of the first arm's mean; for rates (`success`, ...),
+            a tenth of it in absolute terms.
+        guardrail: stops an arm that fails more often.
+        guardrails: stop an arm that is worse by other metrics.
         ramp: raises an arm's share in steps.
         feedback: metrics that users send; a direction alone has no bounds.
         unit: sources of the unit of assignment, `header:<name>` or one of `UNITS`; the first that a request has counts.
@@ -134,11 +155,20 @@ class Experiment(Section, frozen=True):
     alpha: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
     margin: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
     guardrail: Guardrail | None = None
+    guardrails: tuple[MetricGuardrail, ...] = ()
     ramp: Ramp | None = None
     feedback: Annotated[dict[str, Direction | FeedbackMetric], msgspec.Meta(max_length=FEEDBACK_METRICS)] = (
         msgspec.field(default_factory=dict)
     )
-    unit: tuple[str, ...] = ("header:x-ab-unit", "header:x-session-affinity", "user", "client_request_id", "request")
+    unit: tuple[str, ...] = (
+        "header:x-ab-unit",
+        "header:x-session-affinity",
+        "user",
+        "safety_identifier",
+        "prompt_cache_key",
+        "conversation",
+        "request",
+    )
 
     @property
     def feedback_metrics(self) -> dict[str, FeedbackMetric]:

@@ -21,13 +21,14 @@ from gateway.config.endpoint import (
     Fallback,
     FeedbackMetric,
     Guardrail,
+    MetricGuardrail,
     Paired,
     Ramp,
     ServedEntity,
     Shadow,
     wrong_endpoint,
 )
-from gateway.config.server import Limits, Listener, Mount, ServerSection
+from gateway.config.server import Export, Limits, Listener, Mount, ServerSection
 
 _T = TypeVar("_T")
 
@@ -47,16 +48,24 @@ def load(path: Path) -> Config:
     """The configuration in a TOML file.
 
     Raises:
-        ConfigError: it cannot be read, or is wrong; the text names file, line and key.
+        ConfigError: it cannot be read, is wrong or cut; the text names file, line and key.
     """
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     try:
+        _check_whole(text)
         return parse(text)
     except ConfigError as error:
         raise ConfigError(f"{path}:{error}") from None
+
+
+def _check_whole(text: str) -> None:
+    """Reject a file that was cut while it was written: `port = 80` may be the beginning of `port = 8000`."""
+    if not text.endswith("\n"):
+        last = text.count("\n") + 1
+        raise ConfigError(f"{last}: the file is empty or cut: its last line has no line end")
 
 
 def parse(text: str) -> Config:
@@ -122,16 +131,33 @@ def _check(text: str, config: Config) -> None:
         raise ConfigError(f"{_line(text, 'mounts')}: server.mounts: two of them have the prefix '{twice}'")
     if port := _twice([config.server.port, *(listener.port for listener in config.server.listeners)]):
         raise ConfigError(f"{_line(text, 'listeners')}: server.listeners: the port {port} is taken twice")
-    if config.server.admin_keys_env is not None and config.server.state_file is None:
-        raise ConfigError(f"{_line(text, 'admin_keys_env')}: server: `admin_keys_env` needs a `state_file`")
+    if config.server.export is not None and config.server.export.files <= config.server.workers:
+        # Workers write side by side: with fewer files, one would remove what another is writing.
+        raise ConfigError(f"{_line(text, 'export')}: server.export: `files` must be more than the number of workers")
+    _check_endpoints(text, config)
+    if config.server.state_file is None:
+        _check_stateless(text, config)
+    _check_defaults(text, config)
+    # With a state file, the first endpoint may be one that a client creates.
+    if not config.endpoints and config.server.state_file is None:
+        raise ConfigError("1: there are no endpoints: nothing would be served")
+
+
+def _check_endpoints(text: str, config: Config) -> None:
     for name, endpoint in config.endpoints.items():
         if wrong := wrong_endpoint(endpoint, config.backends):
             raise ConfigError(f"{_line(text, name)}: endpoints.{name}{wrong}")
-        if endpoint.experiment.ramp is not None and config.server.state_file is None:
-            raise ConfigError(f"{_line(text, 'ramp')}: endpoints.{name}: a `ramp` needs a `state_file`, which keeps it")
     if clash := wrong_aliases(config.endpoints):
         raise ConfigError(f"{_line(text, clash[0])}: endpoints.{clash[0]}{clash[1]}")
-    _check_defaults(text, config)
+
+
+def _check_stateless(text: str, config: Config) -> None:
+    """Refuse what needs a state file."""
+    if config.server.admin_keys_env is not None:
+        raise ConfigError(f"{_line(text, 'admin_keys_env')}: server: `admin_keys_env` needs a `state_file`")
+    for name, endpoint in config.endpoints.items():
+        if endpoint.experiment.ramp is not None:
+            raise ConfigError(f"{_line(text, 'ramp')}: endpoints.{name}: a `ramp` needs a `state_file`, which keeps it")
 
 
 def _check_defaults(text: str, config: Config) -> None:
@@ -175,11 +201,13 @@ def _all_fields() -> set[str]:
         Mount,
         Listener,
         Limits,
+        Export,
         Endpoint,
         ServedEntity,
         Shadow,
         Paired,
         Guardrail,
+        MetricGuardrail,
         Ramp,
         Experiment,
         FeedbackMetric,

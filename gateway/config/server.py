@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Any
 
 import msgspec
@@ -62,6 +63,22 @@ class Limits(Section, frozen=True):
     stored_responses: Annotated[int, msgspec.Meta(ge=0)] = 64 * 1024 * 1024
 
 
+class Export(Section, frozen=True):
+    """One row per request, in files of JSON lines.
+
+    Attributes:
+        folder: for the files of all workers.
+        text: whether rows have the client's body and the answer's text.
+        max_bytes: of a file; then a worker begins a new one.
+        files: kept in the folder, those of all workers together; older ones are removed.
+    """
+
+    folder: str
+    text: bool = False
+    max_bytes: Count = 64 * 1024 * 1024
+    files: Count = 64
+
+
 class ServerSection(Section, frozen=True):
     """How the server listens, authenticates and ends. Times in seconds.
 
@@ -75,13 +92,17 @@ class ServerSection(Section, frozen=True):
         mounts: path prefixes with other dialects, or another default endpoint.
         listeners: more ports, likewise.
         limits: of requests.
+        allowed_hosts: further names of this server in `Host`, where requests need no key.
+        cors_origins: origins whose pages may use the server from a browser; "*": all.
         keys_env: environment variable with the API keys, separated by commas.
         admin_keys_env: the same for keys that may also change endpoints while the server runs.
         state_file: keeps these changes.
         drain_delay: between SIGTERM and the end of accepting connections.
         drain_timeout: for running requests to finish.
         keep_alive: that an idle connection is kept.
+        hung_after: of silence of a worker's event loop, after which the worker is killed and replaced.
         metrics: whether there is `/metrics`.
+        export: writes a row per request.
     """
 
     host: str = "127.0.0.1"
@@ -94,10 +115,22 @@ class ServerSection(Section, frozen=True):
     mounts: tuple[Mount, ...] = ()
     listeners: tuple[Listener, ...] = ()
     limits: Limits = Limits()
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[Annotated[str, msgspec.Meta(pattern=r"^(\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/*]*)$")], ...] = ()
     keys_env: str | None = None
     admin_keys_env: str | None = None
     state_file: str | None = None
     drain_delay: Delay = 0.0
     drain_timeout: Delay = 600.0
     keep_alive: Count = 75
+    hung_after: Seconds = 15.0
     metrics: bool = True
+    export: Export | None = None
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only this machine can reach the address."""
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:  # another host name: it may be public
+            return False

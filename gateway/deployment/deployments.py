@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -99,7 +100,13 @@ def _with_aliases(deployment: Deployment, aliases: tuple[str, ...]) -> Deploymen
     return replace(deployment, endpoint=endpoint, pending=pending)
 
 
-def changed(present: Deployments, change: Change, health: Mapping[str, Health], now: int) -> Deployment | None:
+def changed(
+    present: Deployments,
+    change: Change,
+    health: Mapping[str, Health],
+    now: int,
+    generates: Mapping[str, bool] = MappingProxyType({}),
+) -> Deployment | None:
     """Return an endpoint's deployment after a change; None: it is deleted.
 
     Args:
@@ -107,6 +114,7 @@ def changed(present: Deployments, change: Change, health: Mapping[str, Health], 
         change: the requested change.
         health: of all backends, by name.
         now: Unix time in nanoseconds.
+        generates: whether a backend generates text or makes embeddings only, by name, of those that are loaded.
 
     Raises:
         schemas.errors.ModelNotFound: there is no such endpoint to change.
@@ -121,7 +129,7 @@ def changed(present: Deployments, change: Change, health: Mapping[str, Health], 
             raise InvalidRequest(
                 f"'{name}' is no valid endpoint name: 1 to 63 letters, digits, '-' and '_'.", param="name"
             )
-        new = Deployment(pending=_endpoint(change, None, health), version=0, since=now)
+        new = Deployment(pending=_endpoint(change, None, health, generates), version=0, since=now)
         return settled(new, health, now)
     if old is None:
         raise ModelNotFound(f"Endpoint with name '{name}' does not exist.")
@@ -132,7 +140,7 @@ def changed(present: Deployments, change: Change, health: Mapping[str, Health], 
     # As Databricks answers: one update at a time, and a second one is a conflict (409).
     if old.pending is not None:
         raise Conflict(f"Endpoint '{name}' is being updated.")
-    wanted = _endpoint(change, old.endpoint, health)
+    wanted = _endpoint(change, old.endpoint, health, generates)
     if wanted == old.endpoint:
         return old  # a repeated change is none: no new version
     return settled(replace(old, pending=wanted, failed=""), health, now)
@@ -204,7 +212,24 @@ def _used_backends(endpoint: Endpoint) -> set[str]:
     return {entity.backend for entity in endpoint.served_entities if entity.traffic_percentage}
 
 
-def _endpoint(change: Change, old: Endpoint | None, backends: Collection[str]) -> Endpoint:
+def mixed_kinds(endpoint: Endpoint, generates: Mapping[str, bool]) -> str | None:
+    """Which served entities cannot answer the same requests, as a text to append to the endpoint's name; None: all can.
+
+    Args:
+        endpoint: its served entities.
+        generates: whether a backend generates text or makes embeddings only, by name, of those that are loaded.
+    """
+    arms = [arm for arm in endpoint.served_entities if arm.backend in generates]
+    text = [arm.name for arm in arms if generates[arm.backend]]
+    embeddings = [arm.name for arm in arms if not generates[arm.backend]]
+    if not text or not embeddings:
+        return None
+    return f": '{text[0]}' generates text, and '{embeddings[0]}' makes embeddings only"
+
+
+def _endpoint(
+    change: Change, old: Endpoint | None, backends: Collection[str], generates: Mapping[str, bool]
+) -> Endpoint:
     before = old or Endpoint(served_entities=())
     try:
         made = [msgspec.convert(_configured(entity), ServedEntity) for entity in change.served_entities]
@@ -213,7 +238,7 @@ def _endpoint(change: Change, old: Endpoint | None, backends: Collection[str]) -
     kept = (_with_kept_settings(entity, before, first=entity is made[0]) for entity in made)
     # An update lists served entities only; routing, experiment and fallback stay as they were.
     endpoint = replace(before, served_entities=tuple(kept))
-    if wrong := wrong_endpoint(endpoint, backends):
+    if wrong := wrong_endpoint(endpoint, backends) or mixed_kinds(endpoint, generates):
         raise InvalidRequest(f"{change.endpoint}{wrong}", param="config.served_entities")
     return endpoint
 

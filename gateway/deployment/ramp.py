@@ -1,6 +1,6 @@
 """Ramps: an arm's share of the traffic, raised in steps. States and moves between them; pure.
 
-`gateway.experiments.ramp` decides when to move, `gateway.service` carries it out, and the state file remembers it.
+`gateway.rollout.ramp` decides when to move, `gateway.service` carries it out, and the state file remembers it.
 """
 
 from __future__ import annotations

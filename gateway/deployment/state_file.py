@@ -26,7 +26,7 @@ from gateway.config import Config, ConfigError
 from gateway.deployment.deployments import Deployment, Deployments, State, changed, deployed, ramped, settled
 from gateway.deployment.ramp import Move, RampState
 from schemas.catalog import Change
-from schemas.errors import Forbidden
+from schemas.errors import BackendUnavailable, Forbidden
 
 log = structlog.get_logger()
 
@@ -152,19 +152,29 @@ class LiveDeployments:
             return False
         return True
 
-    async def change(self, change: Change, health: Mapping[str, Health]) -> None:
+    async def change(self, change: Change, health: Mapping[str, Health], generates: Mapping[str, bool]) -> None:
         """Make a change for all workers.
+
+        Args:
+            change: the requested change.
+            health: of all backends, by name.
+            generates: whether a backend generates text, by name, of those that are loaded.
 
         Raises:
             schemas.errors.RequestError: the change is invalid, or there is no state file.
+            schemas.errors.BackendUnavailable: the state file cannot be read or written; the text says why.
         """
 
         # Called under the lock, with the state that the file has then: another worker may have changed it since this
         # one read it.
         def make(found: Deployments) -> Deployment | None:
-            return changed(found, change, health, time.time_ns())
+            return changed(found, change, health, time.time_ns(), generates)
 
-        await self._change(change.endpoint, make)
+        try:
+            await self._change(change.endpoint, make)
+        except (ConfigError, OSError) as error:
+            log.error("state.rejected", error=str(error))
+            raise BackendUnavailable(f"The state of the endpoints cannot be changed: {error}") from None
 
     async def settle(self, health: Mapping[str, Health]) -> None:
         """Finish the updates whose backends have become ready or have failed.

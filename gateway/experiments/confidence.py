@@ -150,13 +150,13 @@ def rate_difference(control: Mean, other: Mean, alpha: float) -> Interval:
     limit = boundary(control.requests + other.requests, alpha, freedom)
 
     # Both bounds lie between the estimate and an end of the possible differences, where the evidence reaches the limit.
-    # Each round narrows both down by 63.
+    # Each round narrows both down by 47.
     inside, outside = np.full(2, estimate), np.array([-1.0, 1.0])
-    for _ in range(3):
-        places = np.linspace(inside, outside, 64)
+    for _ in range(4):
+        places = np.linspace(inside, outside, 48)
         excluded = deviance(places, rates, sizes) > limit
         excluded[0] = False
-        first = np.where(excluded.any(axis=0), excluded.argmax(axis=0), 63)
+        first = np.where(excluded.any(axis=0), excluded.argmax(axis=0), 47)
         inside, outside = places[first - 1, [0, 1]], places[first, [0, 1]]
     return Interval(estimate, float(outside[0]), float(outside[1]))
 

@@ -10,19 +10,18 @@ arm can answer.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import structlog
 
 from gateway.config import Endpoint
-from gateway.experiments.agreement import UNPAIRED, Agreement, Example
-from gateway.experiments.confidence import mean, rate_difference
-from gateway.experiments.counters_file import CountersFile, Layout, Sums
-from gateway.experiments.examples import Examples
+from gateway.experiments.counters_file import CountersFile, Layout
 from gateway.experiments.feedback_ring import Answered
+from gateway.experiments.guardrail import broken, has_guardrails
 from gateway.experiments.histogram import BINS, UNFINISHED, bin_of, log_seconds
 from gateway.experiments.metrics import (
     DIVERGENCES_AT,
@@ -35,8 +34,10 @@ from gateway.experiments.metrics import (
     UNPAIRED_AT,
     Metric,
 )
-from gateway.experiments.report import Report, arm_alpha, build
-from gateway.experiments.stratum import LOGARITHMS_AT, PAIRS, REQUESTS, Stratum, feedback_file
+from gateway.experiments.pairs.agreement import UNPAIRED, Agreement, Example
+from gateway.experiments.pairs.examples import Examples
+from gateway.experiments.report import Report, ShadowReport, SplitSums, build, shadow_report
+from gateway.experiments.stratum import LOGARITHMS_AT, PAIRS, REQUESTS, SHADOWS, SplitReport, Stratum, feedback_file
 from gateway.routing.target import Plan, Target
 from schemas.errors import InvalidRequest
 from schemas.ir import FinishReason, Usage
@@ -84,16 +85,29 @@ class Experiment:
     Figures belong to what is compared (`key`): a changed margin or another feedback metric keeps them. Each split has
     figures of its own.
 
+    Attributes:
+        takes_feedback: whether it has feedback metrics.
+        has_guardrails: whether an arm may be stopped.
+        known_stops: the arms that were stopped at the last look.
+
     Args:
         name: the endpoint's.
         endpoint: its arms and how to compare them.
         folder: where workers share their counters; None for a worker alone.
         slot: this worker's number there.
+        version: of the endpoint's configuration.
         reset: when its figures were last reset (Unix time in nanoseconds); 0: never.
     """
 
     def __init__(
-        self, name: str, endpoint: Endpoint, folder: Path | None = None, slot: int = 0, reset: int = 0
+        self,
+        name: str,
+        endpoint: Endpoint,
+        folder: Path | None = None,
+        slot: int = 0,
+        *,
+        version: int = 1,
+        reset: int = 0,
     ) -> None:
         self._name = name
         self._endpoint = endpoint
@@ -108,10 +122,14 @@ class Experiment:
         self._split = "-".join(str(arm.traffic_percentage) for arm in endpoint.served_entities)
         self._tag = _tag(self.key, self._split)
         self._strata: dict[str, Stratum] = {}
-        self._counters = self._stratum(self._split).file(REQUESTS)
+        present = self._stratum(self._split)
+        present.begin(version)
+        self._counters = present.file(REQUESTS)
         stops = self._folder / "stops" if self._folder is not None else None
         self._stops = CountersFile(Layout(self._arms, 0, 0, 1), stops, slot)
         self.takes_feedback = bool(endpoint.experiment.feedback)
+        self.has_guardrails = has_guardrails(endpoint)
+        self.known_stops: frozenset[str] = frozenset()
         examples = folder / "examples" / self.key if folder is not None else None
         self._examples = Examples(examples, str(slot))
 
@@ -132,7 +150,7 @@ class Experiment:
             Who answered, if users may send feedback for the answer, else None.
         """
         arm = self._index[plan.targets[0].entity.name]
-        if (why := _exclusion(plan, ended.outcome)) is not None:
+        if (why := exclusion(plan, ended.outcome)) is not None:
             self._counters.count(arm, EXCLUDED.index(why))
             return None
         assert plan.unit is not None
@@ -155,9 +173,19 @@ class Experiment:
         takes_feedback = self.takes_feedback and own == "ok" and ended.usage is not None
         return Answered(self._tag, arm, bucket) if takes_feedback else None
 
-    def shadowed(self, target: Target) -> None:
-        """Count a copy sent to a shadow that ended."""
-        self._counters.count(self._index[target.entity.name], EXCLUDED.index("shadow"))
+    def shadowed(self, target: Target, bucket: int, values: Sequence[float | None]) -> None:
+        """Count a copy for a shadow that ended or was dropped.
+
+        Args:
+            target: the shadow.
+            bucket: the unit's.
+            values: in the order of `SHADOW_METRICS`; None: not known of this copy.
+        """
+        arm = self._index[target.entity.name]
+        if values[0]:  # a dropped copy never reached the arm
+            self._counters.count(arm, EXCLUDED.index("shadow"))
+        known = [(row, value) for row, value in enumerate(values) if value is not None]
+        self._stratum(self._split).file(SHADOWS).add(arm, bucket, known)
 
     def paired(self, target: Target, bucket: int, pair: Agreement, example: Callable[[], Example]) -> None:
         """Count a pair: an answer of the control, and this arm's own to the same prompt and seed.
@@ -209,32 +237,42 @@ class Experiment:
         else:
             counters.correct(answered.arm, answered.bucket, 0, value - instead_of)
 
+    def history(self) -> tuple[SplitReport, ...]:
+        """The splits that were served since the figures began, the oldest first."""
+        return tuple(sorted((self._stratum(split).report() for split in self._splits()), key=lambda each: each.since))
+
     def report(self) -> Report:
         """Means, intervals and decisions over the counters of all workers."""
-        sums = self._read(self._split)
-        found = build(self._name, self._endpoint, self._metrics, sums.rows, sums.totals)
+        found = build(self._name, self._endpoint, self._metrics, self._read())
         paired = (msgspec.structs.replace(pairs, examples=self._examples.of(pairs.arm)) for pairs in found.paired)
-        return msgspec.structs.replace(found, paired=tuple(paired))
+        return msgspec.structs.replace(found, paired=tuple(paired), shadows=tuple(self._shadow_reports()))
+
+    def _shadow_reports(self) -> Iterator[ShadowReport]:
+        shadows = [arm.name for arm in self._endpoint.served_entities if arm.shadow is not None]
+        if not shadows:
+            return
+        # Copies are of all requests, whatever their split, so that nothing is to be weighted.
+        rows = np.sum([self._stratum(split).copies() for split in self._splits()], axis=0)
+        for name in shadows:
+            yield shadow_report(name, rows[self._index[name]], self._endpoint.experiment.alpha)
 
     def stopped(self) -> frozenset[str]:
-        """The arms that the guardrail has stopped, on any worker; also stops those that have become worse by now."""
-        guardrail = self._endpoint.experiment.guardrail
-        if guardrail is None:
+        """The arms that guardrails have stopped, on any worker; also stops those that have become worse by now.
+
+        A stop holds until the figures are reset, for all workers and after restarts: the counters remember it.
+        """
+        if not self.has_guardrails:
             return frozenset()
-        rows = self._read(self._split).rows
-        # The counters are how other workers, and this worker's successor, learn of a stop: it stays for the life of the
-        # experiment.
-        stops = self._stops.read().totals
-        stopped = {name for name, arm in self._index.items() if stops[arm, 0]}
-        for name, arm in self._index.items():
-            worse = rate_difference(mean(*rows[0, _SUCCESS]), mean(*rows[arm, _SUCCESS]), arm_alpha(self._endpoint))
-            # The whole interval lies below the margin. It is infinite while there are too few requests, and it is valid
-            # at every look, so looking each second does not raise the chance of a false stop.
-            if arm and name not in stopped and worse.high < -guardrail.worse_than:
-                self._stops.count(arm, 0)
+        stops = self._stops.read().totals[:, 0]
+        stopped = {name for name, arm in self._index.items() if stops[arm]}
+        # The control is never stopped: something has to answer, and everything is compared with it.
+        if candidates := self._index.keys() - stopped - {self._endpoint.served_entities[0].name}:
+            for name, why in broken(self._endpoint, self._metrics, self._read(), candidates).items():
+                self._stops.count(self._index[name], 0)
                 stopped.add(name)
-                log.warning("arm.stopped", model=self._name, served=name, success=worse.estimate, at_most=worse.high)
-        return frozenset(stopped)
+                log.warning("arm.stopped", model=self._name, served=name, why=why)
+        self.known_stops = frozenset(stopped)
+        return self.known_stops
 
     def _answered(self, arm: int, rows: list[tuple[int, float]], ended: Outcome, usage: Usage) -> None:
         """Count the times and tokens of an answer of the assigned arm; `rows` gets what is counted in its bucket."""
@@ -267,20 +305,26 @@ class Experiment:
 
     def _stratum(self, split: str) -> Stratum:
         if (found := self._strata.get(split)) is None:
-            folder = self._folder / split if self._folder is not None else None
-            found = self._strata[split] = Stratum(self._arms, folder, self._slot)
+            found = self._strata[split] = Stratum(split, self._folder, self._slot)
         return found
 
     def _splits(self) -> list[str]:
         """The splits that the experiment has had, as percentages in the order of the arms."""
         if self._folder is None:
             return [self._split]
-        return sorted(each.name for each in self._folder.iterdir() if each.is_dir())
+        return sorted(each.parent.name for each in self._folder.glob("*/about.json"))
 
-    def _read(self, split: str) -> Sums:
-        sums = self._stratum(split).read(tuple(self._endpoint.experiment.feedback))
-        sums.totals[:, EXCLUDED.index("stopped")] = self._stops.read().totals[:, 0]
-        return sums
+    def _read(self) -> list[SplitSums]:
+        """The counters of all workers, by split; the present one is the last."""
+        feedback = tuple(self._endpoint.experiment.feedback)
+        splits = [split for split in self._splits() if split != self._split]
+        found = [
+            SplitSums(self._stratum(split).shares, self._stratum(split).read(feedback))
+            for split in (*splits, self._split)
+        ]
+        # The stops are counted beside all splits, and shown with the present one.
+        found[-1].sums.totals[:, EXCLUDED.index("stopped")] = self._stops.read().totals[:, 0] > 0
+        return found
 
 
 def key(name: str, endpoint: Endpoint, reset: int) -> str:
@@ -299,7 +343,7 @@ def _tag(key: str, split: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{key} {split}".encode(), digest_size=8).digest())
 
 
-def _exclusion(plan: Plan, outcome: str) -> str | None:
+def exclusion(plan: Plan, outcome: str) -> str | None:
     """Why a request is not compared; None if it is."""
     # The order matters: a request counts under the first reason that applies.
     if plan.unit is None:

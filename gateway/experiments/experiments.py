@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
 from gateway.auth import Keys
 from gateway.config import Endpoint
 from gateway.experiments.experiment import Experiment, Outcome
 from gateway.experiments.feedback_ring import FeedbackRing, name_of
-from gateway.experiments.paired import Pairing
+from gateway.experiments.metrics import FAILURES
+from gateway.experiments.pairs.pairing import Pairing
 from gateway.experiments.report import Report
 from gateway.experiments.shadow import Shadows
 from gateway.observability.metrics import Metrics
@@ -25,6 +27,9 @@ from gateway.storage.slot import Slot
 from schemas.errors import InvalidRequest, ModelNotFound
 from schemas.ir import Events, Generate, Request, Tokenize
 from schemas.origin import Relay
+
+_LOOK_INTERVAL = 0.01
+"""Seconds between two looks at the guardrails after failures."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +42,7 @@ class Exposure:
     _experiment: Experiment
     _pairing: Pairing
     _feedback: FeedbackRing
+    _look: Callable[[Experiment], None]
 
     def observe(
         self, events: AsyncGenerator[Events, None], request: Generate, target: Target
@@ -47,6 +53,8 @@ class Exposure:
     def end(self, outcome: Outcome) -> None:
         """Count the outcome. Remembers who answered if feedback may come."""
         answered = self._experiment.ended(self._plan, outcome)
+        if outcome.own in FAILURES and self._experiment.has_guardrails:
+            self._look(self._experiment)
         if answered is not None:
             request, owner = self._request, self._owner
             given = None if isinstance(request, Tokenize | Relay) else request.client_request_id
@@ -61,11 +69,21 @@ class Experiments:
         metrics: counts copies and pairs, by outcome.
         can_answer: whether a backend, by name, has room for background work now.
         keys: says whose answer it is; only the key that asked may send feedback for it.
+        on_stop: called when this worker finds that a guardrail has stopped an arm.
         folder: where workers share counters and feedback; None for a worker alone.
     """
 
-    def __init__(self, metrics: Metrics, can_answer: Callable[[str], bool], keys: Keys, folder: Path | None) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        can_answer: Callable[[str], bool],
+        keys: Keys,
+        on_stop: Callable[[], None],
+        folder: Path | None,
+    ) -> None:
         self._keys = keys
+        self._on_stop = on_stop
+        self._next_look = 0.0
         self._folder = folder
         self._slot = Slot(folder) if folder is not None else None
         self._number = self._slot.number if self._slot is not None else 0
@@ -74,17 +92,18 @@ class Experiments:
         self._pairing = Pairing(metrics, can_answer)
         self._experiments: dict[str, Experiment] = {}
 
-    def serve(self, endpoints: Mapping[str, tuple[Endpoint, int]]) -> None:
+    def serve(self, endpoints: Mapping[str, tuple[Endpoint, int, int]]) -> None:
         """Replace the experiments by those of the deployed endpoints, whose figures go on as long as their arms are the
         same.
 
         Args:
-            endpoints: by name, each with the time of the last reset of its figures (Unix time in nanoseconds; 0: none).
+            endpoints: by name, each with the version of its configuration and the time of the last reset of its figures
+                (Unix time in nanoseconds; 0: none).
         """
         # Requests in flight keep their experiment (`Exposure`), whose files are those of the next one if figures go on.
         self._experiments = {
-            name: Experiment(name, endpoint, self._folder, self._number, reset)
-            for name, (endpoint, reset) in endpoints.items()
+            name: Experiment(name, endpoint, self._folder, self._number, version=version, reset=reset)
+            for name, (endpoint, version, reset) in endpoints.items()
             if endpoint.has_experiment
         }
 
@@ -102,9 +121,9 @@ class Experiments:
         # Counted at assignment, before any target is asked: what happens later cannot change the split.
         experiment.exposed(plan)
         if shadowed and plan.shadows and isinstance(request, Generate):
-            self._shadows.send(request, plan.shadows, experiment)
+            self._shadows.send(request, plan, experiment)
         owner = self._keys.owner(headers) if experiment.takes_feedback else b""
-        return Exposure(request, owner, plan, experiment, self._pairing, self._feedback)
+        return Exposure(request, owner, plan, experiment, self._pairing, self._feedback, self._look)
 
     def of(self, endpoint: str) -> Experiment:
         """The experiment of an endpoint.
@@ -152,6 +171,17 @@ class Experiments:
     def stopped(self) -> dict[str, Collection[str]]:
         """The arms that guardrails have stopped, by endpoint."""
         return {name: experiment.stopped() for name, experiment in self._experiments.items()}
+
+    def _look(self, experiment: Experiment) -> None:
+        """Look at once after a failure whether the guardrails have anything to stop, so that a dead arm gets few more
+        requests. Not too often: during an outage every request fails, and a look reads the files of all workers.
+        """
+        if monotonic() < self._next_look:
+            return
+        known = experiment.known_stops
+        if experiment.stopped() != known:
+            self._on_stop()
+        self._next_look = monotonic() + _LOOK_INTERVAL
 
     async def aclose(self) -> None:
         """Stop the background work."""

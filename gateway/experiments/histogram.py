@@ -16,7 +16,7 @@ from math import ceil, exp, inf, log
 
 import numpy as np
 
-from gateway.experiments.confidence import Array, Interval, prior_precision
+from gateway.experiments.confidence import Array, Interval, Mean, prior_precision
 from gateway.experiments.evalue import log_evidence
 
 SHORTEST = 1e-4
@@ -33,6 +33,9 @@ BINS = ceil((log(LONGEST) - _LOG_SHORTEST) / _LOG_RATIO) + 2
 UNFINISHED = BINS - 1
 """The last bin: an hour and longer, or without an end because the client left first, which ranks as longest."""
 EDGES: Array = np.geomspace(SHORTEST, SHORTEST * RATIO ** (BINS - 2), BINS - 1)
+
+# Bounds are narrowest at a fifth of the requests at which those of means are: correlated durations count for fewer.
+_EARLIER = 5
 
 _LOWER = np.concatenate(([0.0], EDGES))
 _UPPER = np.concatenate((EDGES, [inf]))
@@ -115,14 +118,40 @@ def quantile_ratio(
     return Interval(estimate, float(low), float(high))
 
 
+def weighted(histograms: Array, weights: Array) -> Array:
+    """The histogram of a mixture of strata, as of the equivalent number of requests of a single stratum: [BINS].
+
+    Args:
+        histograms: [strata, BINS].
+        weights: [strata], adding up to 1, or all 0.
+    """
+    totals = histograms.sum(axis=1)
+    used = (weights > 0) & (totals > 0)
+    if not used.any():
+        return np.zeros(BINS)
+    each = weights[used] / totals[used]
+    mixture: Array = each @ histograms[used] / float((each**2 * totals[used]).sum())
+    return mixture
+
+
+def log_design_effect(counts: Array, found: Mean) -> float:
+    """How many durations are worth one independent duration: at least 1.
+
+    Args:
+        counts: [BINS].
+        found: the mean of the logarithms of the same durations, with its cluster-robust variance.
+    """
+    if found.variance == inf:
+        return 1.0
+    return max(1.0, found.variance * found.requests / log_variance(counts))
+
+
 def log_variance(counts: Array) -> float:
-    """The variance of the logarithm of one value, from the bins' middles; 0 for no values."""
+    """The variance of the logarithm of one value, from the bins' middles and width. There is at least one value."""
     total = float(counts.sum())
-    if not total:
-        return 0.0
     middles = _LOG_SHORTEST + (np.arange(BINS) - 0.5) * _LOG_RATIO
     center = float(counts @ middles) / total
-    return float(counts @ np.square(middles - center)) / total
+    return float(counts @ np.square(middles - center)) / total + _LOG_RATIO**2 / 12
 
 
 def _evidence(counts: Array, q: float, alpha: float, design_effect: float) -> Array:
@@ -132,4 +161,4 @@ def _evidence(counts: Array, q: float, alpha: float, design_effect: float) -> Ar
     before = np.concatenate(([0.0], reached[:-1]))
     # The values of a bin may lie on either side of the quantile: what is nearest to the expected count cannot be
     # excluded.
-    return log_evidence(np.clip(q * total, before, reached), total, q, prior_precision(alpha))
+    return log_evidence(np.clip(q * total, before, reached), total, q, prior_precision(alpha) / _EARLIER)

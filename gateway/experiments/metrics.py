@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from gateway.experiments.agreement import DIVERGENCES, UNPAIRED
+from gateway.experiments.pairs.agreement import DIVERGENCES, UNPAIRED
 from schemas.ir import FinishReason
 
 
@@ -54,6 +54,9 @@ TIMES = tuple(metric.name for metric in METRICS if metric.kind == "time")
 rows of the counters between the compared metrics and the pair metrics; the histograms are [arms, `TIMES`, bins].
 """
 
+QUANTILES = {"p50": 0.5, "p95": 0.95}
+"""The quantiles of times that a report has, by name."""
+
 EXCLUDED = ("cancelled", "fell_back", "direct", "only_one_arm", "shadow", "stopped")
 """Requests counted apart from the metrics: cancelled by the shutdown of the server, sent to a named served entity, or
 such as not every arm can answer. Of those that fell back, because another arm was asked, times and tokens are not
@@ -79,6 +82,11 @@ FAILURES = frozenset(
 )
 """Kinds of errors by which an arm has failed. `model_not_found`, after the endpoint was found: the arm's own model. Any
 other kind is a refusal of the request.
+"""
+
+SHADOW_METRICS = ("sent", "success", "time_to_first_token", "latency", "completion_tokens")
+"""What is counted of the copies for a shadow, in the order of the counters' rows: whether a copy was sent at all; of
+those, whether it was answered; of those, times in seconds and tokens.
 """
 
 TOTALS = (*EXCLUDED, *FinishReason, *UNPAIRED, *DIVERGENCES)

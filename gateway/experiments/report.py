@@ -3,33 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from math import exp
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from gateway.config import Endpoint
-from gateway.experiments.agreement import Pairs, summarize
-from gateway.experiments.confidence import (
-    Array,
-    Interval,
-    Mean,
-    difference,
-    mean,
-    rate_difference,
-    sample_ratio_mismatch,
+from gateway.experiments.comparison import (
+    Comparison,
+    QuantileRatio,
+    compare,
+    compare_quantiles,
+    means,
+    metric_alphas,
+    row_of,
 )
-from gateway.experiments.metrics import DIVERGENCES_AT, EXCLUDED, TIMES, TOTALS, UNPAIRED_AT, Metric
+from gateway.experiments.confidence import Array, mean, sample_ratio_mismatch
+from gateway.experiments.counters_file import Sums
+from gateway.experiments.histogram import log_design_effect, quantile_bounds
+from gateway.experiments.metrics import (
+    DIVERGENCES_AT,
+    EXCLUDED,
+    QUANTILES,
+    TIMES,
+    TOTALS,
+    UNPAIRED_AT,
+    Metric,
+)
+from gateway.experiments.pairs.agreement import Pairs, mean_estimate, rate_estimate, summarize
+from gateway.experiments.pairs.verdict import Estimate
 from schemas.ir import FinishReason
 
 SRM_ALPHA = 0.001
 """Chance of a false alarm of a sample-ratio mismatch, over all looks."""
 
-Decision = Literal["better", "worse", "higher", "lower", "no difference", "keep collecting"]
+
+class Quantile(msgspec.Struct, frozen=True):
+    """A quantile in seconds. Null: not known, or longer than an hour or than clients waited."""
+
+    estimate: float
+    low: float
+    high: float
 
 
 class ArmReport(msgspec.Struct, frozen=True):
-    """One arm: requests assigned to it, means over those compared, counts of those excluded."""
+    """One arm: requests assigned to it, figures of those compared, counts of those excluded.
+
+    Attributes:
+        name: the served entity's.
+        traffic_percentage: its present share.
+        exposures: requests assigned to it.
+        means: of each metric.
+        finish_reasons: counts.
+        excluded: counts.
+        requests: how many requests each mean is of.
+        effective_units: how many units of equal traffic its exposures are worth.
+        geometric_means: of times, in seconds: a typical request's, which a few long ones hardly change. Arms are
+            compared by them.
+        quantiles: of times; the bounds of each ever miss with a chance of the report's `alpha`.
+    """
 
     name: str
     traffic_percentage: int
@@ -37,21 +70,53 @@ class ArmReport(msgspec.Struct, frozen=True):
     means: dict[str, float]
     finish_reasons: dict[str, int]
     excluded: dict[str, int] = msgspec.field(name="apart")
+    requests: dict[str, int] = {}
+    effective_units: float = 0.0
+    geometric_means: dict[str, float] = {}
+    quantiles: dict[str, dict[str, Quantile]] = {}
 
 
-class Comparison(msgspec.Struct, frozen=True):
-    """One arm against the control by one metric. Bounds are null while there are too few requests."""
+class ShadowReport(msgspec.Struct, frozen=True):
+    """A shadow's answers to its copies.
+
+    Attributes:
+        arm: its name.
+        copies: how many were to be sent.
+        sent: the share that was. The others were dropped, because the shadow was busy or could not answer: under load,
+            so that the rest says less about busy times.
+        success: of the copies sent.
+        time_to_first_token: of the copies answered, like the rest.
+        latency: in seconds, too.
+        completion_tokens: of an answer.
+    """
 
     arm: str
-    metric: str
-    difference: float
-    low: float
-    high: float
-    decision: Decision
+    copies: int
+    sent: Estimate
+    success: Estimate
+    time_to_first_token: Estimate
+    latency: Estimate
+    completion_tokens: Estimate
 
 
 class Report(msgspec.Struct, frozen=True):
-    """An experiment's report over all workers. Its intervals are valid at every look. `paired`: of the paired arms."""
+    """An experiment's report over all workers. Its intervals are valid at every look.
+
+    Attributes:
+        endpoint: its name.
+        control: the first arm's name.
+        alpha: the chance that any of the comparisons ever says a false word, over all metrics and arms.
+        arms: all, the control first.
+        comparisons: of each other arm with the control, by each metric.
+        sample_ratio_mismatch: whether the arms got other shares of the requests than configured.
+        paired: of the paired arms.
+        shadows: of the shadows.
+        alphas: the part of `alpha` that each metric has, over all arms.
+        shadows: of the shadows.
+        quantiles: of each other arm's times, relative to the control's. They carry no decision: the bounds of each ever
+            miss with a chance of `alpha` over the number of arms.
+        shadows: of the served entities that get copies.
+    """
 
     endpoint: str
     control: str
@@ -60,47 +125,92 @@ class Report(msgspec.Struct, frozen=True):
     comparisons: tuple[Comparison, ...]
     sample_ratio_mismatch: bool
     paired: tuple[Pairs, ...]
+    alphas: dict[str, float] = {}
+    quantiles: tuple[QuantileRatio, ...] = ()
+    shadows: tuple[ShadowReport, ...] = ()
 
 
-def build(name: str, endpoint: Endpoint, metrics: Sequence[Metric], sums: Array, totals: Array) -> Report:
+class SplitSums(NamedTuple):
+    """What was counted of a split: the arms' shares in percent, and the sums over all workers, whose rows are
+    exposures, metrics, logarithms of times and pair metrics.
+    """
+
+    shares: Sequence[int]
+    sums: Sums
+
+
+def build(name: str, endpoint: Endpoint, metrics: Sequence[Metric], splits: Sequence[SplitSums]) -> Report:
     """The report of an endpoint's experiment.
 
     Args:
         name: the endpoint's.
         endpoint: its arms and how to compare them.
         metrics: the compared ones.
-        sums: [arms, exposures, metrics, logarithms of times and pair metrics, (count, sum), buckets].
-        totals: [arms, `TOTALS`].
+        splits: what was counted, the present split last.
     """
-    # `arm[metric]` is [(count, sum), buckets].
-    means = [[mean(*arm[metric]) for metric in range(1, 1 + len(metrics))] for arm in sums]
+    rows = np.array([split.sums.rows for split in splits])  # [splits, arms, rows, (count, sum), buckets]
+    histograms = np.array([split.sums.histograms for split in splits])  # [splits, arms, times, bins]
+    totals = np.sum([split.sums.totals for split in splits], axis=0)
+    whole = rows.sum(axis=0)
+    logarithms_at = 1 + len(metrics)
     arms, settings, alpha = endpoint.served_entities, endpoint.experiment, arm_alpha(endpoint)
+    alphas = metric_alphas(metrics, settings.alpha)
     return Report(
         name,
         arms[0].name,
         settings.alpha,
         tuple(
-            _arm(arm.name, arm.traffic_percentage, metrics, sums[at], means[at], totals[at])
+            msgspec.structs.replace(
+                _arm(arm.name, arm.traffic_percentage, metrics, whole[at], totals[at]),
+                **_times(whole[at, logarithms_at:], histograms[:, at].sum(axis=0), settings.alpha),
+            )
             for at, arm in enumerate(arms)
         ),
         tuple(
-            _compare(arms[number].name, metric, means[0][at], means[number][at], alpha, settings.margin)
+            compare(
+                arms[number].name,
+                metric,
+                *means(rows, number, row_of(metrics, metric)),
+                alphas[metric.name] * alpha / settings.alpha,
+                settings.margin,
+            )
             for number in range(1, len(arms))
-            for at, metric in enumerate(metrics)
+            for metric in metrics
         ),
-        _has_mismatch(endpoint, sums, totals),
+        _has_mismatch(splits, totals),
         tuple(
             _pairs(
-                arms[0].name,
-                arm.name,
-                sums[at, 1 + len(metrics) + len(TIMES) :],
-                totals[at],
-                alpha,
-                arm.paired.margin,
+                arms[0].name, arm.name, whole[at, logarithms_at + len(TIMES) :], totals[at], alpha, arm.paired.margin
             )
             for at, arm in enumerate(arms)
             if arm.paired is not None
         ),
+        alphas,
+        tuple(
+            quantile
+            for number in range(1, len(arms))
+            for at, time in enumerate(TIMES)
+            for quantile in compare_quantiles(
+                arms[number].name, time, rows[:, [0, number], logarithms_at + at], histograms[:, [0, number], at], alpha
+            )
+        ),
+    )
+
+
+def shadow_report(arm: str, rows: Array, alpha: float) -> ShadowReport:
+    """The figures of a shadow.
+
+    Args:
+        arm: its name.
+        rows: [`SHADOW_METRICS`, (count, sum), buckets].
+        alpha: the chance that an interval ever misses the mean.
+    """
+    rates, others = rows[:2], rows[2:]
+    return ShadowReport(
+        arm,
+        int(rows[0, 0].sum()),
+        *(rate_estimate(row, alpha) for row in rates),
+        *(mean_estimate(row, alpha, least=0) for row in others),
     )
 
 
@@ -109,38 +219,40 @@ def arm_alpha(endpoint: Endpoint) -> float:
     return endpoint.experiment.alpha / max(1, len(endpoint.served_entities) - 1)
 
 
-def decide(found: Interval, metric: Metric, margin: float) -> Decision:
-    """An interval as a decision; a difference within `margin` counts as none."""
-    # First: an interval within the margin is no difference, even if it does not contain 0.
-    if -margin <= found.low and found.high <= margin:
-        return "no difference"
-    if found.low <= 0 <= found.high:
-        return "keep collecting"
-    way: Literal["higher", "lower"] = "higher" if found.low > 0 else "lower"
-    if metric.better is None:
-        return way
-    return "better" if way == metric.better else "worse"
-
-
-def _arm(
-    name: str, traffic_percentage: int, metrics: Sequence[Metric], sums: Array, means: Sequence[Mean], totals: Array
-) -> ArmReport:
+def _arm(name: str, traffic_percentage: int, metrics: Sequence[Metric], sums: Array, totals: Array) -> ArmReport:
     counts = {total: int(count) for total, count in zip(TOTALS, totals, strict=True)}
+    found = {metric.name: mean(*sums[row]) for row, metric in enumerate(metrics, 1) if sums[row, 0].any()}
     return ArmReport(
         name,
         traffic_percentage,
         int(sums[0, 0].sum()),
-        {metric.name: found.value for metric, found in zip(metrics, means, strict=True) if found.requests},
+        {metric: each.value for metric, each in found.items()},
         {str(reason): counts[reason] for reason in FinishReason if counts[reason]},
         {excluded: counts[excluded] for excluded in EXCLUDED},
+        {metric: round(each.requests) for metric, each in found.items()},
+        mean(*sums[0]).clusters,
     )
 
 
-def _compare(arm: str, metric: Metric, control: Mean, other: Mean, alpha: float, margin: float) -> Comparison:
-    found = (rate_difference if metric.kind == "rate" else difference)(control, other, alpha)
-    # `success` is a rate near 1: a share of it would be too wide, so the margin is taken of 0.1.
-    scale = 0.1 if metric.name == "success" else abs(control.value)
-    return Comparison(arm, metric.name, *found, decide(found, metric, margin * scale))
+def _times(logarithms: Array, histograms: Array, alpha: float) -> dict[str, dict[str, Any]]:
+    """The geometric means and quantiles of an arm's times, as fields of its report.
+
+    Args:
+        logarithms: [times, (count, sum), buckets].
+        histograms: [times, bins].
+        alpha: the chance that the bounds of one of them ever miss.
+    """
+    geometric: dict[str, float] = {}
+    quantiles: dict[str, dict[str, Quantile]] = {}
+    for at, time in enumerate(TIMES):
+        if (counts := histograms[at]).any():
+            found = mean(*logarithms[at])
+            effect = log_design_effect(counts, found)
+            geometric[time] = exp(found.value)
+            quantiles[time] = {
+                name: Quantile(*quantile_bounds(counts, q, alpha, effect)) for name, q in QUANTILES.items()
+            }
+    return {"geometric_means": geometric, "quantiles": quantiles}
 
 
 def _pairs(control: str, arm: str, metrics: Array, totals: Array, alpha: float, margin: float) -> Pairs:
@@ -148,8 +260,10 @@ def _pairs(control: str, arm: str, metrics: Array, totals: Array, alpha: float, 
     return summarize(control, arm, metrics, unpaired, divergences, alpha, margin)
 
 
-def _has_mismatch(endpoint: Endpoint, sums: Array, totals: Array) -> bool:
+def _has_mismatch(splits: Sequence[SplitSums], totals: Array) -> bool:
     if totals[:, EXCLUDED.index("stopped")].any():
         return False  # the guardrail changed the split
-    shares = np.array([arm.traffic_percentage / 100 for arm in endpoint.served_entities])
-    return sample_ratio_mismatch(sums[:, 0, 0], shares, SRM_ALPHA)
+    return any(
+        sample_ratio_mismatch(split.sums.rows[:, 0, 0], np.array(split.shares) / 100, SRM_ALPHA / len(splits))
+        for split in splits
+    )

@@ -7,18 +7,26 @@ feedback metric, or the pairs, come and go without a change of the others.
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
-from gateway.experiments.agreement import PAIR_METRICS
+from gateway.experiments.confidence import Array
 from gateway.experiments.counters_file import CountersFile, Layout, Sums, read, zeros
-from gateway.experiments.metrics import METRICS, TIMES, TOTALS
+from gateway.experiments.metrics import METRICS, SHADOW_METRICS, TIMES, TOTALS
+from gateway.experiments.pairs.agreement import PAIR_METRICS
 
-REQUESTS, PAIRS = "requests", "pairs"
-"""The names of the files of all requests, and of pairs."""
+_ABOUT = "about.json"
+"""The name of the file that says since when a split is served."""
+
+REQUESTS, PAIRS, SHADOWS = "requests", "pairs", "shadows"
+"""The names of the files of all requests, of pairs, and of copies for shadows."""
 
 LOGARITHMS_AT = 1 + len(METRICS)
 """In the file of requests: row 0 is exposures, then come `METRICS`, then the logarithms of `TIMES`."""
@@ -29,20 +37,57 @@ def feedback_file(metric: str) -> str:
     return "feedback-" + blake2b(metric.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
+class SplitReport(msgspec.Struct, frozen=True):
+    """A split, and when it was first served.
+
+    Attributes:
+        traffic_percentages: in the order of the arms.
+        since: Unix time in seconds.
+        config_version: of the endpoint then.
+    """
+
+    traffic_percentages: tuple[int, ...]
+    since: float
+    config_version: int
+
+
 class Stratum:
     """The counters of one split.
 
     Args:
-        arms: number of arms.
-        folder: where workers share them; None: memory of this process alone.
+        split: the arms' percentages, joined by "-", which is also the name of its folder.
+        folder: where workers share the counters of the experiment; None: memory of this process alone.
         slot: this worker's number in the folder.
     """
 
-    def __init__(self, arms: int, folder: Path | None, slot: int) -> None:
-        self._arms = arms
-        self._folder = folder
+    def __init__(self, split: str, folder: Path | None, slot: int) -> None:
+        self.shares = tuple(int(share) for share in split.split("-"))
+        self._arms = len(self.shares)
+        self._folder = folder / split if folder is not None else None
         self._slot = slot
         self._files: dict[str, CountersFile] = {}
+        self._began: SplitReport | None = None
+
+    def begin(self, config_version: int) -> None:
+        """Note since when the split is served, unless that is known."""
+        began = SplitReport(self.shares, time.time(), config_version)
+        if self._folder is None:
+            self._began = self._began or began
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # Another worker may do the same: the first one's file stays, and is complete when it has its name.
+        new = self._folder / f".{_ABOUT}.{self._slot}"
+        new.write_bytes(msgspec.json.encode(began))
+        with suppress(FileExistsError):
+            os.link(new, self._folder / _ABOUT)
+        new.unlink()
+
+    def report(self) -> SplitReport:
+        """Since when the split is served, once `begin` was called."""
+        if self._folder is not None:
+            return msgspec.json.decode((self._folder / _ABOUT).read_bytes(), type=SplitReport)
+        assert self._began is not None
+        return self._began
 
     def file(self, name: str) -> CountersFile:
         """One of the files, for counting; made if need be."""
@@ -61,6 +106,10 @@ class Stratum:
         rows = np.concatenate((metrics, *sent, logarithms, self._read(PAIRS).rows), axis=1)
         return requests._replace(rows=rows)
 
+    def copies(self) -> Array:
+        """The sums over all workers of the copies for shadows: [arms, `SHADOW_METRICS`, (count, sum), buckets]."""
+        return self._read(SHADOWS).rows
+
     def _read(self, name: str) -> Sums:
         if self._folder is not None:
             return read(self._layout(name), self._folder / name)
@@ -69,4 +118,4 @@ class Stratum:
     def _layout(self, name: str) -> Layout:
         if name == REQUESTS:
             return Layout(self._arms, LOGARITHMS_AT + len(TIMES), len(TIMES), len(TOTALS))
-        return Layout(self._arms, len(PAIR_METRICS) if name == PAIRS else 1)
+        return Layout(self._arms, {PAIRS: len(PAIR_METRICS), SHADOWS: len(SHADOW_METRICS)}.get(name, 1))

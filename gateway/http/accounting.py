@@ -43,6 +43,9 @@ class RequestAccount:
         finish_reasons: of the choices that have finished.
         outcome: "ok", an error's kind, or "cancelled"; "client_gone" until another is known.
         duration: None until the outcome is known.
+        ended: the outcome as the experiment counts it; None until it is known.
+        version: of the endpoint that was asked; 0 unless rows are exported.
+        texts: parts of each choice's text; None unless they are exported.
     """
 
     service: Service
@@ -64,6 +67,9 @@ class RequestAccount:
     usage: Usage | None = None
     outcome: str = "client_gone"
     duration: float | None = None
+    ended: Outcome | None = None
+    version: int = 0
+    texts: dict[int, list[str]] | None = None
 
     def note_first_token(self, batch: Events) -> None:
         """Note the time if a stream's batch has its first text, reasoning or tool call."""
@@ -77,10 +83,14 @@ class RequestAccount:
                 return
 
     def note_reasons(self, batch: Events) -> None:
-        """Note the finish reasons in a batch."""
+        """Note the finish reasons in a batch, and its texts if they are exported."""
         for event in batch:
             if type(event) is Finished:
                 self.finish_reasons.append(event.reason)
+        if self.texts is not None:
+            for event in batch:
+                if isinstance(event, Delta):
+                    self.texts.setdefault(event.choice, []).append(event.text)
 
     def end(self, outcome: str) -> None:
         """Count the outcome in the experiment, once, before the client sees it.
@@ -92,11 +102,15 @@ class RequestAccount:
             return
         self.outcome = outcome
         self.duration = monotonic() - self.began
-        if self.exposure is not None:  # None without an experiment, and before routing
+        # `exposure` is None without an experiment, and before routing.
+        if self.exposure is not None or self.service.exporter is not None:
             own = self.own_failure or outcome
             streamed = isinstance(self.request, Generate) and self.request.stream
             reasons = tuple(self.finish_reasons)
-            self.exposure.end(Outcome(outcome, own, streamed, self.first_token, self.duration, self.usage, reasons))
+            # An exported row has the very values that the experiment counts.
+            self.ended = Outcome(outcome, own, streamed, self.first_token, self.duration, self.usage, reasons)
+        if self.exposure is not None and self.ended is not None:
+            self.exposure.end(self.ended)
 
     @property
     def _endpoint(self) -> str | None:

@@ -1,6 +1,12 @@
-"""`GET /serving-endpoints/{name}/experiment`: the report of an endpoint's experiment. A route of no protocol."""
+"""The report of an endpoint's experiment, and the reset of its figures. Routes of no protocol.
+
+Raw ASGI: Litestar would match the mount of the protocols before a route with a path parameter. These handlers run
+without a `RequestHandler`, so they check the key and refresh by themselves.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from litestar.types import HTTPScope, Send
@@ -9,25 +15,56 @@ from gateway.http.request import decode_headers
 from gateway.service import Service
 from schemas.errors import MethodNotAllowed, ModelNotFound
 
-PATH = "/serving-endpoints/{name}/experiment"
+Handler = Callable[[Service, str, HTTPScope, Send], Awaitable[None]]
 
 
-async def answer(service: Service, name: str, scope: HTTPScope, send: Send) -> None:
+async def report(service: Service, name: str, scope: HTTPScope, send: Send) -> None:
     """Send the report of the endpoint `name`.
-
-    Raw ASGI: Litestar would match the mount of the protocols before a route with a path parameter.
 
     Raises:
         schemas.errors.RequestError: a wrong method or key, no such endpoint, or it has no experiment.
     """
-    if scope["method"] not in ("GET", "HEAD"):
-        raise MethodNotAllowed(f"Method {scope['method']} is not allowed here.", allowed=("GET", "HEAD"))
-    # This handler runs without a `RequestHandler`, so it checks the key and refreshes by itself.
+    _allow(scope, "GET", "HEAD")
     service.keys.check(decode_headers(scope["headers"]))
+    _find(service, name)
+    await _reply(service, scope, send, msgspec.json.encode(service.report(name)))
+
+
+async def reset(service: Service, name: str, scope: HTTPScope, send: Send) -> None:
+    """Have the figures of the endpoint `name` begin anew; arms that guardrails have stopped get their share again.
+
+    Raises:
+        schemas.errors.RequestError: a wrong method or key, no such endpoint, or it has no experiment.
+    """
+    _allow(scope, "POST")
+    service.keys.check_reset(decode_headers(scope["headers"]))
+    _find(service, name)
+    await service.reset(name)
+    await _reply(service, scope, send, msgspec.json.encode(service.report(name)))
+
+
+PATHS: dict[str, Handler] = {
+    "/serving-endpoints/{name}/experiment": report,
+    "/serving-endpoints/{name}/experiment/reset": reset,
+}
+
+
+def _allow(scope: HTTPScope, *methods: str) -> None:
+    if scope["method"] not in methods:
+        raise MethodNotAllowed(f"Method {scope['method']} is not allowed here.", allowed=methods)
+
+
+def _find(service: Service, name: str) -> None:
     service.refresh()
     if name not in service.catalog.cards:
         raise ModelNotFound(f"Endpoint with name '{name}' does not exist.")
-    body = msgspec.json.encode(service.report(name))
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+
+
+async def _reply(service: Service, scope: HTTPScope, send: Send, body: bytes) -> None:
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-request-id", service.new_id().encode()),
+    ]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body, "more_body": False})

@@ -9,6 +9,7 @@ from litestar import HttpMethod, Request, Response, route
 from litestar.handlers import HTTPRouteHandler
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from gateway.http.request import decode_headers
 from gateway.service import Service
 
 READ = (HttpMethod.GET, HttpMethod.HEAD)
@@ -35,7 +36,7 @@ def handlers(service: Service) -> list[HTTPRouteHandler]:
     async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Metrics in Prometheus' format, summed over all workers."""
         # Metrics name models and show traffic, so they need a key where requests do.
-        service.keys.check({name.lower(): value for name, value in request.headers.items()})
+        service.keys.check(decode_headers(request.scope["headers"]))
         return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     return [alive, ready, *([metrics] if service.config.server.metrics else [])]

@@ -12,18 +12,21 @@ from dataclasses import dataclass
 from itertools import chain
 from urllib.parse import parse_qsl
 
+import msgspec
 from litestar.types import HTTPScope, Receive, Send
 from msgspec.structs import replace
 
 from adapters.base import Call, Route, ServerCodec
+from gateway.auth import KEY_HEADERS
 from gateway.http.accounting import RequestAccount
 from gateway.http.answering import Responder
 from gateway.http.body import read_body
 from gateway.http.disconnect import cancel_on_disconnect
+from gateway.http.export import row_of
 from gateway.routing.target import Plan
 from gateway.service import Service
 from schemas.catalog import Change
-from schemas.errors import Overloaded
+from schemas.errors import InvalidRequest, Overloaded
 from schemas.ir import Request
 
 MODEL_HEADER = "x-gateway-model-name"
@@ -37,8 +40,8 @@ _LARGE = 1 << 20
 class Operation:
     """A route as mounted: its protocol, and the codec that reads and writes it.
 
-    `endpoint` answers requests that name no model; None: the server's default. `variant` handles the requests that have
-    the header of its route.
+    `endpoint` answers requests that name no model; None: the server's default. `variant`: another operation at the same
+    path, for requests with the header of its route, or with one of its route's `fields` in their bodies.
     """
 
     protocol: str
@@ -47,12 +50,22 @@ class Operation:
     endpoint: str | None = None
     variant: Operation | None = None
 
-    def of(self, headers: Iterable[tuple[bytes, bytes]]) -> Operation:
+    def for_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> Operation:
         """The operation for a request with these headers: this one, or its variant."""
-        if self.variant is None:
+        if self.variant is None or self.variant.route.header is None:
             return self
-        wanted = (self.variant.route.header or "").encode()
+        wanted = self.variant.route.header.encode()
         return self.variant if any(name == wanted for name, _ in headers) else self
+
+    def for_body(self, body: bytes) -> Operation:
+        """The operation that a body is for. A body that cannot be read is left to this one to refuse."""
+        if self.variant is None or not self.variant.route.fields:
+            return self
+        try:
+            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return self
+        return self.variant if not self.variant.route.fields.isdisjoint(fields) else self
 
 
 class RequestHandler:
@@ -91,6 +104,10 @@ class RequestHandler:
             raise
         finally:
             self._account.close()
+            if (exporter := self._service.exporter) is not None:
+                row = row_of(self._account, with_text=exporter.with_text)
+                if row is not None:
+                    exporter.put(row)
 
     async def _plan(self, receive: Receive) -> tuple[Request, Plan] | None:
         """What to answer and where; None if the request has its answer, or its client has left."""
@@ -100,6 +117,8 @@ class RequestHandler:
             if read is None:
                 return None
             call, body = read
+            if self._operation.variant is not None:
+                self._choose(self._operation.for_body(body))
             if self._operation.route.kind == "describe":
                 account.stage = "describe"
                 await self._describe(call, body)
@@ -115,12 +134,21 @@ class RequestHandler:
             account.stage, account.request = "route", request
             # No `await` between the plan and the exposure: a change of what is deployed would replace the experiment.
             account.plan = plan = service.router.plan(request, call.headers)
+            if service.exporter is not None:
+                account.version = service.catalog.cards[plan.targets[0].endpoint].version
+                account.texts = {} if service.exporter.with_text else None
             if plan.has_experiment:
                 account.exposure = service.experiments.enter(request, plan, call.headers, shadowed=not service.draining)
         except Exception as error:  # whatever it is, the client gets it in its protocol
             await responder.refuse(error)
             return None
         return request, plan
+
+    def _choose(self, operation: Operation) -> None:
+        """Go on with the operation that the body is for: its codec writes the answer, and it is counted."""
+        self._operation = operation
+        self._account.protocol, self._account.route = operation.protocol, operation.route.name
+        self._responder.codec = operation.codec
 
     async def _read(self, receive: Receive) -> tuple[Call, bytes] | None:
         """Headers, key and body off the wire; None if the client left before it had sent the body.
@@ -135,7 +163,7 @@ class RequestHandler:
             service.keys.check_admin(headers)
         elif service.keys.required and not route.open:
             service.keys.check(headers)
-        body = await read_body(receive, headers, service.limits)
+        body = await read_body(receive, headers, service.limits, form=route.form)
         if body is None:
             return None
         # After the body, which may take a minute: the request gets what is deployed now, not what was at its beginning.
@@ -187,9 +215,20 @@ def decode_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """Headers as text, by name.
 
     All are decoded in one go, since they are many and short: joined by NUL, which no header holds.
+
+    Raises:
+        schemas.errors.InvalidRequest: a key is given twice; a proxy in front may have looked at the other one.
     """
     # RFC 9110, section 5.5: NUL is not allowed in a field value; the HTTP parser rejects it. Latin-1 maps every byte to
     # one character, so no header makes this fail.
     joined = b"\0".join(chain.from_iterable(raw))
     parts = joined.decode("latin-1").split("\0")
-    return dict(zip(parts[::2], parts[1::2], strict=True)) if joined else {}
+    if not joined:
+        return {}
+    headers = dict(zip(parts[::2], parts[1::2], strict=True))
+    if 2 * len(headers) != len(parts):  # one occurs twice, which is rare
+        names = parts[::2]
+        for name in KEY_HEADERS:
+            if names.count(name) > 1:
+                raise InvalidRequest(f"The header '{name}' is given more than once.")
+    return headers

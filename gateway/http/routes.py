@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
@@ -21,6 +21,7 @@ from adapters.base import Adapter, Reply, Route
 from adapters.dialect import option_names, with_options
 from gateway.config import Config, ConfigError, ServerSection, nearest
 from gateway.http import experiment
+from gateway.http.answering import status_headers
 from gateway.http.request import Operation, RequestHandler
 from gateway.service import Service
 from schemas.errors import GatewayError, MethodNotAllowed, RouteNotFound
@@ -115,7 +116,7 @@ class Mounts:
             port = scope["server"][1] if scope["server"] is not None else None  # None on a Unix socket
             found = self._paths_by_port.get(port or 0, self._paths).find(path)
             if path == "/" and method in ("GET", "HEAD"):
-                await _alive(send)
+                await _alive(service, send)
                 return
             if found is None:
                 await _report_or_refuse(service, self.nearest(path, port), path, scope, send)
@@ -126,7 +127,7 @@ class Mounts:
             if operation is None:
                 await refuse(service, next(iter(methods.values())), not_allowed(method, methods), scope, send)
                 return
-            operation = operation.of(scope["headers"])
+            operation = operation.for_headers(scope["headers"])
             # This request counts itself, so `Service.full` compares with `>`.
             service.running += 1
             try:
@@ -135,6 +136,15 @@ class Mounts:
                 service.running -= 1
 
         return handle
+
+    def refuser(self, service: Service) -> Callable[[GatewayError, HTTPScope, Send], Awaitable[None]]:
+        """What sends an error in the form of the protocol whose paths are nearest."""
+
+        async def send_refusal(error: GatewayError, scope: HTTPScope, send: Send) -> None:
+            port = scope["server"][1] if scope["server"] is not None else None
+            await refuse(service, self.nearest(scope["raw_path"].decode("latin-1"), port), error, scope, send)
+
+        return send_refusal
 
     def nearest(self, path: str, port: int | None) -> Operation:
         """An operation of the protocol whose paths have the most leading segments in common with `path`."""
@@ -146,7 +156,6 @@ class Mounts:
 
     def _table(self, mounts: Mapping[str, _Mounted]) -> Table:
         table: defaultdict[str, Methods] = defaultdict(dict)
-        variants: list[tuple[Methods, Operation]] = []
         for prefix, (dialects, endpoint) in mounts.items():
             if unknown := set(dialects) - set(self._adapters):
                 raise ConfigError(f"dialects: there is no protocol '{min(unknown)}'")
@@ -155,15 +164,7 @@ class Mounts:
                 for route in codec.routes:
                     # Below a mount, the route `/` is the prefix itself: `find` ignores a trailing slash.
                     methods = table[prefix if prefix and route.path == "/" else prefix + route.path]
-                    operation = Operation(name, route, codec, endpoint)
-                    if route.header is not None:
-                        variants.append((methods, operation))
-                        continue
-                    if route.method in methods:
-                        raise ConfigError(f"two protocols have the route {route.method} {prefix}{route.path}")
-                    methods[route.method] = operation
-        for methods, variant in variants:
-            methods[variant.route.method] = replace(methods[variant.route.method], variant=variant)
+                    methods[route.method] = _joined(methods, Operation(name, route, codec, endpoint), prefix)
         return dict(table)
 
     def _dialect(self, protocol: str, name: str | None) -> Any:
@@ -172,6 +173,26 @@ class Mounts:
         if name not in known:
             raise ConfigError(f"dialects.{protocol}: there is no dialect '{name}'; there are {', '.join(known)}")
         return known[name]
+
+
+def _joined(methods: Methods, operation: Operation, prefix: str) -> Operation:
+    """The operation of a path and method; of two protocols, the unconditional one with the other as its variant.
+
+    Raises:
+        ConfigError: neither a header nor fields of their bodies separate two protocols.
+    """
+    method, path = operation.route.method, operation.route.path
+    other = methods.get(method)
+    if other is None:
+        return operation
+    if other.variant is not None or _is_conditional(operation) == _is_conditional(other):
+        raise ConfigError(f"two protocols have the route {method} {prefix}{path}")
+    first, variant = (other, operation) if _is_conditional(operation) else (operation, other)
+    return replace(first, variant=variant)
+
+
+def _is_conditional(operation: Operation) -> bool:
+    return operation.route.header is not None or bool(operation.route.fields)
 
 
 def _dialects(adapters: Mapping[str, Adapter], server: ServerSection) -> dict[str, dict[str, Any]]:
@@ -232,24 +253,27 @@ def _common(asked: list[str], known: list[str]) -> int:
     return count
 
 
-async def _alive(send: Send) -> None:
+async def _alive(service: Service, send: Send) -> None:
     """Answer `GET /`, which is TGI's health check, whatever other routes that path has."""
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    headers = [(b"content-length", b"0"), (b"x-request-id", service.new_id().encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 # Paths outside of all protocols, looked up only if no protocol has the path.
-_REPORTS: Paths[None] = Paths()
-_REPORTS.add(experiment.PATH, None)
+_REPORTS: Paths[experiment.Handler] = Paths()
+for _path, _handler in experiment.PATHS.items():
+    _REPORTS.add(_path, _handler)
 
 
 async def _report_or_refuse(service: Service, nearest: Operation, path: str, scope: HTTPScope, send: Send) -> None:
-    """Answer a path of no protocol: an experiment's report, or a refusal."""
+    """Answer a path of no protocol: of an experiment, or with a refusal."""
     found = _REPORTS.find(path)
     try:
         if found is None:
             raise not_found(path)
-        await experiment.answer(service, found[1]["name"], scope, send)
+        handler, parameters = found
+        await handler(service, parameters["name"], scope, send)
     except GatewayError as error:
         await refuse(service, nearest, error, scope, send)
 
@@ -271,7 +295,7 @@ async def refuse(service: Service, operation: Operation, error: GatewayError, sc
         (b"content-type", reply.media_type.encode()),
         (b"content-length", b"%d" % len(reply.body)),
         (b"x-request-id", service.new_id().encode()),
-        *((name.encode(), value.encode()) for name, value in reply.headers),
+        *((name.encode(), value.encode()) for name, value in (*reply.headers, *status_headers(reply.status))),
     ]
     body = b"" if scope["method"] == "HEAD" else reply.body
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})

@@ -51,6 +51,7 @@ class Metrics:
             file, "time_to_first_token_seconds", "Time to the first token of a stream", _ARM, _SECONDS
         )
         self.request_latency = Histogram(file, "e2e_request_latency_seconds", "Time to the last event", _ARM, _SECONDS)
+        self.export_lost = Counter(file, "gw_export_rows_lost", "Rows of the export that could not be written", ())
         self.running = Gauge(file, "gw_requests_running", "Running requests")
         self.refused = Counter(
             file, "gw_refused", "Requests refused, and connections ended, by their form", ("reason",)
@@ -66,6 +67,7 @@ class Metrics:
             self.pairs,
             self.time_to_first_token,
             self.request_latency,
+            self.export_lost,
             self.running,
             self.refused,
         )

@@ -109,7 +109,7 @@ class ClientConnection(HttpToolsProtocol):
             return
         self._waits_since = self.loop.time()
         if self._left is not None and self.expect_100_continue:
-            # The client may send the body that it has announced, or not: what comes next cannot be told.
+            # The client may send the body that it has announced, or not: what comes next is not known.
             self.transport.close()
             return
         self.flow.resume_reading()

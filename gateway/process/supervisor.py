@@ -2,7 +2,9 @@
 
 Strategy: single-threaded and synchronous, as it takes no part in requests. It listens and hands its sockets to N
 workers; each native backend has one engine process, which all workers share. All of them end with the supervisor,
-however it ends: workers watch their standard input, which it holds open, and the kernel sends engines a signal.
+however it ends: workers watch their standard input, which it holds open, and finish their streams; the kernel kills
+engines, and continues workers that are stopped. A worker whose event loop does not turn any more is replaced
+(`heartbeat`).
 
 On SIGHUP it reads the configuration again. The workers of the new configuration (a generation) start beside the old
 ones, share their sockets, and listen once every endpoint can answer; then the old ones finish their streams and exit.
@@ -12,13 +14,14 @@ An engine whose options are the same is kept.
 from __future__ import annotations
 
 import hashlib
+import os
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -28,9 +31,11 @@ from typing import Any
 import msgspec
 import structlog
 
-from backends.process import BackOff, SupervisedProcess, start_bound_to_parent, stop
+from backends.process import BackOff, SupervisedProcess, signal_at_parents_end, start_bound_to_parent, stop
 from gateway.app import backend_class
 from gateway.config import Config, ConfigError
+from gateway.process.folder import SharedFolder
+from gateway.process.heartbeat import Heartbeat
 from gateway.process.worker import Orders
 
 log = structlog.get_logger()
@@ -70,7 +75,7 @@ class Supervisor:
         self.config = read()
         # The sockets outlive every worker: while workers are replaced, the kernel queues connections on them.
         self._sockets = _listen(self.config)
-        self._folder = tempfile.TemporaryDirectory(prefix="interlingua-")
+        self._folder = SharedFolder()
         try:
             # Only for its errors: a wrong engine option is reported before any process starts.
             self._with_engines(self.config)
@@ -115,6 +120,9 @@ class Supervisor:
             time.sleep(_POLL_INTERVAL)
         if self._next is not None:
             self._drop(self._next, current)
+        # Workers have descriptors of their own: the socket closes, and refuses connections, when the last worker has
+        # emptied its queue. Held open here, it would queue connections that nobody accepts.
+        self._close_sockets()
         drain = current.config.server.drain_delay + current.config.server.drain_timeout + _DRAIN_MARGIN
         # Workers end before engines: answers in flight still need them.
         running = [current, *self._leaving]
@@ -125,9 +133,12 @@ class Supervisor:
 
     def close(self) -> None:
         """Close the listening sockets and remove the folder of the processes. They must have ended."""
+        self._close_sockets()
+        self._folder.remove()
+
+    def _close_sockets(self) -> None:
         for listener in self._sockets:
             listener.close()
-        self._folder.cleanup()
 
     def _request_stop(self, *_: Any) -> None:
         self._stop_requested = True
@@ -164,7 +175,9 @@ class Supervisor:
             return current
         if not all(self._listening_mark(worker.process.pid).exists() for worker in next.workers):
             return current
-        log.info("config.changed")
+        # A file that was cut at the end of a section looks like one that was edited: the log says what is gone.
+        removed = sorted(current.config.endpoints.keys() - next.config.endpoints.keys())
+        log.info("config.changed", **({"removed_endpoints": removed} if removed else {}))
         self._current, self._next = next, None
         # SIGINT, not SIGTERM: the new workers listen on the same sockets already, so no drain delay is needed.
         for worker in current.workers:
@@ -174,7 +187,9 @@ class Supervisor:
         return next
 
     def _stop_unused_engines(self) -> None:
-        """Stop the engines of generations whose workers have all ended."""
+        """Stop the engines of generations whose workers have all ended; kill those workers that hang."""
+        for worker in [worker for each in self._leaving for worker in each.workers]:
+            worker.kill_if_hung(time.monotonic())
         for gone in [each for each in self._leaving if all(worker.ended for worker in each.workers)]:
             stop(list(gone.engines.values()), _ENGINE_STOP_TIMEOUT)
             self._leaving.remove(gone)
@@ -195,13 +210,13 @@ class Supervisor:
         # A generation has slots of its own: workers of two generations run side by side, and a slot has one writer. A
         # worker that is restarted gets the slot of the one that died, and continues its files.
         generation = next(self._generations)
-        workers = [
-            SupervisedProcess(
-                f"worker {n}", partial(self._start_worker, config, f"worker-{generation}-{n}"), _WORKER_BACK_OFF
-            )
-            for n in range(config.server.workers)
-        ]
+        workers = [self._worker(config, n, f"worker-{generation}-{n}") for n in range(config.server.workers)]
         return Generation(config, engines, workers)
+
+    def _worker(self, config: Config, number: int, slot: str) -> SupervisedProcess:
+        heartbeat = Heartbeat(config.server.hung_after)
+        start = partial(self._start_worker, config, slot, heartbeat)
+        return SupervisedProcess(f"worker {number}", start, _WORKER_BACK_OFF, is_hung=heartbeat.is_hung)
 
     def _with_engines(self, config: Config) -> tuple[Config, dict[str, Command]]:
         """Return the configuration for workers, with the sockets of engines, and the commands that start engines."""
@@ -212,7 +227,7 @@ class Supervisor:
             make = getattr(backend_class(name, section["kind"]), "engine_command", None)
             # Part of the socket's path, so that changed options make another path and the old engine keeps its own.
             digest = hashlib.sha256(msgspec.json.encode(options, order="sorted")).hexdigest()[:8]
-            path = Path(self._folder.name) / f"{name}-{digest}.sock"
+            path = self._folder.path / f"{name}-{digest}.sock"
             try:
                 command = make(options, path) if make is not None else None
             except msgspec.ValidationError as error:
@@ -223,15 +238,21 @@ class Supervisor:
                 commands[name] = tuple(command)
         return msgspec.structs.replace(config, backends=backends), commands
 
-    def _start_worker(self, config: Config, slot: str) -> subprocess.Popen[bytes]:
+    def _start_worker(self, config: Config, slot: str, heartbeat: Heartbeat) -> subprocess.Popen[bytes]:
         descriptors = tuple(listener.fileno() for listener in self._sockets)
+        beats = heartbeat.pipe(time.monotonic())
         # A session of its own: Ctrl-C at a terminal reaches the supervisor only, which then ends the workers in order.
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.process.worker"],
-            stdin=subprocess.PIPE,
-            pass_fds=descriptors,
-            start_new_session=True,
-        )
+        # Its standard input ends with its parent; a worker that is stopped must run to notice.
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "gateway.process.worker"],
+                stdin=subprocess.PIPE,
+                pass_fds=(*descriptors, self._folder.lock, beats),
+                start_new_session=True,
+                preexec_fn=partial(signal_at_parents_end, signal.SIGCONT),  # noqa: PLW1509 - this process has one thread
+            )
+        finally:
+            os.close(beats)
         assert process.stdin is not None
         # A worker of the next generation waits until its endpoints can answer; the first ones, and restarted ones,
         # listen at once.
@@ -240,18 +261,20 @@ class Supervisor:
             config,
             descriptors,
             self._log_level,
-            folder=str(Path(self._folder.name) / "experiments"),
+            folder=str(self._folder.path / "experiments"),
             slot=slot,
             serving=None if first else str(self._listening_mark(process.pid)),
+            heartbeat=beats,
         )
         # One line. The pipe then stays open: its end means that the supervisor is gone.
-        process.stdin.write(msgspec.json.encode(orders) + b"\n")
-        process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended already, which the next `poll` notices
+            process.stdin.write(msgspec.json.encode(orders) + b"\n")
+            process.stdin.flush()
         return process
 
     def _listening_mark(self, pid: int) -> Path:
         """Return the file that a worker makes when it listens."""
-        return Path(self._folder.name) / f"serving-{pid}"
+        return self._folder.path / f"serving-{pid}"
 
 
 def _without(

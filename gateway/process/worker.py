@@ -8,12 +8,14 @@ exits when its last stream has ended. On SIGINT other workers have taken over: i
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from gateway.config import Config, ServerSection
 from gateway.observability import logging
 from gateway.process.client_connection import ClientConnection
 from gateway.process.connections import Connections
+from gateway.process.heartbeat import beat
 from gateway.service import Service
 
 _CLOSE_GRACE = 0.5
@@ -45,6 +48,7 @@ class Orders(msgspec.Struct, frozen=True):
         folder: the folder that workers share.
         slot: the name of this worker's files there; it continues those of a worker that ended.
         serving: a file to create once the worker listens, which it then does only when every endpoint can answer.
+        heartbeat: the inherited descriptor of a pipe for the heartbeat.
     """
 
     config: Config
@@ -53,19 +57,24 @@ class Orders(msgspec.Struct, frozen=True):
     folder: str | None = None
     slot: str | None = None
     serving: str | None = None
+    heartbeat: int | None = None
 
 
 class _Server(uvicorn.Server):
     """A uvicorn server that drains connections before it stops, and exits with 0."""
 
-    def __init__(self, config: uvicorn.Config, service: Any, serving: str | None) -> None:
+    def __init__(self, config: uvicorn.Config, service: Any, serving: str | None, heartbeat: int | None = None) -> None:
         super().__init__(config)
         self._service = service
         self._serving = serving
+        self._heartbeat = heartbeat
+        self._is_stopping = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        if self._heartbeat is not None:
+            beat(self._loop, self._heartbeat)
         # A thread, since reading the pipe blocks, and a supervisor that was killed sends no signal.
         threading.Thread(target=self._stop_when_orphaned, daemon=True).start()
         await super().serve(sockets)
@@ -82,12 +91,41 @@ class _Server(uvicorn.Server):
         """
         # Order matters: `uvicorn.Server.shutdown` closes connections that have no request at that moment. A client that
         # has just sent one could see a reset, so those connections get a grace period first.
+        queues = [each.dup() for each in sockets or []]
         for server in self.servers:
             server.close()
+        for listener in sockets or []:
+            listener.close()
+        for queue in queues:
+            await self._accept_all(queue)
+            # At once: the kernel resets what it queues between the last `accept` and the last `close`.
+            queue.close()
         # RFC 9112, section 9.6: `close` announces that no further request is read on this connection.
         self.server_state.default_headers.append((b"connection", b"close"))
         await self._drain_connections()
         await super().shutdown(sockets)
+
+    async def _accept_all(self, queue: socket.socket) -> None:
+        """Accept the connections that the kernel has queued: their clients have sent requests already."""
+        queue.setblocking(False)
+        accepted = []
+        with suppress(BlockingIOError):
+            while True:
+                try:
+                    accepted.append(queue.accept()[0])
+                except ConnectionAbortedError:  # the client has gone (accept(2))
+                    continue
+                except OSError as error:
+                    if error.errno in (errno.EMFILE, errno.ENFILE):
+                        break
+                    raise
+        for connection in accepted:
+            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
+
+    def _protocol(self) -> Any:
+        # As in `uvicorn.Server.startup`.
+        make: Any = self.config.http_protocol_class
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state, _loop=None)
 
     async def _drain_connections(self) -> None:
         """Wait for requests that are on their way. Counts sleeps instead of reading a clock: if this process was
@@ -121,6 +159,7 @@ class _Server(uvicorn.Server):
 
     def _stop(self) -> None:
         self.should_exit = True
+        self._is_stopping.set()
 
     def _stop_when_orphaned(self) -> None:
         # Nothing is sent after the orders; `read` returns b"" when the last writer is gone, however it ended.
@@ -128,6 +167,9 @@ class _Server(uvicorn.Server):
             pass
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._stop)
+        # Nobody is left to kill a worker whose loop does not turn any more.
+        if not self._is_stopping.wait(self._service.config.server.hung_after):
+            os._exit(1)
 
 
 def uvicorn_config(app: Litestar, server: ServerSection) -> uvicorn.Config:
@@ -163,7 +205,7 @@ def main() -> None:
     # `freeze` moves what the application is made of out of the collector's sight.
     gc.freeze()  # many short-lived objects are in flight: by default the collector walks them all too often
     gc.set_threshold(50_000, 20, 50)
-    server = _Server(uvicorn_config(app, orders.config.server), app.state.service, orders.serving)
+    server = _Server(uvicorn_config(app, orders.config.server), app.state.service, orders.serving, orders.heartbeat)
     # The sockets are bound and listening: uvicorn only accepts.
     server.run([socket.socket(fileno=fd) for fd in orders.sockets])
 

@@ -14,8 +14,7 @@ from math import log
 from typing import NamedTuple
 
 from gateway.auth import given_key
-from schemas.ir import ChatPrompt, Generate, Message, Request, TextPart, Tokenize
-from schemas.origin import Relay
+from schemas.ir import ChatPrompt, Generate, Message, Request, TextPart
 
 # A power of two: `feedback_ring` stores a bucket in 9 bits, and the 16-bit hash of `bucket_of` divides evenly.
 BUCKETS = 512
@@ -104,9 +103,9 @@ def _value(request: Request, headers: Mapping[str, str], source: str) -> str | N
         return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest() if key else None
     if source == "conversation":
         return _conversation(request) if isinstance(request, Generate) else None
-    if isinstance(request, Tokenize | Relay):  # they have neither of the two fields below
-        return None
-    return request.user if source == "user" else request.client_request_id
+    # The others are fields, which not every kind of request has.
+    value: str | None = getattr(request, source, None)
+    return value
 
 
 def _conversation(request: Generate) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from backends.base import Backend
+from backends.base import Backend, Capabilities, can_answer
 from gateway.config import Endpoint, aliases_of
 from gateway.routing.policy import policy_for
 from gateway.routing.target import Plan, Target
@@ -85,12 +85,34 @@ class _Route:
         self._shadows = tuple(target for target in self.targets if target.entity.shadow is not None)
         self._paired = tuple(target for target in self.targets if target.entity.paired is not None)
         self._falls_back = endpoint.fallback.enabled
+        self._known: list[Capabilities] = []
+        self._alike = True
 
     def plan(self, request: Request, headers: Mapping[str, str]) -> Plan:
-        targets, unit = self._policy.order(request, headers, self._candidates)
+        candidates = self._candidates if self._are_alike() else self._able(request)
+        targets, unit = self._policy.order(request, headers, candidates)
+        only_one_arm = len(candidates) < len(self._live)
         # Pairs compare with the control's answers, so only requests assigned to the control can make one.
-        paired = self._paired if targets[0].entity is self._first else ()
-        return Plan(targets if self._falls_back else targets[:1], unit, self._shadows, paired, has_experiment=True)
+        paired = self._paired if targets[0].entity is self._first and not only_one_arm else ()
+        targets = targets if self._falls_back else targets[:1]
+        return Plan(targets, unit, self._shadows, paired, has_experiment=True, only_one_arm=only_one_arm)
+
+    def _are_alike(self) -> bool:
+        """Whether all arms take the same kinds of requests."""
+        # A native backend's capabilities are replaced once its model is loaded; else these are the same objects.
+        known = [target.backend.capabilities for target in self._live]
+        if known != self._known:
+            self._known = known
+            self._alike = all(_kinds(each) == _kinds(known[0]) for each in known)
+        return self._alike
+
+    def _able(self, request: Request) -> tuple[Target, ...]:
+        """The targets that take a request of this kind; all if none does: the assigned one then says why not."""
+        able = tuple(target for target in self._candidates if can_answer(request, target.backend.capabilities))
+        if len(able) in (0, len(self._candidates)):
+            return self._candidates
+        # An arm that alone takes such requests gets them also without a share.
+        return able if any(target.weight for target in able) else tuple(replace(each, weight=1.0) for each in able)
 
     def stop(self, names: Collection[str]) -> None:
         weighted = tuple(
@@ -99,3 +121,9 @@ class _Route:
         # Assignment needs a positive weight: if all arms with traffic are stopped, the stops have no effect. A stopped
         # arm stays in the list, as a fallback.
         self._candidates = weighted if any(target.weight for target in weighted) else self._live
+
+
+def _kinds(capabilities: Capabilities) -> tuple[object, ...]:
+    """The part of a backend's capabilities that says which requests it takes."""
+    can = capabilities
+    return can.generates, can.features, can.raw_text, can.relays, can.embeddings, can.max_choices, can.lora_adapters

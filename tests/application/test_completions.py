@@ -38,7 +38,9 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
     await service.start()
     try:
         await ready(app)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g", timeout=60) as made:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=60
+        ) as made:
             yield made
     finally:
         await service.aclose()

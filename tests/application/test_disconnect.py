@@ -22,7 +22,7 @@ def request(model: str, stream: bool) -> bytes:
     asked = {"text_input": "one two three four five six seven eight nine ten", "max_tokens": 200}
     body = json.dumps(asked).encode()
     path = f"/v2/models/{model}/generate{'_stream' if stream else ''}"
-    return b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
+    return b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
 
 
 async def until(condition: Callable[[], bool]) -> None:

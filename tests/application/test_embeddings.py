@@ -163,6 +163,9 @@ async def test_embeddings_fail_over_if_the_remote_is_unreachable() -> None:
         },
     )
     app = create_app(far)
-    async with app.lifespan(), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as client:
+    async with (
+        app.lifespan(),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client,
+    ):
         answer = await client.post("/v1/embeddings", json={"model": "v", "input": "Hi"})
         assert (answer.status_code, answer.headers["served-model-name"]) == (200, "near")

@@ -323,6 +323,17 @@ async def test_a_corrupted_state_file_keeps_the_last_state_serving(tmp_path: Pat
         assert (await chat(client)).headers["served-model-name"] == "b"
 
 
+@pytest.mark.parametrize("junk", [b"", b"{", b"[]", b"\xff", b'{"endpoints": 1}', b"null"])
+async def test_a_change_of_a_corrupted_state_file_is_refused_with_the_reason(junk: bytes, tmp_path: Path) -> None:
+    async with running(worker(tmp_path)) as client:
+        await put(client, arms(("b", "s/scripted", 100)))
+        (tmp_path / "state.json").write_bytes(junk)
+        answer = await put(client, arms(("c", "s/echo", 100)))
+        assert (answer.status_code, answer.json()["error_code"]) == (503, "TEMPORARILY_UNAVAILABLE")
+        assert "state.json: cannot be read" in answer.json()["message"]
+        assert (tmp_path / "state.json").read_bytes() == junk
+
+
 async def test_an_unreadable_state_file_keeps_the_last_state_serving(tmp_path: Path) -> None:
     async with running(worker(tmp_path)) as client:
         state = tmp_path / "state.json"
@@ -398,3 +409,33 @@ async def test_settings_of_the_ai_gateway_are_kept_and_what_would_not_hold_is_re
         assert (await client.put(f"{URL}/chat/ai-gateway", json=settings)).status_code in (401, 403)
         missing = await client.put(f"{URL}/nobody/ai-gateway", json=settings, headers=ADMIN)
         assert missing.status_code == 404
+
+
+async def test_figures_last_and_a_reset_begins_anew_on_all_workers(tmp_path: Path) -> None:
+    split = arms(("a", "s/echo", 50), ("b", "t/echo", 50))
+    async with running(worker(tmp_path)) as one, running(worker(tmp_path)) as two:
+        await put(one, split)
+        for client in (one, two):
+            await chat(client)
+        await put(two, arms(("a", "s/echo", 20), ("b", "t/echo", 80)))
+        await chat(one)
+    async with running(worker(tmp_path)) as one, running(worker(tmp_path)) as two:
+        report = (await two.get(REPORT)).json()
+        assert sum(arm["exposures"] for arm in report["arms"]) == 3
+        # Each split with its first version: those of the configuration file, and both updates.
+        assert [(each["traffic_percentages"], each["config_version"]) for each in report["splits"]] == [
+            ([50, 50], 2),
+            ([20, 80], 3),
+        ]
+        assert report["since"] == report["splits"][0]["since"]
+        assert (await one.post(f"{REPORT}/reset")).status_code == 401
+        assert (await one.get(f"{REPORT}/reset", headers=ADMIN)).status_code == 405
+        assert (await one.post("/serving-endpoints/none/experiment/reset", headers=ADMIN)).status_code == 404
+        reset = await one.post(f"{REPORT}/reset", headers=ADMIN)
+        assert (reset.status_code, [arm["exposures"] for arm in reset.json()["arms"]]) == (200, [0, 0])
+        await chat(two)
+        for client in (one, two):
+            assert sum(arm["exposures"] for arm in (await client.get(REPORT)).json()["arms"]) == 1
+
+
+REPORT = "/serving-endpoints/chat/experiment"

@@ -17,7 +17,7 @@ from backends.native.backend import NativeBackend
 from backends.native.demo import WEIGHTS
 from gateway.app import create_app
 from gateway.config import Config, Endpoint, Paired, ServedEntity
-from tests.gateway.experiments.pairs import likelihoods, pairs_report
+from tests.gateway.experiments.pairs.reports import likelihoods, pairs_report
 from tests.gateway.serving import running
 
 pytestmark = pytest.mark.torch

@@ -31,7 +31,7 @@ def config(*models: str, server: ServerSection | None = None) -> Config:
 
 
 @asynccontextmanager
-async def running(app: Litestar, url: str = "http://gateway") -> AsyncIterator[httpx.AsyncClient]:
+async def running(app: Litestar, url: str = "http://localhost") -> AsyncIterator[httpx.AsyncClient]:
     """A client of the application, without sockets."""
     async with app.lifespan():
         await ready(app)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+from itertools import pairwise
 
 import pytest
 from structlog.testing import capture_logs
@@ -38,6 +38,10 @@ def service(backend: ScriptedBackend | None = None, **endpoints: object) -> Serv
 
 def test_a_backend_is_started_again_after_at_most_half_a_minute() -> None:
     assert (module._FIRST_DELAY, module._LONGEST_DELAY) == (1.0, 30.0)
+
+
+def test_a_lost_engine_is_known_within_half_a_second() -> None:
+    assert module._HEALTH_INTERVAL <= 0.25
 
 
 async def test_pauses_between_starts_double_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,11 +89,18 @@ async def test_a_backend_that_was_ready_waits_for_itself() -> None:
         await served.ready("s", wait=False)
 
 
-def test_ids_are_a_workers_own() -> None:
+def test_an_id_cannot_be_guessed_from_others() -> None:
     one, other = service(), service()
-    ids = {each.new_id() for each, _ in itertools.product((one, other), range(100))}
-    assert len(ids) == 200
-    assert len({id[:16] for id in ids}) == 2
+    ids = [each.new_id() for each in (one, other) for _ in range(2000)]
+    assert len(set(ids)) == 4000
+    assert {len(id) for id in ids} == {32}
+    # Each of the 128 bits is a coin: 2,000 heads in 4,000 tosses, give or take 6 standard deviations (32 each).
+    numbers = [int(id, 16) for id in ids]
+    for bit in range(128):
+        assert 1810 < sum(number >> bit & 1 for number in numbers) < 2190
+    # A counter, of a worker or of all, would leave most bits of neighbours equal.
+    changed = [(a ^ b).bit_count() for a, b in pairwise(numbers)]
+    assert min(changed) > 20
 
 
 def test_targets_in_trouble_come_last_and_stay() -> None:

@@ -48,7 +48,7 @@ _BOUNDS = (
 )
 _TRUNCATIONS = ("auto", "disabled")
 _ROLES = ("system", "developer", "user", "assistant")
-_UNSUPPORTED_FIELDS = ("conversation", "background", "prompt")
+_UNSUPPORTED_FIELDS = ("conversation", "background", "prompt", "moderation", "context_management")
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = ("reasoning.encrypted_content", _LOGPROBS)
 
@@ -105,6 +105,8 @@ def read_response(
         parallel_tool_calls=given.parallel_tool_calls,
         grammar=_grammar(given.text),
         user=given.safety_identifier or given.user,
+        safety_identifier=given.safety_identifier,
+        prompt_cache_key=given.prompt_cache_key,
         hints={name: value for name, value in hints.items() if value is not None},
         extra=extra,
         unknown=extra.paths,

@@ -33,10 +33,9 @@ def read(given: dict[str, Any], dialect: Dialect) -> tuple[Values, dict[str, Any
             rest[name] = value
         else:
             known[name] = _typed(name, value, rule, dialect)
-    # They would change the answer, and no backend has them: refused, never dropped. False and [] are the defaults.
-    for name in ("bad_words", "use_beam_search"):
-        if known.get(name):
-            raise InvalidRequest(f"parameter '{name}' is not supported", param=name)
+    # It would change the answer, and no backend has it: refused, never dropped. False is the default.
+    if known.get("use_beam_search"):
+        raise InvalidRequest("parameter 'use_beam_search' is not supported", param="use_beam_search")
     return known, rest
 
 
@@ -58,6 +57,7 @@ def sampling(values: Values, dialect: Dialect) -> Sampling:
         presence_penalty=values.get("presence_penalty"),
         frequency_penalty=values.get("frequency_penalty"),
         logit_bias=values.get("logit_bias", ()),
+        bad_words=values.get("bad_words", ()),
         seed=None if seed == -1 else seed,
     )
 
@@ -105,6 +105,7 @@ def write(sampling: Sampling, stopping: Stopping, dialect: Dialect) -> dict[str,
         "frequency_penalty": sampling.frequency_penalty,
         "logit_bias": {str(token): bias for token, bias in sampling.logit_bias},
         "watermark": sampling.watermark,
+        "bad_words": list(sampling.bad_words),
     }
     values = {name: value for name, value in required.items() if value is not None}
     # Falsy values are neutral in all of these: 0, "", [] and False turn a parameter off.
@@ -200,7 +201,7 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...] | None:
 
 
 def _grammar(value: Any) -> Grammar | None:
-    """vLLM's structured outputs: an object, or its JSON, with one of `json`, `regex`, `choice`, `json_object`."""
+    """vLLM's structured outputs: an object or its JSON, with `json`, `regex`, `choice`, `grammar` or `json_object`."""
     given = _json(value)
     if not isinstance(given, dict):
         return None
@@ -216,6 +217,8 @@ def _grammar(value: Any) -> Grammar | None:
             return Grammar("regex", "|".join(re.escape(text) for text in choices))
         case {"json_object": True, **rest} if not rest:
             return Grammar("json_object")
+        case {"grammar": str() as ebnf, **rest} if not rest:
+            return Grammar("ebnf", ebnf)
     return None
 
 
@@ -261,5 +264,5 @@ _TYPE_NAMES = {
     "strings": "string or array of strings, none empty",
     "ints": "integer or array of integers",
     "biases": "object of token ids and numbers",
-    "grammar": "object with one of 'json', 'regex', 'choice' or 'json_object'",
+    "grammar": "object with one of 'json', 'regex', 'choice', 'grammar' or 'json_object'",
 }

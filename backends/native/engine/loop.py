@@ -280,13 +280,16 @@ class Engine:
         trace = "".join(traceback.format_tb(error.__traceback__))
         log.error("sequence.failed", tokens=len(sequence.tokens), error=repr(error), trace=trace)
         # Only texts that the engine wrote for clients are passed on. Other errors may hold tensors' contents or paths.
-        if isinstance(error, NoDistribution | GrammarError):
+        if isinstance(error, GrammarError):
+            why = "it takes more time or memory than it may"  # llguidance's own text is in the log
+        elif isinstance(error, NoDistribution):
             why = str(error)
         elif isinstance(error, torch.OutOfMemoryError | MemoryError):
             why = "the engine ran out of memory"
         else:
             why = "the engine failed on this sequence"
-        self._emit(sequence, Output(sequence.request.seq, error=why))
+        bad_grammar = isinstance(error, GrammarError)
+        self._emit(sequence, Output(sequence.request.seq, error=why, bad_grammar=bad_grammar))
         self._end(sequence)
 
     def _emit(self, sequence: Sequence, output: Output) -> None:

@@ -25,6 +25,8 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
+_MARKS = frozenset("*+?")
+
 
 def check_regex(pattern: str, param: str) -> None:
     """Reject an expression that is too large.
@@ -41,13 +43,17 @@ def check_regex(pattern: str, param: str) -> None:
 
 def expanded_length(pattern: str) -> int:
     """The number of characters of an expression with every repetition expanded to its upper bound."""
-    # An item is a character, an escape, a class or a group. Other marks (`|`, `*`, `?`) count as one character each.
+    # An item is a character, an escape, a class or a group, with the marks behind it (`*`, `+`, `?`), which count as
+    # one character each: `(a*){9}` and `a*{9}` both repeat them.
     open_groups = [0]  # the length of each open group, without `last`
     last = 0  # the length of the item that a repetition would repeat
     for token in _TOKEN.finditer(pattern):
         if token["least"] is not None:
             # Nested repetitions multiply: a group's length includes what is repeated within it.
             last *= _times(token["least"], token["most"])
+            continue
+        if token[0] in _MARKS:
+            last += 1
             continue
         open_groups[-1] += last
         last = 1

@@ -118,7 +118,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `prompt` comes with the first output if it was requested: one entry per prompt token, with None as the first one's
     logprob. `error` ends the sequence instead of `reason`; if `overloaded`, the sequence was rejected for lack of room
-    and may be submitted again. `vector` is the pooled prompt.
+    and may be submitted again; if `bad_grammar`, its grammar cannot be followed. `vector` is the pooled prompt.
     """
 
     seq: int
@@ -130,6 +130,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error: str | None = None
     overloaded: bool = False
     vector: tuple[float, ...] = ()
+    bad_grammar: bool = False
 
 
 class Step(Message, frozen=True):

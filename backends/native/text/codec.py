@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from backends.chat_template import ChatTemplate
+from backends.chat_template.messages import function, strings_in, turn
 from backends.native.grammar.grammar import Grammars
 from backends.native.protocol.messages import Logprobs
 from backends.native.text.infill import Infill
@@ -28,16 +29,13 @@ from backends.native.text.vocabulary import HfVocabulary
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import (
     ChatPrompt,
-    Message,
     Prompt,
-    TextPart,
     TextPrompt,
     Token,
     Tokens,
     TokenSpan,
     TokensPrompt,
     Tool,
-    ToolCall,
     TopToken,
 )
 
@@ -51,7 +49,6 @@ from schemas.ir import (
 
 _LONG_TEXT = 4096
 """Characters from which a prompt is tokenized in the thread: about 4 ms of work."""
-_PROBE = "a probe of the template"
 _TAG = re.compile(r"</?\|?\w+\|?>")
 """Added tokens that grammars treat as special, whatever their tokenizer says."""
 
@@ -185,10 +182,10 @@ class TextCodec:
         """The text of a chat, and whether control tokens that are part of messages are marked in it."""
         if self._template is None:
             raise InvalidRequest("The model has no chat template.", param="messages")
-        turns = [self._turn(message, self._template) for message in prompt.messages]
-        functions = list(map(_function, tools))
+        turns = [turn(message, self._template) for message in prompt.messages]
+        functions = list(map(function, tools))
         # The separator keeps two strings from forming a token's name together.
-        marked = self._control_tokens.search("\0".join(_strings(turns))) is not None
+        marked = self._control_tokens.search("\0".join(strings_in(turns))) is not None
         # Without this, a user's text `<|im_end|>` would become the control token and end the user's turn (prompt
         # injection).
         if marked:
@@ -244,21 +241,6 @@ class TextCodec:
             # Only a token that is not complete UTF-8 gets its bytes: its text has replacement characters (U+FFFD).
             top.append(TopToken(id, entry.text, logprob, None if entry.whole else entry.bytes))
         return found.logprob, tuple(top)
-
-    def _turn(self, message: Message, template: ChatTemplate) -> dict[str, Any]:
-        """A message as chat templates expect it, without absent fields: many would write None for them.
-
-        The role `developer` becomes `system` for templates that do not know it.
-        """
-        turn = {
-            "role": "system" if message.role == "developer" and not template.knows_developer else message.role,
-            "content": _content(message, template.wants_parts),
-            "name": message.name,
-            "tool_calls": list(map(_tool_call, message.tool_calls)) or None,
-            "tool_call_id": message.tool_call_id,
-            "reasoning_content": message.reasoning,
-        }
-        return {name: value for name, value in turn.items() if value is not None}
 
     async def _run_tokenizer(self, size: int, work: Callable[[Any], T]) -> T:
         # Nothing is awaited while the loop's tokenizer works, so no two calls overlap and it needs no lock.
@@ -320,49 +302,6 @@ def _processor_template(folder: Path) -> str | None:
     """The chat template of older multimodal checkpoints, whose processor has it in a file of its own."""
     file = folder / "chat_template.json"
     return json.loads(file.read_text())["chat_template"] if file.is_file() else None
-
-
-def _tool_call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": _arguments(call.arguments)}
-    return {"id": call.id, "type": "function", "function": function}
-
-
-def _content(message: Message, parts: bool) -> str | list[dict[str, str]] | None:
-    """The content as one string, which most templates expect; as a list with `parts` or if there are images."""
-    content = message.content
-    if isinstance(content, str) and parts:
-        content = (TextPart(content),)
-    if content is None or isinstance(content, str):
-        return content
-    # Text parts alone become one string, which every template without parts can render.
-    if not parts and all(isinstance(part, TextPart) for part in content):
-        return "".join(part.text for part in content if isinstance(part, TextPart))
-    # Templates need no pixels: for an image they write its placeholder.
-    return [
-        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"} for part in content
-    ]
-
-
-def _arguments(text: str) -> Any:
-    """A call's arguments, decoded, because templates serialize them; text that is not JSON stays as it is."""
-    try:
-        # OpenAI's `arguments` is JSON in a string. Templates apply `tojson`, which would quote such a string once more.
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _function(tool: Tool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description or "", "parameters": tool.parameters or {}}
-    return {"type": "function", "function": function}
-
-
-def _strings(value: Any) -> list[str]:
-    """All strings in a JSON value, except keys."""
-    if isinstance(value, str):
-        return [value]
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [text for each in inner for text in _strings(each)]
 
 
 def _strip_first_space(tokens: list[Token]) -> None:

@@ -17,8 +17,8 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 from backends.native.backend import NativeBackend
 from backends.native.demo import WEIGHTS
 from schemas.completion import Completion
-from schemas.errors import BackendUnavailable
-from schemas.ir import ChatPrompt, FinishReason, Generate, Message, Sampling, Stopping, TextPrompt
+from schemas.errors import BackendUnavailable, InvalidRequest
+from schemas.ir import ChatPrompt, FinishReason, Generate, Grammar, Message, Sampling, Stopping, TextPrompt
 from tests.backends import laws
 from tests.backends.native.fake_engine import until
 
@@ -126,6 +126,18 @@ async def test_closing_the_streams_frees_the_engine(backend: NativeBackend, coun
     streams = [backend.generate(request(prompts=chat("Hi"), stopping=stopping, n=2)) for _ in range(3)]
     await asyncio.gather(*(laws.take(stream, count) for stream in streams))
     await idle(backend)
+
+
+@module_loop
+async def test_a_grammar_that_grows_while_it_is_followed_is_the_clients_error(backend: NativeBackend) -> None:
+    grammar = Grammar("regex", "^(.{0,300}){0,300}$")
+    asked = request(prompts=chat("Tell me a story."), stopping=Stopping(max_new_tokens=64), grammar=grammar)
+    with pytest.raises(
+        InvalidRequest, match=r"^The grammar cannot be followed: it takes more time or memory"
+    ) as raised:
+        await laws.collect(backend.generate(asked))
+    assert raised.value.param == "response_format"
+    await ask(backend, prompts=chat("Hi"), stopping=Stopping(max_new_tokens=4))
 
 
 async def idle(backend: NativeBackend) -> None:

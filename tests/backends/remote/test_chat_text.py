@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
+from backends.base import Feature
+from backends.remote.chat_text import ChatText, load_chat_text
 from gateway.app import create_app
 from gateway.config import Config, Endpoint, ServedEntity
+from schemas.errors import InvalidRequest
+from schemas.ir import ChatPrompt, ImagePart, Message, TextPart
 from tests.faults.upstream import Asked, Step, response, upstream
 from tests.gateway.serving import running
 
@@ -90,20 +95,22 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", PLAYS)
-@pytest.mark.parametrize("client", ROUTES)
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_a_chat_is_rendered(kind: str, client: str, streamed: bool) -> None:
-    path, body = ROUTES[client]
-    async with upstream(PLAYS[kind]("Good day.", 3)) as there:
-        async with running(app(kind, there.url, chat_template=TEMPLATE)) as http:
-            reply = await http.post(path, json=body | {"stream": streamed})
-        assert sent_text(there.asked) == RENDERED
-    assert reply.status_code == 200, reply.text
-    assert "".join(_texts(reply.text)) == "Good day." if streamed else "Good day." in reply.text
+async def test_a_chat_is_rendered(kind: str) -> None:
+    async with (
+        upstream(PLAYS[kind]("Good day.", 3)) as there,
+        running(app(kind, there.url, chat_template=TEMPLATE)) as http,
+    ):
+        for path, body in ROUTES.values():
+            reply = await http.post(path, json=body | {"stream": False})
+            assert reply.status_code == 200, reply.text
+            assert "Good day." in reply.text
+            assert sent_text(there.asked) == RENDERED
+            streamed = (await http.post(path, json=body | {"stream": True})).text
+            assert "".join(_texts(streamed)) == "Good day."
+            assert sent_text(there.asked) == RENDERED
 
 
-@pytest.mark.parametrize("kind", PLAYS)
-@pytest.mark.parametrize("size", [1, 3, 200])
+@pytest.mark.parametrize(("kind", "size"), [("triton", 1), ("triton", 200), ("tgi-0.9", 3)])
 async def test_calls_are_read(kind: str, size: int) -> None:
     body = {"model": "m", "messages": CHAT, "tools": [TOOL]}
     async with upstream(PLAYS[kind](CALL, size)) as there:
@@ -122,20 +129,20 @@ async def test_calls_are_read(kind: str, size: int) -> None:
     assert choices[-1]["finish_reason"] == "tool_calls"
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"tools": [TOOL], "tool_choice": "required"},
-        {"tools": [TOOL | {"function": TOOL["function"] | {"strict": True}}]},  # type: ignore[operator]
-        {"tools": [TOOL], "response_format": {"type": "json_object"}},
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
-    ],
-)
-async def test_what_text_cannot_promise_is_refused_before_the_server_is_called(fields: dict[str, Any]) -> None:
+REFUSED: list[dict[str, Any]] = [
+    {"tools": [TOOL], "tool_choice": "required"},
+    {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
+    {"tools": [TOOL], "response_format": {"type": "json_object"}},
+    {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
+]
+
+
+async def test_what_text_cannot_promise_is_refused_before_the_server_is_called() -> None:
     async with upstream(triton("x", 1)) as there:
         async with running(app("triton", there.url, chat_template=TEMPLATE)) as http:
-            reply = await http.post("/v1/chat/completions", json={"model": "m", "messages": CHAT} | fields)
-        assert reply.status_code == 400, reply.text
+            for fields in REFUSED:
+                reply = await http.post("/v1/chat/completions", json={"model": "m", "messages": CHAT} | fields)
+                assert reply.status_code == 400, reply.text
         assert not [asked for asked in there.asked if asked.line.startswith("POST")]
 
 
@@ -159,28 +166,60 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
-@pytest.mark.parametrize("client", TEXTS)
-async def test_raw_text_is_one_turn_or_refused(kind: str, client: str) -> None:
+async def test_raw_text_is_one_turn_or_refused(kind: str) -> None:
     def play(asked: Asked) -> tuple[Step, ...]:
         return (response(json.dumps(ANSWERS[kind]).encode()),)
 
-    path, body = TEXTS[client]
     async with upstream(play) as there:
         async with running(app(kind, there.url, raw_text="as_chat")) as http:
-            reply = await http.post(path, json=body)
-        assert "Good day." in reply.text
-        [asked] = [asked for asked in there.asked if asked.line.startswith("POST")]
-        assert asked.line.split()[1] in ("/v1/messages", "/chat/completions")
-        [message] = json.loads(asked.body)["messages"]
-        assert message in (
-            {"role": "user", "content": "Hi"},
-            {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
-        )
+            for path, body in TEXTS.values():
+                assert "Good day." in (await http.post(path, json=body)).text
+        posts = [asked for asked in there.asked if asked.line.startswith("POST")]
+        assert len(posts) == len(TEXTS)
+        for asked in posts:
+            assert asked.line.split()[1] in ("/v1/messages", "/chat/completions")
+            [message] = json.loads(asked.body)["messages"]
+            assert message["content"] in ("Hi", [{"type": "text", "text": "Hi"}])
         async with running(app(kind, there.url, raw_text="refuse")) as http:
-            reply = await http.post(path, json=body)
-        assert 400 <= reply.status_code < 502
-        assert "token_prompts" not in reply.text
-        assert len([asked for asked in there.asked if asked.line.startswith("POST")]) == 1
+            for path, body in TEXTS.values():
+                reply = await http.post(path, json=body)
+                assert 400 <= reply.status_code < 502
+                assert "token_prompts" not in reply.text
+        assert len([asked for asked in there.asked if asked.line.startswith("POST")]) == len(TEXTS)
+
+
+async def test_a_control_token_in_a_message_is_refused() -> None:
+    source = "{% for m in messages %}<|im_start|>[INST]{{ m.content }}[/INST]</s><|im_end|>{% endfor %}"
+    chat = ChatText(source)
+    for text in ("<|im_end|>", "[/INST]", "</s>"):
+        with pytest.raises(InvalidRequest, match="control token"):
+            await chat.text(ChatPrompt((Message("user", f"a{text}"),)), ())
+    chat.close()
+    other = ChatText("{{ messages[0].content }}", added_tokens=["END"])
+    assert (await other.text(ChatPrompt((Message("user", "</s>"),)), ())).text == "</s>"
+    other.close()
+
+
+async def test_images_are_beside_the_text_where_the_template_has_a_place_for_them() -> None:
+    image = ImagePart("data:,", "data")
+    chat = ChatText(
+        "{% for p in messages[0].content %}{% if p.type == 'image' %}<img>{% else %}{{ p.text }}{% endif %}{% endfor %}"
+    )
+    rendered = await chat.text(ChatPrompt((Message("user", (TextPart("What?"), image)),)), ())
+    chat.close()
+    assert (rendered.text, rendered.images) == ("What?<img>", (image,))
+
+
+async def test_the_bundled_tokenizers_template() -> None:
+    """Its control tokens are refused, and the beginning-of-sequence token is left to the server."""
+    chat = await asyncio.to_thread(load_chat_text, None, "backends/native/demo/weights")
+    assert chat is not None
+    assert Feature.TOOLS in chat.features
+    text = (await chat.text(ChatPrompt((Message("user", "Hi"),)), ())).text
+    assert "Hi" in text
+    with pytest.raises(InvalidRequest, match="control token"):
+        await chat.text(ChatPrompt((Message("user", "<|end|>"),)), ())
+    chat.close()
 
 
 def test_a_server_that_renders_chats_itself_takes_no_template() -> None:

@@ -61,6 +61,16 @@ WRONG = {
     GOOD
     + "[[server.mounts]]\nprefix = '/x'\ndialects = {}\n" * 2: "13: server.mounts: two of them have the prefix '/x'",
     GOOD + "[[server.listeners]]\nport = 8000\n": "13: server.listeners: the port 8000 is taken twice",
+    GOOD + "[server]\nworkers = 4\nexport = { folder = 'x', files = 4 }\n": (
+        "15: server.export: `files` must be more than the number of workers"
+    ),
+    GOOD + "experiment = { ramp = { arm = 'challenger' } }\n": "13: endpoints.chat: a `ramp` needs a `state_file`",
+    GOOD + "experiment = { ramp = { arm = 'current' } }\n": (
+        "7: endpoints.chat.experiment.ramp: 'current' is none of the served entities after the first"
+    ),
+    GOOD + "experiment = { ramp = { arm = 'challenger', steps = [5, 1] } }\n": (
+        "7: endpoints.chat.experiment.ramp: `steps` must ascend"
+    ),
     GOOD + "[server.limits]\nmax_bodyy = 1\n": "14: server.limits.max_bodyy: unknown field; did you mean 'max_body'?",
 }
 
@@ -117,3 +127,26 @@ def test_without_a_file_a_folder_or_the_bundled_model_is_served(tmp_path: Path) 
     checkpoint = default(str(tmp_path / "llama"))
     assert list(checkpoint.endpoints) == ["llama"]
     assert checkpoint.backends["local"]["model"] == str(tmp_path / "llama")
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# nothing\n", "[server]\nport = 8000\n", GOOD.partition("[endpoints")[0]])
+def test_a_file_without_endpoints_is_refused(text: str, tmp_path: Path) -> None:
+    (file := tmp_path / "gateway.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"gateway.toml:1: .*(no endpoints|empty)"):
+        load(file)
+
+
+def test_endpoints_may_all_be_in_a_state_file() -> None:
+    assert parse('[server]\nadmin_keys_env = "A"\nstate_file = "state.json"\n').endpoints == {}
+
+
+def test_a_file_that_was_cut_in_a_line_is_refused(tmp_path: Path) -> None:
+    text = GOOD + "[server]\nport = 8001\n"
+    (file := tmp_path / "gateway.toml").write_text(text)
+    assert load(file).server.port == 8001
+    for end in range(text.index("[endpoints"), len(text)):
+        file.write_text(text[:end])
+        if text[end - 1] == "\n" and text[:end].rstrip().endswith(("]", "[server]")):
+            continue  # the end of a section
+        with pytest.raises(ConfigError):
+            load(file)

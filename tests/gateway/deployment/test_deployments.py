@@ -89,6 +89,20 @@ def test_an_endpoint_is_created_updated_and_deleted() -> None:
     assert changed({"chat": OLD}, update(action="delete"), BACKENDS, NOW) is None
 
 
+def test_a_repeated_change_is_none() -> None:
+    once = changed({"chat": OLD}, update(ListedEntity("a", "s/echo")), BACKENDS, NOW)
+    assert once is not None
+    assert changed({"chat": once}, update(ListedEntity("a", "s/echo")), BACKENDS, NOW + 1) is once
+
+
+def test_arms_that_cannot_answer_the_same_requests_are_refused() -> None:
+    change = update(ListedEntity("a", "s", 50), ListedEntity("b", "t", 50))
+    for generates in ({"s": True, "t": True}, {"s": True}):  # "t" is not loaded: it is not known
+        assert changed({"chat": OLD}, change, BACKENDS, NOW, generates) is not None
+    with pytest.raises(InvalidRequest, match="'a' generates text, and 'b' makes embeddings only"):
+        changed({"chat": OLD}, change, BACKENDS, NOW, {"s": True, "t": False})
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [

@@ -73,6 +73,30 @@ async def test_the_answer_is_the_same_whatever_becomes_of_the_copy(model: str, s
         assert (found["copy"]["exposures"], found["copy"]["means"], found["copy"]["apart"]["shadow"]) == (0, {}, 1)
 
 
+async def test_copies_are_figures_in_the_report() -> None:
+    app, _ = application("slow", Shadow(max_concurrent_requests=8))
+    async with running(app) as client:
+        for user in range(8):
+            await chat(client, user=f"user {user}")
+        await until(client, lambda found: sum(found.values()) == 8)
+        (found,) = (await client.get("/serving-endpoints/chat/experiment")).json()["shadows"]
+    assert (found["arm"], found["copies"], found["sent"]["mean"], found["success"]["mean"]) == ("copy", 8, 1.0, 1.0)
+    assert 0 < found["success"]["low"] < found["success"]["high"] == 1
+    assert 0.05 < found["time_to_first_token"]["mean"] < found["latency"]["mean"]
+    assert found["completion_tokens"]["mean"] > 1
+
+
+async def test_dropped_and_failed_copies_are_figures_too() -> None:
+    app, _ = application("hang", Shadow(max_concurrent_requests=3, timeout=0.2))
+    async with running(app) as client:
+        for _ in range(10):
+            await chat(client)
+        await until(client, lambda found: sum(found.values()) == 10)
+        (found,) = (await client.get("/serving-endpoints/chat/experiment")).json()["shadows"]
+    assert (found["copies"], found["sent"]["mean"], found["success"]["mean"]) == (10, pytest.approx(0.3), 0.0)
+    assert found["latency"] == {"mean": None, "low": None, "high": None}
+
+
 async def test_copies_over_the_limit_are_not_sent() -> None:
     app, backend = application("hang", Shadow(max_concurrent_requests=3))
     async with running(app) as client:

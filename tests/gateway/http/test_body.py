@@ -106,7 +106,7 @@ async def test_the_connection_closes_where_the_rest_of_a_body_may_come(sent: byt
     app, _ = scripted("echo", server=ServerSection(limits=limits))
     async with listening(app) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n" + sent)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n" + sent)
         answer = await asyncio.wait_for(reader.read(), 60)  # until the end of the connection
         writer.close()
     head, _, _ = answer.partition(b"\r\n\r\n")

@@ -12,11 +12,16 @@ from litestar import Litestar
 
 from backends.scripted import ScriptedBackend
 from gateway.app import create_app
-from gateway.config import Config
+from gateway.config import Config, FeedbackMetric, ServerSection
 from gateway.config import Experiment as Settings
-from tests.gateway.serving import PAIR, chat, figures, running, unit_for
+from tests.gateway.serving import MESSAGES, PAIR, chat, figures, running, unit_for
 
-LIKED = msgspec.structs.replace(PAIR, experiment=Settings(feedback={"liked": "higher", "hated": "lower"}))
+LIKED = msgspec.structs.replace(
+    PAIR,
+    experiment=Settings(
+        feedback={"liked": "higher", "hated": "lower", "rated": FeedbackMetric(better="higher", min=0, max=1)}
+    ),
+)
 
 
 def worker(folder: Path, slot: str | None = None) -> Litestar:
@@ -53,7 +58,7 @@ async def test_feedback_is_accepted_as_soon_as_the_end_of_the_answer_is_sent(str
 
             await app(scope, receive, sent)
 
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(watched), base_url="http://gateway") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(watched), base_url="http://localhost") as client:
             await chat(client, user=unit_for("b"), stream=stream)
     (found,) = reports
     assert (found["means"]["success"], found["means"]["liked"], found["finish_reasons"]) == (1.0, 1.0, {"eos": 1})
@@ -115,3 +120,32 @@ async def test_feedback_that_cannot_be_counted_is_refused(
         refused = await client.post("/v1/feedback", json=body)
         assert refused.status_code == 400
         assert word in refused.json()["error"]["message"]
+
+
+async def test_feedback_by_the_clients_own_id_and_within_bounds(tmp_path: Path) -> None:
+    async with running(worker(tmp_path)) as client:
+        body = {"messages": MESSAGES, "client_request_id": "mine", "user": unit_for("b")}
+        assert (await client.post("/serving-endpoints/chat/invocations", json=body)).status_code == 200
+        for value, status in ((0.25, 204), (1.5, 400), (-0.1, 400), (0.75, 204)):
+            feedback = {"client_request_id": "mine", "metric": "rated", "value": value}
+            answer = await client.post("/v1/feedback", json=feedback)
+            assert answer.status_code == status, answer.text
+        assert (await figures(client))["b"]["means"]["rated"] == 0.75
+        for ids in ({}, {"client_request_id": "mine", "request_id": "x"}, {"client_request_id": "other"}):
+            refused = await client.post("/v1/feedback", json=ids | {"metric": "rated", "value": 1})
+            assert refused.status_code == 400
+
+
+async def test_only_the_key_that_asked_may_send_feedback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THE_KEYS", "one,two")
+    endpoints = {"chat": LIKED}
+    config = Config(
+        server=ServerSection(keys_env="THE_KEYS"), backends={"s": {"kind": "scripted"}}, endpoints=endpoints
+    )
+    async with running(create_app(config, {"s": ScriptedBackend("s")})) as client:
+        asked = {"model": "chat", "messages": MESSAGES}
+        answer = await client.post("/v1/chat/completions", json=asked, headers={"authorization": "Bearer one"})
+        feedback = {"request_id": answer.headers["x-request-id"], "metric": "liked", "value": 1}
+        for key, status in (("two", 400), ("three", 401), ("one", 204)):
+            sent = await client.post("/v1/feedback", json=feedback, headers={"x-api-key": key})
+            assert sent.status_code == status

@@ -67,7 +67,8 @@ async def test_requests_in_a_row_and_a_head_without_body() -> None:
     async with listening(app) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(
-            b"HEAD /v1/models HTTP/1.1\r\nhost: x\r\n\r\nGET /info HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+            b"HEAD /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
+            b"GET /info HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
         )
         answers = await asyncio.wait_for(reader.read(), 60)
         writer.close()

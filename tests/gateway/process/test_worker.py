@@ -14,7 +14,7 @@ from gateway.process import worker
 from gateway.process.worker import _Server, uvicorn_config
 from tests.gateway.serving import scripted
 
-GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @asynccontextmanager
@@ -51,6 +51,26 @@ async def test_a_client_that_never_sends_a_request_is_disconnected(monkeypatch: 
     monkeypatch.setattr(worker, "_FIRST_REQUEST_GRACE", 3 * worker._POLL_INTERVAL)
     async with ending() as (_, reader, _writer):
         assert await reader.read() == b""
+
+
+async def test_connections_that_are_still_queued_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_CLOSE_GRACE", 0.0)
+    app, _ = scripted("echo")
+    server = _Server(uvicorn_config(app, app.state.service.config.server), app.state.service, None)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        server.config.load()
+        server.lifespan = server.config.lifespan_class(server.config)
+        await server.startup([listener])
+        clients = [socket.create_connection(address) for _ in range(50)]
+        for client in clients:
+            client.sendall(GET)
+        await server.shutdown([listener])
+    answers = []
+    for client in clients:
+        with client:
+            answers.append(client.recv(12))
+    assert answers == [b"HTTP/1.1 200"] * 50
 
 
 def test_idle_connections_live_75_seconds_unless_configured() -> None:

@@ -7,9 +7,12 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from gateway.config import Experiment
 from gateway.routing.assignment import assign, unit_of
 from schemas.ir import ChatPrompt, Generate, Message, TextPart, TextPrompt
+from tests.adapters.openai.scenes import chat as openai_chat
 
 BEFORE = {"a": 80, "b": 10, "c": 10}
 AFTER = {"a": 60, "b": 10, "c": 30}
@@ -96,6 +99,17 @@ def test_the_turns_of_a_conversation_are_one_unit() -> None:
         id="r", model="chat", prompts=(ChatPrompt((Message("system", "Be kind."), Message("user", (TextPart("Hi"),)))),)
     )
     assert unit_of(parts, {}, ORDER) == first
+
+
+def test_the_default_order_prefers_who_asks_to_what_is_asked() -> None:
+    order, names = Experiment().unit, ["user", "safety_identifier", "prompt_cache_key"]
+    for place, name in enumerate(names):
+        given = openai_chat(**{later: later for later in names[place:]})
+        assert unit_of(given, {}, order)[:2] == (name, name)
+    # Databricks' clients send a new one with every request.
+    asked = replace(openai_chat(), client_request_id="c")
+    assert unit_of(asked, {}, order).source == "conversation"
+    assert unit_of(asked, {}, ("client_request_id",)).value == "c"
 
 
 def test_a_key_is_a_unit_only_as_a_digest() -> None:

@@ -15,7 +15,7 @@ from gateway.app import create_app
 from gateway.cli import main
 from gateway.config import Config, Endpoint, ServedEntity
 from gateway.routing.assignment import assign
-from tests.gateway.serving import HALF, MESSAGES, application, chat, endpoint, running, unit_for
+from tests.gateway.serving import HALF, MESSAGES, application, chat, endpoint, figures, running, unit_for
 
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "openai": ("/v1/chat/completions", {"model": "{model}", "messages": MESSAGES}),
@@ -122,6 +122,42 @@ async def test_an_entity_that_lacks_a_feature_is_passed_over_and_its_error_is_no
         assert "logprobs" not in failed.text
 
 
+async def test_a_request_that_only_one_arm_can_answer_goes_there_and_is_counted_apart() -> None:
+    backends = {"s": ScriptedBackend("s"), "t": ScriptedBackend("t", {"features": ["chat"]})}
+    for share in (50, 100):  # also where the arm that can has no share
+        arms = (
+            ServedEntity(name="a", backend="t", model="echo", traffic_percentage=share),
+            ServedEntity(name="b", backend="s", model="echo", traffic_percentage=100 - share),
+        )
+        config = Config(
+            backends={name: {"kind": "scripted"} for name in backends},
+            endpoints={"chat": Endpoint(served_entities=arms)},
+        )
+        async with running(create_app(config, backends)) as client:
+            for number in range(4):
+                answer = await chat(client, user=str(number), logprobs=True)
+                assert (answer.status_code, answer.headers["served-model-name"]) == (200, "b")
+            assert (await chat(client, user=unit_for("a"))).headers["served-model-name"] == "a"
+            found = await figures(client)
+            assert (found["b"]["exposures"], found["b"]["apart"]["only_one_arm"], found["b"]["means"]) == (0, 4, {})
+            assert (found["a"]["exposures"], found["a"]["apart"]["only_one_arm"]) == (1, 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_model_that_an_upstream_does_not_have_is_its_arms_failure(stream: bool) -> None:
+    arms = endpoint(("a", "echo", 50), ("b", "model-not-found", 50))
+    async with running(application(chat=arms)) as client:
+        answer = await chat(client, user=unit_for("b"), stream=stream)
+        assert (answer.status_code, answer.headers["served-model-name"]) == (200, "a")
+        assert (await chat(client, model="chat:b")).status_code == 404
+        assert (await figures(client))["b"]["means"] == {
+            "success": 0.0,
+            "served": 1.0,
+            "refused": 0.0,
+            "abandoned": 0.0,
+        }
+
+
 async def test_a_backend_in_trouble_is_asked_last() -> None:
     backends = {name: ScriptedBackend(name) for name in "st"}
     arms = tuple(
@@ -146,6 +182,8 @@ async def test_a_backend_in_trouble_is_asked_last() -> None:
         assert await served() == {"a": "a", "b": "b"}
         found = (await client.get("/serving-endpoints/chat/experiment")).json()["arms"]
         assert [arm["apart"]["fell_back"] for arm in found] == [1, 0]
+        # To be passed over is a failure, and so is an arm in trouble that is asked where all are.
+        assert [arm["means"]["success"] for arm in found] == [2 / 3, 1.0]
         metrics = (await client.get("/metrics")).text
         assert re.search(r'gw_fallbacks_total{[^}]*served="a"[^}]*} 1\.0', metrics)
 

@@ -472,7 +472,7 @@ def test_a_response_repeats_its_request_with_every_required_key() -> None:
         name: value for name, value in json.loads(server().encode(request, fold(EVENTS)).body).items() if name in KEYS
     } == KEYS
     assert (request.sampling.presence_penalty, request.sampling.frequency_penalty) == (0.5, -1.0)
-    assert (request.user, request.overflow) == ("somebody", "drop_turns")
+    assert (request.safety_identifier, request.overflow) == ("somebody", "drop_turns")
 
 
 def test_only_a_completed_response_has_a_time_of_completion() -> None:

@@ -255,7 +255,6 @@ def test_refusals_use_the_endpoints_own_names(body: str, message: str, operation
             "generate expects model to produce exactly 1 response, "
             "use generate stream for model that generates various number of responses",
         ),
-        ('{"text_input": "x", "bad_words": "y"}', "parameter 'bad_words' is not supported"),
         ('{"text_input": "x", "use_beam_search": true}', "parameter 'use_beam_search' is not supported"),
     ],
 )

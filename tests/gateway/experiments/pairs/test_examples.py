@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gateway.experiments.agreement import Example
-from gateway.experiments.examples import LONGEST, MOST, Examples, shortened
+from gateway.experiments.pairs.agreement import Example
+from gateway.experiments.pairs.examples import LONGEST, MOST, Examples, shortened
 
 
 def example(name: str, difference: float) -> Example:

@@ -7,7 +7,7 @@ from math import inf, isnan
 import numpy as np
 import pytest
 
-from gateway.experiments.bounded_mean import bounded_mean, exact_bounds
+from gateway.experiments.pairs.bounded_mean import bounded_mean, exact_bounds
 from gateway.routing.assignment import BUCKETS
 
 LOOKS = np.unique(np.geomspace(1, 3000, 60).astype(int))

@@ -7,7 +7,7 @@ from math import exp, inf, isnan
 import numpy as np
 import pytest
 
-from gateway.experiments.agreement import (
+from gateway.experiments.pairs.agreement import (
     DIVERGENCES,
     PAIR_METRICS,
     UNPAIRED,

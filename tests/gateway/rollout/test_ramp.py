@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.config import Endpoint, Experiment, Ramp, ServedEntity
-from gateway.experiments.ramp import decide, wrong_ramp
-from gateway.experiments.report import ArmReport, Comparison, Decision, Report
+from gateway.experiments.comparison import Comparison, Decision
+from gateway.experiments.report import ArmReport, Report
+from gateway.rollout.ramp import decide, wrong_ramp
 
 
 def report(stopped: int = 0, **decisions: Decision) -> Report:

@@ -20,10 +20,10 @@ from msgspec.structs import replace
 
 from backends.base import Feature, needs
 from backends.prompts import as_asked
-from gateway.experiments.agreement import DIVERGENCES, UNPAIRED, Agreement, Example, Ids, Scores, Speed, agreement
 from gateway.experiments.background import Background, read
-from gateway.experiments.examples import shortened
 from gateway.experiments.experiment import Experiment
+from gateway.experiments.pairs.agreement import DIVERGENCES, UNPAIRED, Agreement, Example, Ids, Scores, Speed, agreement
+from gateway.experiments.pairs.examples import shortened
 from gateway.observability.metrics import Metrics
 from gateway.routing.target import Plan, Target
 from schemas.errors import BackendFailed, ContextLengthExceeded

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.experiments.agreement import Example
+from gateway.experiments.pairs.agreement import Example
 
 MOST = 10
 """Examples of an arm that are kept and reported."""

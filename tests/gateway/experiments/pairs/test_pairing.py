@@ -17,7 +17,7 @@ from gateway.deployment.deployments import changed
 from schemas.catalog import Change
 from schemas.catalog import ServedEntity as Entity
 from schemas.ir import Generate, Token
-from tests.gateway.experiments.pairs import ends, likelihoods, pairs_report
+from tests.gateway.experiments.pairs.reports import ends, likelihoods, pairs_report
 from tests.gateway.serving import chat, running
 
 ONE = "the quick brown fox"

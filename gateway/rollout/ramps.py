@@ -15,7 +15,7 @@ from gateway.deployment.deployments import Deployment
 from gateway.deployment.ramp import Move, next_percentage
 from gateway.deployment.state_file import LiveDeployments
 from gateway.experiments.experiments import Experiments
-from gateway.experiments.ramp import RampDecision, RampReport, RampStepReport, decide
+from gateway.rollout.ramp import RampDecision, RampReport, RampStepReport, decide
 
 log = structlog.get_logger()
 

@@ -8,11 +8,10 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from gateway.config import Endpoint, Ramp
+from gateway.experiments.comparison import Comparison
 from gateway.experiments.metrics import METRICS
-from gateway.experiments.report import Comparison, Report
-
-NO_WORSE = ("better", "no difference")
-"""Decisions that let a ramp go on."""
+from gateway.experiments.report import Report
+from gateway.rollout.verdict import NO_WORSE
 
 
 class RampDecision(NamedTuple):

@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from gateway.experiments.bounded_mean import bounded_mean
 from gateway.experiments.confidence import Array, mean, radius
-from gateway.experiments.paired_verdict import Estimate, PairedVerdict, verdict
+from gateway.experiments.pairs.bounded_mean import bounded_mean
+from gateway.experiments.pairs.verdict import Estimate, PairedVerdict, verdict
 
 Ids = tuple[int, ...]
 
@@ -210,7 +210,7 @@ def summarize(
 
     def found(name: str, least: float = -inf, most: float = inf) -> Estimate:
         share = alpha / len(_VERDICT_METRICS) if name in _VERDICT_METRICS else alpha
-        return _rate(by_name[name], share) if most == 1 else _estimate(by_name[name], share, least, most)
+        return rate_estimate(by_name[name], share) if most == 1 else mean_estimate(by_name[name], share, least, most)
 
     pairs, identical = int(sums[0, 0].sum()), found("identical", 0, 1)
     likelihoods = (_log_likelihoods(control, "control", found), _log_likelihoods(arm, "arm", found))
@@ -256,12 +256,21 @@ def _speed(answers_of: str, role: str, found: _Find) -> PairedSpeed:
     )
 
 
-def _rate(metric: Array, alpha: float) -> Estimate:
+def rate_estimate(metric: Array, alpha: float) -> Estimate:
+    """A mean of values in [0, 1] with its bounds; the arguments are those of `mean_estimate`."""
     found = bounded_mean(metric[0], metric[1], alpha)
     return Estimate(found.estimate, found.low, found.high)
 
 
-def _estimate(metric: Array, alpha: float, least: float, most: float) -> Estimate:
+def mean_estimate(metric: Array, alpha: float, least: float = -inf, most: float = inf) -> Estimate:
+    """A mean with its interval, within the range of its values.
+
+    Args:
+        metric: [(counts, sums), buckets].
+        alpha: the chance that the interval ever misses the mean.
+        least: no value is less.
+        most: no value is more.
+    """
     found = mean(*metric)
     if not found.requests:
         return Estimate(nan, -inf, inf)

@@ -1,0 +1,1 @@
+"""Pairs: the same prompt and seed answered by two arms, and what that says of them."""

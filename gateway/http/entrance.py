@@ -1,0 +1,128 @@
+"""The entrance: what is checked of every request before any route, Litestar's and the protocols' alike.
+
+Strategy: without API keys, whoever can reach the server may use it, and every web page can make the browser of somebody
+on the same machine send requests to it. A page may send without asking, if it sends what a form could; with DNS
+rebinding (its own host name resolves to 127.0.0.1) it can read the answers, too. Both show in headers that a page
+cannot change: Host, Origin and Sec-Fetch-Site. With keys nothing of this is checked, since a page does not know one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping
+
+from litestar.config.cors import CORSConfig
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
+
+from gateway.config import ServerSection
+from gateway.http.routes import not_allowed, not_found
+from schemas.errors import Forbidden, GatewayError
+
+_HEALTH = (b"/health", b"/health/ready", b"/ping")
+"""What everybody may ask: it tells nothing."""
+_LOCAL = ("localhost", "127.0.0.1", "[::1]")
+_PORT = re.compile(rb":[0-9]*$")
+
+Refuse = Callable[[GatewayError, HTTPScope, Send], Awaitable[None]]
+
+
+class BrowserGuard:
+    """Refuses requests that a foreign web page made a browser send.
+
+    Args:
+        server: names the hosts and origins that are not foreign.
+    """
+
+    def __init__(self, server: ServerSection) -> None:
+        names = {server.host, *server.allowed_hosts}
+        # On an address that others reach, the names that it has there are not known: they are checked if listed.
+        self._hosts = frozenset(
+            name.lower().encode() for name in (*_LOCAL, *names) if server.is_private or server.allowed_hosts
+        )
+        self._origins = frozenset(origin.lower().encode() for origin in server.cors_origins)
+
+    def check(self, scope: HTTPScope) -> None:
+        """Pass a request that no foreign page can have caused.
+
+        Raises:
+            schemas.errors.Forbidden: one can.
+        """
+        headers = dict(scope["headers"])
+        host = headers.get(b"host")
+        # Only HTTP/1.0 has no Host; no browser speaks it.
+        if host is not None and self._hosts and _PORT.sub(b"", host.lower()) not in self._hosts:
+            raise Forbidden(f"The host {host.decode('latin-1')!r} is not this server's: see server.allowed_hosts.")
+        origin = headers.get(b"origin")
+        if origin is not None:
+            if origin.lower() in self._origins or b"*" in self._origins:
+                return
+            if origin.lower().partition(b"://")[2] != (host or b"").lower():
+                raise Forbidden(f"The origin {origin.decode('latin-1')!r} may not ask: see server.cors_origins.")
+        # Without an Origin: images, scripts and links of another site. A link to the page of this server does no harm.
+        if headers.get(b"sec-fetch-site") == b"cross-site" and not (
+            headers.get(b"sec-fetch-mode") == b"navigate" and scope["path"] == "/ui"
+        ):
+            raise Forbidden("Another site's page may not ask: see server.cors_origins.")
+
+
+class Entrance:
+    """An ASGI application in front of Litestar's.
+
+    Args:
+        inner: Litestar's.
+        guard: None where requests need a key.
+        methods: those of Litestar's own paths.
+        answers_preflights: whether Litestar has a CORS configuration.
+        refuse: sends an error in the form of the protocol nearest to the path.
+    """
+
+    def __init__(
+        self,
+        inner: ASGIApp,
+        guard: BrowserGuard | None,
+        methods: Mapping[str, Collection[str]],
+        refuse: Refuse,
+        *,
+        answers_preflights: bool,
+    ) -> None:
+        self._inner = inner
+        self._guard = guard
+        self._methods = methods
+        self._refuse = refuse
+        self._answers_preflights = answers_preflights
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] == ScopeType.HTTP:
+            try:
+                self._check(scope)
+            except GatewayError as error:
+                await self._refuse(error, scope, send)
+                return
+        await self._inner(scope, receive, send)
+
+    def _check(self, scope: HTTPScope) -> None:
+        path = scope["raw_path"]
+        # Litestar would take `//metrics` for `/metrics`; what a proxy in front forbids must not have a second name.
+        if b"//" in path:
+            raise not_found(path.decode("latin-1"))
+        if self._guard is not None and path not in _HEALTH:
+            self._guard.check(scope)
+        if scope["method"] == "OPTIONS" and not self._answers_preflights:
+            # Litestar answers OPTIONS by itself, and without a key.
+            methods = self._methods.get(scope["path"].rstrip("/"), ())
+            if methods:
+                raise not_allowed("OPTIONS", [name for name in methods if name != "OPTIONS"])
+
+
+def cors(server: ServerSection) -> CORSConfig | None:
+    """Litestar's CORS for the configured origins; None without them."""
+    if not server.cors_origins:
+        return None
+    return CORSConfig(
+        allow_origins=list(server.cors_origins),
+        allow_methods=["GET", "POST", "PUT", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after", "served-model-name", "x-should-retry"],
+    )
