@@ -259,6 +259,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     display_name: str
     created_at: str
+    lifecycle: Literal["active"] = "active"
 
 
 class ModelList(msgspec.Struct, frozen=True):

@@ -49,10 +49,10 @@ Json = dict[str, Any]
 def document(adapters: Mapping[str, Adapter], own: Sequence[HTTPRouteHandler] = ()) -> bytes:
     """The document as JSON (OpenAPI 3.1); `own` are the routes of no protocol."""
     codecs = {name: adapter.server(next(iter(adapter.dialects.values()))) for name, adapter in adapters.items()}
-    # Routes that only requests with a header have come last: they are added to the same path's operation.
+    # Routes of requests with a header or a field of their own come last: they are added to the same path's operation.
     found = sorted(
         ((name, codec, route) for name, codec in codecs.items() for route in codec.routes),
-        key=lambda item: item[2].header is not None,
+        key=lambda item: item[2].header is not None or bool(item[2].fields),
     )
     # All types in one call: msgspec then shares components by name instead of repeating them.
     types = [type for _, _, route in found for type in (route.body, route.answer) if type is not None]
@@ -66,8 +66,8 @@ def document(adapters: Mapping[str, Adapter], own: Sequence[HTTPRouteHandler] = 
     for protocol, codec, route in found:
         methods, method = paths.setdefault(_path(route.path), {}), route.method.lower()
         described = _operation(protocol, codec, route, by_type)
-        if route.header is not None and method in methods:
-            _add_variant(methods[method], described, route.header)
+        if method in methods:
+            _add_variant(methods[method], described, route)
             continue
         if described["operationId"] in ids:
             described["operationId"] += _PARAMETER.sub(r"\1", route.path).replace("/", "_")
@@ -94,7 +94,9 @@ def document(adapters: Mapping[str, Adapter], own: Sequence[HTTPRouteHandler] = 
 
 def _security_schemes() -> Json:
     """The ways to send a key; no key is needed where none is configured."""
-    headers = {name: {"type": "apiKey", "in": "header", "name": name} for name in KEY_HEADERS}
+    headers = {
+        name: {"type": "apiKey", "in": "header", "name": name} for name in KEY_HEADERS if name != "authorization"
+    }
     return {"bearer": {"type": "http", "scheme": "bearer"}} | headers
 
 
@@ -125,14 +127,22 @@ def _operation(protocol: str, codec: ServerCodec, route: Route, schemas: Mapping
     return operation
 
 
-def _add_variant(operation: Json, variant: Json, header: str) -> None:
-    """Add to an operation what requests with a header get from another protocol."""
-    answer, other = (each["responses"]["200"]["content"]["application/json"] for each in (operation, variant))
-    answer["schema"] = {"oneOf": [answer["schema"], other["schema"]]}
+def _add_variant(operation: Json, variant: Json, route: Route) -> None:
+    """Add to an operation what another protocol's requests with a header, or a field of the body, send and get."""
+    contents = [(each["responses"]["200"]["content"] for each in (operation, variant))]
+    if route.body is not None:
+        contents.append(each["requestBody"]["content"] for each in (operation, variant))
+    for content, other in contents:
+        schemas = [each["application/json"]["schema"] for each in (content, other)]
+        content["application/json"]["schema"] = {"oneOf": schemas}
     operation["tags"] += variant["tags"]
+    if route.header is None:
+        fields = ", ".join(sorted(route.fields))
+        operation["description"] = f"Bodies with one of the fields {fields} are those of {variant['operationId']}."
+        return
     operation.setdefault("parameters", []).append(
         {
-            "name": header,
+            "name": route.header,
             "in": "header",
             "required": False,
             "description": f"With this header the answer is that of {variant['operationId']}, the second schema.",

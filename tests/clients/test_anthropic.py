@@ -65,3 +65,12 @@ def test_errors(server: Server, client: anthropic.Anthropic) -> None:
         client.messages.create(model=server.model, max_tokens=0, messages=QUESTION)
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(model="absent", max_tokens=5, messages=QUESTION)
+
+
+def test_models_are_listed_in_the_sdks_form(server: Server, client: anthropic.Anthropic) -> None:
+    (listed,) = [model for model in client.models.list(limit=1) if model.id == server.model]
+    assert (listed.type, listed.display_name) == ("model", server.model)
+    assert listed.created_at.year >= 2024
+    assert client.models.retrieve(server.model) == listed
+    with pytest.raises(anthropic.NotFoundError):
+        client.models.retrieve("nobody")

@@ -66,3 +66,10 @@ def test_grammars(client: InferenceClient) -> None:
         PROMPT, max_new_tokens=40, return_full_text=False, grammar={"type": "regex", "value": "[a-c]{5}"}
     )
     assert re.fullmatch("[a-c]{5}", text)
+
+
+def test_chat_without_a_model(server: Server, client: InferenceClient) -> None:
+    """The client must send some name, and sends "dummy" or "tgi"."""
+    answer = client.chat_completion([{"role": "user", "content": CAPITAL}], temperature=0, max_tokens=40)
+    assert answer.model == server.model
+    assert "Paris" in answer.choices[0].message.content

@@ -270,3 +270,49 @@ def test_embeddings(server: Server, client: openai.OpenAI, lax: openai.OpenAI) -
 
 
 CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}
+
+
+WEATHER = {
+    "name": "get_weather",
+    "description": "The weather in a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+
+
+def test_legacy_functions_are_called_and_their_result_is_read(server: Server, client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": server.model, "temperature": 0, "max_tokens": 60, "functions": [WEATHER]}
+    asked |= {"messages": [{"role": "user", "content": "What is the weather in Paris?"}]}
+    forced = {"function_call": {"name": "get_weather"}}
+    choice = client.chat.completions.create(**asked, **forced).choices[0]
+    assert (choice.finish_reason, choice.message.tool_calls) == ("function_call", None)
+    assert set(json.loads(choice.message.function_call.arguments)) == {"city"}
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, **forced, stream=True)]
+    calls = [chunk.delta.function_call for chunk in chunks if chunk.delta.function_call]
+    assert calls[0].name == "get_weather"
+    assert "".join(call.arguments or "" for call in calls) == choice.message.function_call.arguments
+    assert chunks[-1].finish_reason == "function_call"
+    asked["messages"] += [
+        choice.message.model_dump(exclude_none=True, exclude={"annotations"}),
+        {"role": "function", "name": "get_weather", "content": "Sunny."},
+    ]
+    assert client.chat.completions.create(**asked, function_call="none").choices[0].message.function_call is None
+
+
+def test_azures_client(server: Server) -> None:
+    azure = openai.AzureOpenAI(azure_endpoint=server.url, api_key="unused", api_version="2024-10-21", max_retries=0)
+    whole = azure.chat.completions.create(model=server.model, messages=MESSAGES, temperature=0)
+    assert "Paris" in whole.choices[0].message.content
+    assert azure.completions.create(model=server.model, prompt="One, two,", max_tokens=4).choices[0].text
+    assert server.model in [model.id for model in azure.models.list()]
+    assert azure.responses.create(model=server.model, input=CAPITAL, temperature=0).output_text
+
+
+def test_a_model_under_the_names_of_tgis_clients(server: Server, client: openai.OpenAI) -> None:
+    for name in ("tgi", "", server.url):
+        answer = client.chat.completions.create(model=name, messages=MESSAGES, temperature=0)
+        assert answer.model == server.model

@@ -13,11 +13,15 @@ from pathlib import Path
 import pytest
 import requests
 from databricks.sdk import WorkspaceClient
-from databricks.sdk.errors import NotFound, PermissionDenied, ResourceConflict
+from databricks.sdk.errors import InvalidParameterValue, NotFound, PermissionDenied, ResourceConflict
 from databricks.sdk.service.serving import (
+    AiGatewayRateLimit,
+    AiGatewayRateLimitRenewalPeriod,
+    AiGatewayUsageTrackingConfig,
     EndpointCoreConfigInput,
     EndpointStateConfigUpdate,
     EndpointStateReady,
+    FallbackConfig,
     Route,
     ServedEntityInput,
     ServingEndpointDetailed,
@@ -208,3 +212,17 @@ def test_changes_survive_a_restart(folder: Path) -> None:
         check(workspace(url).serving_endpoints.get("kept"), 30, 1)
         assert ask(url, "kept", stream=False) in ("current", "challenger")
         workspace(url).serving_endpoints.delete("kept")
+
+
+def test_settings_of_the_ai_gateway(url: str) -> None:
+    endpoints = workspace(url).serving_endpoints
+    kept = endpoints.put_ai_gateway(
+        "chat",
+        usage_tracking_config=AiGatewayUsageTrackingConfig(enabled=True),
+        fallback_config=FallbackConfig(enabled=True),
+    )
+    assert (kept.usage_tracking_config.enabled, kept.fallback_config.enabled) == (True, True)
+    assert endpoints.get("chat").ai_gateway.usage_tracking_config.enabled
+    limit = AiGatewayRateLimit(calls=1, renewal_period=AiGatewayRateLimitRenewalPeriod.MINUTE)
+    with pytest.raises(InvalidParameterValue, match="rate_limits"):
+        endpoints.put_ai_gateway("chat", rate_limits=[limit])

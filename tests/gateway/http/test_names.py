@@ -135,7 +135,7 @@ async def test_anthropics_model_list() -> None:
         assert await page("?after_id=gpt-4o-mini") == ([], False)
         one = (await client.get("/v1/models/gpt-5", headers=version)).json()
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", one.pop("created_at"))
-        assert one == {"type": "model", "id": "gpt-5", "display_name": "gpt-5"}
+        assert one == {"type": "model", "id": "gpt-5", "display_name": "gpt-5", "lifecycle": "active"}
         for path, status, type in (
             ("/v1/models/nobody", 404, "not_found_error"),
             ("/v1/models?limit=0", 400, "invalid_request_error"),
