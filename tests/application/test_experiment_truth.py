@@ -52,7 +52,7 @@ ANSWER = {
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello."}, "finish_reason": "stop"}],
     "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
 }
-PATIENCE = 0.5
+CLIENT_TIMEOUT = 0.5
 
 
 class Upstream(BaseHTTPRequestHandler):
@@ -156,7 +156,7 @@ async def ask(gateway: Gateway, way: str, requests: int, *, at_once: int) -> Non
             for number in numbers:
                 content = "Hi " * (40 if number % 5 < 2 else 1)
                 body = {"model": way, "user": f"u{number}", "messages": [{"role": "user", "content": content}]}
-                limit = PATIENCE if way == "late" else LIMIT
+                limit = CLIENT_TIMEOUT if way == "late" else LIMIT
                 try:
                     answer = await http.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=limit)
                 except httpx.ReadTimeout:
