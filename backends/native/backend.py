@@ -30,6 +30,7 @@ from backends.native.client.inflight import Diverged
 from backends.native.client.transports import Connect, in_process, over_socket
 from backends.native.grammar.grammar import GrammarCheck, grammar_source, text_without
 from backends.native.import_lock import with_import_lock
+from backends.native.model_files import check_sizes
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.multimodal.prompts import ImagePrompts
 from backends.native.options import NativeOptions, read_options
@@ -357,8 +358,9 @@ class NativeBackend:
 
 def _read_recipe(model: str) -> Recipe:
     try:
+        check_sizes(Path(model))
         return read_recipe(model) or PLAIN
-    except RecipeError as error:
+    except (RecipeError, ValueError) as error:
         raise BackendUnavailable(str(error)) from None
 
 

@@ -41,6 +41,7 @@ from backends.native.engine.scheduling.block_pool import BlockPool
 from backends.native.engine.scheduling.scheduler import Scheduler
 from backends.native.engine.scheduling.sequence import Sequence, Work
 from backends.native.machine import available_memory, physical_cores
+from backends.native.model_files import check_sizes
 from backends.native.multimodal.processing import NotServed
 from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
 from backends.native.protocol.engine_options import EngineOptions
@@ -77,8 +78,9 @@ def load_engine(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
     _check(options)
     report(Loading(0.0, "weights"))
     try:
+        check_sizes(Path(options.model))
         recipe = read_recipe(options.model)
-    except RecipeError as error:
+    except (RecipeError, ValueError) as error:
         raise LoadError(str(error)) from None
     folder = str(Path(options.model, recipe.folder if recipe else ""))
     # A sentence-transformers recipe decides even for a checkpoint that could generate: its folder was published for
