@@ -41,7 +41,7 @@ class Route(msgspec.Struct, frozen=True):
     `body` and `answer` are wire structs for the OpenAPI document; `example` is a body to try it with, in which
     "{model}" stands for the model's name. `open` routes want no key. Only routes that say `stores` get `Call.records`.
     `form` routes take multipart forms, too. `fields`: where another protocol has the same path, the bodies with one of
-    these fields are this route's.
+    these fields are this route's; `header`: likewise the requests with this header.
     """
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
@@ -57,6 +57,7 @@ class Route(msgspec.Struct, frozen=True):
     stores: bool = False
     form: bool = False
     fields: frozenset[str] = frozenset()
+    header: str | None = None
 
 
 class Records(Protocol):
@@ -249,7 +250,7 @@ class ClientCodec(Protocol):
         ...
 
     def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
-        """The fields among `request.unknown`, and a `Generate`'s `own_fields`, that `encode` does not send."""
+        """The fields among `request.unknown`, and of a `Generate`'s `unread`, that `encode` does not send."""
         ...
 
     def error(self, reply: Reply) -> GatewayError:

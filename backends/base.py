@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from enum import StrEnum
 from typing import Literal, Protocol, runtime_checkable
 
@@ -38,6 +38,7 @@ class Feature(StrEnum):
     PROMPT_LOGPROBS = "prompt_logprobs"
     LOGIT_BIAS = "logit_bias"
     MIN_P = "min_p"
+    BAD_WORDS = "bad_words"
     BEST_OF = "best_of"
     SUFFIX = "suffix"
     WATERMARK = "watermark"
@@ -84,8 +85,10 @@ class Health(msgspec.Struct, frozen=True):
 class EngineState(msgspec.Struct, frozen=True):
     """The last state report of a native engine.
 
-    `running` and `waiting` are sequences now. `kv_usage` is the share of the KV cache's blocks in use, from 0 to 1. The
-    others count since the start of the engine: preemptions, and tokens looked up and found in the prefix cache.
+    `running` and `waiting` are sequences now. `kv_usage` is the share of the KV cache's blocks in use, from 0 to 1, and
+    `kv_touched` the share that was ever in use, whose memory is taken. `resident_bytes` is the memory of the engine's
+    process. The others count since the start of the engine: preemptions, and tokens looked up and found in the prefix
+    cache.
     """
 
     running: int
@@ -94,6 +97,8 @@ class EngineState(msgspec.Struct, frozen=True):
     preemptions: int
     prefix_queries: int
     prefix_hits: int
+    kv_touched: float = 0.0
+    resident_bytes: int = 0
 
 
 # `runtime_checkable`, because the backends of a configuration are found at run time and most have no engine.
@@ -126,7 +131,7 @@ class PassesFieldsOn(Protocol):
     """A backend that may send fields of the client's body on to a server that understands them."""
 
     def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
-        """The fields among `request.unknown`, and a `Generate`'s `own_fields`, that are not sent on."""
+        """The fields among `request.unknown`, and of a `Generate`'s `unread`, that are not sent on."""
         ...
 
 
@@ -174,34 +179,33 @@ class Backend(Protocol):
         ...
 
 
-def check_relayed(request: Generate | Tokenize, capabilities: Capabilities) -> None:
-    """Refuse a request with parts that the IR cannot express, unless the backend sends its body on.
+def check_unread(request: Generate | Tokenize, ignored: Collection[str]) -> None:
+    """Refuse a request with parts that the IR cannot express, unless its body is sent on with them.
+
+    Args:
+        request: the request.
+        ignored: the places of what is not sent on.
 
     Raises:
         schemas.errors.UnsupportedFeature: names the first such part.
     """
-    origin = request.origin
-    if not request.unread or (origin is not None and (origin.dialect, origin.operation) in capabilities.relays):
-        return
-    first = request.unread[0]
-    raise UnsupportedFeature(first.refusal, feature=first.feature, param=first.param)
+    for part in request.unread:
+        if part.param in ignored:
+            raise UnsupportedFeature(part.refusal, feature=part.feature, param=part.param)
 
 
 def ignored_fields(request: Generate | Embed, backend: Backend) -> tuple[str, ...]:
     """The unknown fields of a request that have no effect on this backend's answer.
 
     Raises:
-        schemas.errors.UnsupportedFeature: a field that is known, and that only another server honours, is not sent on.
+        schemas.errors.UnsupportedFeature: a part that the IR cannot express is not sent on.
     """
-    own = request.own_fields if isinstance(request, Generate) else ()
-    if not own and not request.unknown:
+    places = request.foreign_fields
+    if not places:
         return ()
-    ignored = backend.ignored(request) if isinstance(backend, PassesFieldsOn) else (*own, *request.unknown)
-    for name in own:
-        if name in ignored:
-            raise UnsupportedFeature(
-                f"'{name}' is not supported by the model '{request.model}'.", feature=name, param=name
-            )
+    ignored = backend.ignored(request) if isinstance(backend, PassesFieldsOn) else places
+    if isinstance(request, Generate):
+        check_unread(request, ignored)
     return ignored
 
 
@@ -221,6 +225,7 @@ def needs(request: Generate) -> frozenset[Feature]:
         (Feature.PROMPT_LOGPROBS, request.prompt_logprobs),
         (Feature.LOGIT_BIAS, bool(sampling.logit_bias)),
         (Feature.MIN_P, sampling.min_p is not None),
+        (Feature.BAD_WORDS, bool(sampling.bad_words)),
         (Feature.BEST_OF, request.best_of is not None and request.best_of > request.n),
         (Feature.SUFFIX, bool(request.suffix)),
         (Feature.WATERMARK, sampling.watermark),
@@ -239,7 +244,6 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
     """
     if not capabilities.generates:
         raise UnsupportedFeature(f"The model '{model}' makes embeddings, and no text.", feature="generate")
-    check_relayed(request, capabilities)
     # A text that the chat template is for becomes a conversation.
     if not capabilities.raw_text and request.raw_prompt and any(isinstance(p, TextPrompt) for p in request.prompts):
         raise UnsupportedFeature(f"The model '{model}' takes conversations only, not raw text.", feature="raw_text")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -112,14 +112,10 @@ def create_app(
     service = Service(config, make_backends(config) if backends is None else backends, keys, folder, slot)
     protocols = adapters()
     mounts = Mounts(protocols, config)
+    own = [*health.handlers(service), feedback.handler(service), *ui.handlers()]
+    describe, openapi = _description(protocols, own)
     app = Litestar(
-        [
-            mounts.handler(service),
-            *health.handlers(service),
-            feedback.handler(service),
-            *ui.handlers(),
-            _description(protocols),
-        ],
+        [mounts.handler(service), *own, describe],
         # Errors of paths that Litestar serves itself; those of protocols are handled in `RequestHandler`.
         exception_handlers={HTTPException: _in_protocol(mounts), Exception: _in_protocol(mounts)},
         lifespan=[_lifespan(service, waits)],
@@ -128,7 +124,7 @@ def create_app(
         cors_config=cors(config.server),
         after_request=_with_request_id(service),
     )
-    app.state.service = service
+    app.state.service, app.state.openapi = service, openapi
     app.asgi_handler = Entrance(
         app.asgi_handler,
         None if keys.required else BrowserGuard(config.server),
@@ -139,25 +135,27 @@ def create_app(
     return app
 
 
-def _with_request_id(service: Service) -> Callable[[Response[Any]], Response[Any]]:
+def _with_request_id(service: Service) -> Callable[[Response[Any]], Awaitable[Response[Any]]]:
     """Give every answer of Litestar's own paths a request id; the protocols' have one."""
 
-    def add(response: Response[Any]) -> Response[Any]:
+    # `async`, or Litestar would call it in a thread.
+    async def add(response: Response[Any]) -> Response[Any]:
         response.set_header("x-request-id", service.new_id())
         return response
 
     return add
 
 
-def _description(protocols: Mapping[str, Adapter]) -> HTTPRouteHandler:
-    """`/openapi.json`."""
-    openapi = document(protocols)
+def _description(protocols: Mapping[str, Adapter], own: Sequence[HTTPRouteHandler]) -> tuple[HTTPRouteHandler, bytes]:
+    """`/openapi.json`, and the document, which describes the protocols' routes, those of `own`, and itself."""
 
     @route("/openapi.json", http_method=health.READ, include_in_schema=False)
     async def describe() -> Response[bytes]:
+        """The OpenAPI document."""
         return Response(openapi, media_type="application/json")
 
-    return describe
+    openapi = document(protocols, [*own, describe])
+    return describe, openapi
 
 
 def _lifespan(service: Service, waits: bool) -> Callable[[Litestar], AbstractAsyncContextManager[None]]:

@@ -36,6 +36,11 @@ class Block(msgspec.Struct, frozen=True):
     is_error: bool | None = None
     thinking: str | None = None
     signature: str | None = None
+    # Hints, and fields of blocks that an answer had and that come back with the conversation.
+    cache_control: Any = None
+    citations: Any = None
+    caller: Any = None
+    data: Any = None
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -52,6 +57,7 @@ class Tool(msgspec.Struct, frozen=True):
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    cache_control: Any = None
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -68,6 +74,20 @@ class Metadata(msgspec.Struct, frozen=True):
     user_id: str | None = None
 
 
+class OutputFormat(msgspec.Struct, frozen=True):
+    """The form of the answer: `json_schema` and the schema."""
+
+    type: str
+    schema: dict[str, Any] | None = None
+
+
+class OutputConfig(msgspec.Struct, frozen=True):
+    """Options of the answer; `effort` is how much a model may think and write."""
+
+    format: OutputFormat | None = None
+    effort: str | None = None
+
+
 class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of `/v1/messages/count_tokens`."""
 
@@ -77,6 +97,16 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[Tool, ...] | None = None
     tool_choice: ToolChoice | None = None
     thinking: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
+    # The field's name while it was a beta; present SDKs send it, too.
+    output_format: OutputFormat | None = None
+    # A hint: where the prompt's cache should end.
+    cache_control: Any = None
+    # For servers of the same dialect alone, hence of any type.
+    mcp_servers: Any = None
+    container: Any = None
+    context_management: Any = None
+    inference_geo: Any = None
 
 
 class MessagesRequest(CountRequest, frozen=True, kw_only=True):
@@ -220,3 +250,21 @@ class RemoteEvent(msgspec.Struct, frozen=True):
     delta: RemoteDelta | None = None
     usage: RemoteUsage | None = None
     error: Error | None = None
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """One served model. `created_at` is a time by RFC 3339."""
+
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: str
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    """One page of models; `has_more` in the direction of the query."""
+
+    data: tuple[Model, ...]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None

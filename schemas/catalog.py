@@ -33,11 +33,23 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     unknown: tuple[str, ...] = ()
 
 
+class OwnInput(msgspec.Struct, frozen=True):
+    """A Triton input that an endpoint declares; -1 in `dims` stands for any size."""
+
+    datatype: str = "BYTES"
+    dims: tuple[int, ...] = (1,)
+    required: bool = False
+
+
 class TensorNames(msgspec.Struct, frozen=True):
-    """An endpoint's own names of Triton tensors -> the usual ones (`{"PROMPT": "text_input"}`)."""
+    """An endpoint's own names of Triton tensors -> the usual ones (`{"PROMPT": "text_input"}`).
+
+    `own` are inputs that it declares beside the usual ones; one of theirs is only made required or optional.
+    """
 
     inputs: dict[str, str] = {}
     outputs: dict[str, str] = {}
+    own: dict[str, OwnInput] = {}
 
 
 # Counted per worker process: a statistics request is answered by one worker, about itself.
@@ -107,6 +119,11 @@ class Catalog(msgspec.Struct, frozen=True):
         if (card := self.cards.get(name)) is not None:
             return card
         return self.cards.get(self.aliases.endpoint(name) or "")
+
+    def models(self) -> list[tuple[str, ModelCard]]:
+        """The names that listings show: endpoints, then exact aliases, each with its endpoint."""
+        aliases = [(alias, self.cards.get(name)) for alias, name in self.aliases.exact.items()]
+        return [*self.cards.items(), *((alias, card) for alias, card in aliases if card is not None)]
 
     @property
     def ready(self) -> bool:

@@ -39,7 +39,8 @@ class Sampling(msgspec.Struct, frozen=True):
     """How the next token is chosen. None turns a parameter off; dialects check the ranges.
 
     `repetition_penalty` multiplies over prompt and output; `presence_penalty` and `frequency_penalty` subtract over
-    the output only. `seed` has 64 bits, unsigned. `seed_drawn`: it is not the client's, so backends may ignore it.
+    the output only. `bad_words` are texts that the output must not contain. `seed` has 64 bits, unsigned. `seed_drawn`:
+    it is not the client's, so backends may ignore it.
     """
 
     do_sample: bool | None = None
@@ -55,6 +56,7 @@ class Sampling(msgspec.Struct, frozen=True):
     seed: int | None = None
     seed_drawn: bool = False
     watermark: bool = False
+    bad_words: tuple[str, ...] = ()
 
     @property
     def greedy(self) -> bool:
@@ -98,9 +100,12 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """A constraint on the text. `value` is a decoded JSON schema, a regex, or None for `json_object`."""
+    """A constraint on the text. `value` is a decoded JSON schema, a regex, an EBNF, or None for `json_object`.
 
-    kind: Literal["json_schema", "json_object", "regex"]
+    "ebnf" is the notation of llama.cpp (GBNF) and XGrammar, or Lark's.
+    """
+
+    kind: Literal["json_schema", "json_object", "regex", "ebnf"]
     value: Any = None
     name: str | None = None
     strict: bool | None = None
@@ -124,11 +129,11 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     """A request to generate text.
 
     Several `prompts` and `n` give `len(prompts) * n` choices; choice `p * n + i` is the i-th answer to prompt p.
+    `model_given` False: no name of the backend's is configured, and `model` is the endpoint's own.
     `background`: lowest priority, where a backend has priorities; no client can set it.
     `extra` holds fields that no protocol here knows, `unknown` names them and nested ones, as paths, and `unread` names
-    parts that the IR leaves out of the body. `own_fields` names known ones that only a server of the client's own
-    protocol honours. `hints` holds fields that are only passed on to a model (`reasoning_effort`, `service_tier`,
-    `priority`, …); no code below the adapters reads it.
+    parts that the IR leaves out of the body. `hints` holds fields that are only passed on to a model
+    (`reasoning_effort`, `service_tier`, `priority`, …); no code below the adapters reads it.
 
     Server codecs alone read these: `stream_usage` (the stream reports the usage), `continuous_usage` (in every chunk),
     `answer_suffix` (text written after each choice), `legacy_functions` (tool calls are written in OpenAI's first form,
@@ -163,6 +168,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     legacy_functions: bool = False
     grammar: Grammar | None = None
     lora_adapter: str | None = None
+    model_given: bool = True
     background: bool = False
     user: str | None = None
     client_request_id: str | None = None
@@ -172,8 +178,12 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     extra: dict[str, Any] = {}
     unread: tuple[Unread, ...] = ()
     unknown: tuple[str, ...] = ()
-    own_fields: tuple[str, ...] = ()
     origin: Origin | None = None
+
+    @property
+    def foreign_fields(self) -> tuple[str, ...]:
+        """The places of what only a server of the client's own protocol may understand."""
+        return (*(part.param for part in self.unread), *self.unknown)
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,6 +202,11 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True):
     unknown: tuple[str, ...] = ()
     origin: Origin | None = None
 
+    @property
+    def foreign_fields(self) -> tuple[str, ...]:
+        """The places of what only a server of the client's own protocol may understand."""
+        return self.unknown
+
 
 class Tokenize(msgspec.Struct, frozen=True, kw_only=True):
     """A request for the token ids of a prompt; `tools` are those that a chat template renders."""
@@ -201,6 +216,7 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True):
     prompt: Prompt
     tools: tuple[Tool, ...] = ()
     add_special_tokens: bool = True
+    context_length: int | None = None  # of the model, for answers that have it
     unread: tuple[Unread, ...] = ()
     unknown: tuple[str, ...] = ()
     origin: Origin | None = None

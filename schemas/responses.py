@@ -113,6 +113,8 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
     conversation: Any = None
     background: bool | None = None
     prompt: Any = None
+    moderation: Any = None
+    context_management: Any = None
 
 
 # --- answers ------------------------------------------------------------------------------------------------------

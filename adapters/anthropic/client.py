@@ -7,7 +7,6 @@ from adapters.anthropic.outbound import write_request
 from adapters.anthropic.relay import relayed_body, relays, remote_headers
 from adapters.anthropic.remote import StreamReader, read_answer, read_failure
 from adapters.base import Outbound, Reply
-from adapters.outbound import foreign_fields
 from schemas.errors import GatewayError
 from schemas.ir import Embed, Events, Generate
 from schemas.origin import Relay
@@ -57,7 +56,7 @@ class AnthropicClient:
     def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
         """None of a body that is relayed; else all, since the request is written anew."""
         relayed = isinstance(request, Generate) and relays(self._dialect, request)
-        return () if relayed else foreign_fields(request)
+        return () if relayed else request.foreign_fields
 
     def error(self, reply: Reply) -> GatewayError:
         """The error that a reply with an error status stands for."""

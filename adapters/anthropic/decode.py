@@ -11,10 +11,12 @@ from adapters.base import Call
 from adapters.unknown_fields import Unknown
 from schemas import anthropic as wire
 from schemas.errors import InvalidRequest
-from schemas.ir import SMALLEST_TOP_P, Generate, Origin, Sampling, Stopping, Tokenize, Tool, ToolChoice
+from schemas.ir import SMALLEST_TOP_P, Generate, Grammar, Origin, Sampling, Stopping, Tokenize, Tool, ToolChoice
 from schemas.origin import Unread
 
-T = TypeVar("T")
+T = TypeVar("T", bound=wire.CountRequest)
+
+_OWN_FIELDS = ("mcp_servers", "container", "context_management", "inference_geo")
 
 _MODES = {"auto": "auto", "none": "none", "any": "required", "tool": "named"}
 """A `type` of tool choice -> our mode."""
@@ -32,7 +34,11 @@ def read_messages(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> 
     choice = _choice(given.tool_choice, tools, unread)
     # The field says the opposite of the IR's: `disable_parallel_tool_use`.
     parallel = given.tool_choice.disable_parallel_tool_use if given.tool_choice else None
-    hints = {"service_tier": given.service_tier, "thinking": given.thinking}
+    hints = {
+        "service_tier": given.service_tier,
+        "thinking": given.thinking,
+        "reasoning_effort": given.output_config.effort if given.output_config else None,
+    }
     return Generate(
         id=call.id,
         model=given.model,
@@ -52,11 +58,12 @@ def read_messages(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> 
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=None if parallel is None else not parallel,
+        grammar=_grammar(given),
         user=given.metadata.user_id if given.metadata else None,
         hints={name: value for name, value in hints.items() if value},
         extra=extra,
         unread=unread,
-        unknown=extra.paths,
+        unknown=extra.paths + _without_effect(given),
         origin=origin,
     )
 
@@ -68,6 +75,7 @@ def read_count(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> Tok
         schemas.errors.RequestError: the body cannot be read or breaks a rule of the protocol.
     """
     given, extra, unread = _read(dialect, body, wire.CountRequest)
+    _grammar(given)
     tools = _tools(dialect, given.tools or ())
     choice = _choice(given.tool_choice, tools, unread)
     # The chat template does not render tools that must not be called, so they cost no tokens.
@@ -87,9 +95,35 @@ def read_count(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> Tok
 def _read(dialect: Dialect, body: bytes, type: type[T]) -> tuple[T, Unknown, tuple[Unread, ...]]:
     """Decode a body; a strict dialect refuses unknown fields."""
     given, unknown, unread = read_known(body, type)
+    unread += _own_fields(given)
     if unknown.paths and dialect.requests.strict:
         raise _invalid(min(unknown.paths), "Extra inputs are not permitted")
     return given, unknown, unread
+
+
+def _own_fields(given: wire.CountRequest) -> tuple[Unread, ...]:
+    """The fields that only a server of the client's own dialect can honour."""
+    asked = [name for name in _OWN_FIELDS if getattr(given, name)]
+    return tuple(Unread(name, name, f"{name}: this field is not supported") for name in asked)
+
+
+def _without_effect(given: wire.CountRequest) -> tuple[str, ...]:
+    """The fields that are known, and change nothing but where the client's own body is sent on."""
+    thinks = given.thinking is not None and given.thinking.get("type") != "disabled"
+    return ("thinking",) if thinks else ()
+
+
+def _grammar(given: wire.CountRequest) -> Grammar | None:
+    """The constraint on the answer's text."""
+    current = given.output_config.format if given.output_config else None
+    format, field = (given.output_format, "output_format") if current is None else (current, "output_config.format")
+    if format is None:
+        return None
+    if format.type != "json_schema":
+        raise _invalid(f"{field}.type", "Input should be 'json_schema'")
+    if format.schema is None:
+        raise _invalid(f"{field}.schema", "Field required")
+    return Grammar("json_schema", format.schema)
 
 
 def _check(dialect: Dialect, given: wire.MessagesRequest) -> None:

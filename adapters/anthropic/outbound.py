@@ -20,7 +20,7 @@ DEFAULT_MAX_TOKENS = 4096
 """`max_tokens` where the client set none: the protocol requires the field."""
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-_UNSUPPORTED_SAMPLING = ("seed", "min_p", "typical_p", "logit_bias", "watermark", *_PENALTIES)
+_UNSUPPORTED_SAMPLING = ("seed", "min_p", "typical_p", "logit_bias", "watermark", "bad_words", *_PENALTIES)
 _UNSUPPORTED_STOPPING = ("min_new_tokens", "stop_token_ids", "ignore_eos")
 _UNSUPPORTED_FIELDS = (
     "best_of",

@@ -8,6 +8,7 @@ import msgspec
 
 from adapters.anthropic.answers import StreamWriter, encode_answer, error_reply
 from adapters.anthropic.decode import read_count, read_messages
+from adapters.anthropic.describe import list_models, retrieve_model
 from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.relay import relayed_headers
 from adapters.base import Call, Reply, Route
@@ -15,6 +16,8 @@ from schemas import anthropic as wire
 from schemas.completion import Completion
 from schemas.errors import GatewayError, InternalError
 from schemas.ir import Embed, Embeddings, Generate, Origin, Request, Tokenize, Tokens
+
+_VERSION = "anthropic-version"
 
 
 class AnthropicServer:
@@ -50,6 +53,11 @@ class AnthropicServer:
             answer=wire.Count,
             example={"model": "{model}", "messages": [{"role": "user", "content": "Hello!"}]},
         ),
+        # The paths are OpenAI's, too: the header, which every client of this protocol sends, decides.
+        Route("GET", "/v1/models", "models", "describe", "List the models", answer=wire.ModelList, header=_VERSION),
+        Route(
+            "GET", "/v1/models/{id:path}", "model", "describe", "Describe a model", answer=wire.Model, header=_VERSION
+        ),
     )
 
     def __init__(self, dialect: Dialect) -> None:
@@ -83,8 +91,12 @@ class AnthropicServer:
         return Reply(msgspec.json.encode(wire.Count(len(answer.spans))))
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:  # noqa: ARG002
-        """Never called: no route has the kind "describe"."""
-        raise InternalError
+        """The model list, or one model.
+
+        Raises:
+            schemas.errors.RequestError: there is no such model, or no such page.
+        """
+        return list_models(call) if route.name == "models" else retrieve_model(call)
 
     def error(self, error: GatewayError, request: Generate | None = None) -> Reply:  # noqa: ARG002
         """The answer to an error before anything of a stream was written."""

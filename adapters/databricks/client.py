@@ -28,6 +28,11 @@ class DatabricksClient(OpenAIClient):
         """Write a request for embeddings."""
         return Outbound(_path(request.model), write_embed(self._dialect, request, {}, instruction=True))
 
+    @property
+    def relayed(self) -> frozenset[tuple[str, str]]:
+        """None: a workspace's endpoints have the operations of the IR."""
+        return frozenset()
+
 
 def _path(endpoint: str) -> str:
     # `safe=''`: a "/" in a name must not start another path segment.

@@ -11,12 +11,15 @@ from adapters.databricks.dialects import Dialect
 from adapters.databricks.failures import error_event, error_reply
 from adapters.databricks.manage import read_change
 from adapters.openai.inbound.answers import encode_embeddings
-from adapters.openai.server import STORED_RESPONSES, OpenAIServer, response_routes
+from adapters.openai.routes import response_routes
+from adapters.openai.server import STORED_RESPONSES, OpenAIServer
 from schemas import databricks as wire
 from schemas.catalog import Change
 from schemas.errors import GatewayError, InvalidRequest
 from schemas.ir import Embed, Embeddings, Generate, Request
 from schemas.openai import answers
+
+_CHAT = {"model": "{model}", "messages": [{"role": "user", "content": "What is the capital of France?"}]}
 
 
 class DatabricksServer(OpenAIServer):
@@ -53,6 +56,7 @@ class DatabricksServer(OpenAIServer):
             body=wire.ChatRequest,
             answer=answers.ChatCompletion,
             streams=True,
+            example=_CHAT,
         ),
         Route(
             "POST",
@@ -63,6 +67,7 @@ class DatabricksServer(OpenAIServer):
             body=wire.CompletionRequest,
             answer=answers.Completion,
             streams=True,
+            example={"model": "{model}", "prompt": "One, two, three,", "max_tokens": 12},
         ),
         Route(
             "POST",
@@ -83,6 +88,7 @@ class DatabricksServer(OpenAIServer):
             body=wire.ChatRequest,
             answer=answers.ChatCompletion,
             streams=True,
+            example=_CHAT,
         ),
         Route(
             "POST",

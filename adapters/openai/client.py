@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from adapters.base import Outbound, Reply
 from adapters.openai.dialects import Dialect
+from adapters.openai.relay import relayed_operations, write_relay
 from adapters.openai.remote.decode_answer import StreamReader, read_answer
 from adapters.openai.remote.embeddings import read_embeddings, write_embed
 from adapters.openai.remote.encode_request import is_chat_call, same_dialect, write_body
 from adapters.openai.remote.failures import remote_failure
-from adapters.outbound import foreign_fields
 from schemas.errors import GatewayError
 from schemas.ir import Embed, Embeddings, Events, Generate
+from schemas.origin import Relay
 
 
 class OpenAIClient:
@@ -55,7 +56,16 @@ class OpenAIClient:
 
     def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
         """None if the client's own body is sent."""
-        return () if same_dialect(self._dialect, request) else foreign_fields(request)
+        return () if same_dialect(self._dialect, request) else request.foreign_fields
+
+    @property
+    def relayed(self) -> frozenset[tuple[str, str]]:
+        """The operations that a remote may have beside those of the IR."""
+        return relayed_operations(self._dialect)
+
+    def encode_relay(self, request: Relay) -> Outbound:
+        """A request that is relayed as it came."""
+        return write_relay(request)
 
     def error(self, reply: Reply) -> GatewayError:
         """The error that a reply with an error status stands for."""

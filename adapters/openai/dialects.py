@@ -251,8 +251,7 @@ _MINDIE_FINISH = {
     "content_filter": "eos_token",
 }
 
-# One table for many servers: TGI's "eos_token", Databricks' "end_turn" and "tool_use" from models of Anthropic, and
-# "function_call" from before OpenAI had tools.
+# For many servers: TGI's "eos_token", Databricks' "end_turn" and "tool_use", "function_call" from before tools.
 REASONS = {
     "stop": FinishReason.EOS,
     "eos": FinishReason.EOS,
@@ -319,6 +318,7 @@ _VLLM_FIELDS = (
     "stop_token_ids",
     "include_stop_str_in_output",
     "truncate_prompt_tokens",
+    "bad_words",
 )
 
 OPENAI = Dialect(
@@ -350,7 +350,8 @@ _MINDIE_FIELDS = (
 MINDIE = Dialect(
     name="mindie-openai",
     requests=Requests(
-        chat_fields=(*_MINDIE_FIELDS, "n"),
+        # Beside the page's fields: its role `tool` needs tools, and MindIE takes stop sequences.
+        chat_fields=(*_MINDIE_FIELDS, "n", "stop", "tools", "tool_choice"),
         roles=("system", "user", "assistant", "tool"),
         functions=False,
         tool_call_ids=False,
@@ -369,6 +370,7 @@ MINDIE = Dialect(
             _mindie("max_tokens", 0, U64, open_low=True),
             Bound("n", 1, 1, message="Parameter n must be 1, got {value}."),
         ),
+        max_stop=1024,
         max_message_chars=512 * 1024,
         # 1 to 256 characters, a letter or digit at both ends.
         model_pattern=r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,254}[A-Za-z0-9])?",

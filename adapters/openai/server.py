@@ -7,79 +7,31 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from adapters.base import Call, Reply, Route, StreamEncoder
+from adapters.body import parse
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.answers import encode_answer, encode_embeddings
 from adapters.openai.inbound.chat_stream import ChatStreamWriter
 from adapters.openai.inbound.completion_stream import CompletionStreamWriter
-from adapters.openai.inbound.decode import read, read_chat, read_completion
+from adapters.openai.inbound.decode import read_chat, read_completion, read_fields
 from adapters.openai.inbound.describe import list_models, retrieve_model
 from adapters.openai.inbound.embeddings import read_embed
 from adapters.openai.inbound.failures import error_body, error_reply
+from adapters.openai.inbound.tokens import encode_tokens, read_detokenize, read_tokenize
+from adapters.openai.relay import RELAY_ROUTES, TOKENS, read_relay
 from adapters.openai.responses.answers import ResponseWriter, encode_response, encode_token_count
 from adapters.openai.responses.decode import COUNT, OPERATION, read_count, read_response
 from adapters.openai.responses.stored import cancel, delete, list_items, retrieve
+from adapters.openai.routes import generation_routes, model_routes, response_routes
 from schemas.catalog import Change
 from schemas.completion import Completion
 from schemas.errors import GatewayError
 from schemas.ir import ChatPrompt, Embed, Embeddings, Generate, Origin, Request, Tokenize, Tokens
-from schemas.openai import answers, requests
-from schemas.responses import Deleted, InputTokens, ItemList, Response, ResponseRequest
+from schemas.openai import requests
+from schemas.openai.tokens import DetokenizedText, DetokenizeRequest, TokenizeRequest, TokenList
+from schemas.responses import ResponseRequest
 
 STORED_RESPONSES = {"response": retrieve, "forget": delete, "cancel": cancel, "input_items": list_items}
 """Name of a route of stored responses -> the function that answers it."""
-
-
-def response_routes(prefix: str) -> tuple[Route, ...]:
-    """The routes of the Responses API under the path `prefix`."""
-    path = f"{prefix}/responses"
-    return (
-        Route(
-            "POST",
-            path,
-            OPERATION,
-            "generate",
-            "Answer in typed items",
-            body=ResponseRequest,
-            answer=Response,
-            streams=True,
-            stores=True,
-            example={"model": "{model}", "input": "What is the capital of France?"},
-        ),
-        Route(
-            "POST",
-            f"{path}/input_tokens",
-            COUNT,
-            "tokenize",
-            "Count the tokens of an input",
-            body=ResponseRequest,
-            answer=InputTokens,
-            stores=True,
-            example={"model": "{model}", "input": "What is the capital of France?"},
-        ),
-        Route(
-            "POST",
-            f"{path}/{{id}}/cancel",
-            "cancel",
-            "describe",
-            "Cancel a background response (there are none)",
-            stores=True,
-        ),
-        Route(
-            "GET", f"{path}/{{id}}", "response", "describe", "Retrieve a stored response", answer=Response, stores=True
-        ),
-        Route(
-            "DELETE", f"{path}/{{id}}", "forget", "describe", "Delete a stored response", answer=Deleted, stores=True
-        ),
-        Route(
-            "GET",
-            f"{path}/{{id}}/input_items",
-            "input_items",
-            "describe",
-            "List the input items of a stored response",
-            answer=ItemList,
-            stores=True,
-        ),
-    )
 
 
 class OpenAIServer:
@@ -91,41 +43,36 @@ class OpenAIServer:
     """
 
     routes: ClassVar[tuple[Route, ...]] = (
-        Route(
-            "POST",
-            "/v1/chat/completions",
-            "chat",
-            "generate",
-            "Answer a conversation",
-            body=requests.ChatRequest,
-            answer=answers.ChatCompletion,
-            streams=True,
-            example={"model": "{model}", "messages": [{"role": "user", "content": "What is the capital of France?"}]},
-        ),
-        Route(
-            "POST",
-            "/v1/completions",
-            "completions",
-            "generate",
-            "Continue a prompt",
-            body=requests.CompletionRequest,
-            answer=answers.Completion,
-            streams=True,
-            example={"model": "{model}", "prompt": "One, two, three,", "max_tokens": 12},
-        ),
+        *generation_routes("/v1"),
         *response_routes("/v1"),
+        *model_routes("/v1"),
+        *RELAY_ROUTES,
         Route(
             "POST",
-            "/v1/embeddings",
-            "embeddings",
-            "embed",
-            "Turn texts into vectors",
-            body=requests.EmbeddingRequest,
-            answer=answers.EmbeddingList,
-            example={"model": "{model}", "input": "One, two, three."},
+            "/tokenize",
+            "tokenize",
+            "tokenize",
+            "Tokenize a text or a conversation (vLLM)",
+            body=TokenizeRequest,
+            answer=TokenList,
+            fields=frozenset({"prompt", "messages"}),
         ),
-        Route("GET", "/v1/models", "models", "describe", "List the models", answer=answers.ModelList),
-        Route("GET", "/v1/models/{id:path}", "model", "describe", "Describe a model", answer=answers.Model),
+        Route(
+            "POST",
+            "/detokenize",
+            "detokenize",
+            "tokenize",
+            "Turn tokens into text (vLLM)",
+            body=DetokenizeRequest,
+            answer=DetokenizedText,
+        ),
+        # Azure's: the newer API, and the older one, whose paths name the deployment.
+        *generation_routes("/openai/v1"),
+        *response_routes("/openai/v1"),
+        *model_routes("/openai/v1"),
+        *generation_routes("/openai/deployments/{name}"),
+        *response_routes("/openai"),
+        *model_routes("/openai"),
     )
 
     def __init__(self, dialect: Dialect, now: Callable[[], float] = time.time) -> None:
@@ -140,17 +87,25 @@ class OpenAIServer:
         """
         dialect = self._dialect
         origin = Origin(dialect.protocol, dialect.name, route.name, body)
+        if route.kind == "relay":  # the body may be a form
+            return read_relay(dialect, route.name, body, call)
+        fields = parse(body)
+        # Azure's paths name the deployment, whatever `model` the body has.
+        if isinstance(fields, dict) and "name" in call.path:
+            fields["model"] = call.path["name"]
         if route.name in (OPERATION, COUNT):
-            question, extra = read(dialect, body, ResponseRequest)
+            question, extra = read_fields(dialect, fields, ResponseRequest)
             return (read_count if route.name == COUNT else read_response)(dialect, question, origin, call, extra)
+        if route.name in TOKENS:
+            return (read_tokenize if route.name == "tokenize" else read_detokenize)(dialect, fields, origin, call)
         # The body is converted to another struct for each route, so every branch has a variable of its own type.
         if route.name == "chat":
-            asked, extra = read(dialect, body, requests.ChatRequest)
+            asked, extra = read_fields(dialect, fields, requests.ChatRequest)
             return read_chat(dialect, asked, origin, call, extra)
         if route.name == "completions":
-            prompted, extra = read(dialect, body, requests.CompletionRequest)
+            prompted, extra = read_fields(dialect, fields, requests.CompletionRequest)
             return read_completion(dialect, prompted, origin, call, extra)
-        embedded, extra = read(dialect, body, requests.EmbeddingRequest)
+        embedded, extra = read_fields(dialect, fields, requests.EmbeddingRequest)
         return read_embed(dialect, embedded, origin, call, extra)
 
     def encoder(self, request: Generate) -> StreamEncoder:
@@ -173,8 +128,10 @@ class OpenAIServer:
         """The answer to a request for embeddings."""
         return encode_embeddings(request, answer)
 
-    def encode_tokens(self, request: Tokenize, answer: Tokens) -> Reply:  # noqa: ARG002
-        """The number of tokens of an input."""
+    def encode_tokens(self, request: Tokenize, answer: Tokens) -> Reply:
+        """The number of tokens of an input, or vLLM's answers."""
+        if request.origin is not None and request.origin.operation in TOKENS:
+            return encode_tokens(request, answer)
         return encode_token_count(answer)
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:  # noqa: ARG002

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from adapters.base import Outbound, Reply
-from adapters.outbound import foreign_fields
 from adapters.tgi.dialects import Dialect
 from adapters.tgi.outbound import passes_on, write_request
 from adapters.tgi.remote import StreamReader, read_answer
 from adapters.tgi.remote_failures import remote_failure
 from schemas.errors import GatewayError
 from schemas.ir import Embed, Events, Generate
+from schemas.origin import Relay
 
 
 class TgiClient:
@@ -36,7 +36,16 @@ class TgiClient:
 
     def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
         """All but a TGI client's own top-level fields and parameters."""
-        return tuple(name for name in foreign_fields(request) if not passes_on(request, name))
+        return tuple(name for name in request.foreign_fields if not passes_on(request, name))
+
+    @property
+    def relayed(self) -> frozenset[tuple[str, str]]:
+        """The tokenization, by the remote's own tokenizer."""
+        return frozenset({(self._dialect.name, "tokenize")})
+
+    def encode_relay(self, request: Relay) -> Outbound:
+        """A request to tokenize: the client's body, which names no model."""
+        return Outbound("/tokenize", request.origin.body)
 
     def error(self, reply: Reply) -> GatewayError:
         """The error that a reply with an error status stands for."""

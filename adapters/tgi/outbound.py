@@ -52,6 +52,7 @@ def _needs(dialect: Dialect, request: Generate) -> dict[str, bool]:
         "suffix": bool(request.suffix),
         "logit_bias": bool(sampling.logit_bias),
         "min_p": bool(sampling.min_p),
+        "bad_words": bool(sampling.bad_words),
         "presence_penalty": bool(sampling.presence_penalty),
         "min_new_tokens": stopping.min_new_tokens > 0,
         "stop_token_ids": bool(stopping.stop_token_ids),
@@ -63,7 +64,8 @@ def _needs(dialect: Dialect, request: Generate) -> dict[str, bool]:
         # For clients of TGI a log-probability may be null.
         "logprobs": request.logprobs and not dialect.answers.scores and not _from_tgi(request),
         "top_logprobs": request.top_logprobs > 0 and "top_n_tokens" in lacking,
-        "grammar": request.grammar is not None and ("grammar" in lacking or request.grammar.kind == "json_object"),
+        "grammar": request.grammar is not None
+        and ("grammar" in lacking or request.grammar.kind in ("json_object", "ebnf")),
         "lora_adapters": request.lora_adapter is not None and "adapter_id" in lacking,
         "frequency_penalty": bool(sampling.frequency_penalty) and "frequency_penalty" in lacking,
         "typical_p": sampling.typical_p not in (None, 1.0) and "typical_p" in lacking,

@@ -14,7 +14,6 @@ from urllib.parse import quote
 import msgspec
 
 from adapters.base import Outbound, Reply
-from adapters.outbound import foreign_fields
 from adapters.triton.dialects import Dialect
 from adapters.triton.generate.parameters import write as write_parameters
 from adapters.triton.remote.decode_answer import AnswerReader
@@ -81,7 +80,7 @@ class TritonClient:
     def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
         """None of a Triton client: they are request parameters, which are passed on."""
         from_triton = request.origin is not None and request.origin.protocol == "triton"
-        return tuple(name for name in foreign_fields(request) if not (from_triton and name in request.extra))
+        return tuple(name for name in request.foreign_fields if not (from_triton and name in request.extra))
 
     def error(self, reply: Reply) -> GatewayError:
         """The error that a reply with an error status stands for."""
@@ -168,7 +167,7 @@ def _base64(image: ImagePart) -> str:
 def _structured_outputs(grammar: Grammar) -> str:
     # As a JSON text: vLLM's backend reads the parameter as a string.
     value = True if grammar.kind == "json_object" else grammar.value
-    name = {"json_schema": "json"}.get(grammar.kind, grammar.kind)
+    name = {"json_schema": "json", "ebnf": "grammar"}.get(grammar.kind, grammar.kind)
     return msgspec.json.encode({name: value}).decode()
 
 

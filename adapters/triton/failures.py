@@ -23,6 +23,7 @@ _PARAMETERS = {
     "prompt_logprobs": "prompt_logprobs",
     "logit_bias": "logit_bias",
     "min_p": "min_p",
+    "bad_words": "bad_words",
     "best_of": "best_of",
     "watermark": "watermark",
     "lora_adapters": "lora_name",

@@ -10,8 +10,10 @@ Memory: the image is held once, as decoded. It is rotated, put on white and conv
 from __future__ import annotations
 
 import resource
+import signal
 import struct
 import sys
+import zlib
 from collections.abc import Iterator
 from io import BytesIO
 from typing import BinaryIO
@@ -19,8 +21,8 @@ from typing import BinaryIO
 from PIL import Image
 from PIL.Image import Transpose
 
-# Big-endian. Request: format, padded with spaces to 4 bytes; length of the file, 32 bits.
-REQUEST = struct.Struct(">4sI")
+# Big-endian. Request: format, padded with spaces to 4 bytes; length of the file, 32 bits; CPU seconds, a 32-bit float.
+REQUEST = struct.Struct(">4sIf")
 REPLY = struct.Struct(">II")  # width and height, 32 bits each; 0, 0 for an image that cannot be decoded
 READY = b"."
 
@@ -36,6 +38,10 @@ _UPRIGHT = {
 }
 """The transposition that puts an image upright, by its EXIF orientation (EXIF 2.3, 4.6.4). From 5 on, rows become
 columns."""
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+"""Samples of a PNG's pixel, by its colour type (ISO/IEC 15948, 11.2.2)."""
+_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+_INFLATED_AT_ONCE = 1 << 20
 _STRIP_PIXELS = 64 * 1024  # 192 KiB of RGB; a strip has a row at least
 
 
@@ -47,6 +53,8 @@ class UprightImage:
         with Image.open(BytesIO(data), formats=[format]) as image:
             # `open` reads the header only; this decodes the pixels, under the limit on memory.
             image.load()
+            if format == "PNG" and _may_be_short(image) and not _is_whole(data):
+                raise ValueError("the image data ends before the last row")
             self._image = image
             self._turn = image.getexif().get(_ORIENTATION, 1)
         width, height = image.size
@@ -89,11 +97,42 @@ def _on_white(image: Image.Image) -> Image.Image:
     return white
 
 
+def _may_be_short(image: Image.Image) -> bool:
+    """Whether the end of a PNG may be missing: Pillow leaves 0 there, and says nothing if the stream ends correctly."""
+    # Rows come in order, but for interlaced files.
+    width, height = image.size
+    last = image.crop((0, height - 1, width, height)).tobytes()
+    return bool(image.info.get("interlace")) or not any(last)
+
+
+def _is_whole(data: bytes) -> bool:
+    """Whether the image data of a PNG inflates to as many bytes as its header says."""
+    width, height, depth, colour, interlace = struct.unpack(">IIBB2xB", data[16:29])
+    bits = depth * _CHANNELS[colour]
+    # Each row of each pass has a byte for its filter. ISO/IEC 15948, 8.2: a pass takes each `dx`-th column from `x` on.
+    expected: int = sum(
+        rows * (1 + (columns * bits + 7) // 8)
+        for x, y, dx, dy in (_PASSES if interlace else ((0, 0, 1, 1),))
+        if (columns := (width - x + dx - 1) // dx) > 0 and (rows := (height - y + dy - 1) // dy) > 0
+    )
+    stream, at = zlib.decompressobj(), 8  # behind the signature
+    while expected > 0 and at + 8 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, at)
+        rest = data[at + 8 : at + 8 + length] if kind == b"IDAT" else b""
+        while rest and expected > 0 and not stream.eof:
+            expected -= len(stream.decompress(rest, _INFLATED_AT_ONCE))
+            rest = stream.unconsumed_tail
+        at += 12 + length  # length, type, data, checksum
+    return expected <= 0
+
+
 def serve(read: BinaryIO, write: BinaryIO) -> None:
     """Answer requests until stdin is closed."""
     # A blocking read of exactly this size; empty once the gateway has closed the pipe or has ended.
     while head := read.read(REQUEST.size):
-        format, length = REQUEST.unpack(head)
+        format, length, seconds = REQUEST.unpack(head)
+        # CPU time, not time: on a busy machine a good image takes long. At its end SIGPROF kills the process.
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             image = UprightImage(read.read(length), format.decode().strip())
         except Exception:  # Pillow raises anything for a hostile file, MemoryError included
@@ -106,6 +145,7 @@ def serve(read: BinaryIO, write: BinaryIO) -> None:
             # Freed before the next image is decoded: the limit on memory is for one.
             del image
         write.flush()
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _address_space() -> int:

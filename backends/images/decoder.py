@@ -1,4 +1,4 @@
-"""Decodes images in child processes (`backends.images.child`), which are killed if they exceed the time limit.
+"""Decodes images in child processes (`backends.images.child`), which are killed if they exceed their CPU time.
 
 Two of them, so that one image made to decode slowly does not block all others (head-of-line blocking).
 """
@@ -23,6 +23,8 @@ _SCRIPT = Path(__file__).with_name("child.py")
 _ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "1048576"}  # buffers of an image return to the system when freed
 _PROCESSES = 2
 _MAX_WAITING = 64  # images, those being decoded included; each holds its file in memory
+_WALL_FACTOR = 6
+"""Times the CPU time of an image that its decoding may take on a busy machine."""
 _READ_SIZE = 1 << 20
 _START_TIMEOUT = 60.0  # seconds; separate, because a slow start is not the fault of the image
 
@@ -45,7 +47,7 @@ class Decoder:
 
         Raises:
             schemas.errors.InvalidRequest: the image cannot be decoded, or not within the limits.
-            schemas.errors.Overloaded: too many others are waiting.
+            schemas.errors.Overloaded: the machine is too busy, or too many others are waiting.
         """
         if self._waiting >= _MAX_WAITING:
             raise Overloaded("Too many images wait to be decoded.", retry_after=1.0)
@@ -80,10 +82,14 @@ class _DecoderProcess:
             async with asyncio.timeout(_START_TIMEOUT):
                 # Two timeouts: the time to start is not taken from the image's.
                 child = await self._started()
-            async with asyncio.timeout(self._options.decode_seconds):
-                decoded = await _request(child, data, format)
-        # Too slow, or the child died: ended by the system for its memory, or by an error while it wrote the pixels.
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
+            async with asyncio.timeout(_WALL_FACTOR * self._options.decode_seconds):
+                decoded = await _request(child, data, format, self._options.decode_seconds)
+        # The child has not used up its CPU time: the machine is too busy, which is not the client's fault.
+        except TimeoutError as error:
+            await self.aclose()
+            raise Overloaded("The image could not be decoded in time.", retry_after=1.0) from error
+        # The child died: ended by the system for its CPU time or memory, or by an error while it wrote the pixels.
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
             await self.aclose()
             raise InvalidRequest("The image cannot be decoded within the limits.") from error
         except BaseException:  # cancelled: the pipe still holds the rest of this image, which the next would read
@@ -120,10 +126,10 @@ class _DecoderProcess:
         return self._child
 
 
-async def _request(child: Process, data: bytes, format: Format) -> tuple[int, int, bytearray] | None:
+async def _request(child: Process, data: bytes, format: Format, seconds: float) -> tuple[int, int, bytearray] | None:
     assert child.stdin is not None
     assert child.stdout is not None
-    child.stdin.write(REQUEST.pack(format.encode().ljust(4), len(data)))
+    child.stdin.write(REQUEST.pack(format.encode().ljust(4), len(data), seconds))
     child.stdin.write(data)
     # The child reads the whole request before it writes, so two full pipes cannot wait for each other.
     await child.stdin.drain()

@@ -20,7 +20,7 @@ class ImageOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         max_request_pixels: pixels of all images in one request.
         max_side: pixels of the longer side.
         max_ratio: longer side to shorter side.
-        decode_seconds: time to decode one image; then the decoding process is killed.
+        decode_seconds: CPU time to decode one image; then the decoding process is killed.
         decode_memory: bytes of memory to decode one image.
         hosts: `name` or `name:port` that images may be fetched from; none by default.
         networks: addresses in CIDR notation that may be connected to although they are not public.

@@ -28,7 +28,7 @@ from backends.native.client.engine_client import EngineClient
 from backends.native.client.engine_process import EngineProcess, engine_command
 from backends.native.client.inflight import Diverged
 from backends.native.client.transports import Connect, in_process, over_socket
-from backends.native.grammar.grammar import GrammarCheck, grammar_source
+from backends.native.grammar.grammar import GrammarCheck, grammar_source, text_without
 from backends.native.import_lock import with_import_lock
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.multimodal.prompts import ImagePrompts
@@ -216,6 +216,8 @@ class NativeBackend:
             preemptions=pong.preemptions,
             prefix_queries=pong.prefix_queries,
             prefix_hits=pong.prefix_hits,
+            kv_touched=pong.touched_blocks / pong.total_blocks if pong.total_blocks else 0.0,
+            resident_bytes=pong.resident_bytes,
         )
 
     async def aclose(self) -> None:
@@ -235,6 +237,8 @@ class NativeBackend:
 
     async def _check_grammar(self, request: Generate, text: TextCodec) -> str | None:
         """The grammar that constrains the answer, in llguidance's form, checked; None if the answer is free."""
+        if request.sampling.bad_words:
+            return await self._check_bad_words(request, text)
         # With tools the grammar has the calls and, unless one is required, the answer that `response_format` defines.
         if request.tools and offered_tools(request):
             return await self._check_tools(request, text)
@@ -243,6 +247,17 @@ class NativeBackend:
             await self._require_grammars().check(source, "response_format")
             return source
         return None
+
+    async def _check_bad_words(self, request: Generate, text: TextCodec) -> str:
+        """The grammar of a text without the request's bad words."""
+        stopping = request.stopping
+        # One grammar holds for an answer, and ends it where it wants to.
+        if request.grammar or offered_tools(request) or stopping.ignore_eos or stopping.min_new_tokens:
+            message = "'bad_words' cannot be combined with tools, a format of the answer, or tokens beyond its end."
+            raise UnsupportedFeature(message, feature="bad_words", param="bad_words")
+        source = text_without(request.sampling.bad_words, text.text_tokens, "bad_words")
+        await self._require_grammars().check(source, "bad_words")
+        return source
 
     async def _check_tools(self, request: Generate, text: TextCodec) -> str | None:
         """The same for a request that offers tools. Where calls are free, unsupported schemas do not hold."""
@@ -351,6 +366,7 @@ def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilit
     optional = {
         Feature.CHAT: text.has_template,
         Feature.GRAMMAR: grammars,
+        Feature.BAD_WORDS: grammars,
         Feature.TOOLS: text.can_call,
         Feature.IMAGES: ready.images,
         Feature.LORA: bool(ready.lora_adapters),

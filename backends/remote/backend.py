@@ -17,7 +17,6 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from adapters.base import TOKEN_IDS, ClientCodec, EmbeddingCodec, Outbound, RelayCodec, Reply
-from adapters.outbound import foreign_fields
 from backends.base import Capabilities, Feature, Health
 from backends.native.text.tool_parser import offered_tools
 from backends.prompts import as_asked
@@ -28,6 +27,7 @@ from backends.remote.health_check import HealthCheck
 from backends.remote.options import RemoteOptions, make_transport, read_key
 from backends.remote.retokeniser import Retokeniser
 from backends.remote.retry import Retrier
+from backends.remote.spoken import Spoken, error_of
 from backends.transport import Response, Transport
 from schemas.errors import (
     BackendFailed,
@@ -68,8 +68,7 @@ class RemoteBackend:
     Args:
         name: the backend's name.
         options: a `RemoteOptions`, or its fields.
-        codecs: the client codecs of the protocols that the server speaks, each with the path below the URL where it
-            does. A request goes through the first one that can express it.
+        codecs: the protocols that the server speaks. A request goes through the first one that can express it.
         features: what the codecs can express.
         health: the path of a GET for health checks.
         embeddings: the codec for embeddings, at the URL itself; None if the server has none.
@@ -85,7 +84,7 @@ class RemoteBackend:
         name: str,
         options: RemoteOptions | Mapping[str, Any],
         *,
-        codecs: Sequence[tuple[str, ClientCodec]],
+        codecs: Sequence[Spoken],
         features: frozenset[Feature],
         health: str,
         embeddings: EmbeddingCodec | None = None,
@@ -211,7 +210,7 @@ class RemoteBackend:
         # Chats that are rendered and texts that become chats are written anew.
         rewritten = self._chat is not None and isinstance(request.prompts[0], ChatPrompt)
         if rewritten or (self._options.raw_text == "as_chat" and isinstance(request.prompts[0], TextPrompt)):
-            return foreign_fields(request)
+            return request.foreign_fields
         return self._encode(request)[0].ignored(request)
 
     async def tokenize(self, request: Tokenize) -> Tokens:
@@ -309,14 +308,18 @@ class RemoteBackend:
 
     def _with_remote_model(self, request: R) -> R:
         model = self._options.models.get(request.model)
-        return request if model is None else msgspec.structs.replace(request, model=model)
+        if model is None:
+            return request
+        given = {"model_given": True} if isinstance(request, Generate) else {}
+        return msgspec.structs.replace(request, model=model, **given)
 
     def _encode(self, request: Generate) -> tuple[ClientCodec, Outbound]:
         """Encode with the first codec that can express the request; if none can, raise the first one's refusal."""
         refusal: UnsupportedFeature | None = None
-        for prefix, codec in self._codecs:
+        for codec, prefix, model in self._codecs:
+            unnamed = model is not None and not request.model_given
             try:
-                outbound = codec.encode(request)
+                outbound = codec.encode(msgspec.structs.replace(request, model=model) if unnamed else request)
             except UnsupportedFeature as error:
                 # The first codec is the most expressive, so its refusal names what is really missing.
                 refusal = refusal or error
@@ -339,7 +342,7 @@ class RemoteBackend:
             if absent is not None and reply.status in (404, 405, 501):
                 raise absent
             # Embeddings and relayed requests go through the first protocol, so its codec reads the error as well.
-            raise _error_of(self._codecs[0][1], reply)
+            raise error_of(self._codecs[0].codec, reply)
         return reply
 
     async def _open(
@@ -353,7 +356,7 @@ class RemoteBackend:
             if response.status != 200:
                 # Errors of a status have no fault: this is where the breaker counts them.
                 self._breaker.record_status(response.status)
-                raise _error_of(codec, await response.reply(deadline))
+                raise error_of(codec, await response.reply(deadline))
             # The media type decides, not the request alone: errors and servers without streaming answer with JSON.
             if request.stream and response.media_type == "text/event-stream":
                 stream = EventStream(response, codec.decoder(request), self._options.timeouts.idle)
@@ -385,14 +388,3 @@ def _marked(events: Events, ids: TokenIds) -> Events:
     place = [type(event) for event in events].index(Started)
     started = msgspec.structs.replace(events[place], token_ids=ids)
     return (*events[:place], started, *events[place + 1 :])
-
-
-def _error_of(codec: ClientCodec, reply: Reply) -> GatewayError:
-    """The error of a reply with an error status.
-
-    401 and 403 are about the gateway's key: the client can do nothing about them and must not take them for its own.
-    """
-    if reply.status in (401, 403):
-        # No `fault`: not retried, since the same key would be refused again.
-        return BackendFailed("The backend refused the gateway's key.", code="upstream_unauthorized")
-    return codec.error(reply)

@@ -19,15 +19,20 @@ from adapters.base import Adapter, ClientCodec, EmbeddingCodec, RelayCodec
 from backends.base import Feature
 from backends.remote.backend import RemoteBackend
 from backends.remote.options import RemoteOptions
+from backends.remote.spoken import Spoken
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteProtocol:
-    """One protocol that a server speaks, and the path below the server's URL where it does."""
+    """One protocol that a server speaks, and the path below the server's URL where it does.
+
+    `model`: what requests name if no name is configured; None: the endpoint's own name.
+    """
 
     adapter: Adapter
     dialect: str
     prefix: str = ""
+    model: str | None = None
 
     def codec(self) -> ClientCodec:
         """The client codec of the protocol in this dialect."""
@@ -58,10 +63,10 @@ class Kind:
         Raises:
             msgspec.ValidationError: the options are wrong.
         """
-        codecs = [(protocol.prefix, protocol.codec()) for protocol in self.protocols]
-        embedder = codecs[0][1] if self.embeddings else None  # the first protocol, without a prefix
+        codecs = [Spoken(protocol.codec(), protocol.prefix, protocol.model) for protocol in self.protocols]
+        embedder = codecs[0].codec if self.embeddings else None  # the first protocol, without a prefix
         assert embedder is None or isinstance(embedder, EmbeddingCodec)
-        relay = codecs[0][1]
+        relay = codecs[0].codec
         return RemoteBackend(
             name,
             options,
@@ -92,7 +97,7 @@ _CHAT = frozenset(
     }
 )
 # Completions (`/completions`) add what chats lack. `prompt_logprobs` is vLLM's extension.
-_OPENAI = _CHAT | {Feature.TOKEN_PROMPTS, Feature.PROMPT_LOGPROBS, Feature.SUFFIX, Feature.BEST_OF}
+_OPENAI = _CHAT | {Feature.TOKEN_PROMPTS, Feature.PROMPT_LOGPROBS, Feature.SUFFIX, Feature.BEST_OF, Feature.BAD_WORDS}
 # TGI 0.9 has no `/v1/chat/completions` (the Messages API came with 1.4): neither chats nor tools.
 _TGI_09 = frozenset(
     {
@@ -121,6 +126,7 @@ _TRITON = frozenset(
         Feature.TOP_LOGPROBS,
         Feature.LOGIT_BIAS,
         Feature.MIN_P,
+        Feature.BAD_WORDS,
         Feature.BEST_OF,
         Feature.LORA,
     }
@@ -129,14 +135,15 @@ _TRITON = frozenset(
 _ANTHROPIC = frozenset({Feature.CHAT, Feature.TOOLS, Feature.IMAGES, Feature.GRAMMAR})
 
 
-def _openai_at_v1(dialect: str) -> RemoteProtocol:
+def _openai_at_v1(dialect: str, model: str | None = None) -> RemoteProtocol:
     """The OpenAI protocol that servers of other protocols offer beside their own."""
-    return RemoteProtocol(_openai.ADAPTER, dialect, "/v1")
+    return RemoteProtocol(_openai.ADAPTER, dialect, "/v1", model)
 
 
 openai = Kind((RemoteProtocol(_openai.ADAPTER, "openai"),), _OPENAI, "/models", embeddings=True)
 mindie_openai = Kind((RemoteProtocol(_openai.ADAPTER, "mindie-openai"),), _CHAT, "/models")
-tgi = Kind((RemoteProtocol(_tgi.ADAPTER, "tgi"), _openai_at_v1("openai")), _TGI, "/health")
+# A TGI serves one model, and takes every other name than "tgi" in a chat for that of a LoRA adapter.
+tgi = Kind((RemoteProtocol(_tgi.ADAPTER, "tgi"), _openai_at_v1("openai", model="tgi")), _TGI, "/health")
 tgi_09 = Kind((RemoteProtocol(_tgi.ADAPTER, "tgi-0.9"),), _TGI_09, "/health")
 mindie = Kind((RemoteProtocol(_tgi.ADAPTER, "mindie"), _openai_at_v1("mindie-openai")), _TGI, "/health")
 triton = Kind((RemoteProtocol(_triton.ADAPTER, "triton"),), _TRITON, "/v2/health/ready")

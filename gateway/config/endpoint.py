@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from gateway.config.base import Count, Seconds, Section, nearest
-from schemas.catalog import TensorNames
+from schemas.catalog import OwnInput, TensorNames
 
 UNITS = (
     "user",
@@ -185,6 +185,14 @@ class Fallback(Section, frozen=True):
     enabled: bool = True
 
 
+class OwnTensor(Section, frozen=True):
+    """A Triton input; its value is sent on to a Triton remote as a request parameter. -1 in `dims` is any size."""
+
+    datatype: Literal["BYTES", "BOOL", "INT32", "UINT32", "INT64", "UINT64", "FP32", "FP64"] = "BYTES"
+    dims: tuple[int, ...] = (1,)
+    required: bool = False
+
+
 class Endpoint(Section, frozen=True):
     """What clients name as `model`.
 
@@ -196,6 +204,7 @@ class Endpoint(Section, frozen=True):
         experiment: how served entities are compared.
         fallback: whether others are asked after a failure.
         inputs, outputs: other names for Triton's tensors.
+        own_inputs: Triton inputs beside the usual ones, and which of those must be given.
     """
 
     served_entities: tuple[ServedEntity, ...]
@@ -206,6 +215,7 @@ class Endpoint(Section, frozen=True):
     fallback: Fallback = Fallback()
     inputs: dict[str, str] = msgspec.field(default_factory=dict)
     outputs: dict[str, str] = msgspec.field(default_factory=dict)
+    own_inputs: dict[str, OwnTensor] = msgspec.field(default_factory=dict)
 
     @property
     def has_experiment(self) -> bool:
@@ -215,7 +225,8 @@ class Endpoint(Section, frozen=True):
     @property
     def tensors(self) -> TensorNames:
         """The endpoint's names for Triton's tensors."""
-        return TensorNames(self.inputs, self.outputs)
+        own = {name: OwnInput(each.datatype, each.dims, each.required) for name, each in self.own_inputs.items()}
+        return TensorNames(self.inputs, self.outputs, own)
 
 
 def wrong_endpoint(endpoint: Endpoint, backends: Collection[str]) -> str | None:

@@ -110,7 +110,9 @@ class Report(msgspec.Struct, frozen=True):
         comparisons: of each other arm with the control, by each metric.
         sample_ratio_mismatch: whether the arms got other shares of the requests than configured.
         paired: of the paired arms.
+        shadows: of the shadows.
         alphas: the part of `alpha` that each metric has, over all arms.
+        shadows: of the shadows.
         quantiles: of each other arm's times, relative to the control's. They carry no decision: the bounds of each ever
             miss with a chance of `alpha` over the number of arms.
         shadows: of the served entities that get copies.

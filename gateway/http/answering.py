@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from adapters.base import Record, RecordingEncoder, Reply, ServerCodec, StreamEncoder
 from adapters.fold import Fold
 from adapters.unknown_fields import ignored_header
-from backends.base import Capabilities, Relays, check, check_relayed, ignored_fields
+from backends.base import Relays, check, check_unread, ignored_fields
 from gateway.errors import is_failover_eligible, to_client_error
 from gateway.experiments.metrics import IN_TROUBLE
 from gateway.http.accounting import RequestAccount, Stage
@@ -54,10 +54,10 @@ class Responder:
         head: whether the body is left out, as HEAD wants it.
     """
 
-    __slots__ = ("_account", "_codec", "_head", "_send", "_service", "responses")
+    __slots__ = ("_account", "_head", "_send", "_service", "codec", "responses")
 
     def __init__(self, codec: ServerCodec, account: RequestAccount, send: Send, *, head: bool) -> None:
-        self._codec = codec
+        self.codec = codec
         self._account = account
         self._service = account.service
         self._send = send
@@ -105,7 +105,7 @@ class Responder:
         """Send an error with a status of its own."""
         failure = to_client_error(error, self._account.request_id)
         request = self._account.request
-        await self.reply(self._codec.error(failure, request if isinstance(request, Generate) else None), failure.kind)
+        await self.reply(self.codec.error(failure, request if isinstance(request, Generate) else None), failure.kind)
 
     async def reply(self, reply: Reply, outcome: str = "ok") -> None:
         """Send a whole answer."""
@@ -119,7 +119,7 @@ class Responder:
         await self._send({"type": "http.response.body", "body": b"" if self._head else reply.body, "more_body": False})
 
     async def _ask(self, request: Request, target: Target) -> None:
-        account, codec = self._account, self._codec
+        account, codec = self._account, self.codec
         if isinstance(request, Embed):
             account.ignored = ignored_fields(request, target.backend)
             if not target.backend.capabilities.embeddings:
@@ -159,9 +159,9 @@ class Responder:
         if request.origin is not None:
             with suppress(UnsupportedOperation):
                 return await _relayed(Relay(id=request.id, model=request.model, origin=request.origin), target)
-        check_relayed(request, Capabilities())
+        check_unread(request, [part.param for part in request.unread])
         self._account.ignored = request.unknown
-        return self._codec.encode_tokens(request, await target.backend.tokenize(target.addressed(request)))
+        return self.codec.encode_tokens(request, await target.backend.tokenize(target.addressed(request)))
 
     async def _whole(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
         account, fold = self._account, Fold()
@@ -175,10 +175,10 @@ class Responder:
         account.usage = answer.usage
         # From the request's beginning: with the time spent on waiting for a backend and on targets that failed.
         timings = Timings(account.first_event, monotonic() - account.began)
-        await self.reply(self._codec.encode(request, replace(answer, timings=timings)))
+        await self.reply(self.codec.encode(request, replace(answer, timings=timings)))
 
     async def _stream(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
-        encoder = self._codec.encoder(request)
+        encoder = self.codec.encoder(request)
         data, batch = await self._begin_stream(encoder, batch, events)
         # Usage is the last event of every complete answer; a short answer may have it in its first batch.
         if isinstance(last := batch[-1], Usage):

@@ -16,8 +16,16 @@ _IMAGES = (b'"image', b"![](data:image/")
 """How images begin in a body: the fields `image` and `image_url` of all protocols, and TGI's markdown."""
 
 
-async def read_body(receive: Receive, headers: Mapping[str, str], limits: Limits) -> bytes | None:
+async def read_body(
+    receive: Receive, headers: Mapping[str, str], limits: Limits, *, form: bool = False
+) -> bytes | None:
     """The whole body; None if the client left before it had sent it.
+
+    Args:
+        receive: ASGI's.
+        headers: the request's.
+        limits: the server's. A form may be as large as a body with images.
+        form: whether the body may be a multipart form.
 
     Raises:
         schemas.errors.BodyTooLarge: it is over the limit, or its `content-length` is.
@@ -27,7 +35,7 @@ async def read_body(receive: Receive, headers: Mapping[str, str], limits: Limits
     # Whether a body holds images is known only when it is whole, so the larger limit bounds the reading, and the limit
     # for text is applied at the end.
     most = max(limits.max_body, limits.max_image_body)
-    _check_headers(headers, most)
+    is_form = _check_headers(headers, most, form=form)
     began = monotonic()
     parts: list[bytes] = []
     size = 0
@@ -53,12 +61,13 @@ async def read_body(receive: Receive, headers: Mapping[str, str], limits: Limits
         if not message.get("more_body", False):
             body = part if len(parts) == 1 else b"".join(parts)  # the usual case: no copy
             # The search for images runs over large bodies only.
-            if size > limits.max_body and not any(mark in body for mark in _IMAGES):
+            if size > limits.max_body and not is_form and not any(mark in body for mark in _IMAGES):
                 raise _too_large(limits.max_body)
             return body
 
 
-def _check_headers(headers: Mapping[str, str], most: int) -> None:
+def _check_headers(headers: Mapping[str, str], most: int, *, form: bool) -> bool:
+    """Refuse what the headers show; returns whether the body is a form."""
     # Refused before a byte is read. The HTTP parser rejects a `content-length` that is no number.
     length = headers.get("content-length", "")
     if length.isdigit() and int(length) > most:
@@ -67,8 +76,10 @@ def _check_headers(headers: Mapping[str, str], most: int) -> None:
     encoding = headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise UnsupportedMediaType("Compressed request bodies are not accepted.")
-    if headers.get("content-type", "").lower().startswith("multipart/"):
+    is_form = headers.get("content-type", "").lower().startswith("multipart/")
+    if is_form and not form:
         raise UnsupportedMediaType("The request body must be JSON.")
+    return is_form
 
 
 def _too_large(most: int) -> BodyTooLarge:

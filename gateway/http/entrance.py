@@ -2,7 +2,7 @@
 
 Strategy: without API keys, whoever can reach the server may use it, and every web page can make the browser of somebody
 on the same machine send requests to it. A page may send without asking, if it sends what a form could; with DNS
-rebinding (its own host name resolves to 127.0.0.1) it can read the answers, too. Both are told by headers that a page
+rebinding (its own host name resolves to 127.0.0.1) it can read the answers, too. Both show in headers that a page
 cannot change: Host, Origin and Sec-Fetch-Site. With keys nothing of this is checked, since a page does not know one.
 """
 

@@ -37,8 +37,9 @@ class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def handler(service: Service) -> HTTPRouteHandler:
     """Return the route."""
 
-    @post("/v1/feedback", include_in_schema=False, status_code=204)
+    @post("/v1/feedback", include_in_schema=False, status_code=204, opt={"needs_key": True})
     async def feedback(request: Request[Any, Any, Any]) -> Response[None]:
+        """Take a user's value of a metric for an answer."""
         headers = decode_headers(request.scope["headers"])
         service.keys.check(headers)
         if not _JSON.match(headers.get("content-type", "")):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from urllib.parse import parse_qsl
 
+import msgspec
 from litestar.types import HTTPScope, Receive, Send
 from msgspec.structs import replace
 
@@ -39,13 +40,32 @@ _LARGE = 1 << 20
 class Operation:
     """A route as mounted: its protocol, and the codec that reads and writes it.
 
-    `endpoint` answers requests that name no model; None: the server's default.
+    `endpoint` answers requests that name no model; None: the server's default. `variant`: another operation at the same
+    path, for requests with the header of its route, or with one of its route's `fields` in their bodies.
     """
 
     protocol: str
     route: Route
     codec: ServerCodec
     endpoint: str | None = None
+    variant: Operation | None = None
+
+    def for_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> Operation:
+        """The operation for a request with these headers: this one, or its variant."""
+        if self.variant is None or self.variant.route.header is None:
+            return self
+        wanted = self.variant.route.header.encode()
+        return self.variant if any(name == wanted for name, _ in headers) else self
+
+    def for_body(self, body: bytes) -> Operation:
+        """The operation that a body is for. A body that cannot be read is left to this one to refuse."""
+        if self.variant is None or not self.variant.route.fields:
+            return self
+        try:
+            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return self
+        return self.variant if not self.variant.route.fields.isdisjoint(fields) else self
 
 
 class RequestHandler:
@@ -97,6 +117,8 @@ class RequestHandler:
             if read is None:
                 return None
             call, body = read
+            if self._operation.variant is not None:
+                self._choose(self._operation.for_body(body))
             if self._operation.route.kind == "describe":
                 account.stage = "describe"
                 await self._describe(call, body)
@@ -122,6 +144,12 @@ class RequestHandler:
             return None
         return request, plan
 
+    def _choose(self, operation: Operation) -> None:
+        """Go on with the operation that the body is for: its codec writes the answer, and it is counted."""
+        self._operation = operation
+        self._account.protocol, self._account.route = operation.protocol, operation.route.name
+        self._responder.codec = operation.codec
+
     async def _read(self, receive: Receive) -> tuple[Call, bytes] | None:
         """Headers, key and body off the wire; None if the client left before it had sent the body.
 
@@ -135,7 +163,7 @@ class RequestHandler:
             service.keys.check_admin(headers)
         elif service.keys.required and not route.open:
             service.keys.check(headers)
-        body = await read_body(receive, headers, service.limits)
+        body = await read_body(receive, headers, service.limits, form=route.form)
         if body is None:
             return None
         # After the body, which may take a minute: the request gets what is deployed now, not what was at its beginning.

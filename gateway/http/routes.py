@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
@@ -126,6 +127,7 @@ class Mounts:
             if operation is None:
                 await refuse(service, next(iter(methods.values())), not_allowed(method, methods), scope, send)
                 return
+            operation = operation.for_headers(scope["headers"])
             # This request counts itself, so `Service.full` compares with `>`.
             service.running += 1
             try:
@@ -162,9 +164,7 @@ class Mounts:
                 for route in codec.routes:
                     # Below a mount, the route `/` is the prefix itself: `find` ignores a trailing slash.
                     methods = table[prefix if prefix and route.path == "/" else prefix + route.path]
-                    if route.method in methods:
-                        raise ConfigError(f"two protocols have the route {route.method} {prefix}{route.path}")
-                    methods[route.method] = Operation(name, route, codec, endpoint)
+                    methods[route.method] = _joined(methods, Operation(name, route, codec, endpoint), prefix)
         return dict(table)
 
     def _dialect(self, protocol: str, name: str | None) -> Any:
@@ -173,6 +173,26 @@ class Mounts:
         if name not in known:
             raise ConfigError(f"dialects.{protocol}: there is no dialect '{name}'; there are {', '.join(known)}")
         return known[name]
+
+
+def _joined(methods: Methods, operation: Operation, prefix: str) -> Operation:
+    """The operation of a path and method; of two protocols, the unconditional one with the other as its variant.
+
+    Raises:
+        ConfigError: neither a header nor fields of their bodies separate two protocols.
+    """
+    method, path = operation.route.method, operation.route.path
+    other = methods.get(method)
+    if other is None:
+        return operation
+    if other.variant is not None or _is_conditional(operation) == _is_conditional(other):
+        raise ConfigError(f"two protocols have the route {method} {prefix}{path}")
+    first, variant = (other, operation) if _is_conditional(operation) else (operation, other)
+    return replace(first, variant=variant)
+
+
+def _is_conditional(operation: Operation) -> bool:
+    return operation.route.header is not None or bool(operation.route.fields)
 
 
 def _dialects(adapters: Mapping[str, Adapter], server: ServerSection) -> dict[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from typing import Any
 
@@ -13,6 +14,10 @@ import structlog
 _SECRETS = frozenset(
     ("authorization", "api_key", "key", "keys", "token", "password", "prompt", "messages", "text", "body")
 )
+
+# C0 and DEL, C1, and the invisible ones that reorder or hide what is shown around them: Unicode's Bidi_Control,
+# zero-width characters, line and paragraph separators, the byte order mark. Tab and line feed stay: a trace has them.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]")
 
 
 def configure(level: str = "info") -> None:
@@ -33,7 +38,11 @@ def configure(level: str = "info") -> None:
     terminal = sys.stderr.isatty()
     if terminal:
         # A plain traceback: structlog's default (rich) prints local variables, and so prompts.
-        processors.append(structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback))
+        processors += [
+            structlog.processors.format_exc_info,  # first: an exception's text may come from a client, too
+            _escape_controls,
+            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+        ]
     else:
         processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_dumps)]
     structlog.configure(
@@ -46,6 +55,18 @@ def configure(level: str = "info") -> None:
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+
+
+def _escape_controls(_: Any, __: str, event: Any) -> Any:
+    """Escape what a terminal would obey: names of models and hosts come from clients and upstreams."""
+    for name, value in event.items():
+        # Of other values the renderer shows the `repr`, which escapes most of these, but not all.
+        if not isinstance(value, bool | int | float | None):
+            text = value if isinstance(value, str) else repr(value)
+            escaped = _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+            if escaped is not text:
+                event[name] = escaped
+    return event
 
 
 def _dumps(event: Any, **_: Any) -> bytes:

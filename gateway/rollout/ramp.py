@@ -11,9 +11,7 @@ from gateway.config import Endpoint, Ramp
 from gateway.experiments.comparison import Comparison
 from gateway.experiments.metrics import METRICS
 from gateway.experiments.report import Report
-
-NO_WORSE = ("better", "no difference")
-"""Decisions that let a ramp go on."""
+from gateway.rollout.verdict import NO_WORSE
 
 
 class RampDecision(NamedTuple):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from backends.base import Backend
 from gateway.config import ServedEntity, Task
 from gateway.routing.assignment import Unit
 from schemas.errors import ModelNotFound
-from schemas.ir import Request, Tokenize
+from schemas.ir import Generate, Request, Tokenize
 from schemas.origin import Relay
 
 _Request = TypeVar("_Request", bound=Request)
@@ -44,6 +45,8 @@ class Target:
             schemas.errors.ModelNotFound: the entity names a LoRA adapter that the backend does not have.
         """
         lora_adapters, named = self.backend.capabilities.lora_adapters, self.entity.model
+        if isinstance(request, Generate) and named is None:
+            return replace(request, model=self.model, model_given=False)
         if not lora_adapters or named is None or isinstance(request, Tokenize | Relay):
             return replace(request, model=self.model)  # a new request: others may hold the old one (fallbacks, shadows)
         # Checked per request: a backend's LoRA adapters are known only once it is ready.
@@ -54,8 +57,7 @@ class Target:
         return replace(request, model=named, lora_adapter=request.lora_adapter or named)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, eq=False):
     """Where a request goes.
 
     Attributes:

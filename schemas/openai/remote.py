@@ -37,11 +37,12 @@ class RemoteLogprobs(msgspec.Struct, frozen=True):
 
 
 class RemotePart(msgspec.Struct, frozen=True):
-    """A part of content that is a list, as Databricks' reasoning models send it."""
+    """A part of content that is a list. Databricks' `reasoning` has a `summary`, Mistral's `thinking` parts."""
 
     type: str = "text"
     text: str | None = None
     summary: tuple[RemotePart, ...] | None = None
+    thinking: str | tuple[RemotePart, ...] | None = None
 
 
 class RemoteFunction(msgspec.Struct, frozen=True):

@@ -125,6 +125,20 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_obfuscation: bool | None = None
 
 
+class StructuredOutputs(msgspec.Struct, frozen=True):
+    """vLLM's constraint on the text: one of the first five. `json` is a schema, or its text. The others are hints."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_fallback: Any = None
+    disable_any_whitespace: Any = None
+    disable_additional_properties: Any = None
+    whitespace_pattern: Any = None
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The common fields of chats and completions. The second half are extensions of vLLM, SGLang and TGI."""
 
@@ -155,6 +169,42 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     truncate_prompt_tokens: int | None = None
     skip_special_tokens: bool | None = None
+    best_of: int | None = None
+    bad_words: str | tuple[str, ...] | None = None
+    # Constraints on the text: vLLM's former names, its present one, and SGLang's.
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: tuple[str, ...] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_decoding_backend: Any = None
+    guided_whitespace_pattern: Any = None
+    structured_outputs: StructuredOutputs | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    # For servers of the same dialect alone (`adapters.openai.inbound.extensions`), hence of any type.
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    early_stopping: Any = None
+    logits_processors: Any = None
+    custom_logit_processor: Any = None
+    allowed_token_ids: Any = None
+    prompt_logprobs: Any = None
+    return_token_ids: Any = None
+    return_tokens_as_token_ids: Any = None
+    return_hidden_states: Any = None
+    spaces_between_special_tokens: Any = None
+    separate_reasoning: Any = None
+    include_reasoning: Any = None
+    lora_path: Any = None
+    add_special_tokens: Any = None
+    documents: Any = None
+    mm_processor_kwargs: Any = None
+    structural_tag: Any = None
+    # Hints about scheduling and logs, on which no answer depends.
+    priority: Any = None
+    request_id: Any = None
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
@@ -194,7 +244,6 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
     # msgspec cannot express "all items of one type", so `read_prompts` checks it.
     prompt: str | tuple[str | int | tuple[int, ...], ...]
-    best_of: int | None = None
     suffix: str | None = None
     logprobs: int | None = None
 

@@ -41,9 +41,10 @@ CHAT = {
         "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
     },
     "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}},
+    "structured_outputs": {"whitespace_pattern": " "},
 }
 COMPLETION = {"model": "m", "prompt": "x", "stream": True, "stream_options": {"include_usage": True}}
-COMPLETION |= {"response_format": CHAT["response_format"]}
+COMPLETION |= {"response_format": CHAT["response_format"], "structured_outputs": {"whitespace_pattern": " "}}
 RESPONSE = {
     "model": "m",
     "input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}],
@@ -67,6 +68,7 @@ MESSAGES = {
     "tools": [{"name": "f", "input_schema": SCHEMA}],
     "tool_choice": {"type": "auto"},
     "metadata": {"user_id": "u"},
+    "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
 }
 TGI = {"inputs": "x", "parameters": {"max_new_tokens": 3, "grammar": {"type": "json", "value": SCHEMA}}}
 INFER = {

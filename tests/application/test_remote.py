@@ -33,6 +33,22 @@ async def test_every_protocol_over_a_probed_server() -> None:
             assert answer["generated_text"] == "hello there"
 
 
+async def test_a_gateway_over_a_gateway_by_tgi_needs_no_name_of_a_model() -> None:
+    inner, _ = scripted("echo", "flaky")
+    async with listening(inner) as port:
+        text = f'[backends.far]\nkind = "tgi"\nurl = "http://127.0.0.1:{port}"\n[endpoints.t]\n'
+        for entity, model in (
+            ('{ name = "t", backend = "far" }', "echo"),
+            ('{ name = "t", backend = "far", model = "flaky" }', "flaky"),
+        ):
+            async with running(create_app(parse(f"{text}served_entities = [{entity}]\n"))) as client:
+                chat = {"model": "t", "messages": [{"role": "user", "content": "hello there"}]}
+                answer = (await client.post("/v1/chat/completions", json=chat)).json()
+                assert answer["model"] == model
+                answer = (await client.post("/generate", json={"inputs": "hello there"})).json()
+                assert answer["generated_text"] == "hello there"
+
+
 async def test_the_configuration_names_the_keys_variable_and_not_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAR_KEY", "secret")
 

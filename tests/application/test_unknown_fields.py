@@ -77,6 +77,21 @@ async def test_what_a_remote_of_the_same_dialect_gets_is_not_named() -> None:
             asked = CHAT | {"temprature": 1}
             same = await client.post("/v1/chat/completions", json=asked)
             other = await client.post("/v1/messages", json=asked | {"max_tokens": 5})
+            own = await client.post("/v1/chat/completions", json=CHAT | {"use_beam_search": True})
+            foreign = await client.post("/v1/messages", json=CHAT | {"max_tokens": 5, "container": "x"})
+    assert (own.status_code, own.json()["error"]["param"]) == (400, "use_beam_search")  # the far server's words
+    assert "use_beam_search" in own.json()["error"]["message"]
+    assert foreign.status_code == 400
     assert same.status_code == 200
     assert IGNORED not in same.headers
     assert other.headers[IGNORED] == "temprature"
+
+
+async def test_a_known_field_that_no_backend_here_honours_is_refused_by_name() -> None:
+    app, _ = scripted("echo")
+    async with running(app) as client:
+        refused = await client.post("/v1/chat/completions", json=CHAT | {"use_beam_search": True})
+        taken = await client.post("/v1/chat/completions", json=CHAT | {"use_beam_search": False})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "use_beam_search")
+    assert taken.status_code == 200
+    assert IGNORED not in taken.headers

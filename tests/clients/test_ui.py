@@ -110,3 +110,15 @@ def test_the_playground_shows_each_protocols_raw_stream(page: Page) -> None:
         shown[title] = page.run(f"{article}.innerText")
     assert all("POST /" in text and "200  served by" in text for text in shown.values()), shown
     assert page.errors == []
+
+
+def test_the_api_is_shown_by_a_viewer_that_loads_nothing_from_elsewhere(url: str, tmp_path: Path) -> None:
+    with browser(tmp_path) as page:
+        page.open(f"{url}/docs")
+        page.until("document.querySelectorAll('.opblock').length > 50")
+        assert "POST" in page.run("document.querySelector('#operations-openai-openai_chat').innerText")
+        page.run("document.querySelector('#operations-openai-openai_chat button').click()")
+        page.until("document.querySelector('#operations-openai-openai_chat').innerText.includes('Unauthorized')")
+        loaded = page.run("performance.getEntriesByType('resource').map(entry => entry.name)")
+        assert [name for name in loaded if not name.startswith((url, "data:"))] == []
+        assert page.errors == []

@@ -103,6 +103,9 @@ def check(dialect: Dialect, given: GenerationRequest) -> None:
         _check_stop(dialect, (given.stop,) if isinstance(given.stop, str) else given.stop)
     if given.logit_bias is not None:
         _check_logit_bias(given.logit_bias)
+    if "" in (given.bad_words or (None,)):
+        raise refused("bad_words", "Invalid 'bad_words': empty string. Expected a string with minimum length 1.")
+    _check_best_of(given)
     streams = dialect.defaults.stream_default if given.stream is None else given.stream
     if given.stream_options is not None and not streams and dialect.requests.stream_options_need_stream:
         raise refused("stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled.")
@@ -127,6 +130,9 @@ def check_completion(dialect: Dialect, given: CompletionRequest) -> None:
         schemas.errors.InvalidRequest: `param` names the parameter.
     """
     check_bound(Bound("logprobs", 0, dialect.limits.max_logprobs), given.logprobs)
+
+
+def _check_best_of(given: GenerationRequest) -> None:
     n = given.n or 1
     if given.best_of is not None and given.best_of < n:
         raise refused("best_of", f"'best_of' ({given.best_of}) must be greater than or equal to 'n' ({n}).")

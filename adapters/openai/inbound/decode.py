@@ -9,12 +9,13 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from adapters.base import Call
-from adapters.body import convert, parse
+from adapters.body import convert
 from adapters.openai.dialects import HINTS, Dialect
 from adapters.openai.inbound.checks import check, check_chat, check_completion, empty, missing, refused
+from adapters.openai.inbound.extensions import own_fields, read_grammar
 from adapters.openai.inbound.functions import uses_functions, with_tools
 from adapters.openai.inbound.messages import read_messages
-from adapters.openai.inbound.tools import read_response_format, read_tool_choice, read_tools
+from adapters.openai.inbound.tools import read_tool_choice, read_tools
 from adapters.unknown_fields import Unknown
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import SMALLEST_TOP_P, Generate, Origin, Sampling, Stopping, TextPrompt, TokensPrompt
@@ -33,20 +34,15 @@ _UNSUPPORTED_FIELDS = {
 """Fields of a chat that would change the answer and that no backend supports -> the refusal."""
 
 
-def read(dialect: Dialect, body: bytes, type: type[T]) -> tuple[T, Unknown]:
-    """Decode a body as a `type` struct.
+def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, Unknown]:
+    """Convert a parsed body to a `type` struct.
 
     Returns:
         The struct, and the fields of the body that the dialect does not know.
 
     Raises:
-        schemas.errors.RequestError: the body cannot be read, or has unknown fields where the dialect is strict.
+        schemas.errors.RequestError: a field is wrong, or unknown where the dialect is strict.
     """
-    return read_fields(dialect, parse(body), type)
-
-
-def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, Unknown]:
-    """The second half of `read`: the same for a body that is parsed already."""
     # MindIE knows fewer fields than the struct has. Those it does not know must not be checked either, so they are
     # taken out before the conversion, and count as unknown.
     known = dialect.requests.chat_fields
@@ -89,6 +85,7 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
         stream_usage=bool(options.include_usage),
         continuous_usage=bool(options.continuous_usage_stats),
         n=given.n or 1,
+        best_of=_best_of(given),
         truncate_prompt_tokens=given.truncate_prompt_tokens,
         overflow=dialect.requests.overflow,
         raw_prompt=False,
@@ -98,12 +95,13 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
         tool_choice=None if given.tool_choice is None else read_tool_choice(given.tool_choice, tools),
         parallel_tool_calls=given.parallel_tool_calls,
         legacy_functions=functions,
-        grammar=None if given.response_format is None else read_response_format(given.response_format),
+        grammar=read_grammar(given),
         user=given.user,
         safety_identifier=given.safety_identifier,
         prompt_cache_key=given.prompt_cache_key,
         hints=_hints(given),
         extra=extra,
+        unread=own_fields(given),
         unknown=extra.paths,
         origin=origin,
     )
@@ -119,7 +117,7 @@ def read_completion(
     """
     check(dialect, given)
     check_completion(dialect, given)
-    limit, n = given.max_tokens, given.n or 1
+    limit = given.max_tokens
     options = given.stream_options or wire.StreamOptions()
     logprobs, echo = given.logprobs is not None, bool(given.echo)
     return Generate(
@@ -131,9 +129,8 @@ def read_completion(
         stream=dialect.defaults.stream_default if given.stream is None else given.stream,
         stream_usage=bool(options.include_usage),
         continuous_usage=bool(options.continuous_usage_stats),
-        n=n,
-        # `best_of` equal to `n` selects nothing.
-        best_of=given.best_of if (given.best_of or 1) > n else None,
+        n=given.n or 1,
+        best_of=_best_of(given),
         truncate_prompt_tokens=given.truncate_prompt_tokens,
         overflow=dialect.requests.overflow,
         echo=echo,
@@ -143,10 +140,11 @@ def read_completion(
         top_logprobs=given.logprobs or 0,
         # OpenAI's rule: log-probabilities of an echoed prompt come with it.
         prompt_logprobs=logprobs and echo,
-        grammar=read_response_format(given.response_format),
+        grammar=read_grammar(given),
         user=given.user,
         hints=_hints(given),
         extra=extra,
+        unread=own_fields(given),
         unknown=extra.paths,
         origin=origin,
     )
@@ -207,6 +205,11 @@ def _refuse_unsupported(given: wire.ChatRequest) -> None:
         raise UnsupportedFeature("The 'echo' parameter is not supported in chats.", feature="echo", param="echo")
 
 
+def _best_of(given: wire.GenerationRequest) -> int | None:
+    # `best_of` equal to `n` selects nothing.
+    return given.best_of if (given.best_of or 1) > (given.n or 1) else None
+
+
 def _sampling(given: wire.GenerationRequest) -> Sampling:
     return Sampling(
         # OpenAI's default is a temperature of 1; the IR's default without any parameter would be greedy.
@@ -221,6 +224,7 @@ def _sampling(given: wire.GenerationRequest) -> Sampling:
         presence_penalty=given.presence_penalty,
         frequency_penalty=given.frequency_penalty,
         logit_bias=tuple([(int(token), bias) for token, bias in given.logit_bias.items()]) if given.logit_bias else (),
+        bad_words=(given.bad_words,) if isinstance(given.bad_words, str) else given.bad_words or (),
         seed=None if given.seed is None else given.seed % 2**64,  # a negative seed is its two's complement
     )
 

@@ -14,12 +14,9 @@ from schemas.openai.answers import Model, ModelList
 
 def list_models(dialect: Dialect, call: Call) -> Reply:
     """The answer of `GET /v1/models`."""
-    catalog = call.catalog
-    models = [_model(dialect, card) for card in catalog.cards.values()]
     # Aliases are models of their own, as vLLM lists further `--served-model-name`s. Patterns are no names to list.
-    aliases = [(alias, catalog.cards.get(name)) for alias, name in catalog.aliases.exact.items()]
-    models += [_model(dialect, card, alias) for alias, card in aliases if card is not None]
-    return Reply(msgspec.json.encode(ModelList(data=tuple(models))))
+    models = tuple(_model(dialect, card, name) for name, card in call.catalog.models())
+    return Reply(msgspec.json.encode(ModelList(data=models)))
 
 
 def retrieve_model(dialect: Dialect, call: Call) -> Reply:
@@ -35,12 +32,12 @@ def retrieve_model(dialect: Dialect, call: Call) -> Reply:
     return Reply(msgspec.json.encode(_model(dialect, card, name)))
 
 
-def _model(dialect: Dialect, card: ModelCard, name: str | None = None) -> Model:
+def _model(dialect: Dialect, card: ModelCard, name: str) -> Model:
     """The model of an endpoint, or of its alias `name`, whose `root` is the endpoint."""
     return Model(
-        id=name or card.name,
+        id=name,
         created=card.created,
         owned_by=dialect.answers.owned_by,
-        root=card.name if name not in (None, card.name) else UNSET,
+        root=card.name if name != card.name else UNSET,
         parent=card.parent or UNSET,
     )

@@ -24,6 +24,7 @@ _FIELDS = {
     "prompt_logprobs": "echo",
     "logit_bias": "logit_bias",
     "min_p": "min_p",
+    "bad_words": "bad_words",
     "best_of": "best_of",
     "suffix": "suffix",
     "lora_adapters": "model",

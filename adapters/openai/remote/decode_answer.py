@@ -242,11 +242,11 @@ def read_finish(dialect: Dialect, choice: RemoteChoice) -> tuple[FinishReason, s
 def read_content(message: RemoteMessage) -> tuple[str, str]:
     """The text and the reasoning of a message."""
     reasoning = message.reasoning_content or message.reasoning or ""
-    # Databricks' reasoning models send a list of parts: reasoning with a summary, then text.
+    # Databricks' and Mistral's reasoning models send a list of parts. Parts of other types (references) are skipped.
     if not isinstance(message.content, tuple):
         return message.content or "", reasoning
     text = "".join(part.text or "" for part in message.content if part.type == "text")
-    return text, reasoning + "".join(_summary(part) for part in message.content if part.type == "reasoning")
+    return text, reasoning + "".join(map(_thoughts, message.content))
 
 
 def read_usage(usage: RemoteUsage | None, generated: int) -> Usage:
@@ -258,6 +258,9 @@ def read_usage(usage: RemoteUsage | None, generated: int) -> Usage:
     return Usage(usage.prompt_tokens, count, prompt.cached_tokens, completion.reasoning_tokens)
 
 
-def _summary(part: RemotePart) -> str:
-    """The reasoning in a part of the content (Databricks)."""
-    return "".join(piece.text or "" for piece in part.summary or ())
+def _thoughts(part: RemotePart) -> str:
+    """The reasoning in a part of the content; "" in parts of other types."""
+    if part.type == "thinking" and isinstance(part.thinking, str):
+        return part.thinking
+    pieces = {"reasoning": part.summary, "thinking": part.thinking}.get(part.type) or ()
+    return "".join(piece.text or "" for piece in pieces if isinstance(piece, RemotePart))

@@ -63,7 +63,7 @@ def write_body(dialect: Dialect, request: Generate, named: dict[str, Any]) -> by
     Raises:
         schemas.errors.UnsupportedFeature: the dialect cannot express the request.
     """
-    unsupported = next((feature for feature, asked in _inexpressible_features(request).items() if asked), None)
+    unsupported = next((feature for feature, asked in _inexpressible_features(dialect, request).items() if asked), None)
     if unsupported is not None:
         raise inexpressible(unsupported)
     if same_dialect(dialect, request):
@@ -91,7 +91,7 @@ def relays_answer(dialect: Dialect, request: Generate) -> bool:
     return same_dialect(dialect, request) and not request.answer_suffix and (not request.echo or asks_echo(request))
 
 
-def _inexpressible_features(request: Generate) -> dict[str, bool]:
+def _inexpressible_features(dialect: Dialect, request: Generate) -> dict[str, bool]:
     """The features that the protocol cannot express -> whether the request asks for them."""
     chat = is_chat_call(request)
     return {
@@ -105,9 +105,13 @@ def _inexpressible_features(request: Generate) -> dict[str, bool]:
         "prompt_logprobs": request.prompt_logprobs and (chat or request.stream),
         "suffix": chat and bool(request.suffix),
         # Neither chats nor streams of the protocol have it.
-        "best_of": (request.best_of or 1) > request.n and (chat or request.stream),
+        "best_of": (request.best_of or 1) > request.n
+        and (chat or request.stream)
+        and not same_dialect(dialect, request),
         # No field of OpenAI's takes a regular expression; vLLM's and TGI's have different names.
-        "grammar": request.grammar is not None and request.grammar.kind == "regex",
+        "grammar": request.grammar is not None
+        and request.grammar.kind in ("regex", "ebnf")
+        and not same_dialect(dialect, request),
         "watermark": request.sampling.watermark,
         "lora_adapters": request.lora_adapter is not None,
     }
@@ -205,6 +209,7 @@ def _sampling(dialect: Dialect, sampling: Sampling) -> dict[str, Any]:
         "repetition_penalty": sampling.repetition_penalty,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
+        "bad_words": sampling.bad_words or None,
         "logit_bias": {str(token): bias for token, bias in sampling.logit_bias} or None,
         "seed": seed,
     }

@@ -48,7 +48,7 @@ _BOUNDS = (
 )
 _TRUNCATIONS = ("auto", "disabled")
 _ROLES = ("system", "developer", "user", "assistant")
-_UNSUPPORTED_FIELDS = ("conversation", "background", "prompt")
+_UNSUPPORTED_FIELDS = ("conversation", "background", "prompt", "moderation", "context_management")
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = ("reasoning.encrypted_content", _LOGPROBS)
 

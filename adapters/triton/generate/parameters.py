@@ -33,9 +33,9 @@ def read(given: dict[str, Any], dialect: Dialect) -> tuple[Values, dict[str, Any
             rest[name] = value
         else:
             known[name] = _typed(name, value, rule, dialect)
-    # They would change the answer, and no backend has them: refused, never dropped. False and [] are the defaults.
-    for name in ("bad_words", "use_beam_search"):
-        if known.get(name):
+    # They would change the answer, and no backend has them: refused, never dropped. False and 1 are the defaults.
+    for name, default in (("use_beam_search", False), ("beam_width", 1)):
+        if known.get(name, default) != default:
             raise InvalidRequest(f"parameter '{name}' is not supported", param=name)
     return known, rest
 
@@ -58,6 +58,7 @@ def sampling(values: Values, dialect: Dialect) -> Sampling:
         presence_penalty=values.get("presence_penalty"),
         frequency_penalty=values.get("frequency_penalty"),
         logit_bias=values.get("logit_bias", ()),
+        bad_words=values.get("bad_words", ()),
         seed=None if seed == -1 else seed,
     )
 
@@ -71,7 +72,7 @@ def stopping(values: Values, dialect: Dialect) -> Stopping:
         min_new_tokens=values.get("min_tokens", 0),
         # `stop_words` is TensorRT-LLM's name.
         stop=values.get("stop", ()) + values.get("stop_words", ()),
-        stop_token_ids=values.get("stop_token_ids", ()),
+        stop_token_ids=values.get("stop_token_ids", ()) + ((values["end_id"],) if "end_id" in values else ()),
         ignore_eos=values.get("ignore_eos", False),
         include_stop=values.get("include_stop_str_in_output", False),
     )
@@ -105,6 +106,7 @@ def write(sampling: Sampling, stopping: Stopping, dialect: Dialect) -> dict[str,
         "frequency_penalty": sampling.frequency_penalty,
         "logit_bias": {str(token): bias for token, bias in sampling.logit_bias},
         "watermark": sampling.watermark,
+        "bad_words": list(sampling.bad_words),
     }
     values = {name: value for name, value in required.items() if value is not None}
     # Falsy values are neutral in all of these: 0, "", [] and False turn a parameter off.
@@ -200,7 +202,7 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...] | None:
 
 
 def _grammar(value: Any) -> Grammar | None:
-    """vLLM's structured outputs: an object, or its JSON, with one of `json`, `regex`, `choice`, `json_object`."""
+    """vLLM's structured outputs: an object or its JSON, with `json`, `regex`, `choice`, `grammar` or `json_object`."""
     given = _json(value)
     if not isinstance(given, dict):
         return None
@@ -216,6 +218,8 @@ def _grammar(value: Any) -> Grammar | None:
             return Grammar("regex", "|".join(re.escape(text) for text in choices))
         case {"json_object": True, **rest} if not rest:
             return Grammar("json_object")
+        case {"grammar": str() as ebnf, **rest} if not rest:
+            return Grammar("ebnf", ebnf)
     return None
 
 
@@ -261,5 +265,5 @@ _TYPE_NAMES = {
     "strings": "string or array of strings, none empty",
     "ints": "integer or array of integers",
     "biases": "object of token ids and numbers",
-    "grammar": "object with one of 'json', 'regex', 'choice' or 'json_object'",
+    "grammar": "object with one of 'json', 'regex', 'choice', 'grammar' or 'json_object'",
 }

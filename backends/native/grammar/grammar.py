@@ -14,11 +14,13 @@ import sys
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import structlog
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
 
 from backends.native.grammar.regex_limits import check_regex
 from backends.native.grammar.schema_limits import MAX_BYTES, check_schema
@@ -46,6 +48,7 @@ _CACHED_RESULTS = 256
 _THREADS = 2
 _NICENESS = 5  # no more: a starved thread may hold the interpreter's lock
 _MAX_ERROR_LENGTH = 300
+_MAX_BAD_CHARACTERS = 4096
 
 
 class GrammarError(ValueError):
@@ -184,6 +187,8 @@ def grammar_source(grammar: Grammar, param: str = "response_format") -> str:
     Raises:
         schemas.errors.InvalidRequest: the grammar is too large or invalid.
     """
+    if grammar.kind == "ebnf":
+        return _from_ebnf(grammar.value, param)
     if grammar.kind == "regex":
         if len(grammar.value.encode()) > MAX_BYTES:
             raise InvalidRequest(f"A grammar may have at most {MAX_BYTES} bytes.", param=param)
@@ -194,6 +199,35 @@ def grammar_source(grammar: Grammar, param: str = "response_format") -> str:
     schema = {"type": "object"} if grammar.kind == "json_object" else grammar.value
     check_schema(schema, param)
     return str(LLMatcher.grammar_from_json_schema(schema_text(schema)))
+
+
+def _from_ebnf(text: str, param: str) -> str:
+    """A grammar in GBNF, or in Lark's notation, as Lark."""
+    if len(text.encode()) > MAX_BYTES:
+        raise InvalidRequest(f"A grammar may have at most {MAX_BYTES} bytes.", param=param)
+    try:
+        return str(any_to_lark(text))
+    except Exception as error:  # the converter of llguidance raises whatever its parser meets
+        raise InvalidRequest(f"The grammar cannot be read: {str(error)[:_MAX_ERROR_LENGTH]}", param=param) from None
+
+
+def text_without(words: Sequence[str], text_tokens: Sequence[str], param: str) -> str:
+    """A grammar for any text without some words, in llguidance's Lark.
+
+    Args:
+        words: what no text contains.
+        text_tokens: special tokens that the text may have.
+        param: the request's field, for the error.
+
+    Raises:
+        schemas.errors.InvalidRequest: the words are too long together.
+    """
+    if sum(map(len, words)) > _MAX_BAD_CHARACTERS:
+        raise InvalidRequest(f"'{param}' may have at most {_MAX_BAD_CHARACTERS} characters together.", param=param)
+    # As code points, since a word may have characters that mean something in a regular expression or in Lark.
+    literals = "|".join("".join(f"\\x{{{ord(character):X}}}" for character in word) for word in words)
+    before = f"(TEXT ({' | '.join(text_tokens)}))* " if text_tokens else ""
+    return f"start: {before}TEXT\nTEXT: /(?s:.*)/ & ~/(?s:.*)({literals})(?s:.*)/\n"
 
 
 def schema_text(schema: dict[str, Any], *, lenient: bool = False) -> str:

@@ -113,8 +113,12 @@ function tables(report) {
   if (report === null) return [];
   const metrics = [...new Set(report.arms.flatMap((arm) => Object.keys(arm.means)))];
   if (!metrics.length) return [];
-  const arms = report.arms.map((arm) => row("td", arm.name, `${arm.exposures}`, ...metrics.map((m) => number(arm.means[m]))));
-  const shown = [element("table", {}, row("th", "arm", "requests", ...metrics), ...arms)];
+  const arms = report.arms.map((arm) =>
+    row("td", arm.name, `${arm.exposures}`, ...metrics.map((m) => number(arm.means[m])), apart(arm)),
+  );
+  const shown = [element("table", {}, row("th", "arm", "requests", ...metrics, "not compared"), ...arms)];
+  if (report.verdict) shown.unshift(verdict(report.verdict));
+  if (report.ramp) shown.unshift(ramp(report.ramp));
   if (report.comparisons.length) {
     const against = row("th", `compared with ${report.control}`, "metric", "difference", "", "");
     shown.push(element("table", {}, against, ...report.comparisons.map(comparison)));
@@ -126,12 +130,36 @@ function tables(report) {
   return shown;
 }
 
+// The verdicts on all arms: the word, and why.
+function verdict(found) {
+  const lines = found.arms.map((arm) =>
+    element("p", {}, element("b", { className: arm.word }, `${arm.arm}: ${arm.word}`), ` — ${arm.reason}`),
+  );
+  return element("div", { className: "verdict" }, ...lines);
+}
+
+function ramp(found) {
+  const next = found.next_percentage === null ? "" : `, next ${found.next_percentage} %`;
+  const waits = found.waits_for ? `, waits for ${found.waits_for}` : "";
+  return element("p", {}, `Ramp of ${found.arm}: ${found.status.replace("_", " ")}, ${found.traffic_percentage} %${next}${waits}`);
+}
+
+// Requests that are not compared, and whether a guardrail has stopped the arm.
+function apart(arm) {
+  const { stopped, ...counts } = arm.apart;
+  const listed = Object.entries(counts).filter(([, count]) => count).map(([name, count]) => `${name.replaceAll("_", " ")} ${count}`);
+  return (stopped ? ["stopped", ...listed] : listed).join(", ");
+}
+
 // The paired comparison of one arm with the control: agreement of the answers, and their log-likelihood by each model.
 function pairs(found, control) {
   const counts = (byName) => Object.entries(byName).map(([name, count]) => `${name}: ${count}`).join(", ");
+  const { word, reason, caveat } = found.verdict;
   const shown = [
+    row("td", "verdict", `${word}: ${reason}${caveat ? ` ${caveat}` : ""}`, "", ""),
     row("td", "identical answers", estimate(found.identical), "", ""),
     row("td", "token agreement", estimate(found.token_agreement), "", ""),
+    row("td", "same top token after the same tokens", estimate(found.top_token_agreement), "", ""),
     row("td", "equal tokens before the first difference", counts(found.first_divergence), "", ""),
   ];
   if (Object.keys(found.not_paired).length) shown.push(row("td", "not paired", counts(found.not_paired), "", ""));

@@ -10,7 +10,7 @@ import pytest
 from adapters.anthropic import ADAPTER
 from adapters.base import Call
 from adapters.fold import fold
-from backends.base import Capabilities, Feature, check
+from backends.base import check_unread
 from schemas.catalog import Catalog
 from schemas.errors import (
     KINDS,
@@ -31,6 +31,7 @@ from schemas.ir import (
     Finished,
     FinishReason,
     Generate,
+    Grammar,
     ImagePart,
     Message,
     Sampling,
@@ -195,11 +196,63 @@ RESULT = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "searc
 def test_what_only_a_remote_of_the_protocol_understands(fields: dict[str, Any], param: str, feature: str) -> None:
     request = ask(**fields)
     assert [(part.param, part.feature) for part in request.unread] == [(param, feature)]
-    check(request, Capabilities(features=frozenset(Feature), relays=frozenset({("anthropic", "messages")})), "m")
+    assert ADAPTER.client(ADAPTER.dialects["anthropic"]).ignored(request) == ()
+    check_unread(request, ())
+    assert request.foreign_fields == (param,)
     with pytest.raises(UnsupportedFeature) as raised:
-        check(request, Capabilities(features=frozenset(Feature)), "m")
+        check_unread(request, request.foreign_fields)
     assert raised.value.param == param
     assert feature in raised.value.message
+
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"output_config": {"format": {"type": "json_schema", "schema": CITY}}},
+        {"output_format": {"type": "json_schema", "schema": CITY}},
+        {
+            "output_format": {"type": "json_schema", "schema": {}},
+            "output_config": {"format": {"type": "json_schema", "schema": CITY}},
+        },
+    ],
+)
+def test_a_schema_of_the_answer(fields: dict[str, Any]) -> None:
+    request = ask(**fields)
+    assert request.grammar == Grammar("json_schema", CITY)
+    assert request.unknown == ()
+
+
+@pytest.mark.parametrize("format", [{"type": "text"}, {"type": "json_schema"}])
+def test_a_format_without_a_schema_is_refused(format: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=r"output_config\.format"):
+        ask(output_config={"format": format})
+
+
+def test_an_effort_is_a_hint() -> None:
+    assert ask(output_config={"effort": "low"}).hints == {"reasoning_effort": "low"}
+
+
+@pytest.mark.parametrize("field", ["mcp_servers", "container", "context_management", "inference_geo"])
+def test_fields_of_anthropics_own_servers_are_named(field: str) -> None:
+    request = ask(**{field: ["x"]})
+    assert [(part.param, part.feature) for part in request.unread] == [(field, field)]
+    assert ask(**{field: []}).unread == ()
+
+
+def test_hints_for_the_cache_are_no_unknown_fields() -> None:
+    cached = {"type": "ephemeral"}
+    block = {"type": "text", "text": "Hi", "cache_control": cached}
+    messages = [{"role": "user", "content": [block]}]
+    request = ask(messages=messages, system=[block], tools=[WEATHER | {"cache_control": cached}], cache_control=cached)
+    assert (request.unknown, request.unread) == ((), ())
+
+
+def test_thinking_is_named_where_it_has_no_effect() -> None:
+    assert ask(thinking={"type": "enabled", "budget_tokens": 1024}).unknown == ("thinking",)
+    assert ask(thinking={"type": "disabled"}).unknown == ()
 
 
 def test_the_tokens_of_an_input_are_counted() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from schemas.errors import InvalidRequest
-from schemas.ir import ChatPrompt, Message, Sampling, Stopping
+from schemas.ir import ChatPrompt, Message, Sampling, Stopping, ToolChoice
 from tests.adapters.openai.scenes import chat
 
 U64 = 2**64
@@ -123,10 +123,20 @@ def test_edges(field: str, value: Any) -> None:
 
 
 def test_fields_that_the_page_does_not_list_are_unknown() -> None:
-    request = chat("mindie-openai", stop=["a"], stream=True, stream_options={"include_usage": True})
-    assert request.stopping.stop == ()
+    request = chat("mindie-openai", top_k=5, stream=True, stream_options={"include_usage": True})
+    assert request.sampling.top_k is None
     assert not request.stream_usage
-    assert request.extra == {"stop": ["a"], "stream_options": {"include_usage": True}}
+    assert request.extra == {"top_k": 5, "stream_options": {"include_usage": True}}
+    assert request.unknown == ("top_k", "stream_options")
+
+
+def test_stop_sequences_and_tools_are_taken_though_the_page_does_not_list_them() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    request = chat("mindie-openai", stop=["a"], tools=tools, tool_choice="required")
+    assert request.stopping.stop == ("a",)
+    assert [tool.name for tool in request.tools] == ["f"]
+    assert request.tool_choice == ToolChoice("required")
+    assert request.unknown == ()
 
 
 def test_the_servers_limit_caps_max_tokens() -> None:

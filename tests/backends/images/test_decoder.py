@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import struct
+import zlib
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from backends.images import ImageLoader, ImageOptions, decoder
 from backends.images.child import READY
@@ -34,11 +39,52 @@ async def test_a_process_that_hangs_is_killed_and_replaced() -> None:
     child = used._child
     os.kill(child.pid, signal.SIGSTOP)
     used._options = ImageOptions(decode_seconds=0.1)
-    with pytest.raises(InvalidRequest, match="within the limits"):
+    with pytest.raises(Overloaded, match="in time"):  # it has used no CPU time: not the client's fault
         await load(loader, [files.part(files.file())])
     assert child.returncode == -signal.SIGKILL
     used._options = UNHURRIED
     assert await load(loader, [files.part(files.file())])
+    await loader.aclose()
+
+
+async def test_an_image_that_takes_too_much_cpu_time_is_the_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder, "_WALL_FACTOR", 3000)
+    loader = ImageLoader(ImageOptions(decode_seconds=0.02))
+    noise = np.random.default_rng(1).integers(0, 256, (3000, 3000, 3), np.uint8)
+    out = BytesIO()
+    Image.fromarray(noise).save(out, "JPEG")
+    with pytest.raises(InvalidRequest, match="within the limits"):
+        await load(loader, [files.part(out.getvalue())])
+    await loader.aclose()
+
+
+def short(interlaced: bool, rows: int, height: int = 40) -> bytes:
+    """A white PNG of 1 x `height` whose image data has fewer rows, and is correct otherwise."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 1, height, 8, 2, 0, 0, interlaced)
+    data = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0\xff\xff\xff" * rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + data
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+async def test_a_png_without_its_last_rows_is_damaged(interlaced: bool) -> None:
+    loader = ImageLoader(UNHURRIED)
+    assert await load(loader, [files.part(short(interlaced, 40))])
+    for rows in (39, 20, 1, 0):
+        with pytest.raises(InvalidRequest, match="damaged"):
+            await load(loader, [files.part(short(interlaced, rows))])
+    await loader.aclose()
+
+
+async def test_a_black_image_is_whole() -> None:
+    loader = ImageLoader(UNHURRIED)
+    for mode in ("RGB", "RGBA", "L", "LA", "P", "1", "I;16"):
+        out = BytesIO()
+        Image.new(mode, (33, 17)).save(out, "PNG")
+        assert await load(loader, [files.part(out.getvalue())])
     await loader.aclose()
 
 

@@ -131,7 +131,7 @@ async def test_of_several_failures_the_stage_is_that_of_the_one_that_is_sent() -
         await app.state.service._check_health()
         await client.post(PATH, json=CHAT | {"model": "chat"})
     assert cut(lines) == ("backend_unavailable", "wait", [])  # that `b` cannot chat is not what went wrong
-    assert lines[0]["served"] == "b"
+    assert lines[0]["served"] == "a"  # nor was `b` asked
 
 
 class Connection:

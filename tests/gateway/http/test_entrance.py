@@ -130,7 +130,7 @@ async def test_two_slashes_are_not_one(path: str) -> None:
         assert (await client.get(f"http://localhost{path}")).status_code == 404
 
 
-async def test_a_missing_key_is_told_how_and_a_second_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_key_the_answer_says_how_and_a_second_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYS", "secret")
     app, _ = scripted("echo", server=ServerSection(keys_env="KEYS"))
     keyed = [(method, path) for method, path in PATHS if path not in ("/ui", "/openapi.json", "/", "/none")]

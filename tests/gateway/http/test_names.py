@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
@@ -101,6 +102,47 @@ async def test_a_listener_has_an_endpoint_of_its_own() -> None:
     async with listening(create_app(config(**server)), free) as port, httpx.AsyncClient() as client:
         assert await arm(client, f"http://127.0.0.1:{port}/generate", {"inputs": "x"}) == "one-1"
         assert await arm(client, f"http://127.0.0.1:{port}/three/generate", {"inputs": "x"}) == "one-1"
+
+
+@pytest.mark.parametrize("path", ["/openai/v1", "/openai/deployments/gpt-5"])
+async def test_azures_paths(path: str) -> None:
+    query = "?api-version=2024-10-21"
+    body = {"model": "one"} if path == "/openai/v1" else {}
+    async with running(create_app(config(**SERVER))) as client:
+        assert await arm(client, f"{path}/chat/completions{query}", {"messages": MESSAGES} | body) == "one-1"
+        assert await arm(client, f"{path}/completions{query}", {"prompt": "x"} | body) == "one-1"
+        assert await arm(client, f"{path}/embeddings{query}", {"input": "x", "model": "two"} | body) == "one-1"
+        assert await arm(client, f"/openai/responses{query}", {"input": "x", "model": "one"}) == "one-1"
+        assert (await client.get(f"/openai/models{query}")).json() == (await client.get("/v1/models")).json()
+        unknown = await client.post(f"/openai/deployments/nobody/completions{query}", json={"prompt": "x"})
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_anthropics_model_list() -> None:
+    version = {"anthropic-version": "2023-06-01"}
+    async with running(create_app(config(**SERVER))) as client:
+
+        async def page(query: str) -> tuple[list[str], bool]:
+            answer = (await client.get(f"/v1/models{query}", headers=version)).json()
+            ids = [model["id"] for model in answer["data"]]
+            assert (answer["first_id"], answer["last_id"]) == ((ids[0], ids[-1]) if ids else (None, None))
+            return ids, answer["has_more"]
+
+        assert await page("") == (["one", "two", "three", "gpt-4o-mini"], False)
+        assert await page("?limit=2") == (["one", "two"], True)
+        assert await page("?limit=2&after_id=two") == (["three", "gpt-4o-mini"], False)
+        assert await page("?limit=1&before_id=three") == (["two"], True)
+        assert await page("?after_id=gpt-4o-mini") == ([], False)
+        one = (await client.get("/v1/models/gpt-5", headers=version)).json()
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", one.pop("created_at"))
+        assert one == {"type": "model", "id": "gpt-5", "display_name": "gpt-5"}
+        for path, status, type in (
+            ("/v1/models/nobody", 404, "not_found_error"),
+            ("/v1/models?limit=0", 400, "invalid_request_error"),
+            ("/v1/models?after_id=nobody", 400, "invalid_request_error"),
+        ):
+            refused = await client.get(path, headers=version)
+            assert (refused.status_code, refused.json()["error"]["type"]) == (status, type)
 
 
 async def test_aliases_are_listed_as_models_with_a_root() -> None:

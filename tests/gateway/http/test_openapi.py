@@ -1,4 +1,4 @@
-"""The OpenAPI document of every protocol's routes."""
+"""The OpenAPI document of every route."""
 
 from __future__ import annotations
 
@@ -6,59 +6,92 @@ import json
 import re
 from typing import Any
 
-import msgspec
 import pytest
+from litestar import Litestar
 
-from adapters.base import Adapter, Route
-from gateway.app import adapters
+from adapters.base import Route
+from gateway.app import adapters, create_app
+from gateway.config import Config
+from gateway.http import experiment
 from gateway.http.openapi import document
 from gateway.http.routes import routes
 
 
-class Body(msgspec.Struct):
-    text: str
+@pytest.fixture(scope="module")
+def app() -> Litestar:
+    return create_app(Config())
 
 
-class Answer(msgspec.Struct):
-    length: int
+@pytest.fixture(scope="module")
+def made(app: Litestar) -> dict[str, Any]:
+    return json.loads(app.state.openapi)
 
 
-class Server:
-    routes = (
-        Route("POST", "/m/{model}/ask", "ask", "generate", "Ask", body=Body, answer=Answer, streams=True),
-        Route("GET", "/m/{model:path}", "look", "describe", "Look"),
-    )
+def operation(made: dict[str, Any], route: Route) -> dict[str, Any]:
+    return made["paths"][re.sub(r":\w+}", "}", route.path)][route.method.lower()]
 
 
-@pytest.fixture
-def made() -> dict[str, Any]:
-    adapter = Adapter("toy", {"toy": None}, lambda _: Server(), lambda _: None)  # type: ignore[arg-type,return-value]
-    return json.loads(document({"toy": adapter}))
+def test_every_route_of_every_protocol_is_in_it(made: dict[str, Any]) -> None:
+    for protocol, route in routes(adapters()):
+        described = operation(made, route)
+        assert protocol in described["tags"]
+        assert ("requestBody" in described) == (route.body is not None)
+        assert ("text/event-stream" in described["responses"]["200"]["content"]) == route.streams
+        named = [parameter["name"] for parameter in described.get("parameters", ()) if parameter["in"] == "path"]
+        assert named == re.findall(r"{(\w+)", route.path)
 
 
-def test_a_route_has_its_schemas(made: dict[str, Any]) -> None:
-    ask = made["paths"]["/m/{model}/ask"]["post"]
-    assert (ask["operationId"], ask["tags"], ask["summary"]) == ("toy_ask", ["toy"], "Ask")
-    assert ask["requestBody"]["content"] == {"application/json": {"schema": {"$ref": "#/components/schemas/Body"}}}
-    content = ask["responses"]["200"]["content"]
-    assert content["application/json"]["schema"] == {"$ref": "#/components/schemas/Answer"}
-    assert content["text/event-stream"]["schema"] == {"type": "string"}
-    assert set(made["components"]["schemas"]) == {"Body", "Answer"}
+def test_every_route_of_the_gateway_is_in_it_and_nothing_else(app: Litestar, made: dict[str, Any]) -> None:
+    own = {path for path in app.route_handler_method_map if path != "/"} | {"/", experiment.PATH}
+    protocols = {re.sub(r":\w+}", "}", route.path) for _, route in routes(adapters())}
+    assert set(made["paths"]) == own | protocols
+    for path in own:
+        for described in made["paths"][path].values():
+            assert described["tags"] != ["gateway"] or described["summary"]
 
 
-def test_a_parameter_of_a_path_is_listed_without_its_kind(made: dict[str, Any]) -> None:
-    look = made["paths"]["/m/{model}"]["get"]
-    assert look["parameters"] == [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
-    assert "requestBody" not in look
-    assert look["responses"]["200"]["content"] == {}
-
-
-def test_every_route_is_in_it_once_and_every_reference_leads_somewhere() -> None:
-    text = document(adapters())
-    made = json.loads(text)
-    wanted = {(re.sub(r":\w+}", "}", route.path), route.method.lower()) for _, route in routes(adapters())}
-    assert {(path, method) for path, methods in made["paths"].items() for method in methods} == wanted
-    ids = [operation["operationId"] for methods in made["paths"].values() for operation in methods.values()]
+def test_operations_have_ids_of_their_own_and_references_lead_somewhere(made: dict[str, Any]) -> None:
+    operations = [each for methods in made["paths"].values() for each in methods.values()]
+    ids = [each["operationId"] for each in operations if "operationId" in each]
     assert len(ids) == len(set(ids))
-    names = set(re.findall(r'"#/components/schemas/([^"]+)"', text.decode()))
-    assert names <= set(made["components"]["schemas"])
+    for kind in ("schemas", "responses"):
+        names = set(re.findall(rf'"#/components/{kind}/([^"]+)"', json.dumps(made)))
+        assert names <= set(made["components"][kind])
+
+
+def test_errors_are_those_that_the_codec_writes(made: dict[str, Any]) -> None:
+    chat = made["paths"]["/v1/chat/completions"]["post"]["responses"]
+    assert {"400", "401", "404", "413", "500", "502", "503", "504"} <= set(chat)
+    missing = made["components"]["responses"]["openai_404"]["content"]["application/json"]["examples"]
+    assert missing["model_not_found"]["value"]["error"]["code"] == "model_not_found"
+    models = made["paths"]["/v1/models"]["get"]["responses"]
+    assert set(models) == {"200", "401", "404", "500"}
+
+
+def test_streams_are_shown_as_the_codec_writes_them(made: dict[str, Any]) -> None:
+    def example(path: str) -> str:
+        return made["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]["example"]
+
+    assert example("/v1/chat/completions").endswith("data: [DONE]\n\n")
+    assert example("/v1/responses").startswith("event: response.created\n")
+    assert example("/v1/messages").startswith("event: message_start\n")
+    assert '"generated_text":"Paris"' in example("/generate_stream")
+    assert example("/v2/models/{model}/generate_stream").startswith("data: {")
+
+
+def test_a_header_adds_the_other_protocols_answer(made: dict[str, Any]) -> None:
+    listing = made["paths"]["/v1/models"]["get"]
+    assert listing["tags"] == ["openai", "anthropic"]
+    assert len(listing["responses"]["200"]["content"]["application/json"]["schema"]["oneOf"]) == 2
+    assert [parameter["name"] for parameter in listing["parameters"]] == ["anthropic-version"]
+
+
+def test_the_ways_to_send_a_key(made: dict[str, Any]) -> None:
+    assert set(made["components"]["securitySchemes"]) == {"bearer", "x-api-key", "api-key", "x-goog-api-key"}
+    assert {} in made["security"]
+    assert made["paths"]["/health"]["get"]["security"] == []
+    assert "security" not in made["paths"]["/metrics"]["get"]
+
+
+def test_it_is_the_same_at_every_start() -> None:
+    assert document(adapters()) == document(adapters())

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -57,3 +61,33 @@ def test_the_level_is_the_lowest_that_is_logged(level: str, events: list[str]) -
 def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(KeyError):
         logging.configure("loud")
+
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07 \x9b31m \x85 \u202e \u2066 \u200b \ufeff \x7f \r end"
+ON_A_TERMINAL = f"""
+import structlog
+from gateway.observability import logging
+
+logging.configure("info")
+log = structlog.get_logger()
+log.info("request.finished", model={HOSTILE!r}, names=[{HOSTILE!r}], trace="one\\ntwo")
+try:
+    raise ValueError({HOSTILE!r})
+except ValueError:
+    log.exception("request.broke")
+"""
+
+
+def test_a_terminal_gets_no_control_bytes_from_outside() -> None:
+    ours, terminal = pty.openpty()
+    subprocess.run([sys.executable, "-c", ON_A_TERMINAL], stderr=terminal, check=True, timeout=60)
+    os.close(terminal)
+    shown = b""
+    with open(ours, "rb", buffering=0) as reader, suppress(OSError):  # EIO: the other side is closed
+        while part := reader.read(1 << 16):
+            shown += part
+    text = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())  # the renderer's colours
+    assert "owned" in text
+    assert "end" in text
+    assert re.findall(r"[^\n\r\t -~]", text) == []
+    assert "\r" not in text.replace("\r\n", "\n"), "the terminal's own line ends"

@@ -107,7 +107,7 @@ def test_grammars(name: str, value: dict, expected: Grammar) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["{", "3", '{"grammar": "root ::= x"}', '{"json": "{"}', '{"json": {}, "regex": "x"}', '{"choice": []}']
+    "value", ["{", "3", '{"grammar": 3}', '{"json": "{"}', '{"json": {}, "regex": "x"}', '{"choice": []}']
 )
 def test_unknown_grammars_are_refused(value: str) -> None:
     with pytest.raises(InvalidRequest, match="structured_outputs"):

@@ -1,0 +1,109 @@
+"""Fields that vLLM and SGLang add to OpenAI's: those that constrain the text, and those that nobody else can do."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from adapters.body import parse
+from adapters.openai.inbound.checks import refused
+from adapters.openai.inbound.tools import read_response_format
+from schemas.errors import InvalidRequest, MalformedBody
+from schemas.ir import Grammar
+from schemas.openai import requests as wire
+from schemas.origin import Unread
+
+_OWN_FIELDS: dict[str, tuple[Any, ...]] = {
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "logits_processors": ([],),
+    "custom_logit_processor": (),
+    "allowed_token_ids": ([],),
+    "prompt_logprobs": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "return_hidden_states": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "separate_reasoning": (True,),
+    "include_reasoning": (True,),
+    "lora_path": (),
+    "add_special_tokens": (),
+    "documents": ([],),
+    "mm_processor_kwargs": ({},),
+    "structural_tag": (),
+}
+"""Fields that change the answer and that only a server of the client's dialect may have -> values without effect."""
+
+
+def read_grammar(given: wire.GenerationRequest) -> Grammar | None:
+    """The constraint on the text, under any of its names; None is free text.
+
+    Raises:
+        schemas.errors.InvalidRequest: there are several constraints, or one is malformed; `param` names it.
+    """
+    found = [(name, value) for name, value in _constraints(given) if value is not None and value is not False]
+    grammar = read_response_format(given.response_format)
+    if len(found) + (grammar is not None) > 1:
+        raise refused(found[-1][0], f"'{found[-1][0]}' cannot be combined with another constraint on the text.")
+    return _grammar(*found[0]) if found else grammar
+
+
+def own_fields(given: wire.GenerationRequest) -> tuple[Unread, ...]:
+    """The fields that only a server of the client's own dialect can honour."""
+    return tuple(
+        Unread(name, name, f"The '{name}' parameter is not supported.")
+        for name, without_effect in _OWN_FIELDS.items()
+        if (value := getattr(given, name, None)) is not None and value not in without_effect
+    )
+
+
+def _constraints(given: wire.GenerationRequest) -> list[tuple[str, Any]]:
+    """Every field that may hold a constraint, by the name of its form here, and its value."""
+    outputs = given.structured_outputs or wire.StructuredOutputs()
+    return [
+        ("guided_json", given.guided_json),
+        ("guided_regex", given.guided_regex),
+        ("guided_choice", given.guided_choice),
+        ("guided_grammar", given.guided_grammar),
+        ("guided_json_object", given.guided_json_object),
+        ("structured_outputs.json", outputs.json),
+        ("structured_outputs.regex", outputs.regex),
+        ("structured_outputs.choice", outputs.choice),
+        ("structured_outputs.grammar", outputs.grammar),
+        ("structured_outputs.json_object", outputs.json_object),
+        ("json_schema", given.json_schema),
+        ("regex", given.regex),
+        ("ebnf", given.ebnf),
+    ]
+
+
+def _grammar(name: str, value: Any) -> Grammar:
+    if name.endswith("json_object"):
+        return Grammar("json_object")
+    if name.endswith("regex"):
+        return Grammar("regex", value)
+    if name.endswith("choice"):
+        if not value:
+            raise refused(name, f"'{name}' must have at least one text.")
+        # A choice of texts is a regular expression of their alternatives; `escape` keeps them literal.
+        return Grammar("regex", "|".join(map(re.escape, value)))
+    if name.endswith(("grammar", "ebnf")):
+        return Grammar("ebnf", value)
+    return Grammar("json_schema", _schema(name, value))
+
+
+def _schema(name: str, value: Any) -> dict[str, Any]:
+    """A JSON schema, which may be given as its JSON text."""
+    try:
+        schema = parse(value.encode()) if isinstance(value, str) else value
+    except MalformedBody:
+        raise _no_schema(name) from None
+    if not isinstance(schema, dict):
+        raise _no_schema(name)
+    return schema
+
+
+def _no_schema(name: str) -> InvalidRequest:
+    return refused(name, f"'{name}' must be a JSON schema.")

@@ -1,0 +1,100 @@
+"""Operations beside chats, completions and embeddings, which a remote of the protocol may have and nothing here does.
+
+A request for one is relayed as it came, JSON or a multipart form, with the remote's name of the model; the answer goes
+back as it came. The table is the whole of it: another operation is another row.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from adapters.base import JSON, Call, Outbound, Route
+from adapters.body import parse
+from adapters.multipart import form_field, is_form, with_field
+from adapters.openai.dialects import Dialect
+from adapters.openai.inbound.decode import read_model
+from adapters.openai.remote.encode_request import raw_fields
+from schemas.errors import InvalidRequest, MalformedBody
+from schemas.origin import Origin, Relay
+
+
+class _Row(NamedTuple):
+    """An operation: its name, its path, and how a remote is called.
+
+    `remote`: the path at the remote, by default ours without `/v1`. `beside_v1`: that path is not below `/v1` there.
+    """
+
+    name: str
+    path: str
+    summary: str
+    remote: str | None = None
+    beside_v1: bool = False
+    form: bool = False
+
+
+_TABLE = (
+    _Row("rerank", "/v1/rerank", "Rank documents (vLLM, Jina, Cohere)"),
+    _Row("rerank_unversioned", "/rerank", "Rank documents (vLLM)", "/rerank"),
+    _Row("score", "/v1/score", "Score pairs of texts (vLLM)"),
+    _Row("score_unversioned", "/score", "Score pairs of texts (vLLM)", "/score"),
+    _Row("classify", "/classify", "Classify texts (vLLM)", "/classify", beside_v1=True),
+    _Row("pooling", "/pooling", "Return a model's pooled states (vLLM)", "/pooling", beside_v1=True),
+    _Row("audio_transcriptions", "/v1/audio/transcriptions", "Transcribe audio", form=True),
+    _Row("audio_translations", "/v1/audio/translations", "Translate audio", form=True),
+    _Row("audio_speech", "/v1/audio/speech", "Turn text into audio"),
+    _Row("image_generations", "/v1/images/generations", "Create images"),
+    _Row("image_edits", "/v1/images/edits", "Edit images", form=True),
+    _Row("image_variations", "/v1/images/variations", "Vary an image", form=True),
+    _Row("moderations", "/v1/moderations", "Classify texts as harmful"),
+)
+_BY_NAME = {row.name: row for row in _TABLE}
+
+TOKENS = ("tokenize", "detokenize")
+"""Operations beside `/v1` that models here have, too; of a remote of the dialect, its own answer is relayed."""
+
+
+RELAY_ROUTES = tuple(
+    Route("POST", row.path, row.name, "relay", f"{row.summary}, by a remote that does", form=row.form) for row in _TABLE
+)
+"""The routes of the table."""
+
+
+def relayed_operations(dialect: Dialect) -> frozenset[tuple[str, str]]:
+    """The dialect with each operation that is relayed."""
+    return frozenset((dialect.name, name) for name in (*_BY_NAME, *TOKENS))
+
+
+def read_relay(dialect: Dialect, name: str, body: bytes, call: Call) -> Relay:
+    """The request for an operation of the table.
+
+    Raises:
+        schemas.errors.RequestError: the body is neither JSON nor a form, or names no model.
+    """
+    media_type = call.headers.get("content-type", JSON)
+    if is_form(media_type):
+        model = form_field(body, media_type, "model")
+    else:
+        media_type, fields = JSON, parse(body)
+        if not isinstance(fields, dict):
+            raise MalformedBody("The request body must be a JSON object.")
+        model = fields.get("model")
+        if model is not None and not isinstance(model, str):
+            raise InvalidRequest("Invalid value for 'model': Expected `str`.", param="model")
+    origin = Origin(dialect.protocol, dialect.name, name, body, media_type=media_type)
+    return Relay(id=call.id, model=read_model(dialect, model or "", call), origin=origin)
+
+
+def write_relay(request: Relay) -> Outbound:
+    """The request for a remote, whose base URL ends in `/v1`."""
+    origin, row = request.origin, _BY_NAME.get(request.origin.operation)
+    if is_form(origin.media_type):
+        body = with_field(origin.body, origin.media_type, "model", request.model)
+    else:
+        body = msgspec.json.encode(raw_fields(origin.body) | {"model": request.model})
+    path, beside = (f"/{origin.operation}", True) if row is None else (row.remote, row.beside_v1)
+    if path is None:
+        assert row is not None
+        path = row.path.removeprefix("/v1")
+    return Outbound(path, body, headers=(("content-type", origin.media_type),), beside_v1=beside)

@@ -1,0 +1,42 @@
+"""vLLM's `/tokenize` and `/detokenize`, which stand beside the OpenAI API of such servers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from schemas.openai.requests import ChatMessage, Tool
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `/tokenize`: a text (`prompt`) or a conversation (`messages`)."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: tuple[ChatMessage, ...] | None = None
+    tools: tuple[Tool, ...] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenList(msgspec.Struct, frozen=True):
+    """Answer of `/tokenize`."""
+
+    count: int
+    max_model_len: int | None
+    tokens: tuple[int, ...]
+    token_strs: tuple[str, ...] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `/detokenize`."""
+
+    model: str | None = None
+    tokens: tuple[int, ...]
+
+
+class DetokenizedText(msgspec.Struct, frozen=True):
+    """Answer of `/detokenize`."""
+
+    prompt: str
