@@ -155,6 +155,8 @@ def _lines(found: ReplayReport, model: str) -> Iterator[str]:
         if counts:
             yield f"  {title}: {', '.join(f'{name} {count}' for name, count in counts.items())}"
     for metric in found.compared:
+        if not metric.requests:  # time to first token, where nothing was streamed
+            continue
         yield (
             f"  {metric.metric:20} {metric.logged:10.4g} -> {metric.replayed:10.4g}   "
             f"difference {_shown(metric.difference)}   of {metric.requests}"
@@ -168,5 +170,5 @@ def _shown(found: Interval) -> str:
     if not isfinite(found.estimate):
         return "unknown: no pair of answers with text"
     if not isfinite(found.low):
-        return f"{found.estimate:.4g} (too few requests for an interval)"
+        return f"{found.estimate:.4g} (no interval: too few requests, or all alike)"
     return f"{found.estimate:.4g} ({found.low:.4g} to {found.high:.4g})"

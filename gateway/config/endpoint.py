@@ -199,20 +199,23 @@ class Endpoint(Section, frozen=True):
     Attributes:
         served_entities: percentages add up to 100; the first one is an experiment's control.
         aliases: other names, or patterns of names, that clients may use for it.
-        task: what listings say.
+        task: what listings say, "chat" by default. If it is declared, Databricks' clients must send the fields of that
+            task.
         routing: the policy that picks the served entity.
         experiment: how served entities are compared.
         fallback: whether others are asked after a failure.
+        usage_tracking: kept for Databricks' clients, which may set it; token counts are in `/metrics` in any case.
         inputs, outputs: other names for Triton's tensors.
         own_inputs: Triton inputs beside the usual ones, and which of those must be given.
     """
 
     served_entities: tuple[ServedEntity, ...]
     aliases: tuple[Alias, ...] = ()
-    task: Task = "chat"
+    task: Task | None = None
     routing: Routing = "hash"
     experiment: Experiment = Experiment()
     fallback: Fallback = Fallback()
+    usage_tracking: bool | None = None
     inputs: dict[str, str] = msgspec.field(default_factory=dict)
     outputs: dict[str, str] = msgspec.field(default_factory=dict)
     own_inputs: dict[str, OwnTensor] = msgspec.field(default_factory=dict)
@@ -266,14 +269,15 @@ def _wrong_ramp(endpoint: Endpoint) -> str | None:
 
 
 def _wrong_task(endpoint: Endpoint) -> str | None:
+    declared = endpoint.task or "chat"
     first = endpoint.served_entities[0]
     for arm in endpoint.served_entities:
-        if (arm.task or endpoint.task) != (first.task or endpoint.task):
+        if (arm.task or declared) != (first.task or declared):
             one, other = (
-                f"'{first.name}' ({first.task or endpoint.task})",
-                f"'{arm.name}' ({arm.task or endpoint.task})",
+                f"'{first.name}' ({first.task or declared})",
+                f"'{arm.name}' ({arm.task or declared})",
             )
             return f": served entities must have the same task, and {one} and {other} do not"
-    if first.task not in (None, endpoint.task):
+    if endpoint.task is not None and first.task not in (None, endpoint.task):
         return f".{first.name}: its task is {first.task}, the endpoint's {endpoint.task}"
     return None

@@ -17,7 +17,8 @@ import numpy as np
 from adapters.base import Adapter, Call
 from backends.base import Backend
 from gateway.errors import to_client_error
-from gateway.experiments.confidence import Interval, mean, radius
+from gateway.experiments.confidence import Interval
+from gateway.experiments.pairs.agreement import mean_estimate
 from gateway.experiments.pairs.bounded_mean import bounded_mean
 from gateway.export.rows import Response, Row
 from gateway.routing.assignment import BUCKETS, bucket_of
@@ -32,7 +33,7 @@ class Replayed(msgspec.Struct, frozen=True):
     Attributes:
         row: as logged.
         outcome: "ok", or an error's kind.
-        time_to_first_token: seconds; None if nothing came.
+        time_to_first_token: seconds; None if nothing came, or the answer is not streamed, like the logged one.
         latency: seconds.
         completion_tokens: None if the answer did not end.
         text: of the first choice.
@@ -100,7 +101,7 @@ def decode_row(row: Row, adapters: Mapping[str, Adapter], model: str) -> Generat
     if not isinstance(found, Generate) or found.n != 1 or len(found.prompts) != 1:
         return None
     # Without its origin: the client's body would be relayed as it is, with the model that it names.
-    return msgspec.structs.replace(found, model=model, stream=True, stream_usage=True, origin=None)
+    return msgspec.structs.replace(found, model=model, stream_usage=True, origin=None)
 
 
 async def replay(
@@ -176,7 +177,8 @@ async def _ask(row: Row, request: Generate, backend: Backend) -> Replayed:
     usage: Usage | None = None
     try:
         async for batch in backend.generate(request):
-            first = first if first is not None else _first(batch, began)
+            if request.stream and first is None:
+                first = _first(batch, began)
             texts += [event.text for event in batch if isinstance(event, Delta) and event.choice == 0]
             usage = batch[-1] if batch and isinstance(batch[-1], Usage) else None
         if usage is None:
@@ -204,26 +206,29 @@ def _word_agreement(one: str, other: str) -> float:
 
 
 def _success(found: Sequence[Replayed], alpha: float) -> Compared:
-    values = [(each.row, float(each.row.outcome == "ok"), float(each.outcome == "ok")) for each in found]
-    # A difference of two successes is -1, 0 or 1: as a mean in [0, 1] it has exact bounds, also if none was seen yet.
-    share = _rate([(row, (now - logged + 1) / 2) for row, logged, now in values], alpha)
-    bounds = Interval(*(2 * value - 1 for value in share))
+    values = [(each.row, each.row.outcome == "ok", each.outcome == "ok") for each in found]
+    # Only requests on which the two differ count (McNemar). Each share has exact bounds, also where none was seen yet.
+    gained = _rate([(row, float(now and not logged)) for row, logged, now in values], alpha / 2)
+    lost = _rate([(row, float(logged and not now)) for row, logged, now in values], alpha / 2)
+    difference = Interval(gained.estimate - lost.estimate, gained.low - lost.high, gained.high - lost.low)
     return Compared(
-        "success", len(values), _mean(logged for _, logged, _ in values), _mean(now for *_, now in values), bounds
+        "success",
+        len(values),
+        _mean(float(logged) for _, logged, _ in values),
+        _mean(float(now) for *_, now in values),
+        difference,
     )
 
 
 def _compared(metric: str, values: Iterable[tuple[Row, float | None, float | None]], alpha: float) -> Compared:
     known = [(row, logged, now) for row, logged, now in values if logged is not None and now is not None]
-    counts, sums = _by_bucket([(row, now - logged) for row, logged, now in known])
-    found = mean(counts, sums)
-    width = radius(found.variance, found.requests, alpha)
+    found = mean_estimate(np.array(_by_bucket([(row, now - logged) for row, logged, now in known])), alpha)
     return Compared(
         metric,
         len(known),
         _mean(logged for _, logged, _ in known),
         _mean(now for *_, now in known),
-        Interval(found.value, found.value - width, found.value + width),
+        Interval(found.mean, found.low, found.high),
     )
 
 
