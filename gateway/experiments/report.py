@@ -19,7 +19,7 @@ from gateway.experiments.comparison import (
     metric_alphas,
     row_of,
 )
-from gateway.experiments.confidence import Array, mean, sample_ratio_mismatch
+from gateway.experiments.confidence import Array, mean, rate_difference, sample_ratio_mismatch
 from gateway.experiments.counters_file import Sums
 from gateway.experiments.histogram import log_design_effect, quantile_bounds
 from gateway.experiments.metrics import (
@@ -110,12 +110,12 @@ class Report(msgspec.Struct, frozen=True):
         comparisons: of each other arm with the control, by each metric.
         sample_ratio_mismatch: whether the arms got other shares of the requests than configured.
         paired: of the paired arms.
-        shadows: of the shadows.
         alphas: the part of `alpha` that each metric has, over all arms.
-        shadows: of the shadows.
         quantiles: of each other arm's times, relative to the control's. They carry no decision: the bounds of each ever
             miss with a chance of `alpha` over the number of arms.
         shadows: of the served entities that get copies.
+        uneven_losses: the arms of whose ended requests another share reaches the comparison of `success` than of the
+            control's: they are refused, or their clients leave, more or less often. The rest is a selection then.
     """
 
     endpoint: str
@@ -128,6 +128,7 @@ class Report(msgspec.Struct, frozen=True):
     alphas: dict[str, float] = {}
     quantiles: tuple[QuantileRatio, ...] = ()
     shadows: tuple[ShadowReport, ...] = ()
+    uneven_losses: tuple[str, ...] = ()
 
 
 class SplitSums(NamedTuple):
@@ -194,6 +195,7 @@ def build(name: str, endpoint: Endpoint, metrics: Sequence[Metric], splits: Sequ
                 arms[number].name, time, rows[:, [0, number], logarithms_at + at], histograms[:, [0, number], at], alpha
             )
         ),
+        uneven_losses=_uneven_losses([arm.name for arm in arms], [metric.name for metric in metrics], rows),
     )
 
 
@@ -268,3 +270,12 @@ def _has_mismatch(splits: Sequence[SplitSums], totals: Array) -> bool:
         sample_ratio_mismatch(split.sums.rows[:, 0, 0], np.array(split.shares) / 100, SRM_ALPHA / len(splits))
         for split in splits
     )
+
+
+def _uneven_losses(arms: Sequence[str], metrics: Sequence[str], rows: Array) -> tuple[str, ...]:
+    # Every request that ended is counted in the row of `abandoned`; those in flight are in neither.
+    ended, compared = (rows[:, :, 1 + metrics.index(name), 0] for name in ("abandoned", "success"))
+    reached = np.stack((ended, compared), axis=2)[:, :, None]  # [splits, arms, 1, (count, sum), buckets]
+    alpha = SRM_ALPHA / max(1, len(arms) - 1)
+    found = ((arm, rate_difference(*means(reached, number, 0), alpha)) for number, arm in enumerate(arms) if number)
+    return tuple(arm for arm, share in found if share.low > 0 or share.high < 0)

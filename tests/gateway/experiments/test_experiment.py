@@ -193,6 +193,19 @@ def test_requests_that_no_arm_is_to_blame_for_are_counted_apart() -> None:
     }
 
 
+def test_an_arm_whose_requests_do_not_reach_the_comparison_is_named() -> None:
+    experiment, traffic = Experiment("chat", PAIR), Traffic(PAIR)
+    for number in range(2000):
+        plan = traffic.plan(f"user {number % 400}")
+        experiment.exposed(plan)
+        refused = plan.targets[0].entity.name == "b" and number * 7919 % 1013 % 3 == 0
+        experiment.ended(plan, Outcome("context_length") if refused else ANSWERED)
+    assert experiment.report().uneven_losses == ("b",)
+    whole = Experiment("chat", PAIR)
+    Traffic(PAIR, whole).send(2000)
+    assert whole.report().uneven_losses == ()
+
+
 def test_the_guardrail_stops_an_arm_on_every_worker(tmp_path: Path) -> None:
     one, other = (Experiment("chat", GUARDED, tmp_path, slot) for slot in (0, 1))
     traffic = Traffic(GUARDED, one)
