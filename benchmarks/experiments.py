@@ -360,7 +360,7 @@ def print_quantiles(runs: int, requests: int) -> None:
                 found = _ratios(drawn)
                 missed += [any(not low <= 1 <= high for _, low, high in each) for each in found]
                 width += [log(each[-1].high / max(each[-1].low, 1e-9)) / 2 for each in found]
-            within = " | ".join(f"±{exp(min(each / runs, 9)) - 1:.0%}" for each in width)
+            within = " | ".join(f"±{exp(each / runs) - 1:.0%}" if each < runs else "more" for each in width)
             shares_missed = " | ".join(f"{each:.3f}" for each in missed / runs)
             print(f"| {title}{', 1000 users' if users else ''}, {name} | {shares_missed} | {within} |", flush=True)
 

@@ -141,7 +141,7 @@ class Experiment(Section, frozen=True):
     """How an endpoint's arms are compared.
 
     Attributes:
-        alpha: the chance that an interval ever misses the truth.
+        alpha: the chance that the report ever says a false word, over all metrics and arms.
         margin: a difference that counts as none: a share of the first arm's mean; for rates (`success`, ...),
             a tenth of it in absolute terms.
         guardrail: stops an arm that fails more often.

@@ -16,7 +16,7 @@ from math import ceil, exp, inf, log
 
 import numpy as np
 
-from gateway.experiments.confidence import Array, Interval, Mean, prior_precision
+from gateway.experiments.confidence import Array, Interval, Mean, boundary, prior_precision
 from gateway.experiments.evalue import log_evidence
 
 SHORTEST = 1e-4
@@ -36,6 +36,7 @@ EDGES: Array = np.geomspace(SHORTEST, SHORTEST * RATIO ** (BINS - 2), BINS - 1)
 
 # Bounds are narrowest at a fifth of the requests at which those of means are: correlated durations count for fewer.
 _EARLIER = 5
+_ALPHA = 0.05  # at which Student's t is taken; its ratio to the normal quantile hardly depends on it
 
 _LOWER = np.concatenate(([0.0], EDGES))
 _UPPER = np.concatenate((EDGES, [inf]))
@@ -141,9 +142,15 @@ def log_design_effect(counts: Array, found: Mean) -> float:
         counts: [BINS].
         found: the mean of the logarithms of the same durations, with its cluster-robust variance.
     """
-    if found.variance == inf:
+    if not found.requests:
         return 1.0
-    return max(1.0, found.variance * found.requests / log_variance(counts))
+    # No more than if all requests of a bucket were the same, which is also assumed where too few are known to say.
+    most = max(1.0, found.requests / found.clusters)
+    if found.variance == inf:
+        return most
+    # A variance that is estimated from few clusters may be larger by as much as Student's t is wider.
+    student = boundary(found.requests, _ALPHA, found.clusters - 1) / boundary(found.requests, _ALPHA)
+    return min(most, max(1.0, student * found.variance * found.requests / log_variance(counts)))
 
 
 def log_variance(counts: Array) -> float:
@@ -160,5 +167,9 @@ def _evidence(counts: Array, q: float, alpha: float, design_effect: float) -> Ar
     total = float(reached[-1])
     before = np.concatenate(([0.0], reached[:-1]))
     # The values of a bin may lie on either side of the quantile: what is nearest to the expected count cannot be
-    # excluded.
-    return log_evidence(np.clip(q * total, before, reached), total, q, prior_precision(alpha) / _EARLIER)
+    # excluded. All bins below the first value are alike, and all above the last, so one of each is computed.
+    seen = np.flatnonzero(counts)
+    first, last = max(0, int(seen[0]) - 1), min(UNFINISHED, int(seen[-1]) + 1) + 1
+    nearest = np.clip(q * total, before[first:last], reached[first:last])
+    found = log_evidence(nearest, total, q, prior_precision(alpha) / _EARLIER)
+    return np.pad(found, (first, BINS - last), mode="edge")

@@ -221,15 +221,16 @@ def arm_alpha(endpoint: Endpoint) -> float:
 
 def _arm(name: str, traffic_percentage: int, metrics: Sequence[Metric], sums: Array, totals: Array) -> ArmReport:
     counts = {total: int(count) for total, count in zip(TOTALS, totals, strict=True)}
-    found = {metric.name: mean(*sums[row]) for row, metric in enumerate(metrics, 1) if sums[row, 0].any()}
+    requests, values = sums.sum(axis=2).T
+    seen = {metric.name: row for row, metric in enumerate(metrics, 1) if requests[row]}
     return ArmReport(
         name,
         traffic_percentage,
-        int(sums[0, 0].sum()),
-        {metric: each.value for metric, each in found.items()},
+        int(requests[0]),
+        {metric: float(values[row] / requests[row]) for metric, row in seen.items()},
         {str(reason): counts[reason] for reason in FinishReason if counts[reason]},
         {excluded: counts[excluded] for excluded in EXCLUDED},
-        {metric: round(each.requests) for metric, each in found.items()},
+        {metric: int(requests[row]) for metric, row in seen.items()},
         mean(*sums[0]).clusters,
     )
 

@@ -7,7 +7,7 @@ from math import exp, inf, log
 import numpy as np
 import pytest
 
-from gateway.experiments.confidence import Array
+from gateway.experiments.confidence import Array, Mean
 from gateway.experiments.histogram import (
     BINS,
     EDGES,
@@ -16,6 +16,7 @@ from gateway.experiments.histogram import (
     SHORTEST,
     UNFINISHED,
     bin_of,
+    log_design_effect,
     log_seconds,
     log_variance,
     quantile,
@@ -80,6 +81,14 @@ def test_a_design_effect_widens_the_bounds() -> None:
     assert log(wide.high / wide.low) == pytest.approx(
         log(quantile_bounds(many, 0.5, 0.05).high / quantile_bounds(many, 0.5, 0.05).low), abs=0.11
     )
+
+
+def test_the_design_effect_of_few_units_is_the_worst_possible() -> None:
+    counts = counted(np.random.default_rng(5).lognormal(0, 1, 400))
+    assert log_design_effect(counts, Mean(0.0, inf, 400.0, 8.0)) == 50.0
+    assert log_design_effect(counts, Mean(0.0, 1.0 / 400, 400.0, 200.0)) == pytest.approx(1.1, abs=0.2)
+    assert log_design_effect(counts, Mean(0.0, 1.0, 400.0, 20.0)) == 20.0
+    assert log_design_effect(counts, Mean(0.0, inf, 0.0)) == 1.0
 
 
 @pytest.mark.slow
