@@ -6,6 +6,7 @@ PORT ?= 8000
 VENV := .venv
 CLIENTS := .venv-clients
 RIVALS := .rivals
+TOOLS := .venv-tools
 NODE := tests/clients/node
 KERNELS := backends/native/engine/kernels/src/*
 PIP := install --quiet --disable-pip-version-check --no-input
@@ -19,7 +20,9 @@ CLIENT_ENV := PYTHONDONTWRITEBYTECODE= TOKENIZERS_PARALLELISM=false INTERLINGUA_
 # Clients that want what the main environment has: the newest versions, and a tokenizer.
 NEWEST := huggingface_hub openai openai_responses lm_eval
 
-.PHONY: help serve lint test check format bench bench-engine bench-experiments bench-rivals clean
+MINUTES ?= 60
+
+.PHONY: help serve lint test check format audit sbom lock soak bench bench-engine bench-experiments bench-rivals clean
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -59,6 +62,9 @@ bench: $(VENV)/.installed  ## what the gateway itself costs, in CPU time per req
 bench-experiments: $(VENV)/.installed  ## how often the statistics of experiments are wrong, by simulation (half an hour)
 	$(VENV)/bin/python -m benchmarks.experiments
 
+soak: $(VENV)/.installed  ## mixed traffic and faults for MINUTES: all requests accounted for, nothing left (an hour)
+	$(VENV)/bin/python -m benchmarks.soak --minutes $(MINUTES)
+
 bench-engine: $(VENV)/.installed  ## the native engine beside transformers' own, at random weights of a 0.5B shape (over an hour)
 	$(VENV)/bin/python -m benchmarks.engine
 	$(VENV)/bin/python -m benchmarks.lora
@@ -68,8 +74,18 @@ bench-rivals: $(VENV)/.installed  ## the native engine beside openvino-genai and
 	-$(MAKE) --keep-going --file benchmarks/rivals/install.mk FOLDER=$(RIVALS)
 	$(VENV)/bin/python -m benchmarks.rivals --folder $(RIVALS)
 
+lock: $(VENV)/.installed  ## requirements.lock, with the hashes of all packages but torch, and docs/licences.md
+	$(VENV)/bin/python -m tools.supply_chain lock > requirements.lock.new && mv requirements.lock.new requirements.lock
+	$(VENV)/bin/python -m tools.supply_chain licences > docs/licences.md
+
+audit: $(TOOLS)/.installed  ## known vulnerabilities of the locked packages (asks an advisory service; no part of CI)
+	$(TOOLS)/bin/pip-audit --disable-pip --require-hashes --requirement requirements.lock
+
+sbom: $(TOOLS)/.installed  ## sbom.json, the bill of materials of the environment (CycloneDX)
+	$(TOOLS)/bin/cyclonedx-py environment --output-reproducible --output-file sbom.json $(VENV)/bin/python
+
 clean:  ## remove what make built
-	rm -rf $(VENV) $(CLIENTS) $(RIVALS) $(NODE)/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(RIVALS) $(TOOLS) sbom.json $(NODE)/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
@@ -87,6 +103,12 @@ $(VENV)/.checked: $(VENV)/.installed tests/clients/lm-eval.txt
 $(CLIENTS)/.installed: tests/clients/requirements.txt
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/pip $(PIP) --requirement tests/clients/requirements.txt
+	touch $@
+
+# Apart from what they look at, which they would change.
+$(TOOLS)/.installed:
+	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/pip $(PIP) 'cyclonedx-bom>=7' 'pip-audit>=2.9'
 	touch $@
 
 # Where there is no npm, or it reaches no registry, the tests of Node's clients are skipped.

@@ -85,8 +85,10 @@ class Health(msgspec.Struct, frozen=True):
 class EngineState(msgspec.Struct, frozen=True):
     """The last state report of a native engine.
 
-    `running` and `waiting` are sequences now. `kv_usage` is the share of the KV cache's blocks in use, from 0 to 1. The
-    others count since the start of the engine: preemptions, and tokens looked up and found in the prefix cache.
+    `running` and `waiting` are sequences now. `kv_usage` is the share of the KV cache's blocks in use, from 0 to 1, and
+    `kv_touched` the share that was ever in use, whose memory is taken. `resident_bytes` is the memory of the engine's
+    process. The others count since the start of the engine: preemptions, and tokens looked up and found in the prefix
+    cache.
     """
 
     running: int
@@ -95,6 +97,8 @@ class EngineState(msgspec.Struct, frozen=True):
     preemptions: int
     prefix_queries: int
     prefix_hits: int
+    kv_touched: float = 0.0
+    resident_bytes: int = 0
 
 
 # `runtime_checkable`, because the backends of a configuration are found at run time and most have no engine.

@@ -192,15 +192,16 @@ def _wait(port: int) -> None:
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process and its descendants."""
     ticks = 0
-    for process in [pid, *_descendants(pid)]:
+    for process in [pid, *descendants(pid)]:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """The ids of a process's children, their children, and so on."""
     children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [*children, *(below for child in children for below in _descendants(child))]
+    return [*children, *(below for child in children for below in descendants(child))]
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def check(file: Path) -> None:
     for name, deployed in deployments.items():
         endpoint = deployed.serving
         also = f", also {', '.join(endpoint.aliases)}" if endpoint.aliases else ""
-        click.echo(f"{name}  ({endpoint.task}){also}")
+        click.echo(f"{name}  ({endpoint.task or 'chat'}){also}")
         for entity in endpoint.served_entities:
             kind = config.backends[entity.backend]["kind"]
             shadow = ", a shadow" if entity.shadow is not None else ""

@@ -1,4 +1,4 @@
-"""The commands `gateway experiment`: export rows of requests, and replay them on another model."""
+"""The commands `gateway experiment`: export rows of requests, replay them on another model, add up gateways."""
 
 from __future__ import annotations
 
@@ -30,7 +30,28 @@ _ALPHA = 0.05  # of the intervals of a replay
 
 @click.group()
 def experiment() -> None:
-    """Export the requests of an experiment, and replay them on another model."""
+    """Export the requests of an experiment, replay them on another model, and add up gateways."""
+
+
+@experiment.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--to",
+    "target",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    required=True,
+    help="This gateway's.",
+)
+@click.option("--label", required=True, help="Names the other gateway; a second call with it replaces the first.")
+def add(folder: Path, target: Path, label: str) -> None:
+    """Add the figures in FOLDER (another gateway's `<state_file>.experiments`, or a copy) to those of this gateway."""
+    from gateway.experiments.replicas import add_figures
+
+    try:
+        copied = add_figures(folder, target, label)
+    except (ValueError, OSError) as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"{copied} files of counters in {target}")
 
 
 @experiment.command()

@@ -24,20 +24,35 @@ class ServedEntity(msgspec.Struct, frozen=True):
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A requested change of an endpoint. The `state` of its served entities has no meaning here.
 
-    `unknown` are the fields of its body that have no effect.
+    `unknown` are the fields of its body that have no effect. "configure" changes `usage_tracking` and `fallback`, where
+    they are not None, and nothing else.
     """
 
-    action: Literal["create", "update", "delete"]
+    action: Literal["create", "update", "delete", "configure"]
     endpoint: str
     served_entities: tuple[ServedEntity, ...] = ()
     unknown: tuple[str, ...] = ()
+    usage_tracking: bool | None = None
+    fallback: bool | None = None
+
+
+class OwnInput(msgspec.Struct, frozen=True):
+    """A Triton input that an endpoint declares; -1 in `dims` stands for any size."""
+
+    datatype: str = "BYTES"
+    dims: tuple[int, ...] = (1,)
+    required: bool = False
 
 
 class TensorNames(msgspec.Struct, frozen=True):
-    """An endpoint's own names of Triton tensors -> the usual ones (`{"PROMPT": "text_input"}`)."""
+    """An endpoint's own names of Triton tensors -> the usual ones (`{"PROMPT": "text_input"}`).
+
+    `own` are inputs that it declares beside the usual ones; one of theirs is only made required or optional.
+    """
 
     inputs: dict[str, str] = {}
     outputs: dict[str, str] = {}
+    own: dict[str, OwnInput] = {}
 
 
 # Counted per worker process: a statistics request is answered by one worker, about itself.
@@ -54,14 +69,16 @@ class RequestCounts(msgspec.Struct, frozen=True):
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """What listings tell of an endpoint. `context_length` is in tokens, prompt and answer together.
 
-    `created` and `changed` are Unix times in seconds. `pending` are the served entities of an update under way,
-    `version` counts those that were put in force. `lora_adapters` are the LoRA adapters that
-    requests may name; the `parent` of an endpoint of nothing but LoRA adapters is the endpoint of their base model, if
-    there is one.
+    `declared_task`: `task` is configured, and no default. `created` and `changed` are Unix times in seconds. `pending`
+    are the served entities of an update under way, `version` counts those that were put in force. `lora_adapters` are
+    the LoRA adapters that requests may name; the `parent` of an endpoint of nothing but LoRA adapters is the endpoint
+    of their base model, if there is one. `usage_tracking` is None where no client has configured it; `fallback`:
+    whether another served entity is asked if one fails.
     """
 
     name: str
     task: Literal["chat", "completions", "embeddings"] = "chat"
+    declared_task: bool = False
     created: int = 0
     changed: int = 0
     version: int = 1
@@ -77,6 +94,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     lora_adapters: tuple[str, ...] = ()
     parent: str | None = None
     tensors: TensorNames = TensorNames()
+    usage_tracking: bool | None = None
+    fallback: bool = True
     counts: RequestCounts = RequestCounts()
 
 

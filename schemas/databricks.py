@@ -81,6 +81,22 @@ class CreateRequest(msgspec.Struct, frozen=True):
     config: ConfigRequest = ConfigRequest()
 
 
+class Enabled(msgspec.Struct, frozen=True):
+    """Whether something is enabled."""
+
+    enabled: bool
+
+
+class AiGatewayRequest(msgspec.Struct, frozen=True):
+    """Settings of an endpoint's AI gateway. What is not read here is decoded only to be refused."""
+
+    usage_tracking_config: Enabled | None = None
+    fallback_config: Enabled | None = None
+    rate_limits: tuple[dict[str, Any], ...] | None = None
+    guardrails: dict[str, Any] | None = None
+    inference_table_config: dict[str, Any] | None = None
+
+
 # --- answers ------------------------------------------------------------------------------------------------------
 
 
@@ -152,6 +168,14 @@ class PendingConfig(msgspec.Struct, frozen=True):
     config_version: int
 
 
+class AiGateway(msgspec.Struct, frozen=True):
+    """The settings of an endpoint's AI gateway."""
+
+    usage_tracking_config: Enabled
+    fallback_config: Enabled
+    rate_limits: tuple[()] = ()
+
+
 class ServingEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One endpoint. Timestamps are milliseconds since 1970. Lists omit some fields."""
 
@@ -166,6 +190,7 @@ class ServingEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     task: str
     permission_level: str | UnsetType = UNSET
+    ai_gateway: AiGateway | UnsetType = UNSET
     route_optimized: bool | UnsetType = UNSET
 
 

@@ -130,6 +130,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
 
     Several `prompts` and `n` give `len(prompts) * n` choices; choice `p * n + i` is the i-th answer to prompt p.
     `model_given` False: no name of the backend's is configured, and `model` is the endpoint's own.
+    `keeps_partial`: if a backend times out, what it sent so far is the answer.
     `background`: lowest priority, where a backend has priorities; no client can set it.
     `extra` holds fields that no protocol here knows, `unknown` names them and nested ones, as paths, and `unread` names
     parts that the IR leaves out of the body. `hints` holds fields that are only passed on to a model
@@ -156,6 +157,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     best_of: int | None = None
     truncate_prompt_tokens: int | None = None
     overflow: Overflow = "refuse"
+    keeps_partial: bool = False
     echo: bool = False
     suffix: str | None = None
     raw_prompt: bool = True

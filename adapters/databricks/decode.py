@@ -10,6 +10,7 @@ from adapters.base import Call, Route
 from adapters.body import parse
 from adapters.databricks.dialects import Dialect
 from adapters.databricks.turns import check_turns
+from adapters.openai.inbound.checks import missing, refused
 from adapters.openai.inbound.decode import read_chat, read_completion, read_fields
 from adapters.openai.inbound.embeddings import read_embed
 from adapters.openai.responses.decode import COUNT, OPERATION, read_count, read_response
@@ -35,6 +36,8 @@ def read_request(dialect: Dialect, route: Route, body: bytes, call: Call) -> Gen
         fields["model"] = _endpoint(call)
     # Of `invocations` and the `gateway_` routes the body's fields decide; all other routes have one task.
     task = route.name if route.name in (*_TASKS.values(), OPERATION, COUNT) else _task(fields)
+    if task in _TASKS.values() and isinstance(fields, dict):
+        _check_task(call, str(fields.get("model")), task)
     origin = Origin(dialect.protocol, dialect.name, route.name, body)
     if task == "chat":
         return _chat(dialect, fields, origin, call)
@@ -66,10 +69,28 @@ def _task(fields: Any) -> str:
 def _chat(dialect: Dialect, fields: Any, origin: Origin, call: Call) -> Generate:
     given, extra = read_fields(dialect, fields, wire.ChatRequest)
     request = read_chat(dialect, given, origin, call, extra)
+    _check_tools(dialect, given)
     # After `read_chat`, which knows the roles: `check_turns` sees only roles that exist.
     if dialect.requests.alternating_roles:
         check_turns(given.messages)
     return _with_context(request, given)
+
+
+def _check_tools(dialect: Dialect, given: wire.ChatRequest) -> None:
+    """Refuse functions without a description, which Databricks' page requires."""
+    for place, tool in enumerate(given.tools or ()):
+        if dialect.requests.tool_descriptions and tool.function is not None and not tool.function.description:
+            raise missing(f"tools[{place}].function.description")
+
+
+def _check_task(call: Call, endpoint: str, task: str) -> None:
+    """Refuse a chat to an endpoint whose task is declared to be completions, and the other way round."""
+    card = call.catalog.find(endpoint)
+    if card is None or not card.declared_task or card.task == task or "embeddings" in (card.task, task):
+        return
+    fields = {task: field for field, task in _TASKS.items()}
+    wanted, sent = fields[card.task], fields[task]
+    raise refused(sent, f"The endpoint '{card.name}' has the task llm/v1/{card.task}: send '{wanted}', not '{sent}'.")
 
 
 def _completion(dialect: Dialect, fields: Any, origin: Origin, call: Call) -> Generate:
@@ -95,12 +116,12 @@ def _completion(dialect: Dialect, fields: Any, origin: Origin, call: Call) -> Ge
 
 
 def _truncating(request: Generate, call: Call) -> Generate:
-    """The request with `error_behavior: truncate`: generate as many tokens as the context leaves.
+    """The request with `error_behavior: truncate`: generate as many tokens as the context and the time leave.
 
     A prompt that fills the context is cut at its beginning so that one token fits. How many tokens fit after a shorter
     prompt only the backend can count: `overflow` asks it to lower the answer's limit instead of refusing the request.
     """
-    request = replace(request, overflow="truncate")
+    request = replace(request, overflow="truncate", keeps_partial=True)
     card = call.catalog.find(request.model)
     if card is None or card.context_length is None:
         return request

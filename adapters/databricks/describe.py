@@ -11,6 +11,8 @@ from adapters.base import Call, Reply
 from schemas.catalog import Change, ModelCard
 from schemas.catalog import ServedEntity as Entity
 from schemas.databricks import (
+    AiGateway,
+    Enabled,
     EndpointConfig,
     EndpointList,
     EndpointState,
@@ -43,9 +45,11 @@ def get_endpoint(call: Call) -> Reply:
 
 
 def describe_change(change: Change, call: Call) -> Reply:
-    """The answer to a change: the changed endpoint, or an empty object after a deletion."""
+    """The answer to a change: the changed endpoint or settings, or an empty object after a deletion."""
     if change.action == "delete":
         return Reply(b"{}")
+    if change.action == "configure":
+        return Reply(msgspec.json.encode(_ai_gateway(find_card(call, change.endpoint))))
     return Reply(msgspec.json.encode(_endpoint(find_card(call, change.endpoint), detailed=True)))
 
 
@@ -83,8 +87,14 @@ def _endpoint(card: ModelCard, *, detailed: bool) -> ServingEndpoint:
         id=card.name,
         task=f"llm/v1/{card.task}",
         permission_level="CAN_QUERY" if detailed else UNSET,
+        # Only if a client has configured it: the SDK shows None otherwise, as for an endpoint without an AI gateway.
+        ai_gateway=_ai_gateway(card) if card.usage_tracking is not None else UNSET,
         route_optimized=False if detailed else UNSET,
     )
+
+
+def _ai_gateway(card: ModelCard) -> AiGateway:
+    return AiGateway(Enabled(bool(card.usage_tracking)), Enabled(card.fallback))
 
 
 def _entity(entity: Entity, *, detailed: bool) -> ServedEntity:

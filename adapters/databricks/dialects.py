@@ -17,9 +17,11 @@ class Requests(openai.Requests, frozen=True, kw_only=True, forbid_unknown_fields
     Attributes:
         alternating_roles: whether the roles of a chat must alternate: a system message first, if any, then user and
             assistant in turn, and a user message or a tool's result last.
+        tool_descriptions: whether every function must have a description.
     """
 
     alternating_roles: bool = True
+    tool_descriptions: bool = True
 
 
 class Dialect(openai.Dialect, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,7 +8,7 @@ from adapters.base import Call, Route
 from adapters.body import read
 from adapters.databricks.describe import find_card
 from schemas.catalog import Change, ServedEntity
-from schemas.databricks import ConfigRequest, CreateRequest, ServedEntityInput, TrafficConfigInput
+from schemas.databricks import AiGatewayRequest, ConfigRequest, CreateRequest, ServedEntityInput, TrafficConfigInput
 from schemas.errors import InvalidRequest
 
 _ENTITIES = "config.served_entities"
@@ -28,12 +28,35 @@ def read_change(route: Route, body: bytes, call: Call) -> Change:
         asked, unknown = read(body, CreateRequest)
         entities = _entities(asked.config, ())
         return Change(action="create", endpoint=asked.name, served_entities=entities, unknown=unknown.paths)
+    if route.name in ("ai_gateway", "rate_limits"):
+        return _settings(body, call.path["name"])
     name = call.path["name"]
     config, unknown = read(body, ConfigRequest)
     # Shares alone keep the endpoint's present entities. Only such a change needs the card.
     current = find_card(call, name).served_entities if config.served_entities is None else ()
     entities = _entities(config, current)
     return Change(action="update", endpoint=name, served_entities=entities, unknown=unknown.paths)
+
+
+def _settings(body: bytes, name: str) -> Change:
+    """The settings of an endpoint's AI gateway. What would have no effect here is refused by name."""
+    asked, unknown = read(body, AiGatewayRequest)
+    refused = {
+        "rate_limits": (asked.rate_limits, "Rate limits are not enforced here"),
+        "guardrails": (asked.guardrails, "Guardrails do not exist here"),
+        "inference_table_config": (asked.inference_table_config, "Requests and answers are not recorded here"),
+    }
+    for field, (given, why) in refused.items():
+        if given and not (isinstance(given, dict) and given.get("enabled") is False):
+            raise InvalidRequest(f"{why}, so '{field}' is refused.", param=field)
+    tracking, fallback = asked.usage_tracking_config, asked.fallback_config
+    return Change(
+        action="configure",
+        endpoint=name,
+        usage_tracking=tracking.enabled if tracking is not None else None,
+        fallback=fallback.enabled if fallback is not None else None,
+        unknown=unknown.paths,
+    )
 
 
 def _entities(config: ConfigRequest, current: tuple[ServedEntity, ...]) -> tuple[ServedEntity, ...]:

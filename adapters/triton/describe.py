@@ -43,8 +43,6 @@ EXTENSIONS = (
 NO_MODEL_CONTROL = "explicit model load / unload is not allowed if polling is enabled"
 """Triton's answer to load and unload without `--model-control-mode=explicit` (its code UNAVAILABLE, status 503)."""
 
-_TYPES = {"BYTES": "TYPE_STRING", "BOOL": "TYPE_BOOL", "FP32": "TYPE_FP32", "UINT32": "TYPE_UINT32"}
-
 
 def model(call: Call) -> ModelCard:
     """The endpoint that the path names.
@@ -138,11 +136,12 @@ def _config(card: ModelCard) -> ModelConfig:
         platform=NAME,
         backend=NAME,
         input=tuple(
-            InputConfig(name, _TYPES[tensor.datatype], tensor.dims, optional=tensor.optional)
+            InputConfig(name, tensors.TYPES[tensor.datatype], tensor.dims, optional=tensor.optional)
             for name, tensor in tensors.inputs(card).items()
         ),
         output=tuple(
-            OutputConfig(name, _TYPES[tensor.datatype], tensor.dims) for name, tensor in tensors.outputs(card).items()
+            OutputConfig(name, tensors.TYPES[tensor.datatype], tensor.dims)
+            for name, tensor in tensors.outputs(card).items()
         ),
     )
 

@@ -173,8 +173,14 @@ _VLLM = (
     Parameter("include_stop_str_in_output", type="bool"),
     Parameter("ignore_eos", type="bool"),
     Parameter("bad_words", type="strings"),
-    # Known, so that its type is checked; true is refused in `parameters.read`.
+    # Known, so that their types are checked; in `parameters.read` other values than the defaults are refused.
     Parameter("use_beam_search", type="bool"),
+    # TensorRT-LLM's. Without beams the last three have no effect.
+    Parameter("beam_width", 1, type="int", remote=False),
+    Parameter("end_id", 0, _INT32, type="int", remote=False),
+    Parameter("pad_id", type="int", remote=False),
+    Parameter("length_penalty", type="float", remote=False),
+    Parameter("early_stopping", type="bool", remote=False),
     Parameter("truncate_prompt_tokens", 1, _INT32, type="int"),
     Parameter("logprobs", 0, 20, type="int"),
     Parameter("prompt_logprobs", 0, 20, type="int"),

@@ -108,7 +108,7 @@ def _inputs(given: tuple[InputTensor, ...], data: bytes, known: dict[str, Tensor
         # The bytes of binary tensors lie after the JSON in the order of the inputs, without gaps.
         elements = _flat(tensor) if size is None else _unpacked(tensor, data[:size])
         data = data[size or 0 :]
-        _check_shape(tensor, expected, len(elements), model)
+        _check_shape(tensor, expected, elements, model)
         values[tensor.name] = elements
     # Bytes left over: a size or a tensor is wrong.
     if data:
@@ -149,10 +149,10 @@ def _unpacked(tensor: InputTensor, data: bytes) -> list[Any]:
 
 def _flat(tensor: InputTensor) -> list[Any]:
     """`data` as a flat list; `shape` makes its nesting redundant."""
-    type, wanted = (str, "string as string") if tensor.datatype == "BYTES" else (bool, "boolean as boolean")
     elements = list(_leaves(tensor.data or []))
-    if not all(isinstance(element, type) for element in elements):
-        raise InvalidRequest(f"Unable to parse 'data': attempt to access JSON non-{wanted}", param="inputs")
+    for element in elements:
+        if wanted := tensors.wrong_type(tensor.datatype, element):
+            raise InvalidRequest(f"Unable to parse 'data': attempt to access JSON non-{wanted}", param="inputs")
     return elements
 
 
@@ -165,14 +165,17 @@ def _leaves(values: list[Any]) -> Iterator[Any]:
             yield value
 
 
-def _check_shape(tensor: InputTensor, expected: Tensor, count: int, model: str) -> None:
+def _check_shape(tensor: InputTensor, expected: Tensor, elements: list[Any], model: str) -> None:
+    count = len(elements)
     # Sizes are bounded before they are multiplied: a shape of huge numbers would make a huge product.
     fits = len(tensor.shape) <= _MAX_DIMENSIONS and all(0 <= size <= count for size in tensor.shape)
     if not fits or math.prod(tensor.shape) != count:
         raise InvalidRequest(
             f"Failed to parse 'data' field: shape does not match true shape of input '{tensor.name}'", param="inputs"
         )
-    if expected.dims == (1,) and count != 1:
+    # A parameter may come once for each prompt of a batch, if it is the same for all.
+    same = bool(expected.parameter) and all(element == elements[0] for element in elements)
+    if expected.dims == (1,) and count != 1 and not (same and count):
         raise InvalidRequest(
             f"unexpected shape for input '{tensor.name}' for model '{model}'. "
             f"Expected [1], got {_listed(tensor.shape)}.",

@@ -216,6 +216,8 @@ class NativeBackend:
             preemptions=pong.preemptions,
             prefix_queries=pong.prefix_queries,
             prefix_hits=pong.prefix_hits,
+            kv_touched=pong.touched_blocks / pong.total_blocks if pong.total_blocks else 0.0,
+            resident_bytes=pong.resident_bytes,
         )
 
     async def aclose(self) -> None:

@@ -34,6 +34,15 @@ def available_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
+def resident_memory() -> int:
+    """Bytes of memory that this process has now; 0 where the system does not report them."""
+    try:
+        # The second field: pages that are resident (proc(5)).
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except FileNotFoundError:
+        return 0
+
+
 def keep_freed_memory() -> bool:
     """Make malloc keep freed memory instead of returning it to the system; False if the system does not support it.
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from gateway.config.base import Count, Seconds, Section, nearest
-from schemas.catalog import TensorNames
+from schemas.catalog import OwnInput, TensorNames
 
 UNITS = (
     "user",
@@ -185,27 +185,40 @@ class Fallback(Section, frozen=True):
     enabled: bool = True
 
 
+class OwnTensor(Section, frozen=True):
+    """A Triton input; its value is sent on to a Triton remote as a request parameter. -1 in `dims` is any size."""
+
+    datatype: Literal["BYTES", "BOOL", "INT32", "UINT32", "INT64", "UINT64", "FP32", "FP64"] = "BYTES"
+    dims: tuple[int, ...] = (1,)
+    required: bool = False
+
+
 class Endpoint(Section, frozen=True):
     """What clients name as `model`.
 
     Attributes:
         served_entities: percentages add up to 100; the first one is an experiment's control.
         aliases: other names, or patterns of names, that clients may use for it.
-        task: what listings say.
+        task: what listings say, "chat" by default. If it is declared, Databricks' clients must send the fields of that
+            task.
         routing: the policy that picks the served entity.
         experiment: how served entities are compared.
         fallback: whether others are asked after a failure.
+        usage_tracking: kept for Databricks' clients, which may set it; token counts are in `/metrics` in any case.
         inputs, outputs: other names for Triton's tensors.
+        own_inputs: Triton inputs beside the usual ones, and which of those must be given.
     """
 
     served_entities: tuple[ServedEntity, ...]
     aliases: tuple[Alias, ...] = ()
-    task: Task = "chat"
+    task: Task | None = None
     routing: Routing = "hash"
     experiment: Experiment = Experiment()
     fallback: Fallback = Fallback()
+    usage_tracking: bool | None = None
     inputs: dict[str, str] = msgspec.field(default_factory=dict)
     outputs: dict[str, str] = msgspec.field(default_factory=dict)
+    own_inputs: dict[str, OwnTensor] = msgspec.field(default_factory=dict)
 
     @property
     def has_experiment(self) -> bool:
@@ -215,7 +228,8 @@ class Endpoint(Section, frozen=True):
     @property
     def tensors(self) -> TensorNames:
         """The endpoint's names for Triton's tensors."""
-        return TensorNames(self.inputs, self.outputs)
+        own = {name: OwnInput(each.datatype, each.dims, each.required) for name, each in self.own_inputs.items()}
+        return TensorNames(self.inputs, self.outputs, own)
 
 
 def wrong_endpoint(endpoint: Endpoint, backends: Collection[str]) -> str | None:
@@ -255,14 +269,15 @@ def _wrong_ramp(endpoint: Endpoint) -> str | None:
 
 
 def _wrong_task(endpoint: Endpoint) -> str | None:
+    declared = endpoint.task or "chat"
     first = endpoint.served_entities[0]
     for arm in endpoint.served_entities:
-        if (arm.task or endpoint.task) != (first.task or endpoint.task):
+        if (arm.task or declared) != (first.task or declared):
             one, other = (
-                f"'{first.name}' ({first.task or endpoint.task})",
-                f"'{arm.name}' ({arm.task or endpoint.task})",
+                f"'{first.name}' ({first.task or declared})",
+                f"'{arm.name}' ({arm.task or declared})",
             )
             return f": served entities must have the same task, and {one} and {other} do not"
-    if first.task not in (None, endpoint.task):
+    if endpoint.task is not None and first.task not in (None, endpoint.task):
         return f".{first.name}: its task is {first.task}, the endpoint's {endpoint.task}"
     return None

@@ -52,7 +52,8 @@ def _card(
     can = used[0].capabilities  # the first arm speaks for the endpoint
     return ModelCard(
         name=name,
-        task=endpoint.task if can.generates else "embeddings",
+        task=(endpoint.task or endpoint.served_entities[0].task or "chat") if can.generates else "embeddings",
+        declared_task=endpoint.task is not None,
         created=created,
         changed=deployment.since // 10**9,  # nanoseconds to seconds
         version=deployment.version,
@@ -68,6 +69,8 @@ def _card(
         images=all(Feature.IMAGES in backend.capabilities.features for backend in used),
         lora_adapters=can.lora_adapters,
         tensors=endpoint.tensors,
+        usage_tracking=endpoint.usage_tracking,
+        fallback=endpoint.fallback.enabled,
     )
 
 

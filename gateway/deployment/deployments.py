@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from backends.base import Health
-from gateway.config import ConfigError, Endpoint, Section, ServedEntity, wrong_endpoint
+from gateway.config import ConfigError, Endpoint, Fallback, Section, ServedEntity, wrong_endpoint
 from gateway.deployment.ramp import Move, RampState, moved
 from schemas.catalog import Change
 from schemas.catalog import ServedEntity as ListedEntity
@@ -135,6 +135,8 @@ def changed(
         raise ModelNotFound(f"Endpoint with name '{name}' does not exist.")
     if change.action == "delete":
         return None
+    if change.action == "configure":
+        return replace(old, endpoint=_configure(old.endpoint, change), pending=_configure(old.pending, change))
     # As Databricks answers: one update at a time, and a second one is a conflict (409).
     if old.pending is not None:
         raise Conflict(f"Endpoint '{name}' is being updated.")
@@ -142,6 +144,14 @@ def changed(
     if wanted == old.endpoint:
         return old  # a repeated change is none: no new version
     return settled(replace(old, pending=wanted, failed=""), health, now)
+
+
+def _configure(endpoint: Endpoint | None, change: Change) -> Endpoint | None:
+    if endpoint is None:
+        return None
+    fallback = endpoint.fallback if change.fallback is None else Fallback(enabled=change.fallback)
+    tracking = endpoint.usage_tracking if change.usage_tracking is None else change.usage_tracking
+    return replace(endpoint, fallback=fallback, usage_tracking=tracking)
 
 
 def settled(deployment: Deployment, health: Mapping[str, Health], now: int) -> Deployment:

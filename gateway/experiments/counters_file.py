@@ -17,6 +17,9 @@ from gateway.experiments.histogram import BINS
 from gateway.routing.assignment import BUCKETS
 from gateway.storage.mapped_file import map_file
 
+_ROW = 2 * BUCKETS
+"""Doubles of a row: counts, then sums."""
+
 
 class Layout(NamedTuple):
     """What is counted: of each arm, counts and sums in rows, histograms, and plain counts (totals)."""
@@ -61,23 +64,24 @@ class CountersFile:
         own = path.with_name(f"{path.name}.{slot}") if path is not None else None
         self._data = memoryview(map_file(own, 8 * _size(layout))).cast("d")
 
-    def add(self, arm: int, bucket: int, values: Iterable[tuple[int, float]]) -> None:
-        """Count one request in each of these rows, and add its value there."""
+    def add(
+        self, arm: int, bucket: int, values: Iterable[tuple[int, float]], bins: Iterable[tuple[int, int]] = ()
+    ) -> None:
+        """Count one request: in each of these rows, with its value there, and in these bins of histograms."""
         # Two stores without a lock: a reader in between sees a count without its value, one request's worth of error
         # that the next report does not have.
         data, base = self._data, arm * self._arm_width + bucket
         for row, value in values:
-            at = base + row * 2 * BUCKETS
+            at = base + row * _ROW
             data[at] += 1.0
-            data[at + BUCKETS] += value
+            if value:
+                data[at + BUCKETS] += value
+        for histogram, number in bins:
+            data[self._bins_at + (arm * self._layout.histograms + histogram) * BINS + number] += 1.0
 
     def correct(self, arm: int, bucket: int, row: int, change: float) -> None:
         """Add `change` to the sum without counting a request: the value of a counted request has changed."""
         self._data[arm * self._arm_width + row * 2 * BUCKETS + BUCKETS + bucket] += change
-
-    def bin(self, arm: int, histogram: int, number: int) -> None:
-        """Add one to a bin."""
-        self._data[self._bins_at + (arm * self._layout.histograms + histogram) * BINS + number] += 1.0
 
     def count(self, arm: int, total: int) -> None:
         """Add one to a plain count."""

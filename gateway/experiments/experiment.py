@@ -22,7 +22,7 @@ from gateway.config import Endpoint
 from gateway.experiments.counters_file import CountersFile, Layout
 from gateway.experiments.feedback_ring import Answered
 from gateway.experiments.guardrail import broken, has_guardrails
-from gateway.experiments.histogram import BINS, UNFINISHED, bin_of, log_seconds
+from gateway.experiments.histogram import BINS, UNFINISHED, logarithm_and_bin
 from gateway.experiments.metrics import (
     DIVERGENCES_AT,
     EXCLUDED,
@@ -86,6 +86,7 @@ class Experiment:
     figures of its own.
 
     Attributes:
+        control: the first arm's name.
         takes_feedback: whether it has feedback metrics.
         has_guardrails: whether an arm may be stopped.
         known_stops: the arms that were stopped at the last look.
@@ -127,6 +128,7 @@ class Experiment:
         self._counters = present.file(REQUESTS)
         stops = self._folder / "stops" if self._folder is not None else None
         self._stops = CountersFile(Layout(self._arms, 0, 0, 1), stops, slot)
+        self.control = endpoint.served_entities[0].name
         self.takes_feedback = bool(endpoint.experiment.feedback)
         self.has_guardrails = has_guardrails(endpoint)
         self.known_stops: frozenset[str] = frozenset()
@@ -156,19 +158,20 @@ class Experiment:
         bucket, own, left = plan.unit.bucket, ended.own, ended.outcome == "client_gone"
         failed = own in FAILURES
         refused = not failed and own != "ok" and own != "client_gone"
-        rows = [(_REFUSED, float(refused)), (_ABANDONED, float(left))]
+        rows: list[tuple[int, float]] = [(_REFUSED, refused), (_ABANDONED, left)]
+        bins: list[tuple[int, int]] = []
         # What an arm that refused, or whose client left, would have done is unknown.
         if failed or own == "ok":
-            rows.append((_SUCCESS, float(not failed)))
+            rows.append((_SUCCESS, not failed))
             if not left:
-                rows.append((_SERVED, float(ended.outcome == "ok")))
-        if own == "client_gone":
-            self._left(arm, rows, ended)
-        elif own == "ok" and ended.usage is not None:
-            self._answered(arm, rows, ended, ended.usage)
+                rows.append((_SERVED, ended.outcome == "ok"))
+        if own == "client_gone" or (own == "ok" and ended.usage is not None):
+            _add_times(rows, bins, ended)
+            for reason in ended.reasons:
+                self._counters.count(arm, REASON_AT[reason])
         elif own != ended.outcome:
             self._counters.count(arm, _FELL_BACK)
-        self._counters.add(arm, bucket, rows)
+        self._counters.add(arm, bucket, rows, bins)
         takes_feedback = self.takes_feedback and own == "ok" and ended.usage is not None
         return Answered(self._tag, arm, bucket) if takes_feedback else None
 
@@ -265,42 +268,13 @@ class Experiment:
         stops = self._stops.read().totals[:, 0]
         stopped = {name for name, arm in self._index.items() if stops[arm]}
         # The control is never stopped: something has to answer, and everything is compared with it.
-        if candidates := self._index.keys() - stopped - {self._endpoint.served_entities[0].name}:
+        if candidates := self._index.keys() - stopped - {self.control}:
             for name, why in broken(self._endpoint, self._metrics, self._read(), candidates).items():
                 self._stops.count(self._index[name], 0)
                 stopped.add(name)
                 log.warning("arm.stopped", model=self._name, served=name, why=why)
         self.known_stops = frozenset(stopped)
         return self.known_stops
-
-    def _answered(self, arm: int, rows: list[tuple[int, float]], ended: Outcome, usage: Usage) -> None:
-        """Count the times and tokens of an answer of the assigned arm; `rows` gets what is counted in its bucket."""
-        self._time(arm, rows, _LATENCY, ended.total)
-        if ended.first is not None:
-            self._time(arm, rows, _FIRST, ended.first)
-            # One token has no interval between tokens.
-            if usage.completion_tokens > 1:
-                self._time(arm, rows, _BETWEEN, (ended.total - ended.first) / (usage.completion_tokens - 1))
-        rows.append((_PROMPT_TOKENS, usage.prompt_tokens))
-        rows.append((_COMPLETION_TOKENS, usage.completion_tokens))
-        for reason in ended.reasons:
-            self._counters.count(arm, REASON_AT[reason])
-
-    def _left(self, arm: int, rows: list[tuple[int, float]], ended: Outcome) -> None:
-        """Count the times of a request whose client left while its arm was answering."""
-        # Censored: it would have lasted at least that long. Means have this lower bound, quantiles rank it as longest.
-        self._time(arm, rows, _LATENCY, ended.total, finished=False)
-        if ended.first is not None:
-            self._time(arm, rows, _FIRST, ended.first)
-        elif ended.streamed:
-            self._time(arm, rows, _FIRST, ended.total, finished=False)
-
-    def _time(
-        self, arm: int, rows: list[tuple[int, float]], time: int, seconds: float, *, finished: bool = True
-    ) -> None:
-        value, logarithm = _TIME_ROWS[time]
-        rows += ((value, seconds), (logarithm, log_seconds(seconds)))
-        self._counters.bin(arm, time, bin_of(seconds) if finished else UNFINISHED)
 
     def _stratum(self, split: str) -> Stratum:
         if (found := self._strata.get(split)) is None:
@@ -324,6 +298,31 @@ class Experiment:
         # The stops are counted beside all splits, and shown with the present one.
         found[-1].sums.totals[:, EXCLUDED.index("stopped")] = self._stops.read().totals[:, 0] > 0
         return found
+
+
+def _add_times(rows: list[tuple[int, float]], bins: list[tuple[int, int]], ended: Outcome) -> None:
+    """Add the times and tokens of a request that its own arm answered, or whose client left meanwhile.
+
+    The times of the latter are censored: it would have lasted at least that long. Means have this lower bound, and
+    quantiles rank it as longest.
+    """
+    usage, total, first = ended.usage, ended.total, ended.first
+    left = ended.outcome == "client_gone"
+    times = [(_LATENCY, total, left)]
+    if first is not None:
+        times.append((_FIRST, first, False))
+    elif left and ended.streamed:
+        times.append((_FIRST, total, True))
+    if usage is not None and not left:
+        rows += ((_PROMPT_TOKENS, usage.prompt_tokens), (_COMPLETION_TOKENS, usage.completion_tokens))
+        # One token has no interval between tokens.
+        if first is not None and usage.completion_tokens > 1:
+            times.append((_BETWEEN, (total - first) / (usage.completion_tokens - 1), False))
+    for time, seconds, censored in times:
+        value_row, logarithm_row = _TIME_ROWS[time]
+        logarithm, number = logarithm_and_bin(seconds)
+        rows += ((value_row, seconds), (logarithm_row, logarithm))
+        bins.append((time, UNFINISHED if censored else number))
 
 
 def key(name: str, endpoint: Endpoint, reset: int) -> str:

@@ -8,6 +8,7 @@ endpoint calls nothing here.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +29,8 @@ from schemas.errors import InvalidRequest, ModelNotFound
 from schemas.ir import Events, Generate, Request, Tokenize
 from schemas.origin import Relay
 
-_LOOK_INTERVAL = 0.01
-"""Seconds between two looks at the guardrails after failures."""
+_LOOK_SHARE = 0.1
+"""Of a worker's time, for looks at the guardrails after failures."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,8 +54,11 @@ class Exposure:
     def end(self, outcome: Outcome) -> None:
         """Count the outcome. Remembers who answered if feedback may come."""
         answered = self._experiment.ended(self._plan, outcome)
-        if outcome.own in FAILURES and self._experiment.has_guardrails:
-            self._look(self._experiment)
+        experiment = self._experiment
+        arm = self._plan.targets[0].entity.name
+        if outcome.own in FAILURES and experiment.has_guardrails and arm != experiment.control:
+            # Not within this request, which does not wait for the look, and must not fail with it.
+            asyncio.get_running_loop().call_soon(self._look, experiment)
         if answered is not None:
             request, owner = self._request, self._owner
             given = None if isinstance(request, Tokenize | Relay) else request.client_request_id
@@ -176,12 +180,14 @@ class Experiments:
         """Look at once after a failure whether the guardrails have anything to stop, so that a dead arm gets few more
         requests. Not too often: during an outage every request fails, and a look reads the files of all workers.
         """
-        if monotonic() < self._next_look:
+        began = monotonic()
+        if began < self._next_look:
             return
         known = experiment.known_stops
         if experiment.stopped() != known:
             self._on_stop()
-        self._next_look = monotonic() + _LOOK_INTERVAL
+        ended = monotonic()
+        self._next_look = ended + (ended - began) / _LOOK_SHARE
 
     async def aclose(self) -> None:
         """Stop the background work."""

@@ -42,18 +42,22 @@ _LOWER = np.concatenate(([0.0], EDGES))
 _UPPER = np.concatenate((EDGES, [inf]))
 
 
+def logarithm_and_bin(seconds: float) -> tuple[float, int]:
+    """The natural logarithm of a duration as it is counted for means, of at least `SHORTEST`, and its bin."""
+    if seconds < SHORTEST:
+        return _LOG_SHORTEST, 0
+    logarithm = log(seconds)
+    return logarithm, UNFINISHED if seconds >= LONGEST else int((logarithm - _LOG_SHORTEST) / _LOG_RATIO) + 1
+
+
 def log_seconds(seconds: float) -> float:
-    """The natural logarithm as it is counted for means of logarithms: of at least `SHORTEST`."""
-    return log(seconds) if seconds > SHORTEST else _LOG_SHORTEST
+    """The logarithm of a duration."""
+    return logarithm_and_bin(seconds)[0]
 
 
 def bin_of(seconds: float) -> int:
     """The bin of a duration."""
-    if seconds < SHORTEST:
-        return 0
-    if seconds >= LONGEST:
-        return UNFINISHED
-    return int((log(seconds) - _LOG_SHORTEST) / _LOG_RATIO) + 1
+    return logarithm_and_bin(seconds)[1]
 
 
 def quantile(counts: Array, q: float) -> float:

@@ -22,7 +22,7 @@ from gateway.experiments.counters_file import CountersFile, Layout, Sums, read, 
 from gateway.experiments.metrics import METRICS, SHADOW_METRICS, TIMES, TOTALS
 from gateway.experiments.pairs.agreement import PAIR_METRICS
 
-_ABOUT = "about.json"
+ABOUT = "about.json"
 """The name of the file that says since when a split is served."""
 
 REQUESTS, PAIRS, SHADOWS = "requests", "pairs", "shadows"
@@ -76,16 +76,16 @@ class Stratum:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         # Another worker may do the same: the first one's file stays, and is complete when it has its name.
-        new = self._folder / f".{_ABOUT}.{self._slot}"
+        new = self._folder / f".{ABOUT}.{self._slot}"
         new.write_bytes(msgspec.json.encode(began))
         with suppress(FileExistsError):
-            os.link(new, self._folder / _ABOUT)
+            os.link(new, self._folder / ABOUT)
         new.unlink()
 
     def report(self) -> SplitReport:
         """Since when the split is served, once `begin` was called."""
         if self._folder is not None:
-            return msgspec.json.decode((self._folder / _ABOUT).read_bytes(), type=SplitReport)
+            return msgspec.json.decode((self._folder / ABOUT).read_bytes(), type=SplitReport)
         assert self._began is not None
         return self._began
 

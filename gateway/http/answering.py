@@ -23,6 +23,7 @@ from backends.base import Relays, check, check_unread, ignored_fields
 from gateway.errors import is_failover_eligible, to_client_error
 from gateway.experiments.metrics import IN_TROUBLE
 from gateway.http.accounting import RequestAccount, Stage
+from gateway.http.timeouts import until_timeout
 from gateway.routing.target import Plan, Target
 from gateway.storage.response_store import KeyResponses
 from schemas.completion import Timings
@@ -139,7 +140,14 @@ class Responder:
             raise UnsupportedFeature(f"The endpoint '{request.model}' is for embeddings, not text.", feature="generate")
         check(request, target.backend.capabilities, request.model)
         account.ignored = ignored_fields(request, target.backend)
-        events = target.backend.generate(target.addressed(request))
+        asked = target.addressed(request)
+        if request.keeps_partial and not request.stream and (request.best_of or 1) <= request.n:
+            # A remote that is not asked for a stream sends nothing before its end. Its events are for `Fold` then, and
+            # not to be relayed.
+            asked = replace(asked, stream=True, origin=None)
+        events = target.backend.generate(asked)
+        if request.keeps_partial:
+            events = until_timeout(events, request)
         # While draining no pair is begun: its work in the background could be cancelled before its end.
         if account.exposure is not None and not self._service.draining:
             events = account.exposure.observe(events, request, target)

@@ -17,6 +17,8 @@ _GAUGES = {
     "num_requests_running": ("Sequences in the engine's batch", "running"),
     "num_requests_waiting": ("Sequences that wait for the engine", "waiting"),
     "kv_cache_usage_perc": ("Share of the KV cache in use, 0 to 1", "kv_usage"),
+    "kv_cache_touched_perc": ("Share of the KV cache whose memory is taken, 0 to 1", "kv_touched"),
+    "engine_resident_memory_bytes": ("Memory of the engine's process", "resident_bytes"),
 }
 _COUNTERS = {
     "num_preemptions": ("Sequences preempted, whose KV cache was freed for others", "preemptions"),

@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -89,6 +89,7 @@ class Supervisor:
         self._next: Generation | None = None
         self._leaving: list[Generation] = []
         self._generations = count()
+        self._heartbeats: dict[SupervisedProcess, Heartbeat] = {}
 
     @property
     def port(self) -> int:
@@ -128,6 +129,7 @@ class Supervisor:
         running = [current, *self._leaving]
         stop([worker for each in running for worker in each.workers], _WORKER_STOP_TIMEOUT if failed else drain)
         stop([engine for each in running for engine in each.engines.values()], _ENGINE_STOP_TIMEOUT)
+        self._forget(worker for each in running for worker in each.workers)
         self.close()
         return 1 if failed else 0
 
@@ -192,10 +194,12 @@ class Supervisor:
             worker.kill_if_hung(time.monotonic())
         for gone in [each for each in self._leaving if all(worker.ended for worker in each.workers)]:
             stop(list(gone.engines.values()), _ENGINE_STOP_TIMEOUT)
+            self._forget(gone.workers)
             self._leaving.remove(gone)
 
     def _drop(self, next: Generation, current: Generation) -> None:
         stop(next.workers, _WORKER_STOP_TIMEOUT)
+        self._forget(next.workers)
         stop(list(_without(next.engines, current.engines).values()), _ENGINE_STOP_TIMEOUT)
 
     def _start(self, config: Config) -> Generation:
@@ -216,7 +220,17 @@ class Supervisor:
     def _worker(self, config: Config, number: int, slot: str) -> SupervisedProcess:
         heartbeat = Heartbeat(config.server.hung_after)
         start = partial(self._start_worker, config, slot, heartbeat)
-        return SupervisedProcess(f"worker {number}", start, _WORKER_BACK_OFF, is_hung=heartbeat.is_hung)
+        worker = SupervisedProcess(f"worker {number}", start, _WORKER_BACK_OFF, is_hung=heartbeat.is_hung)
+        self._heartbeats[worker] = heartbeat
+        return worker
+
+    def _forget(self, workers: Iterable[SupervisedProcess]) -> None:
+        """Close the pipes of workers that have ended and are not started again."""
+        for worker in workers:
+            if (heartbeat := self._heartbeats.pop(worker, None)) is not None:
+                heartbeat.close()
+            if worker.process.stdin is not None:
+                worker.process.stdin.close()
 
     def _with_engines(self, config: Config) -> tuple[Config, dict[str, Command]]:
         """Return the configuration for workers, with the sockets of engines, and the commands that start engines."""

@@ -48,26 +48,19 @@ def assign(endpoint: str, weights: Mapping[str, float], unit: str) -> str:
     Raises:
         ValueError: no weight is positive.
     """
-    arms = [arm for arm, weight in weights.items() if weight > 0]
-    if not arms:
+    data, best, chosen = _bytes(unit), 0.0, ""
+    for arm, weight in weights.items():
+        if weight > 0 and (score := _score(endpoint, arm, weight, data)) > best:
+            best, chosen = score, arm
+    if not chosen:
         raise ValueError(f"no arm of {endpoint} has a positive weight")
-    if len(arms) == 1:  # no choice, no hash
-        return arms[0]
-    return max(arms, key=scores(endpoint, weights, unit).__getitem__)
+    return chosen
 
 
 def scores(endpoint: str, weights: Mapping[str, float], unit: str) -> dict[str, float]:
     """Each arm's score, `w / -ln u` with u the hash of (endpoint, arm, unit) in (0, 1); 0 for a weight of 0."""
-    # `surrogateescape`: Python decodes command-line bytes that are not UTF-8 to lone surrogates (`gateway explain`).
-    data = unit.encode("utf-8", "surrogateescape")
-    found: dict[str, float] = {}
-    for arm, weight in weights.items():
-        hasher = _keyed(endpoint, arm).copy()
-        hasher.update(data)
-        # Half a step keeps u above 0. -ln(u) is exponential with rate 1, -ln(u) / w with rate w, and the arm with the
-        # smallest wins with a chance of w over the sum of weights: the score is the reciprocal.
-        found[arm] = weight / -log((int.from_bytes(hasher.digest()) + 0.5) * _SCALE) if weight > 0 else 0.0
-    return found
+    data = _bytes(unit)
+    return {arm: _score(endpoint, arm, weight, data) if weight > 0 else 0.0 for arm, weight in weights.items()}
 
 
 def unit_of(request: Request, headers: Mapping[str, str], order: Sequence[str]) -> Unit:
@@ -82,6 +75,19 @@ def bucket_of(value: str) -> int:
     """The group of a unit."""
     # Not keyed by endpoint or arm: a bucket says nothing about the assignment, as the statistics require.
     return int.from_bytes(hashlib.blake2b(value.encode("utf-8", "surrogateescape"), digest_size=2).digest()) % BUCKETS
+
+
+def _score(endpoint: str, arm: str, weight: float, unit: bytes) -> float:
+    hasher = _keyed(endpoint, arm).copy()
+    hasher.update(unit)
+    # Half a step keeps u above 0. -ln(u) is exponential with rate 1, -ln(u) / w with rate w, and the arm with the
+    # smallest wins with a chance of w over the sum of weights: the score is the reciprocal.
+    return weight / -log((int.from_bytes(hasher.digest()) + 0.5) * _SCALE)
+
+
+def _bytes(unit: str) -> bytes:
+    # `surrogateescape`: Python decodes command-line bytes that are not UTF-8 to lone surrogates (`gateway explain`).
+    return unit.encode("utf-8", "surrogateescape")
 
 
 @lru_cache(maxsize=4096)

@@ -59,9 +59,9 @@ class WeightedRendezvous:
     def order(self, request: Request, headers: Mapping[str, str], targets: Sequence[Target]) -> Order:
         """The target with the unit's highest score, then the others."""
         unit = unit_of(request, headers, self._units)
-        chosen = assign(self._name, {target.entity.name: target.weight for target in targets}, unit.value)
-        # `sorted` is stable: False sorts before True, and the others keep the configuration's order.
-        return Order(tuple(sorted(targets, key=lambda target: target.entity.name != chosen)), unit)
+        weights = {target.entity.name: target.weight for target in targets}
+        chosen = list(weights).index(assign(self._name, weights, unit.value))
+        return Order((targets[chosen], *targets[:chosen], *targets[chosen + 1 :]), unit)
 
     def explain(self, unit: str, weights: Mapping[str, float]) -> Iterator[str]:
         """The winner, where units come from, and every served entity's score."""

@@ -73,7 +73,7 @@ class _Route:
                 entity,
                 backends[entity.backend],
                 entity.model or name,
-                endpoint.task,
+                endpoint.task or entity.task or "chat",
                 float(entity.traffic_percentage),
             )
             for entity in endpoint.served_entities

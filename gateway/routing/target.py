@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from backends.base import Backend
@@ -56,8 +57,7 @@ class Target:
         return replace(request, model=named, lora_adapter=request.lora_adapter or named)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, eq=False):
     """Where a request goes.
 
     Attributes:

@@ -52,7 +52,7 @@ ANSWER = {
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello."}, "finish_reason": "stop"}],
     "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
 }
-PATIENCE = 0.5
+CLIENT_TIMEOUT = 0.5
 
 
 class Upstream(BaseHTTPRequestHandler):
@@ -140,7 +140,8 @@ def test_every_way_to_be_worse_is_called_so_and_outlives_a_killed_supervisor(tmp
         until(lambda: not any(map(alive, workers)), tmp_path / "log")
     with serving("--config", file, log=tmp_path / "again") as gateway:
         again = {way: report(gateway, way) for way in WAYS}
-        assert again == ways
+        for figures in ("arms", "since", "splits"):  # all but estimates of how long it will take from now on
+            assert {way: again[way][figures] for way in WAYS} == {way: ways[way][figures] for way in WAYS}
         before = again["guarded"]["arms"][1]["exposures"]
         asyncio.run(ask(gateway, "guarded", 20, at_once=1))
         arms = report(gateway, "guarded")["arms"]
@@ -156,7 +157,7 @@ async def ask(gateway: Gateway, way: str, requests: int, *, at_once: int) -> Non
             for number in numbers:
                 content = "Hi " * (40 if number % 5 < 2 else 1)
                 body = {"model": way, "user": f"u{number}", "messages": [{"role": "user", "content": content}]}
-                limit = PATIENCE if way == "late" else LIMIT
+                limit = CLIENT_TIMEOUT if way == "late" else LIMIT
                 try:
                     answer = await http.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=limit)
                 except httpx.ReadTimeout:

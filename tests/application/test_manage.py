@@ -411,3 +411,31 @@ async def test_figures_last_and_a_reset_begins_anew_on_all_workers(tmp_path: Pat
 
 
 REPORT = "/serving-endpoints/chat/experiment"
+
+
+async def test_settings_of_the_ai_gateway_are_kept_and_what_would_not_hold_is_refused(tmp_path: Path) -> None:
+    async with running(worker(tmp_path)) as client, running(worker(tmp_path)) as sibling:
+
+        async def configure(body: dict[str, Any], path: str = "ai-gateway") -> httpx.Response:
+            return await client.put(f"{URL}/chat/{path}", json=body, headers=ADMIN)
+
+        version = (await client.get(f"{URL}/chat")).json()["config"]["config_version"]
+        settings = {"usage_tracking_config": {"enabled": True}, "fallback_config": {"enabled": False}}
+        kept = await configure(settings | {"rate_limits": [], "inference_table_config": {"enabled": False}})
+        assert (kept.status_code, kept.json()) == (200, settings | {"rate_limits": []})
+        described = (await sibling.get(f"{URL}/chat")).json()
+        assert described["ai_gateway"] == kept.json()
+        assert described["config"]["config_version"] == version
+        limit = {"calls": 1, "renewal_period": "minute"}
+        for field, value, path in (
+            ("rate_limits", [limit], "ai-gateway"),
+            ("rate_limits", [limit], "rate-limits"),
+            ("guardrails", {"input": {"safety": True}}, "ai-gateway"),
+            ("inference_table_config", {"enabled": True}, "ai-gateway"),
+        ):
+            refused = await configure({field: value}, path)
+            assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+            assert field in refused.json()["message"]
+        assert (await client.put(f"{URL}/chat/ai-gateway", json=settings)).status_code in (401, 403)
+        missing = await client.put(f"{URL}/nobody/ai-gateway", json=settings, headers=ADMIN)
+        assert missing.status_code == 404

@@ -51,6 +51,56 @@ def test_infer_equals_generate(server: Server, client: triton.InferenceServerCli
     assert answer == generate(server)["text_output"]
 
 
+def tensor(name: str, datatype: str, *values: object) -> triton.InferInput:
+    types = {"BYTES": np.object_, "INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64, "BOOL": np.bool_}
+    made = triton.InferInput(name, [1, len(values)], datatype)
+    return made.set_data_from_numpy(np.array([values], dtype=types[datatype]))
+
+
+def test_tensors_of_tensorrt_llm(server: Server, client: triton.InferenceServerClient) -> None:
+    inputs = [
+        tensor("text_input", "BYTES", PROMPT.encode()),
+        tensor("max_tokens", "INT32", 12),
+        tensor("temperature", "FP32", 0.0),
+        tensor("top_p", "FP32", 1.0),
+        tensor("random_seed", "UINT64", 7),
+        tensor("stop_words", "BYTES", b""),
+        tensor("bad_words", "BYTES", b""),
+        tensor("beam_width", "INT32", 1),
+        tensor("stream", "BOOL", False),
+        tensor("return_log_probs", "BOOL", True),
+    ]
+    result = client.infer(server.model, inputs)
+    assert result.as_numpy("text_output")[0].decode() == generate(server)["text_output"]
+    logprobs = result.as_numpy("output_log_probs")
+    assert len(logprobs) <= 12
+    assert np.isclose(result.as_numpy("cum_log_probs")[0], logprobs.sum(), atol=1e-4)
+    with pytest.raises(InferenceServerException, match="beam_width"):
+        client.infer(server.model, [inputs[0], tensor("beam_width", "INT32", 2)])
+
+
+def test_tensors_of_vllms_backend(server: Server, client: triton.InferenceServerClient) -> None:
+    inputs = [
+        tensor("text_input", "BYTES", PROMPT.encode()),
+        tensor("sampling_parameters", "BYTES", json.dumps(PARAMETERS).encode()),
+        tensor("exclude_input_in_output", "BOOL", True),
+        tensor("return_finish_reason", "BOOL", True),
+        tensor("return_num_output_tokens", "BOOL", True),
+        tensor("return_cumulative_logprob", "BOOL", True),
+    ]
+    result = client.infer(server.model, inputs)
+    assert result.as_numpy("text_output")[0].decode() == generate(server)["text_output"]
+    assert result.as_numpy("finish_reason")[0].decode() in ("stop", "length")
+    assert 0 < result.as_numpy("num_output_tokens")[0] <= 12
+    assert result.as_numpy("cumulative_logprob")[0] < 0
+
+
+def test_models_are_not_controlled(server: Server, client: triton.InferenceServerClient) -> None:
+    assert {"generate", "generate_stream"} <= set(client.get_server_metadata()["extensions"])
+    with pytest.raises(InferenceServerException, match="explicit model load / unload is not allowed"):
+        client.unload_model(server.model)
+
+
 def test_generate_whole_equals_streamed(server: Server) -> None:
     whole = generate(server)
     assert whole["text_output"]

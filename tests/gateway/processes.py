@@ -55,7 +55,8 @@ class Gateway:
 
     def open(self, path: str, body: dict[str, Any]) -> Any:
         """Post JSON, and leave the answer to be read."""
-        request = urllib.request.Request(self.url + path, json.dumps(body).encode())
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
         return urllib.request.urlopen(request, timeout=LIMIT)
 
     def children(self, of: int | None = None) -> dict[int, str]:

@@ -96,14 +96,18 @@ class _MemberReader:
         values = value if isinstance(value, list) else [value]
         # The size first: it bounds the work of the checks below. A BOOL is one byte.
         self._count(name, _texts_size(name, values) if tensor.datatype == "BYTES" else len(values))
-        if len(values) != 1 and tensor.name != "image":
+        # Each text of a prompt would be a prompt of its own.
+        if len(values) != 1 and (tensor.dims == (1,) or tensor.name == "text_input"):
             raise InvalidRequest(f"The schema can not convert input '{name}' to tensor with proper shape", param=name)
-        if tensor.datatype == "BOOL" and not isinstance(values[0], bool):
-            raise InvalidRequest(
-                "Unable to parse 'data': attempt to access JSON non-boolean as boolean",
-                param=name,
-            )
-        if name in self.tensors:
+        for each in values:
+            # Parameters are checked, and numbers in strings read, where their meaning is known.
+            wanted = None if tensor.parameter else tensors.wrong_type(tensor.datatype, each)
+            if tensor.parameter:
+                check_parameter(name, each)
+            if wanted is not None:
+                raise InvalidRequest(f"Unable to parse 'data': attempt to access JSON non-{wanted}", param=name)
+        # Of a parameter the last value counts, as where it is no input.
+        if name in self.tensors and not tensor.parameter:
             raise InvalidRequest(f"input '{name}' already exists in request", param=name)
         self.tensors[name] = values
 

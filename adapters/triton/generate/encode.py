@@ -80,8 +80,11 @@ class Values:
         values = {
             name: [self._value(name, index, piece, counts[index]) for index, piece in enumerate(pieces)]
             for name in self._wanted
-            if name != "num_input_tokens"
+            if name not in ("num_input_tokens", "output_log_probs")
         }
+        if "output_log_probs" in self._wanted:
+            # One for each token of all choices, so it is flat.
+            values["output_log_probs"] = [token.logprob or 0.0 for piece in pieces for token in piece.tokens]
         prompt_tokens = usage.prompt_tokens if usage else self.prompt_tokens
         if (
             "num_input_tokens" in self._wanted and prompt_tokens is not None
@@ -96,7 +99,7 @@ class Values:
                 return self._shown(index, piece)
             case "finish_reason":
                 return choice.finish_reason
-            case "cumulative_logprob":
+            case "cumulative_logprob" | "cum_log_probs":
                 return choice.logprob
             case "logprobs":
                 return logprobs(piece.tokens)

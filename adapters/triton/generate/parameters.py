@@ -33,9 +33,10 @@ def read(given: dict[str, Any], dialect: Dialect) -> tuple[Values, dict[str, Any
             rest[name] = value
         else:
             known[name] = _typed(name, value, rule, dialect)
-    # It would change the answer, and no backend has it: refused, never dropped. False is the default.
-    if known.get("use_beam_search"):
-        raise InvalidRequest("parameter 'use_beam_search' is not supported", param="use_beam_search")
+    # They would change the answer, and no backend has them: refused, never dropped. False and 1 are the defaults.
+    for name, default in (("use_beam_search", False), ("beam_width", 1)):
+        if known.get(name, default) != default:
+            raise InvalidRequest(f"parameter '{name}' is not supported", param=name)
     return known, rest
 
 
@@ -71,7 +72,7 @@ def stopping(values: Values, dialect: Dialect) -> Stopping:
         min_new_tokens=values.get("min_tokens", 0),
         # `stop_words` is TensorRT-LLM's name.
         stop=values.get("stop", ()) + values.get("stop_words", ()),
-        stop_token_ids=values.get("stop_token_ids", ()),
+        stop_token_ids=values.get("stop_token_ids", ()) + ((values["end_id"],) if "end_id" in values else ()),
         ignore_eos=values.get("ignore_eos", False),
         include_stop=values.get("include_stop_str_in_output", False),
     )

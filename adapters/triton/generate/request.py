@@ -13,7 +13,7 @@ from adapters.triton.dialects import Dialect
 from adapters.triton.generate import parameters
 from schemas.catalog import ModelCard
 from schemas.errors import InvalidRequest, MalformedBody
-from schemas.ir import Generate, ImagePart, Origin, Output, TextPrompt
+from schemas.ir import Generate, ImagePart, Origin, Output, TextPrompt, TokensPrompt
 
 ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, "
@@ -26,6 +26,7 @@ _HINTS = ("details", "priority", "timeout", "batch_size", "typical_p", "watermar
 class Given(msgspec.Struct, frozen=True, kw_only=True):
     """A request's tensors and parameters.
 
+    `ids` are a prompt in place of `texts`. `own` are the inputs that the endpoint declares, for a server behind it.
     `flags` are the boolean inputs of the request, by their usual names; `outputs` are those that an infer request
     names, and `binary` is whether other outputs are sent as bytes. `unknown` are members of the body that have no
     meaning.
@@ -33,9 +34,11 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
 
     texts: tuple[str, ...]
     id: str = ""
+    ids: tuple[int, ...] = ()
     images: tuple[ImagePart, ...] = ()
     flags: dict[str, bool] = {}
     parameters: dict[str, Any] = {}
+    own: dict[str, Any] = {}
     outputs: tuple[Output, ...] = ()
     binary: bool = False
     unknown: tuple[str, ...] = ()
@@ -59,14 +62,23 @@ def from_tensors(
     known = tensors.inputs(card)
     _check_complete(values, known, card.name)
     # From here on tensors have the usual names, whatever the endpoint calls them.
-    usual = {known[name].name: elements for name, elements in values.items()}
+    usual = {known[name].name: elements for name, elements in values.items() if not known[name].own}
+    length = usual.get("input_lengths")
     return Given(
         id=id,
-        texts=tuple(usual["text_input"]),
+        texts=tuple(usual.get("text_input", ())),
+        ids=tuple(usual.get("input_ids", ()))[: length[0] if length else None],
         images=tuple(ImagePart(image, "data") for image in usual.get("image", ())),
-        flags={name: elements[0] for name, elements in usual.items() if tensors.DATATYPES[name] == "BOOL"},
-        # The input wins over request parameters: vLLM's backend reads parameters only where the input is absent.
-        parameters=given_parameters | _sampling_parameters(usual.get("sampling_parameters")),
+        flags={name: elements[0] for name, elements in usual.items() if _is_flag(name)},
+        # Inputs win over request parameters: vLLM's backend reads parameters only where its input is absent.
+        parameters=given_parameters
+        | _tensor_parameters(usual)
+        | _sampling_parameters(usual.get("sampling_parameters")),
+        own={
+            name: elements[0] if len(elements) == 1 else elements
+            for name, elements in values.items()
+            if known[name].own
+        },
         outputs=outputs,
         binary=binary,
         unknown=unknown,
@@ -80,6 +92,9 @@ def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect
         schemas.errors.InvalidRequest: a parameter is invalid, or not supported on this route.
     """
     operation = route.name.removesuffix("_version")
+    for name in tensors.UNSUPPORTED_FLAGS:
+        if given.flags.get(name):
+            raise InvalidRequest(f"input '{name}' is not supported", param=name)
     values, extra = parameters.read(given.parameters, dialect)
     unknown = given.unknown + tuple(extra)
     if unknown and dialect.requests.strict:
@@ -100,7 +115,9 @@ def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect
     return Generate(
         id=call.id,
         model=card.name,
-        prompts=tuple(TextPrompt(text, given.images) for text in given.texts),
+        prompts=(TokensPrompt(given.ids),)
+        if given.ids
+        else tuple(TextPrompt(text, given.images) for text in given.texts),
         sampling=parameters.sampling(values, dialect),
         stopping=parameters.stopping(values, dialect),
         stream=stream,
@@ -109,7 +126,7 @@ def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect
         best_of=best_of,
         truncate_prompt_tokens=values.get("truncate_prompt_tokens", values.get("truncate")),
         echo=_echo(given.flags.get("exclude_input_in_output"), stream, dialect),
-        logprobs="logprobs" in values or bool(names & {"logprobs", "cumulative_logprob"}),
+        logprobs="logprobs" in values or bool(names & _SCORES),
         top_logprobs=values.get("logprobs", 0),
         prompt_logprobs="prompt_logprobs" in values,
         grammar=parameters.grammar(values),
@@ -117,10 +134,14 @@ def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect
         client_request_id=given.id or None,
         outputs=wanted,
         hints={name: values[name] for name in _HINTS if name in values},
-        extra=extra,
+        extra=extra | given.own,
         unknown=unknown,
         origin=Origin("triton", dialect.name, route.name, body),
     )
+
+
+_SCORES = {"logprobs", "cumulative_logprob", "cum_log_probs", "output_log_probs"}
+"""Outputs that need log-probabilities."""
 
 
 def outputs_of(request: Generate) -> tuple[Output, ...]:
@@ -129,7 +150,16 @@ def outputs_of(request: Generate) -> tuple[Output, ...]:
 
 
 def _check_complete(values: dict[str, list[Any]], known: dict[str, tensors.Tensor], model: str) -> None:
-    required = [name for name, tensor in known.items() if not tensor.optional]
+    usual = {tensor.name: name for name, tensor in known.items()}
+    given = [name for name in ("text_input", "input_ids") if values.get(usual[name])]
+    if len(given) == 2:
+        raise InvalidRequest("only one of the inputs 'text_input' and 'input_ids' may be given", param="input_ids")
+    # Token ids take the place of the text.
+    required = [
+        name
+        for name, tensor in known.items()
+        if not tensor.optional and (tensor.name, given) != ("text_input", ["input_ids"])
+    ]
     missing = [name for name in required if not values.get(name)]
     if missing:
         raise InvalidRequest(
@@ -142,6 +172,22 @@ def _check_complete(values: dict[str, list[Any]], known: dict[str, tensors.Tenso
 
 def _listed(names: list[str] | dict[str, Any]) -> str:
     return "[" + ",".join(f"'{name}'" for name in names) + "]"
+
+
+def _is_flag(name: str) -> bool:
+    tensor = tensors.INPUT[name]
+    return tensor.datatype == "BOOL" and not tensor.parameter
+
+
+def _tensor_parameters(usual: dict[str, list[Any]]) -> dict[str, Any]:
+    """The request parameters that inputs stand for. An empty text is TensorRT-LLM's "no words"."""
+    found = {}
+    for name, elements in usual.items():
+        tensor = tensors.INPUT[name]
+        if tensor.parameter:
+            words = [element for element in elements if element != ""]
+            found[tensor.parameter] = words if tensor.dims == (-1,) else elements[0]
+    return found
 
 
 def _sampling_parameters(elements: list[str] | None) -> dict[str, Any]:
@@ -162,7 +208,7 @@ def _outputs(given: Given, card: ModelCard) -> tuple[Output, ...]:
     return tuple(
         Output(tensor.name, name, given.binary)
         for name, tensor in tensors.outputs(card).items()
-        if tensor.name == "text_output" or given.flags.get(f"return_{tensor.name}")
+        if tensor.name == "text_output" or given.flags.get(tensor.asked_by or f"return_{tensor.name}")
     )
 
 

@@ -30,6 +30,7 @@ from backends.native.engine.sampling.sampler import NoDistribution, Sample, samp
 from backends.native.engine.scheduling.scheduler import Overloaded, Refused, Scheduler
 from backends.native.engine.scheduling.sequence import Sequence, Work
 from backends.native.grammar.grammar import GrammarError
+from backends.native.machine import resident_memory
 from backends.native.protocol.messages import Cancel, Logprobs, Output, Ping, Pong, Step, Submit, ToEngine
 from schemas.ir import FinishReason
 
@@ -146,6 +147,8 @@ class Engine:
             scheduler.preemptions,
             scheduler.prefix_queries,
             scheduler.prefix_hits,
+            pool.touched,
+            resident_memory(),
         )
 
     def step(self) -> dict[int, Step]:

@@ -142,7 +142,8 @@ class Step(Message, frozen=True):
 class Pong(Message, frozen=True):
     """Engine to worker: the answer to `Ping`, sent by the step loop, with the engine's state.
 
-    `preemptions`, `prefix_queries` and `prefix_hits` count since the engine started; prefixes are counted in tokens.
+    `preemptions`, `prefix_queries`, `prefix_hits` and `touched_blocks` count since the engine started; prefixes are
+    counted in tokens. `resident_bytes` is the process's memory.
     """
 
     token: int
@@ -153,6 +154,8 @@ class Pong(Message, frozen=True):
     preemptions: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    touched_blocks: int = 0
+    resident_bytes: int = 0
 
 
 class Loading(Message, frozen=True):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from adapters.base import Call
 from adapters.fold import fold
-from schemas.catalog import Catalog
+from schemas.catalog import Catalog, ModelCard
 from schemas.errors import BackendFailed, InvalidRequest, MalformedBody, UnsupportedFeature
 from schemas.ir import (
     ChatPrompt,
@@ -154,7 +154,8 @@ def test_logprobs() -> None:
 
 def tool_of(count: int) -> dict[str, Any]:
     properties = {f"p{place}": {} for place in range(count)}
-    return {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": "f", "description": "d", "parameters": parameters}}
 
 
 @pytest.mark.parametrize(
@@ -412,3 +413,26 @@ def test_the_tools_of_a_response_have_databricks_limits() -> None:
         with pytest.raises(InvalidRequest) as raised:
             query({"model": "chat", "input": "Hi", "tools": tools}, operation="responses")
         assert raised.value.param == param
+
+
+def test_a_function_needs_a_description() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    with pytest.raises(InvalidRequest) as error:
+        chat(tools=[TOOL, tool])
+    assert error.value.param == "tools[1].function.description"
+    assert chat(tools=[tool], options={"tool_descriptions": False}).tools
+
+
+@pytest.mark.parametrize(
+    ("task", "body", "param"),
+    [("completions", {"messages": HELLO}, "messages"), ("chat", {"prompt": "Once"}, "prompt")],
+)
+def test_a_body_of_another_task_than_the_declared_one_is_refused(task: Any, body: dict[str, Any], param: str) -> None:
+    def ask(card: ModelCard) -> Any:
+        call = Call("r1", Catalog({"chat": card}, "chat"), {"name": "chat"})
+        return server().decode(ROUTES["invocations"], json.dumps(body).encode(), call)
+
+    with pytest.raises(InvalidRequest, match=f"has the task llm/v1/{task}: send ") as error:
+        ask(ModelCard(name="chat", task=task, declared_task=True))
+    assert error.value.param == param
+    assert ask(ModelCard(name="chat", task=task))  # a default is no declaration

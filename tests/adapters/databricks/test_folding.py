@@ -14,7 +14,7 @@ from tests.adapters.databricks.scenes import chat, completion, server
 from tests.adapters.laws import batches, streams
 from tests.adapters.openai.folding import chunks, folded
 
-TOOLS = [{"type": "function", "function": {"name": "f"}}]
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "d"}}]
 
 
 def assert_same(request: Generate, events: Events, data: st.DataObject) -> None:

@@ -14,7 +14,7 @@ from schemas.ir import Embed, Embeddings, Events, Generate, Usage
 from tests.adapters.databricks.scenes import GOLDEN, ROUTES, call, chat, completion, query, server
 from tests.adapters.openai.scenes import CALLS, ECHOED, REASONING, SCORED, TWO, USAGE, ZOE
 
-TOOLS = [{"type": "function", "function": {"name": name}} for name in ("get_weather", "get_time")]
+TOOLS = [{"type": "function", "function": {"name": name, "description": "d"}} for name in ("get_weather", "get_time")]
 STREAM = {"stream": True}
 
 Ask = Callable[..., Generate]

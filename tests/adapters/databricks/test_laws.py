@@ -168,7 +168,7 @@ stoppings = st.builds(
     Stopping, max_new_tokens=st.none() | limits, stop=st.lists(texts.filter(bool), max_size=6).map(tuple)
 )
 schema = {"type": "object", "properties": {"a": {}}}
-TOOLS = (Tool("f", "d", schema, True), Tool("g"))
+TOOLS = (Tool("f", "d", schema, True), Tool("g", "e"))
 CHOICES = (None, ToolChoice("none"), ToolChoice("auto"), ToolChoice("required"), ToolChoice("named", ("g",)))
 GRAMMARS = (None, Grammar("json_object"), Grammar("json_schema", schema, "a", strict=True))
 

@@ -167,12 +167,12 @@ MALFORMED = [
     ({"inputs": [text_tensor("a")], "id": 3}, "Invalid value for 'id': Expected `str | null`, got `int`."),
     (
         {"inputs": []},
-        "expected number of inputs between 1 and 10 but got 0 inputs for model 'mymodel'. Got input(s) [], "
+        "expected number of inputs between 1 and 33 but got 0 inputs for model 'mymodel'. Got input(s) [], "
         "but missing required input(s) ['text_input']. Please provide all required input(s).",
     ),
     (
         {"inputs": [text_tensor()]},
-        "expected number of inputs between 1 and 10 but got 1 inputs for model 'mymodel'. Got input(s) "
+        "expected number of inputs between 1 and 33 but got 1 inputs for model 'mymodel'. Got input(s) "
         "['text_input'], but missing required input(s) ['text_input']. Please provide all required input(s).",
     ),
     ({"inputs": [text_tensor("a", name="x")]}, "unexpected inference input 'x' for model 'mymodel'"),

@@ -13,6 +13,8 @@ ELEMENTS = {
     "BYTES": st.text(),
     "BOOL": st.booleans(),
     "UINT32": st.integers(0, 2**32 - 1),
+    "INT32": st.integers(-(2**31), 2**31 - 1),
+    "UINT64": st.integers(0, 2**64 - 1),
     "FP32": st.floats(width=32, allow_nan=False),
 }
 

@@ -14,12 +14,11 @@ ONE = Layout(arms=1, rows=1, totals=1)
 
 def test_counts_and_sums_are_those_of_all_workers(tmp_path: Path) -> None:
     one, two = (CountersFile(LAYOUT, tmp_path / "key", slot) for slot in (0, 1))
-    one.add(1, 511, ((2, 0.5), (1, 4.0)))
-    two.add(1, 511, ((2, 1.5),))
+    one.add(1, 511, ((2, 0.5), (1, 4.0)), ((1, 7),))
+    two.add(1, 511, ((2, 1.5),), ((1, 7),))
     two.correct(1, 511, 2, -1.0)
     two.add(0, 0, ((0, 7.0),))
     for each in (one, two):
-        each.bin(1, 1, 7)
         each.count(1, 3)
     for counters in (one, two):
         sums = counters.read()

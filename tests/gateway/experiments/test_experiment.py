@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,8 +180,8 @@ def test_requests_that_no_arm_is_to_blame_for_are_counted_apart() -> None:
     plan = Traffic(PAIR).plan("u")
     experiment.exposed(plan)
     experiment.ended(plan, Outcome("cancelled"))
-    experiment.ended(replace(plan, unit=None), ANSWERED)
-    alone = replace(plan, only_one_arm=True)
+    experiment.ended(msgspec.structs.replace(plan, unit=None), ANSWERED)
+    alone = msgspec.structs.replace(plan, only_one_arm=True)
     experiment.exposed(alone)
     experiment.ended(alone, ANSWERED)
     arm = next(arm for arm in experiment.report().arms if arm.exposures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -45,22 +46,27 @@ async def test_feedback_is_counted_for_the_arm_whichever_worker_receives_it(tmp_
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_feedback_is_accepted_as_soon_as_the_end_of_the_answer_is_sent(stream: bool, tmp_path: Path) -> None:
     """The client has the last bytes while the worker that sent them has not returned yet."""
-    app, headers, reports = worker(tmp_path), dict[bytes, bytes](), list[dict[str, Any]]()
+    app, headers, checks = worker(tmp_path), dict[bytes, bytes](), list[asyncio.Task[Any]]()
     async with running(app), running(worker(tmp_path)) as other:
+
+        async def check() -> Any:
+            await send_feedback(other, headers[b"x-request-id"].decode(), 1.0)
+            return (await figures(other))["b"]
 
         async def watched(scope: Any, receive: Any, send: Any) -> None:
             async def sent(message: Any) -> None:
                 await send(message)
                 headers.update(message.get("headers", ()))
                 if b"[DONE]" in message.get("body", b"") or not (stream or message.get("more_body", True)):
-                    await send_feedback(other, headers[b"x-request-id"].decode(), 1.0)
-                    reports.append((await figures(other))["b"])
+                    checks.append(asyncio.create_task(check()))
+                    # httpx disconnects once it has all of the answer, which cancels this send.
+                    await asyncio.shield(checks[-1])
 
             await app(scope, receive, sent)
 
         async with httpx.AsyncClient(transport=httpx.ASGITransport(watched), base_url="http://localhost") as client:
             await chat(client, user=unit_for("b"), stream=stream)
-    (found,) = reports
+        (found,) = await asyncio.gather(*checks)
     assert (found["means"]["success"], found["means"]["liked"], found["finish_reasons"]) == (1.0, 1.0, {"eos": 1})
 
 

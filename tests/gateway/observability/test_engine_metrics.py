@@ -21,11 +21,13 @@ def exposed(**backends: ScriptedBackend) -> list[str]:
 
 def test_an_engine_has_metrics_under_vllms_names() -> None:
     engine = Engine("local")
-    engine.engine_state = EngineState(3, 2, 0.25, 1, 100, 64)
+    engine.engine_state = EngineState(3, 2, 0.25, 1, 100, 64, 0.5, 4096)
     assert exposed(local=engine, scripted=ScriptedBackend("scripted")) == [
         'num_requests_running{backend="local"} 3.0',
         'num_requests_waiting{backend="local"} 2.0',
         'kv_cache_usage_perc{backend="local"} 0.25',
+        'kv_cache_touched_perc{backend="local"} 0.5',
+        'engine_resident_memory_bytes{backend="local"} 4096.0',
         'num_preemptions_total{backend="local"} 1.0',
         'prefix_cache_queries_total{backend="local"} 100.0',
         'prefix_cache_hits_total{backend="local"} 64.0',

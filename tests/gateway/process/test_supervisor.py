@@ -77,6 +77,20 @@ def test_an_engine_that_no_generation_needs_is_stopped_when_its_workers_have_end
     supervisor.close()
 
 
+def test_reloads_leave_no_descriptor_open() -> None:
+    config = Config(server=ServerSection(port=0))
+    supervisor = Supervisor(lambda: config)
+    now = Generation(config, {}, [])
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        supervisor._prepare(now)
+        assert supervisor._next is not None
+        supervisor._drop(supervisor._next, now)
+        supervisor._next = None
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    supervisor.close()
+
+
 @pytest.mark.parametrize("fault", ["invalid", "backend", "address"])
 def test_a_refused_configuration_leaves_nothing_open(
     fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -75,6 +75,8 @@ class BlockPool:
         # In order of eviction, the next block to hand out first. A dict and not a deque: `take` removes from the
         # middle.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
+        self.touched = 0
+        """How many blocks have ever been used: the memory of the others has not been touched."""
         # `_keys` and `_by_key` are inverse to each other; a block keeps its key while it is free, until `_evict`.
         self._keys: list[bytes | None] = [None] * count
         self._by_key: dict[bytes, int] = {}
@@ -119,6 +121,8 @@ class BlockPool:
         if count > len(self._free):
             raise ValueError(f"{count} blocks requested, {len(self._free)} free")
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        # Blocks that were never used are free in their order, so the highest number counts them all.
+        self.touched = max(self.touched, max(blocks, default=-1) + 1)
         for block in blocks:
             self._references[block] = 1
             self._evict(block)

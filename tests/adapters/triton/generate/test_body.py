@@ -162,12 +162,12 @@ BOOLEAN = "Unable to parse 'data': attempt to access JSON non-boolean as boolean
     [
         (
             "{}",
-            "expected number of inputs between 1 and 10 but got 0 inputs for model 'mock_llm'. Got input(s) [], "
+            "expected number of inputs between 1 and 33 but got 0 inputs for model 'mock_llm'. Got input(s) [], "
             "but missing required input(s) ['PROMPT']. Please provide all required input(s).",
         ),
         (
             '{"STREAM": false, "other": "param"}',
-            "expected number of inputs between 1 and 10 but got 1 inputs for model 'mock_llm'. "
+            "expected number of inputs between 1 and 33 but got 1 inputs for model 'mock_llm'. "
             "Got input(s) ['STREAM'], but missing required input(s) ['PROMPT']. Please provide all required input(s).",
         ),
         ('{"PROMPT": 123, "STREAM": false}', STRING),

@@ -105,3 +105,27 @@ def test_allocating_more_blocks_than_are_free_is_an_error_and_loses_none() -> No
     assert pool.free == 2
     with pytest.raises(ValueError, match="at least one block"):
         BlockPool(0, 1)
+
+
+def test_touched_blocks_are_counted_once_and_stay_counted() -> None:
+    pool = BlockPool(8, 4, caching=False)
+    counts = [pool.touched]
+    for wanted in (2, 3, 1, 0):
+        blocks = pool.allocate(wanted)
+        counts.append(pool.touched)
+        pool.release(blocks)
+    held = [pool.allocate(3), pool.allocate(5)]
+    assert (counts, pool.touched) == ([0, 2, 3, 3, 3], 8)
+    for blocks in held:
+        pool.release(blocks)
+    assert pool.touched == 8
+
+
+def test_cached_blocks_leave_untouched_ones_for_later() -> None:
+    """What is kept for its prefix is used again last: each new prompt touches new blocks until there are none."""
+    pool = BlockPool(8, 4)
+    for number in range(20):
+        (block,) = pool.allocate(1)
+        pool.publish(block, bytes([number]))
+        pool.release([block])
+        assert pool.touched == min(number + 1, 8)

@@ -1,0 +1,351 @@
+"""Every client protocol over every kind of upstream: what is answered, and what is refused before it is called.
+
+The upstream is a gateway over scripted models, which speaks all protocols: asked directly, it gives the right answer.
+Run `python -m tests.application.every_client` to write `docs/every_client.md`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+
+from backends.prompts import images_of
+from backends.scripted import ScriptedBackend
+from backends.scripted.backend import ScriptedOptions
+from backends.scripted.script import Script
+from gateway.app import create_app
+from gateway.config import Config, Endpoint, ServedEntity, ServerSection
+from gateway.config.server import Mount
+from schemas.ir import Embed, Embeddings, Events, Generate
+from tests.gateway.serving import config, listening, running
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "every_client.md"
+IMAGE_URL = "data:image/png;base64,iVBORw0KGgo="
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
+PARAMETERS = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
+HI = [{"role": "user", "content": "Hello there"}]
+TEMPLATE = "{{ messages[-1].content }}"  # the scripted model repeats what it is sent, so nothing may stand around it
+
+COLUMNS = ("whole", "streamed", "tools", "structured output", "images", "reasoning", "logprobs", "embeddings")
+MODELS = {"tools": "tool-call", "reasoning": "thinker"}
+"""The scripted model that a column needs; all others repeat the text."""
+
+Body = dict[str, Any]
+
+
+class Client(NamedTuple):
+    """A client protocol: the path with the model's name, the smallest body, and what each column adds to it."""
+
+    path: str
+    body: Body
+    adds: dict[str, Body]
+
+
+def _openai_tool() -> Body:
+    return {"tools": [{"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}]}
+
+
+_JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+_CHAT: dict[str, Body] = {
+    "tools": _openai_tool(),
+    "structured output": {"response_format": _JSON_SCHEMA},
+    "images": {
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": IMAGE_URL}},
+                    {"type": "text", "text": "Hello there"},
+                ],
+            }
+        ]
+    },
+    "reasoning": {},
+    "logprobs": {"logprobs": True},
+}
+CLIENTS = {
+    "OpenAI chat": Client("/v1/chat/completions", {"messages": HI}, _CHAT),
+    "OpenAI responses": Client(
+        "/v1/responses",
+        {"input": "Hello there", "store": False},
+        {
+            "tools": {"tools": [{"type": "function", "name": "f", "parameters": PARAMETERS}]},
+            "structured output": {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}},
+            "images": {
+                "input": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "input_image", "image_url": IMAGE_URL},
+                            {"type": "input_text", "text": "Hello there"},
+                        ],
+                    }
+                ]
+            },
+            "reasoning": {},
+        },
+    ),
+    "OpenAI completions": Client(
+        "/v1/completions",
+        {"prompt": "Hello there", "max_tokens": 50},
+        {"logprobs": {"logprobs": 0}, "structured output": {"response_format": _JSON_SCHEMA}},
+    ),
+    "Databricks": Client("/serving-endpoints/{model}/invocations", {"messages": HI, "max_tokens": 50}, _CHAT),
+    "Anthropic": Client(
+        "/v1/messages",
+        {"messages": HI, "max_tokens": 50},
+        {
+            "tools": {"tools": [{"name": "f", "input_schema": PARAMETERS}]},
+            "structured output": {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+            "images": {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {
+                                "type": "image",
+                                "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="},
+                            },
+                            {"type": "text", "text": "Hello there"},
+                        ],
+                    }
+                ]
+            },
+            "reasoning": {},
+        },
+    ),
+    "TGI": Client(
+        "/generate",
+        {"inputs": "Hello there", "parameters": {"max_new_tokens": 50}},
+        {
+            "structured output": {"parameters": {"max_new_tokens": 50, "grammar": {"type": "json", "value": SCHEMA}}},
+            "logprobs": {"parameters": {"max_new_tokens": 50, "details": True}},
+        },
+    ),
+    "Triton": Client(
+        "/v2/models/{model}/generate",
+        {"text_input": "Hello there", "parameters": {"max_tokens": 50}},
+        {"logprobs": {"parameters": {"max_tokens": 50, "logprobs": 0}}},
+    ),
+}
+_STREAM_PATHS = {"/generate": "/generate_stream", "/v2/models/{model}/generate": "/v2/models/{model}/generate_stream"}
+
+UPSTREAMS: dict[str, Body] = {
+    "`openai`": {"kind": "openai", "url": "/v1"},
+    '`openai`, `raw_text = "as_chat"`': {"kind": "openai", "url": "/v1", "raw_text": "as_chat"},
+    "`databricks`": {"kind": "databricks", "url": ""},
+    "`anthropic`": {"kind": "anthropic", "url": ""},
+    '`anthropic`, `raw_text = "as_chat"`': {"kind": "anthropic", "url": "", "raw_text": "as_chat"},
+    "`tgi`": {"kind": "tgi", "url": ""},
+    "`tgi-0.9`": {"kind": "tgi-0.9", "url": "/old"},
+    "`tgi-0.9` with a chat template": {"kind": "tgi-0.9", "url": "/old", "chat_template": TEMPLATE},
+    "`triton`": {"kind": "triton", "url": ""},
+    "`triton` with a chat template": {"kind": "triton", "url": "", "chat_template": TEMPLATE},
+    "`mindie`": {"kind": "mindie", "url": "/mindie"},
+    "`mindie-openai`": {"kind": "mindie-openai", "url": "/mindie/v1"},
+    "`mindie-triton`": {"kind": "mindie-triton", "url": "/mindie"},
+}
+_MOUNTS = (
+    Mount("/old", {"tgi": "tgi-0.9"}),
+    Mount("/mindie", {"tgi": "mindie", "openai": "mindie-openai", "triton": "mindie-triton"}),
+)
+
+
+class Recording(ScriptedBackend):
+    """A scripted backend that keeps the requests that it is asked."""
+
+    def __init__(self) -> None:
+        scripts = {"thinker": Script(echo=True, reasoning="Let me think.")}
+        super().__init__("s", ScriptedOptions(scripts=scripts, context_length=1 << 22))
+        self.asked: list[Generate | Embed] = []
+
+    async def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
+        self.asked.append(request)
+        async for events in super().generate(request):
+            yield events
+
+    async def embed(self, request: Embed) -> Embeddings:
+        self.asked.append(request)
+        return await super().embed(request)
+
+
+class Answer(NamedTuple):
+    """What an answer says, whatever its protocol."""
+
+    text: str
+    reasoning: str
+    calls: tuple[tuple[str, Any], ...]
+    logprobs: bool
+    vectors: int
+
+
+Table = dict[tuple[str, str], dict[str, str]]
+"""Client and upstream -> column -> "yes", "refused", "without", or "" where the client's protocol cannot ask."""
+
+
+async def table() -> Table:
+    """Ask everything over everything.
+
+    Raises:
+        AssertionError: an answer is not the right one, or a refusal came after the upstream was called.
+    """
+    names = ["echo", *MODELS.values()]
+    inner, backend = _inner(names)
+    async with (
+        listening(inner) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as direct,
+        running(create_app(_outer(names, f"http://127.0.0.1:{port}"))) as client,
+    ):
+        return {
+            (name, upstream): {
+                column: await _cell(direct, client, backend, name, upstream, column) for column in COLUMNS
+            }
+            for name in CLIENTS
+            for upstream in UPSTREAMS
+        }
+
+
+def page(found: Table) -> str:
+    """The table as a page of the documentation."""
+    lines = [
+        "# Every client over every upstream",
+        "",
+        "Generated by `python -m tests.application.every_client`; a test compares it with what the gateway does.",
+        "**yes**: the answer is the one that the upstream gives when it is asked directly. no: refused, before the",
+        "upstream is called. without: the answer, but the upstream's protocol has no reasoning or log-probabilities.",
+        "Empty: the client's protocol cannot ask for it. With a chat template, tools depend on whether it renders them",
+        "in the form of Hermes and Qwen, and images on whether it has a place for them; the one here has neither.",
+    ]
+    for name in CLIENTS:
+        lines += ["", f"## {name}", "", f"| upstream | {' | '.join(COLUMNS)} |", f"|---|{'---|' * len(COLUMNS)}"]
+        words = {"yes": "**yes**", "refused": "no", "without": "without", "": ""}
+        lines += [
+            f"| {upstream} | {' | '.join(words[found[name, upstream][column]] for column in COLUMNS)} |"
+            for upstream in UPSTREAMS
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _inner(names: list[str]) -> tuple[Any, Recording]:
+    backend = Recording()
+    made = config(*names, server=ServerSection(mounts=_MOUNTS))
+    return create_app(made, {"s": backend}), backend
+
+
+def _outer(names: list[str], url: str) -> Config:
+    backends, endpoints = {}, {}
+    for place, options in enumerate(UPSTREAMS.values()):
+        for name in names:
+            # TGI's protocol names no model: the header does.
+            headers = {"x-gateway-model-name": name}
+            backends[f"{place}-{name}"] = options | {"url": url + options["url"], "headers": headers}
+            entity = ServedEntity(name="e", backend=f"{place}-{name}", model=name)
+            endpoints[f"{place}-{name}"] = Endpoint(served_entities=(entity,))
+    return Config(server=ServerSection(), backends=backends, endpoints=endpoints)
+
+
+async def _cell(
+    direct: httpx.AsyncClient, client: httpx.AsyncClient, backend: Recording, name: str, upstream: str, column: str
+) -> str:
+    model = MODELS.get(column, "echo")
+    far = f"{list(UPSTREAMS).index(upstream)}-{model}"
+    right = await _ask(direct, name, model, column)
+    if right is None:
+        return ""
+    assert right.status_code == 200, (name, column, right.text)
+    backend.asked.clear()
+    reply = await _ask(client, name, far, column)
+    assert reply is not None
+    where = (name, upstream, column, reply.status_code, reply.text)
+    if reply.status_code != 200:
+        assert 400 <= reply.status_code < 500 or reply.status_code == 501, where
+        assert not backend.asked, where
+        return "refused"
+    [asked] = backend.asked
+    found, wanted = read(reply), read(right)
+    if column != "logprobs":  # TGI's tokens have some whether they are asked for or not
+        found, wanted = found._replace(logprobs=False), wanted._replace(logprobs=False)
+    lost: Body = {"reasoning": {"reasoning": ""}, "logprobs": {"logprobs": False}}.get(column, {})
+    if lost and found == wanted._replace(**lost) != wanted:
+        return "without"
+    assert found == wanted, (where, right.text, found, wanted)
+    if column == "images":
+        assert isinstance(asked, Generate)
+        assert len(images_of(asked.prompts[0])) == 1, where
+    return "yes"
+
+
+async def _ask(client: httpx.AsyncClient, name: str, model: str, column: str) -> httpx.Response | None:
+    path, body, adds = CLIENTS[name]
+    if column == "embeddings":
+        if name not in ("OpenAI chat", "Databricks"):
+            return None
+        path, body = ("/v1/embeddings" if name == "OpenAI chat" else path), {"input": "Hello there"}
+    elif column == "streamed":
+        path, body = _STREAM_PATHS.get(path, path), body | ({} if path in _STREAM_PATHS else {"stream": True})
+    elif column != "whole":
+        if column not in adds:
+            return None
+        body = body | adds[column]
+    named = {} if "{model}" in path else {"model": model}
+    headers = {"x-gateway-model-name": model}
+    return await client.post(path.replace("{model}", model), json=body | named, headers=headers)
+
+
+def read(reply: httpx.Response) -> Answer:
+    """What an answer says: the strings and lists at the places of all protocols, streamed or not."""
+    streamed = reply.headers["content-type"].startswith("text/event-stream")
+    if not streamed:
+        return _read_all([reply.json()])
+    data = [line[5:].strip() for line in reply.text.splitlines() if line.startswith("data:")]
+    return _read_all([json.loads(each) for each in data if each != "[DONE]"])
+
+
+def _read_all(parts: list[Any]) -> Answer:
+    text, reasoning, calls, logprobs, vectors = "", "", [], False, 0
+    for part in parts:
+        if part.get("type", "").startswith("response."):  # the deltas of Responses; other events repeat the whole
+            text += part["delta"] if part["type"] == "response.output_text.delta" else ""
+            reasoning += part["delta"] if part["type"].startswith("response.reasoning") and "delta" in part else ""
+            continue
+        for place, value in _places(part):
+            match place:
+                case "text" | "content" | "text_output" | "generated_text" if isinstance(value, str):
+                    text = value if place == "generated_text" else text + value
+                case "thinking" | "reasoning_content" if isinstance(value, str):
+                    reasoning += value
+                case "logprob" | "logprobs" | "token_logprobs":
+                    logprobs = logprobs or bool(value)
+                case "embedding" if isinstance(value, list):
+                    vectors += 1
+                case "arguments":
+                    calls.append(("f", json.loads(value)))
+                case "input" if isinstance(value, dict):
+                    calls.append(("f", value))
+    return Answer(text, reasoning, tuple(calls), logprobs, vectors)
+
+
+def _places(value: Any) -> Iterator[tuple[str, Any]]:
+    """Each key and value in a JSON value, in order. TGI's tokens repeat the text, and what was asked is no answer."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _places(item)
+    elif isinstance(value, dict):
+        if value.get("type") == "reasoning":  # an item of Responses
+            yield from (("thinking", part["text"]) for part in value["content"])
+            return
+        for key, inner in value.items():
+            yield key, inner
+            if key in ("details", "token", "logprobs", "output_logprobs", "tools", "text"):
+                yield from (each for each in _places(inner) if each[0] == "logprob")
+            else:
+                yield from _places(inner)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(asyncio.run(table())))
