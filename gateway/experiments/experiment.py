@@ -132,8 +132,7 @@ class Experiment:
         self.takes_feedback = bool(endpoint.experiment.feedback)
         self.has_guardrails = has_guardrails(endpoint)
         self.known_stops: frozenset[str] = frozenset()
-        examples = folder / "examples" / self.key if folder is not None else None
-        self._examples = Examples(examples, str(slot))
+        self._examples = Examples(self._folder / "examples" if self._folder is not None else None, slot)
 
     def exposed(self, plan: Plan) -> None:
         """Count a request that was assigned to an arm; not one that named its served entity."""

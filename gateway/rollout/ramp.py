@@ -56,7 +56,7 @@ class RampReport(msgspec.Struct, frozen=True):
 def decide(report: Report, ramp: Ramp, held: float) -> RampDecision:
     """What a running ramp does now.
 
-    Intervals hold at every look, so looking every second does not raise the chance of a false move.
+    Intervals hold at every look, so looking often does not raise the chance of a false move.
 
     Args:
         report: of the ramp's experiment.

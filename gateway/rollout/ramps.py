@@ -1,6 +1,7 @@
 """Ramps of all endpoints: decides by the reports of experiments, and changes what is deployed.
 
-Every worker looks once a second. The one that moves a ramp first writes the state file, which all workers serve from.
+Every worker looks every few seconds. The first one that finds a move due writes the state file, which all workers serve
+from.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from gateway.rollout.ramp import RampDecision, RampReport, RampStepReport, decid
 
 log = structlog.get_logger()
 
+_LOOK_INTERVAL = 5.0
+"""Seconds between two looks at a report, which takes the event loop milliseconds; fewer for steps that are shorter."""
+
 
 class Ramps:
     """One worker's view of all ramps.
@@ -33,6 +37,7 @@ class Ramps:
         self._live = live
         self._experiments = experiments
         self._can_answer = can_answer
+        self._next_look: dict[str, float] = {}
 
     async def move(self) -> bool:
         """Make the moves that are due; return whether there was one."""
@@ -73,8 +78,9 @@ class Ramps:
         if deployed.ramp is None:
             # A first step to a backend that cannot answer would be a step back at once.
             return ("begin", "first step") if self._is_ready(deployed, ramp) else None
-        if deployed.ramp.status != "running":
+        if deployed.ramp.status != "running" or time.monotonic() < self._next_look.get(name, 0.0):
             return None
+        self._next_look[name] = time.monotonic() + min(_LOOK_INTERVAL, ramp.hold)
         decision = self._decision(name, deployed, ramp)
         if decision.move == "hold":
             return None

@@ -23,17 +23,19 @@ class Examples:
 
     Args:
         path: the common stem of all workers' files of this experiment; None: memory of this process alone.
-        worker: the suffix of this worker's file; only one process at a time may use it.
+        slot: the suffix of this worker's file; only one process at a time may use it.
     """
 
-    def __init__(self, path: Path | None = None, worker: str = "0") -> None:
+    def __init__(self, path: Path | None = None, slot: int = 0) -> None:
         self._path = path
-        self._own = path.with_name(f"{path.name}.{worker}") if path is not None else None
-        # A worker that replaces a killed one continues its file.
-        self._kept = _read(self._own) if self._own is not None else {}
+        self._own = path.with_name(f"{path.name}.{slot}") if path is not None else None
+        self._kept: dict[str, list[Example]] = {}
 
     def note(self, arm: str, difference: float, make: Callable[[], Example]) -> None:
         """Keep a pair if it is among those of this arm that differ most; `make` is called only then."""
+        if self._own is not None:
+            # A worker that replaces a killed one continues its file, and so does the experiment of the next split.
+            self._kept = _read(self._own)
         kept = self._kept.get(arm, [])
         if len(kept) == MOST and abs(difference) <= abs(kept[-1].log_likelihood_difference):
             return

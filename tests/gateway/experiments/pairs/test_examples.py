@@ -35,11 +35,11 @@ def test_what_is_not_kept_is_not_even_made() -> None:
 
 
 def test_workers_share_them_and_a_new_worker_continues(tmp_path: Path) -> None:
-    one, other = (Examples(tmp_path / "examples" / "key", worker) for worker in "01")
+    one, other = (Examples(tmp_path / "examples" / "key", slot) for slot in (0, 1))
     note(one, "of-0", 1.0)
     note(other, "of-1", 2.0)
     assert [each.request_id for each in one.of("arm")] == ["of-1", "of-0"]
-    note(Examples(tmp_path / "examples" / "key", "0"), "of-its-successor", 3.0)
+    note(Examples(tmp_path / "examples" / "key", 0), "of-its-successor", 3.0)
     assert [each.request_id for each in other.of("arm")] == ["of-its-successor", "of-1", "of-0"]
 
 
