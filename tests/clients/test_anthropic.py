@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import typing
+
 import anthropic
+import pydantic
 import pytest
 
 from tests.clients.conftest import CAPITAL, Server
@@ -65,3 +68,15 @@ def test_errors(server: Server, client: anthropic.Anthropic) -> None:
         client.messages.create(model=server.model, max_tokens=0, messages=QUESTION)
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(model="absent", max_tokens=5, messages=QUESTION)
+
+
+class City(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    name: typing.Literal["Paris", "Rome"]
+    size: typing.Literal[1, 2, 3]
+
+
+def test_a_parsed_answer(server: Server, client: anthropic.Anthropic) -> None:
+    asked = {"model": server.model, "max_tokens": 60, "messages": QUESTION}
+    answer = client.messages.parse(**asked, output_format=City)
+    assert isinstance(answer.parsed_output, City)
