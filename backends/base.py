@@ -17,12 +17,15 @@ from schemas.ir import (
     Events,
     Generate,
     Request,
+    TemplateOptions,
     TextPrompt,
     Tokenize,
     Tokens,
     TokensPrompt,
 )
 from schemas.origin import Relay, RelayedAnswer
+
+_USUAL = TemplateOptions()
 
 
 class Feature(StrEnum):
@@ -39,6 +42,7 @@ class Feature(StrEnum):
     LOGIT_BIAS = "logit_bias"
     MIN_P = "min_p"
     BAD_WORDS = "bad_words"
+    TEMPLATE_OPTIONS = "template_options"
     BEST_OF = "best_of"
     SUFFIX = "suffix"
     WATERMARK = "watermark"
@@ -226,6 +230,7 @@ def needs(request: Generate) -> frozenset[Feature]:
         (Feature.LOGIT_BIAS, bool(sampling.logit_bias)),
         (Feature.MIN_P, sampling.min_p is not None),
         (Feature.BAD_WORDS, bool(sampling.bad_words)),
+        (Feature.TEMPLATE_OPTIONS, any(isinstance(p, ChatPrompt) and p.template != _USUAL for p in request.prompts)),
         (Feature.BEST_OF, request.best_of is not None and request.best_of > request.n),
         (Feature.SUFFIX, bool(request.suffix)),
         (Feature.WATERMARK, sampling.watermark),

@@ -25,6 +25,7 @@ from schemas.prompts import ImagePart as ImagePart
 from schemas.prompts import Message as Message
 from schemas.prompts import Part as Part
 from schemas.prompts import Prompt as Prompt
+from schemas.prompts import TemplateOptions as TemplateOptions
 from schemas.prompts import TextPart as TextPart
 from schemas.prompts import TextPrompt as TextPrompt
 from schemas.prompts import TokensPrompt as TokensPrompt

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -63,10 +63,22 @@ class TokensPrompt(msgspec.Struct, frozen=True, tag="tokens"):
     ids: tuple[int, ...]
 
 
+class TemplateOptions(msgspec.Struct, frozen=True):
+    """How the chat template is used: whether the text ends where an answer begins, or within the last message.
+
+    `variables` are the client's own variables of the template, such as `enable_thinking`.
+    """
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: dict[str, Any] = {}
+
+
 class ChatPrompt(msgspec.Struct, frozen=True, tag="chat"):
     """Messages, rendered by the model's own chat template."""
 
     messages: tuple[Message, ...]
+    template: TemplateOptions = TemplateOptions()
 
 
 Prompt = TextPrompt | TokensPrompt | ChatPrompt

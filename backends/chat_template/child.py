@@ -125,8 +125,15 @@ class Templates:
         self._templates = {name: made.from_string(source) for name, source in sources.items()}
         self._variables = variables
 
-    def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, longest: int) -> bytes:
-        """Render a chat to UTF-8.
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        longest: int,
+        opens_answer: bool = True,
+        variables: dict[str, Any] | None = None,
+    ) -> bytes:
+        """Render a chat to UTF-8, up to where an answer begins if `opens_answer`; `variables` are the client's.
 
         Raises:
             BeyondLimits: the text would have more than `longest` bytes.
@@ -136,13 +143,14 @@ class Templates:
         if tools is not None:
             template = self._templates.get("tool_use", template)
         parts, left = [], longest
-        for part in template.generate(
-            messages=list(map(_aliased, messages)),
-            tools=tools,
-            documents=None,
-            add_generation_prompt=True,
-            **self._variables,
-        ):
+        ours = {
+            "messages": list(map(_aliased, messages)),
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": opens_answer,
+        }
+        # A client's variable never replaces one of ours.
+        for part in template.generate({**(variables or {}), **self._variables, **ours}):
             left -= len(part)
             if left < 0:
                 raise BeyondLimits

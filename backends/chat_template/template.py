@@ -20,11 +20,13 @@ from backends.chat_template.child import BEYOND_LIMITS, RENDERED
 from backends.chat_template.limits import Limits
 from backends.chat_template.process import TemplateProcess, ask_once
 from schemas.errors import InvalidRequest
+from schemas.prompts import TemplateOptions
 
 log = structlog.get_logger()
 
 _LONG_CHAT = 16 * 1024  # bytes of JSON from which on a chat goes to the child for long ones
 _PROBE = "a probe of the template"
+_USUAL = TemplateOptions()
 
 
 class ChatTemplate:
@@ -65,12 +67,18 @@ class ChatTemplate:
         self.knows_images = any("image" in text for text in sources.values())
         self._short, self._long = (TemplateProcess(setup, self._limits) for _ in range(2))
 
-    async def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """The text of a chat, up to where the model's answer begins.
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: TemplateOptions = _USUAL,
+    ) -> str:
+        """The text of a chat, by default up to where the model's answer begins.
 
         Args:
             messages: as OpenAI's chat completions have them; absent fields are left out, not None.
             tools: functions, likewise.
+            options: where the text ends, and further variables for the template.
 
         Raises:
             schemas.errors.InvalidRequest: the template rejects the messages, or takes too much for them.
@@ -78,22 +86,50 @@ class ChatTemplate:
         if not messages:
             raise InvalidRequest("A chat needs at least one message.", param="messages")
         # None, not an empty list: some templates only test `tools is not none`.
-        request = self._request(list(messages), list(tools) or None)
+        request = self._request(list(messages), list(tools) or None, options)
         process = self._short if len(request) < _LONG_CHAT else self._long
         status, text = await process.ask(request)
         if status != RENDERED:
             # Templates call `raise_exception`, for example if roles do not alternate: the client's error.
             why = _reason(status, text)
             raise InvalidRequest(f"The model's chat template rejects the messages: {why}", param="messages")
-        return text.decode(errors="replace")
+        whole = text.decode(errors="replace")
+        return _cut(whole, messages[-1]) if options.continue_final_message else whole
 
     def close(self) -> None:
         """Kill the child processes. Idempotent; they are started again if a chat is rendered."""
         self._short.close()
         self._long.close()
 
-    def _request(self, messages: list[Any], tools: list[Any] | None) -> bytes:
-        return _json({"messages": messages, "tools": tools, "longest": self._limits.output_bytes})
+    def _request(self, messages: list[Any], tools: list[Any] | None, options: TemplateOptions = _USUAL) -> bytes:
+        return _json(
+            {
+                "messages": messages,
+                "tools": tools,
+                "opens_answer": options.add_generation_prompt and not options.continue_final_message,
+                "variables": options.variables,
+                "longest": self._limits.output_bytes,
+            }
+        )
+
+
+def _cut(text: str, message: Mapping[str, Any]) -> str:
+    """The text of a chat up to the end of its last message, without what closes the message.
+
+    Raises:
+        schemas.errors.InvalidRequest: the message has no text, or the template changed it.
+    """
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        content = "".join(part.get("text", "") for part in content[-1:])
+    # Templates strip messages; where they do not, the white space at the end is part of what is continued.
+    for ending in (content, content.strip()):
+        place = text.rfind(ending) if ending else -1
+        if place >= 0:
+            return text[: place + len(ending)]
+    raise InvalidRequest(
+        "The last message cannot be continued: the chat template does not render it.", param="messages"
+    )
 
 
 def _json(value: Any) -> bytes:

@@ -367,6 +367,7 @@ def _read_recipe(model: str) -> Recipe:
 def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilities:
     optional = {
         Feature.CHAT: text.has_template,
+        Feature.TEMPLATE_OPTIONS: text.has_template,
         Feature.GRAMMAR: grammars,
         Feature.BAD_WORDS: grammars,
         Feature.TOOLS: text.can_call,

@@ -38,7 +38,8 @@ class ChatText:
         names = added_tokens or _CONTROL_TOKEN.findall(source)
         self._control_tokens = re.compile("|".join(map(re.escape, names)) or "(?!)")  # `(?!)` never matches
         # What the template adds to a server of raw text.
-        self.features = frozenset({Feature.CHAT, Feature.TOOLS} if can_call(source) else {Feature.CHAT})
+        calls = {Feature.TOOLS} if can_call(source) else set()
+        self.features = frozenset({Feature.CHAT, Feature.TEMPLATE_OPTIONS} | calls)
 
     def close(self) -> None:
         """Stop the template's processes."""
@@ -56,12 +57,12 @@ class ChatText:
             raise UnsupportedFeature("The model's chat template has no place for images.", feature="images")
         turns = [turn(message, self._template) for message in prompt.messages]
         # The separator keeps two strings from forming a token's name together.
-        if self._control_tokens.search("\0".join(strings_in(turns))):
+        if self._control_tokens.search("\0".join(strings_in([*turns, prompt.template.variables]))):
             raise InvalidRequest(  # the server would read it as the token: a message could forge another role's turn
                 "The messages contain the name of a control token, which the server cannot distinguish from the token.",
                 param="messages",
             )
-        return TextPrompt(await self._template.render(turns, list(map(function, tools))), images)
+        return TextPrompt(await self._template.render(turns, list(map(function, tools)), prompt.template), images)
 
     async def rendered(self, request: Generate) -> Generate:
         """The request with text instead of chats. Without chats it is returned as it is.

@@ -87,6 +87,7 @@ class Kind:
 _CHAT = frozenset(
     {
         Feature.CHAT,
+        Feature.TEMPLATE_OPTIONS,
         Feature.IMAGES,
         Feature.TOOLS,
         Feature.GRAMMAR,

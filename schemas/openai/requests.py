@@ -229,6 +229,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     prompt_cache_options: Any = None
     prompt_cache_retention: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     modalities: tuple[str, ...] | None = None
     audio: Any = None
     web_search_options: Any = None

@@ -90,6 +90,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "GenerateRequest": TGI,
     "CompatGenerateRequest": TGI,
     "InferRequest": INFER,
+    "TokenizeRequest": {"model": "m", "messages": CHAT["messages"], "tools": [FUNCTION]},
+    "DetokenizeRequest": {"model": "m", "tokens": [1]},
     "ConfigRequest": CONFIG,
     "CreateRequest": {"name": "new", "config": CONFIG},
 }
@@ -107,7 +109,7 @@ def bodies() -> Iterator[tuple[str, str, Route, dict[str, Any]]]:
                 if route.body is not None and route.kind != "describe":
                     generate = name == "triton" and not route.name.startswith("infer")
                     body = {"text_input": "x"} if generate else BODIES[route.body.__name__]
-                    if dialect == "mindie-openai" and route.name == "chat":
+                    if dialect == "mindie-openai" and route.body.__name__ == "ChatRequest":
                         body = {"model": "m", "messages": CHAT["messages"]}
                     if dialect in ("tgi-0.9", "mindie"):
                         body = {"inputs": "x", "parameters": {"max_new_tokens": 3}}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import typing
+
 import anthropic
+import pydantic
 import pytest
 
 from tests.clients.conftest import CAPITAL, Server
@@ -74,3 +77,15 @@ def test_models_are_listed_in_the_sdks_form(server: Server, client: anthropic.An
     assert client.models.retrieve(server.model) == listed
     with pytest.raises(anthropic.NotFoundError):
         client.models.retrieve("nobody")
+
+
+class City(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    name: typing.Literal["Paris", "Rome"]
+    size: typing.Literal[1, 2, 3]
+
+
+def test_a_parsed_answer(server: Server, client: anthropic.Anthropic) -> None:
+    asked = {"model": server.model, "max_tokens": 60, "messages": QUESTION}
+    answer = client.messages.parse(**asked, output_format=City)
+    assert isinstance(answer.parsed_output, City)

@@ -37,6 +37,7 @@ def test_text_generation_plain(client: InferenceClient) -> None:
     """Three tokens: in a stream without details this client includes the end token, as TGI sends it."""
     whole = client.text_generation(PROMPT, max_new_tokens=3, return_full_text=False)
     assert whole == "".join(client.text_generation(PROMPT, max_new_tokens=3, stream=True, return_full_text=False))
+    assert client.text_generation(PROMPT, max_new_tokens=3) == whole
     assert client.text_generation(PROMPT, max_new_tokens=3, return_full_text=True) == PROMPT + whole
 
 

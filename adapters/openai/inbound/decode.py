@@ -8,11 +8,13 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from adapters.base import Call
 from adapters.body import convert
 from adapters.openai.dialects import HINTS, Dialect
 from adapters.openai.inbound.checks import check, check_chat, check_completion, empty, missing, refused
-from adapters.openai.inbound.extensions import own_fields, read_grammar
+from adapters.openai.inbound.extensions import own_fields, read_grammar, template_options
 from adapters.openai.inbound.functions import uses_functions, with_tools
 from adapters.openai.inbound.messages import read_messages
 from adapters.openai.inbound.tools import read_tool_choice, read_tools
@@ -78,7 +80,7 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
     return Generate(
         id=call.id,
         model=read_model(dialect, given.model, call),
-        prompts=(read_messages(dialect, given.messages),),
+        prompts=(replace(read_messages(dialect, given.messages), template=template_options(given)),),
         sampling=_sampling(given),
         stopping=_stopping(dialect, given, dialect.defaults.chat_max_tokens if limit is None else limit),
         stream=dialect.defaults.stream_default if given.stream is None else given.stream,

@@ -9,7 +9,7 @@ from adapters.body import parse
 from adapters.openai.inbound.checks import refused
 from adapters.openai.inbound.tools import read_response_format
 from schemas.errors import InvalidRequest, MalformedBody
-from schemas.ir import Grammar
+from schemas.ir import Grammar, TemplateOptions
 from schemas.openai import requests as wire
 from schemas.origin import Unread
 
@@ -48,6 +48,20 @@ def read_grammar(given: wire.GenerationRequest) -> Grammar | None:
     if len(found) + (grammar is not None) > 1:
         raise refused(found[-1][0], f"'{found[-1][0]}' cannot be combined with another constraint on the text.")
     return _grammar(*found[0]) if found else grammar
+
+
+def template_options(given: wire.ChatRequest) -> TemplateOptions:
+    """How the chat template is to be used.
+
+    Raises:
+        schemas.errors.InvalidRequest: the text should end both within the last message and behind it.
+    """
+    continues = bool(given.continue_final_message)
+    if continues and given.add_generation_prompt:
+        message = "'continue_final_message' and 'add_generation_prompt' cannot both be true."
+        raise refused("continue_final_message", message)
+    opens = not continues and given.add_generation_prompt is not False
+    return TemplateOptions(opens, continues, given.chat_template_kwargs or {})
 
 
 def own_fields(given: wire.GenerationRequest) -> tuple[Unread, ...]:

@@ -25,6 +25,7 @@ _FIELDS = {
     "logit_bias": "logit_bias",
     "min_p": "min_p",
     "bad_words": "bad_words",
+    "template_options": "chat_template_kwargs",
     "best_of": "best_of",
     "suffix": "suffix",
     "lora_adapters": "model",

@@ -23,7 +23,7 @@ def read_tokenize(dialect: Dialect, fields: Any, origin: Origin, call: Call) -> 
     Raises:
         schemas.errors.RequestError: the body cannot be read, or asks for what no model here does.
     """
-    given, _ = read_fields(dialect, fields, TokenizeRequest)
+    given, extra = read_fields(dialect, fields, TokenizeRequest)
     model = read_model(dialect, given.model or "", call)
     # Neither changes the tokens of a text.
     if given.messages is not None and (given.add_generation_prompt is False or given.continue_final_message):
@@ -40,6 +40,7 @@ def read_tokenize(dialect: Dialect, fields: Any, origin: Origin, call: Call) -> 
         tools=read_tools(dialect, given.tools or ()),
         add_special_tokens=given.add_special_tokens is not False,
         context_length=None if card is None else card.context_length,
+        unknown=extra.paths,
         origin=origin,
     )
 
@@ -50,7 +51,7 @@ def read_detokenize(dialect: Dialect, fields: Any, origin: Origin, call: Call) -
     Raises:
         schemas.errors.RequestError: the body cannot be read, or an id is not in the vocabulary.
     """
-    given, _ = read_fields(dialect, fields, DetokenizeRequest)
+    given, extra = read_fields(dialect, fields, DetokenizeRequest)
     if not given.tokens:
         raise missing("tokens")
     model = read_model(dialect, given.model or "", call)
@@ -58,7 +59,8 @@ def read_detokenize(dialect: Dialect, fields: Any, origin: Origin, call: Call) -
     size = 2**31 if card is None or card.vocab_size is None else card.vocab_size
     if not 0 <= min(given.tokens) <= max(given.tokens) < size:
         raise InvalidRequest(f"Token ids in tokens must be from 0 to {size - 1}.", param="tokens")
-    return Tokenize(id=call.id, model=model, prompt=TokensPrompt(given.tokens), origin=origin)
+    prompt = TokensPrompt(given.tokens)
+    return Tokenize(id=call.id, model=model, prompt=prompt, unknown=extra.paths, origin=origin)
 
 
 def encode_tokens(request: Tokenize, answer: Tokens) -> Reply:

@@ -112,9 +112,19 @@ def _inexpressible_features(dialect: Dialect, request: Generate) -> dict[str, bo
         "grammar": request.grammar is not None
         and request.grammar.kind in ("regex", "ebnf")
         and not same_dialect(dialect, request),
+        "template_options": not same_dialect(dialect, request) and _uses_template(dialect, request.prompts[0]),
         "watermark": request.sampling.watermark,
         "lora_adapters": request.lora_adapter is not None,
     }
+
+
+def _uses_template(dialect: Dialect, prompt: Prompt) -> bool:
+    """Whether a chat has options for the template that a remote of this dialect would not get."""
+    if not isinstance(prompt, ChatPrompt):
+        return False
+    options = prompt.template
+    ends = options.continue_final_message or not options.add_generation_prompt
+    return ends or (bool(options.variables) and "chat_template_kwargs" not in dialect.remote.remote_fields)
 
 
 def _relayed(dialect: Dialect, request: Generate, body: bytes, named: dict[str, Any]) -> bytes:

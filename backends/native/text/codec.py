@@ -184,8 +184,10 @@ class TextCodec:
             raise InvalidRequest("The model has no chat template.", param="messages")
         turns = [turn(message, self._template) for message in prompt.messages]
         functions = list(map(function, tools))
+        options = prompt.template
         # The separator keeps two strings from forming a token's name together.
-        marked = self._control_tokens.search("\0".join(strings_in(turns))) is not None
+        strings = strings_in([*turns, options.variables])
+        marked = self._control_tokens.search("\0".join(strings)) is not None
         # Without this, a user's text `<|im_end|>` would become the control token and end the user's turn (prompt
         # injection).
         if marked:
@@ -196,7 +198,8 @@ class TextCodec:
                     param="messages",
                 )
             turns, functions = self._mark(turns), self._mark(functions)
-        return await self._template.render(turns, functions), marked
+            options = replace(options, variables=self._mark(options.variables))
+        return await self._template.render(turns, functions, options), marked
 
     async def prefix_length(self, text: str) -> int:
         """How many tokens `text` is as the prefix of a longer text: without an end token of its own."""

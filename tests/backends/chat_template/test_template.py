@@ -18,6 +18,7 @@ from backends.chat_template import ChatTemplate
 from backends.chat_template.limits import Limits
 from backends.native.demo import WEIGHTS
 from schemas.errors import InvalidRequest
+from schemas.prompts import TemplateOptions
 
 DEMO = Path(WEIGHTS, "chat_template.jinja").read_text(encoding="utf-8")
 STRICT = Limits(seconds=0.06, memory=64 << 20, output_bytes=1 << 20)
@@ -247,3 +248,45 @@ async def test_the_text_is_that_of_transformers(name: str, make: Make) -> None:
             tokenize=False,
         )
         assert await template.render(chat["messages"], chat.get("tools", ())) == expected
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if mood %}{{ mood }}{{ name }}{% endif %}{% endif %}"
+)
+TURNS = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One, two, "}]
+ASKED = "<|im_start|>user\nCount.<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "end"),
+    [
+        (TemplateOptions(), "One, two,<|im_end|>\n<|im_start|>assistant\n"),
+        (TemplateOptions(add_generation_prompt=False), "One, two,<|im_end|>\n"),
+        (TemplateOptions(add_generation_prompt=False, continue_final_message=True), "One, two,"),
+        (
+            TemplateOptions(variables={"mood": "glad", "name": "x"}),
+            "One, two,<|im_end|>\n<|im_start|>assistant\ngladours",
+        ),
+        (
+            TemplateOptions(variables={"messages": [], "add_generation_prompt": False}),
+            "One, two,<|im_end|>\n<|im_start|>assistant\n",
+        ),
+    ],
+)
+async def test_where_the_text_ends_and_the_clients_variables(options: TemplateOptions, end: str) -> None:
+    template = ChatTemplate(CHATML, {"name": "ours"})
+    try:
+        assert await template.render(TURNS, (), options) == ASKED + end
+    finally:
+        template.close()
+
+
+async def test_a_message_that_is_not_rendered_cannot_be_continued() -> None:
+    template = ChatTemplate("{{ messages[0].content }}")
+    options = TemplateOptions(add_generation_prompt=False, continue_final_message=True)
+    try:
+        with pytest.raises(InvalidRequest, match="cannot be continued"):
+            await template.render(TURNS, (), options)
+    finally:
+        template.close()

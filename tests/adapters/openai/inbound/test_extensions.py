@@ -11,7 +11,7 @@ from adapters.base import Call
 from adapters.openai import ADAPTER
 from schemas.catalog import Catalog
 from schemas.errors import InvalidRequest
-from schemas.ir import Generate, Grammar
+from schemas.ir import ChatPrompt, Generate, Grammar, TemplateOptions
 
 SERVER = ADAPTER.server(ADAPTER.dialects["openai"])
 ROUTES = {route.name: route for route in SERVER.routes}
@@ -103,3 +103,24 @@ def test_what_only_such_a_server_can_do(field: str) -> None:
     assert (part.param, part.feature) == (field, field)
     assert field in part.refusal
     assert ask("chat", **{field: without_effect}).unread == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({}, TemplateOptions()),
+        ({"add_generation_prompt": True, "continue_final_message": False}, TemplateOptions()),
+        ({"add_generation_prompt": False}, TemplateOptions(add_generation_prompt=False)),
+        ({"continue_final_message": True}, TemplateOptions(add_generation_prompt=False, continue_final_message=True)),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, TemplateOptions(variables={"enable_thinking": False})),
+    ],
+)
+def test_options_of_the_chat_template(fields: dict[str, Any], options: TemplateOptions) -> None:
+    (prompt,) = ask("chat", **fields).prompts
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.template == options
+
+
+def test_a_text_ends_in_one_place() -> None:
+    with pytest.raises(InvalidRequest, match="cannot both be true"):
+        ask("chat", continue_final_message=True, add_generation_prompt=True)

@@ -11,7 +11,7 @@ import pytest_asyncio
 from adapters.fold import fold
 from backends.native.backend import NativeBackend
 from schemas.errors import InvalidRequest, UnsupportedFeature
-from schemas.ir import ChatPrompt, Generate, Grammar, Message, Sampling, Stopping, Tool
+from schemas.ir import ChatPrompt, Generate, Grammar, Message, Sampling, Stopping, TemplateOptions, Tool
 from tests.backends import laws
 
 pytestmark = pytest.mark.torch
@@ -32,6 +32,17 @@ async def ask(backend: NativeBackend, text: str, **fields: Any) -> str:
     fields = {"sampling": Sampling(temperature=0), "stopping": Stopping(60)} | fields
     asked = Generate(id="r", model="demo", prompts=(ChatPrompt((Message("user", text),)),), **fields)
     return fold(await laws.collect(backend.generate(asked))).choices[0].text
+
+
+@module_loop
+async def test_a_begun_answer_is_continued(backend: NativeBackend) -> None:
+    whole = await ask(backend, "What is the capital of France?")
+    begun, space, end = whole.rpartition(" ")
+    turns = (Message("user", "What is the capital of France?"), Message("assistant", begun))
+    prompt = ChatPrompt(turns, TemplateOptions(add_generation_prompt=False, continue_final_message=True))
+    asked = Generate(id="r", model="demo", prompts=(prompt,), sampling=Sampling(temperature=0), stopping=Stopping(60))
+    rest = fold(await laws.collect(backend.generate(asked))).choices[0].text
+    assert rest == space + end
 
 
 @module_loop
