@@ -54,6 +54,7 @@ bench: $(VENV)/.installed  ## what the gateway itself costs, in CPU time per req
 	$(VENV)/bin/python -m benchmarks.stores
 	$(VENV)/bin/python -m benchmarks.grammar
 	$(VENV)/bin/python -m benchmarks.hostile
+	$(VENV)/bin/python -m benchmarks.hostile_clients
 	$(VENV)/bin/python -m benchmarks.goodput --remote
 	$(VENV)/bin/python -m benchmarks.images
 
