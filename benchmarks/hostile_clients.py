@@ -31,7 +31,7 @@ good = { texts = ["The quick brown fox jumps over the lazy dog."], repeat = 1000
 """ + "".join(
     f'[endpoints.{name}]\nserved_entities = [{{ name = "{name}", backend = "s" }}]\n' for name in ("good", "long")
 )
-LONG = '[backends.s.scripts.long]\ntokens = [{ id = 1, text = "' + "x" * 8192 + '" }]\nrepeat = 100000\n'
+LONG = '[backends.s.scripts.long]\ntokens = [{ id = 1, text = "' + "x" * 65536 + '" }]\nrepeat = 400\n'
 GOOD = 20
 ALONE = 8.0
 """Seconds for which the good streams are measured alone."""
