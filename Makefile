@@ -57,6 +57,8 @@ bench: $(VENV)/.installed  ## what the gateway itself costs, in CPU time per req
 	$(VENV)/bin/python -m benchmarks.stores
 	$(VENV)/bin/python -m benchmarks.grammar
 	$(VENV)/bin/python -m benchmarks.hostile
+	$(VENV)/bin/python -m benchmarks.hostile_clients
+	$(VENV)/bin/python -m benchmarks.goodput --remote
 	$(VENV)/bin/python -m benchmarks.images
 
 bench-experiments: $(VENV)/.installed  ## how often the statistics of experiments are wrong, by simulation (a quarter of an hour)

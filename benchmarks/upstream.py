@@ -2,7 +2,8 @@
 
     python -m benchmarks.upstream PORT
 
-`whole` answers at once, `single` streams 200 chunks one at a time, `bursts` streams them ten at a time.
+`limited` answers after 50 ms, eight requests at a time and the others in turn. `whole` answers at once,
+`single` streams 200 chunks one at a time, `bursts` streams them ten at a time.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import uvloop
 WORD = b"quick "
 CHUNKS = 200
 PAUSE = 0.002
+SERVICE_TIME = 0.05
+_PLACES = asyncio.Semaphore(8)
 
 _CHUNK = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[%b]%b}\n\n'
 _WORD = _CHUNK % (b'{"index":0,"delta":{"content":"%b"},"logprobs":null,"finish_reason":null}' % WORD, b"")
@@ -56,7 +59,15 @@ class CannedAnswers(asyncio.Protocol):
             self._stream(1)
         elif b'"bursts"' in body:
             self._stream(10)
+        elif b'"limited"' in body:
+            self._task = asyncio.get_running_loop().create_task(self._answer_in_turn())
         else:
+            self._transport.write(_REPLY)
+
+    async def _answer_in_turn(self) -> None:
+        async with _PLACES:
+            await asyncio.sleep(SERVICE_TIME)
+        if not self._transport.is_closing():  # a client that has left has taken its time, too
             self._transport.write(_REPLY)
 
     def _stream(self, burst: int) -> None:

@@ -36,6 +36,7 @@ class Keys:
 
     Attributes:
         required: whether a request needs a key.
+        several: whether there is more than one.
 
     Args:
         keys: of clients.
@@ -49,6 +50,7 @@ class Keys:
         # Without client keys everybody may ask; admin keys alone must not close the server to clients.
         if self._digests:
             self._digests += self._admin
+        self.several = len(self._digests) > 1
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Pass a request with a known key, in one of `KEY_HEADERS`, and any if none is required.

@@ -26,6 +26,7 @@ from gateway.observability.metrics import Metrics
 from gateway.rollout.full_report import FullReport
 from gateway.rollout.ramps import Ramps
 from gateway.routing.router import Router
+from gateway.routing.shares import Shares
 from gateway.routing.target import Target
 from gateway.storage.response_store import ResponseStore
 from gateway.storage.row_files import RowFiles
@@ -68,6 +69,7 @@ class Service:
         self.limits = config.server.limits
         self.draining = False
         self.running = 0
+        self.shares = Shares(self.limits.max_concurrent_requests, keys.owner, shared=keys.several)
         self._created = int(time.time())
         limit = config.server.limits.stored_responses
         self.responses = ResponseStore(limit, folder / "responses" if folder is not None else None) if limit else None

@@ -11,6 +11,8 @@ class TransportLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     Attributes:
         connections: open at once. A connection carries one exchange at a time, so this bounds concurrent requests, too.
         waiting: requests that may wait for a connection; one more is refused.
+        queue_timeout: how long a request may wait for a connection; then it is refused, so that under overload the
+            upstream works on requests whose clients still wait.
         keep_alive: how long an idle connection may be reused. Choose less than the upstream's own keep-alive timeout.
         head: size of a response's status line and headers.
         body: size of the body of an answer that is not streamed. Of streams, each event is bounded.
@@ -21,6 +23,7 @@ class TransportLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     connections: int = 1024  # each is a file descriptor as well
     waiting: int = 1024
+    queue_timeout: float = 10.0
     keep_alive: float = 15.0
     head: int = 64 * 1024
     body: int = 16 * 1024 * 1024  # whole answers with many log-probabilities reach megabytes

@@ -74,7 +74,12 @@ class Pool:
         self._open_more()
         # A timer on the future instead of `asyncio.timeout`: the future then ends in one way only, by whoever comes
         # first.
-        timer = None if deadline is None else loop.call_at(deadline, _time_out, waiter)
+        refused_at = loop.time() + self._limits.queue_timeout
+        if deadline is None or refused_at < deadline:
+            timer = loop.call_at(refused_at, _fail, waiter, Overloaded("The backend's queue is slow.", retry_after=1.0))
+        else:
+            late = BackendTimeout("The backend has no free connection.", fault=Fault.TIMEOUT)
+            timer = loop.call_at(deadline, _fail, waiter, late)
         try:
             return await waiter
         except asyncio.CancelledError:
@@ -83,8 +88,7 @@ class Pool:
                 self._on_idle(waiter.result())
             raise
         finally:
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
             # After a timeout or a cancellation the future is still queued; a connection or an error has popped it.
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
@@ -188,6 +192,6 @@ class Pool:
         return None
 
 
-def _time_out(waiter: asyncio.Future[Connection]) -> None:
+def _fail(waiter: asyncio.Future[Connection], error: GatewayError) -> None:
     if not waiter.done():
-        waiter.set_exception(BackendTimeout("The backend has no free connection.", fault=Fault.TIMEOUT))
+        waiter.set_exception(error)

@@ -43,6 +43,7 @@ class RequestAccount:
         finish_reasons: of the choices that have finished.
         outcome: "ok", an error's kind, or "cancelled"; "client_gone" until another is known.
         duration: None until the outcome is known.
+        time_allowed: seconds that the client allows until the first event; None: as long as the server does.
         ended: the outcome as the experiment counts it; None until it is known.
         version: of the endpoint that was asked; 0 unless rows are exported.
         texts: parts of each choice's text; None unless they are exported.
@@ -67,6 +68,7 @@ class RequestAccount:
     usage: Usage | None = None
     outcome: str = "client_gone"
     duration: float | None = None
+    time_allowed: float | None = None
     ended: Outcome | None = None
     version: int = 0
     texts: dict[int, list[str]] | None = None

@@ -27,7 +27,14 @@ from gateway.http.timeouts import until_timeout
 from gateway.routing.target import Plan, Target
 from gateway.storage.response_store import KeyResponses
 from schemas.completion import Timings
-from schemas.errors import GatewayError, Incomplete, ShuttingDown, UnsupportedFeature, UnsupportedOperation
+from schemas.errors import (
+    BackendTimeout,
+    GatewayError,
+    Incomplete,
+    ShuttingDown,
+    UnsupportedFeature,
+    UnsupportedOperation,
+)
 from schemas.ir import Embed, Events, Generate, Request, Tokenize, Usage
 from schemas.origin import Relay
 
@@ -152,7 +159,7 @@ class Responder:
         if account.exposure is not None and not self._service.draining:
             events = account.exposure.observe(events, request, target)
         try:
-            first = await anext(events, None)
+            first = await self._first(events)
             if not first:  # None: the generator ended without an event
                 raise Incomplete("The backend's answer stopped before it began.")
             account.first_event = monotonic() - account.began
@@ -170,6 +177,21 @@ class Responder:
         check_unread(request, [part.param for part in request.unread])
         self._account.ignored = request.unknown
         return self.codec.encode_tokens(request, await target.backend.tokenize(target.addressed(request)))
+
+    async def _first(self, events: AsyncGenerator[Events, None]) -> Events | None:
+        """The first batch of events; None if there is none.
+
+        Raises:
+            schemas.errors.BackendTimeout: it did not come in the time that the client allows.
+        """
+        account = self._account
+        if account.time_allowed is None:
+            return await anext(events, None)
+        try:
+            async with asyncio.timeout(account.time_allowed - (monotonic() - account.began)):
+                return await anext(events, None)
+        except TimeoutError:
+            raise BackendTimeout("No answer began in the time that the request allows.") from None
 
     async def _whole(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
         account, fold = self._account, Fold()

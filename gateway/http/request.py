@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from math import inf
+from time import monotonic
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -26,12 +28,14 @@ from gateway.http.export import row_of
 from gateway.routing.target import Plan
 from gateway.service import Service
 from schemas.catalog import Change
-from schemas.errors import InvalidRequest, Overloaded
+from schemas.errors import InvalidRequest, Overloaded, RequestTimeout
 from schemas.ir import Request
 
 MODEL_HEADER = "x-gateway-model-name"
 """Names the endpoint for requests that name no model: the header of Kubernetes' Gateway API Inference Extension."""
 
+TIMEOUT_HEADER = "x-request-timeout"
+"""Seconds that a client waits for the beginning of its answer: what it no longer waits for is not begun."""
 _LARGE = 1 << 20
 """Bytes of a body from which it is decoded in a thread: the event loop would stand still for milliseconds."""
 
@@ -78,7 +82,7 @@ class RequestHandler:
         scope, send: ASGI's.
     """
 
-    __slots__ = ("_account", "_operation", "_parameters", "_responder", "_scope", "_service")
+    __slots__ = ("_account", "_operation", "_owner", "_parameters", "_responder", "_scope", "_service")
 
     def __init__(
         self, service: Service, operation: Operation, parameters: Mapping[str, str], scope: HTTPScope, send: Send
@@ -87,6 +91,7 @@ class RequestHandler:
         self._operation = operation
         self._parameters = parameters
         self._scope = scope
+        self._owner: bytes | None = None
         self._account = RequestAccount(service, operation.protocol, operation.route.name, service.new_id())
         self._responder = Responder(operation.codec, self._account, send, head=scope["method"] == "HEAD")
 
@@ -104,6 +109,8 @@ class RequestHandler:
             raise
         finally:
             self._account.close()
+            if self._owner is not None:
+                self._service.shares.leave(self._owner)
             if (exporter := self._service.exporter) is not None:
                 row = row_of(self._account, with_text=exporter.with_text)
                 if row is not None:
@@ -155,6 +162,7 @@ class RequestHandler:
 
         Raises:
             schemas.errors.RequestError: the key is missing or wrong, or the body cannot be taken.
+            schemas.errors.Overloaded: too many requests are running.
         """
         service, route = self._service, self._operation.route
         # The key comes before the body: nobody without one makes the server buffer megabytes.
@@ -163,6 +171,9 @@ class RequestHandler:
             service.keys.check_admin(headers)
         elif service.keys.required and not route.open:
             service.keys.check(headers)
+        # Before the body, too: under overload a refusal must cost little.
+        if route.kind != "describe":
+            self._admit(headers)
         body = await read_body(receive, headers, service.limits, form=route.form)
         if body is None:
             return None
@@ -184,16 +195,28 @@ class RequestHandler:
         )
         return call, body
 
+    def _admit(self, headers: Mapping[str, str]) -> None:
+        """Count a request that runs a model or changes endpoints; listings stay available under load.
+
+        Raises:
+            schemas.errors.Overloaded: too many requests are running.
+            schemas.errors.RateLimited: too many of the same key are.
+        """
+        if self._service.full:
+            raise Overloaded("The server is at its limit of concurrent requests.", retry_after=1.0)
+        self._owner = self._service.shares.enter(headers)
+        if (given := headers.get(TIMEOUT_HEADER)) is not None:
+            self._account.time_allowed = _seconds(given)
+
     async def _decode(self, call: Call, body: bytes) -> Request | Change:
         """What the body asks for.
 
         Raises:
-            schemas.errors.Overloaded: too many requests are running.
-            schemas.errors.RequestError: the protocol cannot read it.
+            schemas.errors.RequestError: it came too late, or the protocol cannot read it.
         """
-        # Only requests that run a model, or change endpoints, are refused; listings stay available under load.
-        if self._service.full:
-            raise Overloaded("The server is at its limit of concurrent requests.", retry_after=1.0)
+        allowed = self._account.time_allowed
+        if allowed is not None and monotonic() - self._account.began >= allowed:
+            raise RequestTimeout("The request did not arrive in the time that it allows.")
         decode, route = self._operation.codec.decode, self._operation.route
         # Decoding a small body takes less time than handing it to a thread and waiting for the result.
         if len(body) > _LARGE:
@@ -209,6 +232,21 @@ class RequestHandler:
         # Counts change with every request, so they are joined to the cached catalog only where they are shown.
         call = replace(call, catalog=replace(self._service.counted_catalog(), default=call.catalog.default))
         await self._responder.reply(self._operation.codec.describe(self._operation.route, call, body))
+
+
+def _seconds(given: str) -> float:
+    """The value of `TIMEOUT_HEADER`.
+
+    Raises:
+        schemas.errors.InvalidRequest: it is no number above 0.
+    """
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < inf:
+        raise InvalidRequest(f"The header '{TIMEOUT_HEADER}' must be a number of seconds above 0.")
+    return seconds
 
 
 def decode_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:

@@ -28,7 +28,11 @@ _HEAD = re.compile(rb"%b%b\r\n" % (_LINE, _FIELDS))
 _REQUEST_LINE = re.compile(_LINE)
 _OTHER_VERSION = re.compile(rb"%b [!-~]+ HTTP/(?!1\.[01])[0-9]\.[0-9]\r\n" % _TOKEN)
 # The fields that decide where a message ends and whom it is for. The value's end is that of the line.
-_FRAMING = re.compile(rb"\n(?:(host)|(content-length)|(transfer-encoding)):[ \t]*([^\r]*)", re.IGNORECASE)
+# Without the flag for case, which would make the search try every byte instead of every line.
+_FRAMING = re.compile(
+    rb"\n(?:([Hh][Oo][Ss][Tt])|([Cc][Oo][Nn][Tt][Ee][Nn][Tt]-[Ll][Ee][Nn][Gg][Tt][Hh])"
+    rb"|([Tt][Rr][Aa][Nn][Ss][Ff][Ee][Rr]-[Ee][Nn][Cc][Oo][Dd][Ii][Nn][Gg])):[ \t]*([^\r]*)"
+)
 # RFC 3986, section 3.2.2, less the delimiters that no host name has and that readers disagree about.
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[\w.~%\-]*)(?::[0-9]*)?", re.ASCII)
 _LENGTH = re.compile(rb"[0-9]{1,18}")

@@ -10,7 +10,7 @@ import pytest
 from backends.transport.connection import Connection
 from backends.transport.limits import TransportLimits
 from backends.transport.pool import Pool
-from schemas.errors import BackendUnavailable, Fault
+from schemas.errors import BackendTimeout, BackendUnavailable, Fault, Overloaded
 from tests.backends.transport.test_client import until
 from tests.faults.upstream import Hang, upstream
 
@@ -51,3 +51,18 @@ async def test_waiting_requests_fail_when_the_pool_closes() -> None:
     with pytest.raises(BackendUnavailable):
         await pool.acquire(None)
     assert pool.open == 0
+
+
+@pytest.mark.parametrize(
+    ("queue_timeout", "deadline", "error"), [(0.05, 60.0, Overloaded), (60.0, 0.05, BackendTimeout)]
+)
+async def test_a_request_waits_no_longer_than_the_queue_allows(
+    queue_timeout: float, deadline: float, error: type[Exception]
+) -> None:
+    async def connect(make: Callable[[], Connection]) -> None:
+        await asyncio.Event().wait()
+
+    pool = Pool(connect, TransportLimits(queue_timeout=queue_timeout))
+    with pytest.raises(error):
+        await pool.acquire(asyncio.get_running_loop().time() + deadline)
+    await pool.aclose()

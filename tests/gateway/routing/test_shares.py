@@ -1,0 +1,61 @@
+"""Places for the requests of several keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.routing.shares import Shares
+from schemas.errors import RateLimited
+
+
+def of(key: str) -> dict[str, str]:
+    return {"authorization": key}
+
+
+def shares(places: int, *, shared: bool = True) -> Shares:
+    return Shares(places, lambda headers: headers["authorization"].encode(), shared=shared)
+
+
+def filled(made: Shares, key: str) -> int:
+    """How many requests of a key are taken until one is refused."""
+    for count in range(1000):
+        try:
+            made.enter(of(key))
+        except RateLimited as error:
+            return count if error.retry_after else -1
+    return 1000
+
+
+def test_a_key_alone_leaves_some_places_to_others() -> None:
+    made = shares(80)
+    assert filled(made, "a") == 70
+    assert filled(made, "b") == 40
+
+
+def test_a_key_over_its_share_waits_until_its_requests_end() -> None:
+    made = shares(80)
+    filled(made, "a")
+    for _ in range(10):
+        made.enter(of("b"))
+    for _ in range(30):
+        made.leave(b"a")
+        with pytest.raises(RateLimited):
+            made.enter(of("a"))
+        made.enter(of("b"))
+    with pytest.raises(RateLimited):
+        made.enter(of("b"))
+    for _ in range(40):
+        made.leave(b"b")
+    made.enter(of("a"))
+
+
+def test_while_half_is_free_everybody_is_taken() -> None:
+    made = shares(80)
+    for key in "abcdefgh":
+        for _ in range(5):
+            made.enter(of(key))
+    assert filled(made, "a") == 5
+
+
+def test_one_key_has_everything() -> None:
+    assert filled(shares(8, shared=False), "a") == 1000
