@@ -279,7 +279,9 @@ def can_answer(request: Request, capabilities: Capabilities) -> bool:
     if isinstance(request, Embed):
         return capabilities.embeddings
     if not isinstance(request, Generate):
-        return True
+        origin = request.origin
+        relayed = origin is not None and (origin.dialect, origin.operation) in capabilities.relays
+        return relayed or (isinstance(request, Tokenize) and capabilities.tokenize)
     try:
         check(request, capabilities, request.model)
     except InvalidRequest:

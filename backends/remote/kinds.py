@@ -99,25 +99,25 @@ _CHAT = frozenset(
 )
 # Completions (`/completions`) add what chats lack. `prompt_logprobs` is vLLM's extension.
 _OPENAI = _CHAT | {Feature.TOKEN_PROMPTS, Feature.PROMPT_LOGPROBS, Feature.SUFFIX, Feature.BEST_OF, Feature.BAD_WORDS}
-# TGI 0.9 has no `/v1/chat/completions` (the Messages API came with 1.4): neither chats nor tools.
-_TGI_09 = frozenset(
+# TGI 0.9 has no `/v1/chat/completions` (the Messages API came with 1.4): neither chats nor tools. `ChatText` adds them.
+_TGI_09 = frozenset({Feature.IMAGES, Feature.LOGPROBS, Feature.PROMPT_LOGPROBS, Feature.WATERMARK})
+# Chats, tools and prompts of token ids go through `/v1`, the second protocol of the kind.
+_TGI = _TGI_09 | frozenset(
     {
-        Feature.TOKEN_PROMPTS,
-        Feature.IMAGES,
+        Feature.CHAT,
+        Feature.TOOLS,
         Feature.GRAMMAR,
-        Feature.LOGPROBS,
+        Feature.TOKEN_PROMPTS,
         Feature.TOP_LOGPROBS,
-        Feature.PROMPT_LOGPROBS,
         Feature.LOGIT_BIAS,
         Feature.MIN_P,
         Feature.BEST_OF,
         Feature.SUFFIX,
-        Feature.WATERMARK,
         Feature.LORA,
     }
 )
-# Chats and tools go through `/v1/chat/completions`, the second protocol of the kind.
-_TGI = _TGI_09 | {Feature.CHAT, Feature.TOOLS}
+# MindIE's pages have no tools, grammars and log-probabilities.
+_MINDIE = frozenset({Feature.CHAT, Feature.IMAGES})
 # No chats: Triton's generate extension takes one `text_input`. With a chat template, `ChatText` adds them.
 _TRITON = frozenset(
     {
@@ -142,15 +142,20 @@ def _openai_at_v1(dialect: str, model: str | None = None) -> RemoteProtocol:
 
 
 openai = Kind((RemoteProtocol(_openai.ADAPTER, "openai"),), _OPENAI, "/models", embeddings=True)
-mindie_openai = Kind((RemoteProtocol(_openai.ADAPTER, "mindie-openai"),), _CHAT, "/models")
+mindie_openai = Kind((RemoteProtocol(_openai.ADAPTER, "mindie-openai"),), _MINDIE, "/models")
 # A TGI serves one model, and takes every other name than "tgi" in a chat for that of a LoRA adapter.
 tgi = Kind((RemoteProtocol(_tgi.ADAPTER, "tgi"), _openai_at_v1("openai", model="tgi")), _TGI, "/health")
 tgi_09 = Kind((RemoteProtocol(_tgi.ADAPTER, "tgi-0.9"),), _TGI_09, "/health")
-mindie = Kind((RemoteProtocol(_tgi.ADAPTER, "mindie"), _openai_at_v1("mindie-openai")), _TGI, "/health")
+mindie = Kind(
+    (RemoteProtocol(_tgi.ADAPTER, "mindie"), _openai_at_v1("mindie-openai")),
+    # Clients of TGI's protocol may get tokens without log-probabilities; all others are refused by the codec.
+    _MINDIE | {Feature.TOKEN_PROMPTS, Feature.LORA, Feature.LOGPROBS, Feature.PROMPT_LOGPROBS},
+    "/health",
+)
 triton = Kind((RemoteProtocol(_triton.ADAPTER, "triton"),), _TRITON, "/v2/health/ready")
 mindie_triton = Kind(
     (RemoteProtocol(_triton.ADAPTER, "mindie-triton"), _openai_at_v1("mindie-openai")),
-    _TRITON | _CHAT,
+    _MINDIE,
     "/v2/health/ready",
 )
 anthropic = Kind((RemoteProtocol(_anthropic.ADAPTER, "anthropic"),), _ANTHROPIC, "/v1/models", raw_text=False)

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import runpy
+from contextlib import suppress
 from enum import StrEnum
 from importlib.metadata import entry_points
 
 import pytest
 
+from adapters.base import ClientCodec
 from backends import base
 from backends.base import Feature
 from backends.remote import kinds
 from backends.remote.kinds import Kind
+from schemas.errors import UnsupportedFeature
+from schemas.ir import (
+    ChatPrompt,
+    Generate,
+    Grammar,
+    ImagePart,
+    Message,
+    Sampling,
+    TextPart,
+    TextPrompt,
+    TokensPrompt,
+    Tool,
+)
 
 KINDS = {name: kind for name, kind in vars(kinds).items() if isinstance(kind, Kind)}
 
@@ -35,3 +50,65 @@ def test_a_backend_of_every_kind_can_be_made(name: str) -> None:
     backend = KINDS[name]("far", {"url": "http://host/v1", "features": ["chat", "watermark"]})
     assert backend.capabilities.features == KINDS[name].features & {Feature.CHAT, Feature.WATERMARK}
     assert backend.capabilities.embeddings == KINDS[name].embeddings
+
+
+HI = ChatPrompt((Message("user", "Hi"),))
+TEXT = TextPrompt("Hi")
+IMAGE = ImagePart("data:image/png;base64,QUJD", "data")
+SAMPLED = Sampling(temperature=0.5)
+ASKS: dict[Feature, tuple[Generate, ...]] = {
+    feature: tuple(Generate(id="r", model="m", **fields) for fields in each)
+    for feature, each in {
+        Feature.CHAT: ({"prompts": (HI,)},),
+        Feature.TOKEN_PROMPTS: ({"prompts": (TokensPrompt((1,)),)},),
+        Feature.IMAGES: (
+            {"prompts": (ChatPrompt((Message("user", (TextPart("Hi"), IMAGE)),)),)},
+            {"prompts": (TextPrompt("Hi", (IMAGE,)),)},
+        ),
+        Feature.TOOLS: ({"prompts": (HI,), "tools": (Tool("f"),)},),
+        Feature.GRAMMAR: tuple(
+            {"prompts": (prompt,), "grammar": Grammar("json_schema", {"type": "object"})} for prompt in (HI, TEXT)
+        ),
+        Feature.LOGPROBS: tuple({"prompts": (prompt,), "logprobs": True} for prompt in (HI, TEXT)),
+        Feature.TOP_LOGPROBS: tuple(
+            {"prompts": (prompt,), "logprobs": True, "top_logprobs": 2} for prompt in (HI, TEXT)
+        ),
+        Feature.PROMPT_LOGPROBS: ({"prompts": (TEXT,), "prompt_logprobs": True, "logprobs": True},),
+        Feature.LOGIT_BIAS: tuple(
+            {"prompts": (prompt,), "sampling": Sampling(logit_bias=((1, 1.0),))} for prompt in (HI, TEXT)
+        ),
+        Feature.MIN_P: tuple({"prompts": (prompt,), "sampling": Sampling(min_p=0.1)} for prompt in (HI, TEXT)),
+        Feature.BAD_WORDS: tuple(
+            {"prompts": (prompt,), "sampling": Sampling(bad_words=("x",))} for prompt in (HI, TEXT)
+        ),
+        Feature.BEST_OF: ({"prompts": (TEXT,), "best_of": 2},),
+        Feature.SUFFIX: ({"prompts": (TEXT,), "suffix": "x"},),
+        Feature.WATERMARK: ({"prompts": (TEXT,), "sampling": Sampling(temperature=0.5, watermark=True)},),
+        Feature.LORA: ({"prompts": (TEXT,), "lora_adapter": "a"},),
+    }.items()
+    for each in (tuple({"sampling": SAMPLED} | fields for fields in each),)
+}
+
+
+OF_THE_PROTOCOL = {
+    "databricks": {Feature.BAD_WORDS, Feature.BEST_OF, Feature.LOGIT_BIAS, Feature.MIN_P, Feature.SUFFIX},
+    "mindie": {Feature.LOGPROBS, Feature.PROMPT_LOGPROBS},
+}
+"""Features that only requests of clients of the same protocol can have."""
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_claimed_feature_can_be_expressed(name: str) -> None:
+    """The router sends a request to a backend that claims its features: a false claim is a refusal."""
+    kind = KINDS[name]
+    codecs = [protocol.codec() for protocol in kind.protocols]
+    false = {feature for feature in kind.features if not any(_encodes(codecs, asked) for asked in ASKS[feature])}
+    assert false == OF_THE_PROTOCOL.get(name, set())
+
+
+def _encodes(codecs: list[ClientCodec], asked: Generate) -> bool:
+    for codec in codecs:
+        with suppress(UnsupportedFeature):
+            codec.encode(asked)
+            return True
+    return False
