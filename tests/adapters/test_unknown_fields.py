@@ -24,7 +24,7 @@ ADAPTERS: dict[str, Adapter] = {point.name: point.load() for point in entry_poin
 
 IMAGE_URL = "data:image/png;base64,iVBORw0KGgo="
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
-FUNCTION = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+FUNCTION = {"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CHAT = {
     "model": "m",
@@ -94,6 +94,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "DetokenizeRequest": {"model": "m", "tokens": [1]},
     "ConfigRequest": CONFIG,
     "CreateRequest": {"name": "new", "config": CONFIG},
+    "AiGatewayRequest": {"usage_tracking_config": {"enabled": True}, "fallback_config": {"enabled": False}},
 }
 """The name of a route's wire struct -> a body that has every struct within it."""
 
