@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schemas.errors import UnsupportedFeature
-from schemas.ir import Embed, Generate, ImagePart
+from schemas.ir import ImagePart
 
 _JPEG_BASE64 = "/9j/"
 """The first characters of every JPEG in base64."""
@@ -12,12 +12,6 @@ _JPEG_BASE64 = "/9j/"
 def inexpressible(feature: str) -> UnsupportedFeature:
     """The refusal of a request for a `feature` that the remote's protocol has no field for."""
     return UnsupportedFeature(f"The backend's protocol cannot express {feature.replace('_', ' ')}.", feature=feature)
-
-
-def foreign_fields(request: Generate | Embed) -> tuple[str, ...]:
-    """The places of the fields that only a server of the client's own protocol may understand."""
-    own = tuple(part.param for part in request.unread) if isinstance(request, Generate) else ()
-    return own + request.unknown
 
 
 def image_url(image: ImagePart) -> str:

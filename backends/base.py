@@ -8,7 +8,6 @@ from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from adapters.outbound import foreign_fields
 from backends.prompts import images_of
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import (
@@ -23,6 +22,7 @@ from schemas.ir import (
     Tokenize,
     Tokens,
     TokensPrompt,
+    foreign_fields,
 )
 from schemas.origin import Relay, RelayedAnswer
 

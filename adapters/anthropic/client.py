@@ -7,9 +7,8 @@ from adapters.anthropic.outbound import write_request
 from adapters.anthropic.relay import relayed_body, relays, remote_headers
 from adapters.anthropic.remote import StreamReader, read_answer, read_failure
 from adapters.base import Outbound, Reply
-from adapters.outbound import foreign_fields
 from schemas.errors import GatewayError
-from schemas.ir import Embed, Events, Generate
+from schemas.ir import Embed, Events, Generate, foreign_fields
 from schemas.origin import Relay
 
 

@@ -9,9 +9,8 @@ from adapters.openai.remote.decode_answer import StreamReader, read_answer
 from adapters.openai.remote.embeddings import read_embeddings, write_embed
 from adapters.openai.remote.encode_request import is_chat_call, same_dialect, write_body
 from adapters.openai.remote.failures import remote_failure
-from adapters.outbound import foreign_fields
 from schemas.errors import GatewayError
-from schemas.ir import Embed, Embeddings, Events, Generate
+from schemas.ir import Embed, Embeddings, Events, Generate, foreign_fields
 from schemas.origin import Relay
 
 

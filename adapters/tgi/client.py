@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from adapters.base import Outbound, Reply
-from adapters.outbound import foreign_fields
 from adapters.tgi.dialects import Dialect
 from adapters.tgi.outbound import passes_on, write_request
 from adapters.tgi.remote import StreamReader, read_answer
 from adapters.tgi.remote_failures import remote_failure
 from schemas.errors import GatewayError
-from schemas.ir import Embed, Events, Generate
+from schemas.ir import Embed, Events, Generate, foreign_fields
 from schemas.origin import Relay
 
 

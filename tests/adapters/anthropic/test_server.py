@@ -10,7 +10,6 @@ import pytest
 from adapters.anthropic import ADAPTER
 from adapters.base import Call
 from adapters.fold import fold
-from adapters.outbound import foreign_fields
 from backends.base import check_unread
 from schemas.catalog import Catalog
 from schemas.errors import (
@@ -46,6 +45,7 @@ from schemas.ir import (
     ToolChoice,
     ToolDelta,
     Usage,
+    foreign_fields,
 )
 
 SERVER = ADAPTER.server(ADAPTER.dialects["anthropic"])
