@@ -17,7 +17,6 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from adapters.base import TOKEN_IDS, ClientCodec, EmbeddingCodec, Outbound, RelayCodec, Reply
-from adapters.outbound import foreign_fields
 from backends.base import Capabilities, Feature, Health
 from backends.native.text.tool_parser import offered_tools
 from backends.prompts import as_asked
@@ -50,6 +49,7 @@ from schemas.ir import (
     Tokenize,
     Tokens,
     Usage,
+    foreign_fields,
 )
 from schemas.origin import Relay, RelayedAnswer
 
