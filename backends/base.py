@@ -22,6 +22,7 @@ from schemas.ir import (
     Tokenize,
     Tokens,
     TokensPrompt,
+    foreign_fields,
 )
 from schemas.origin import Relay, RelayedAnswer
 

@@ -227,6 +227,13 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True):
 
 Request = Generate | Embed | Tokenize | Relay
 
+
+def foreign_fields(request: Generate | Embed) -> tuple[str, ...]:
+    """The places of the fields that only a server of the client's own protocol may understand."""
+    own = tuple(part.param for part in request.unread) if isinstance(request, Generate) else ()
+    return own + request.unknown
+
+
 # --- events -----------------------------------------------------------------------------------------------------
 
 

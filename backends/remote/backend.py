@@ -49,6 +49,7 @@ from schemas.ir import (
     Tokenize,
     Tokens,
     Usage,
+    foreign_fields,
 )
 from schemas.origin import Relay, RelayedAnswer
 

@@ -45,6 +45,7 @@ from schemas.ir import (
     ToolChoice,
     ToolDelta,
     Usage,
+    foreign_fields,
 )
 
 SERVER = ADAPTER.server(ADAPTER.dialects["anthropic"])
