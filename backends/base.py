@@ -22,7 +22,6 @@ from schemas.ir import (
     Tokenize,
     Tokens,
     TokensPrompt,
-    foreign_fields,
 )
 from schemas.origin import Relay, RelayedAnswer
 

@@ -8,7 +8,7 @@ from adapters.anthropic.relay import relayed_body, relays, remote_headers
 from adapters.anthropic.remote import StreamReader, read_answer, read_failure
 from adapters.base import Outbound, Reply
 from schemas.errors import GatewayError
-from schemas.ir import Embed, Events, Generate, foreign_fields
+from schemas.ir import Embed, Events, Generate
 from schemas.origin import Relay
 
 

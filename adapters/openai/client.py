@@ -10,7 +10,7 @@ from adapters.openai.remote.embeddings import read_embeddings, write_embed
 from adapters.openai.remote.encode_request import is_chat_call, same_dialect, write_body
 from adapters.openai.remote.failures import remote_failure
 from schemas.errors import GatewayError
-from schemas.ir import Embed, Embeddings, Events, Generate, foreign_fields
+from schemas.ir import Embed, Embeddings, Events, Generate
 from schemas.origin import Relay
 
 

@@ -8,7 +8,7 @@ from adapters.tgi.outbound import passes_on, write_request
 from adapters.tgi.remote import StreamReader, read_answer
 from adapters.tgi.remote_failures import remote_failure
 from schemas.errors import GatewayError
-from schemas.ir import Embed, Events, Generate, foreign_fields
+from schemas.ir import Embed, Events, Generate
 from schemas.origin import Relay
 
 

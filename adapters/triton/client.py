@@ -19,7 +19,7 @@ from adapters.triton.generate.parameters import write as write_parameters
 from adapters.triton.remote.decode_answer import AnswerReader
 from adapters.triton.remote.failures import remote_failure
 from schemas.errors import GatewayError, UnsupportedFeature
-from schemas.ir import Embed, Events, Generate, Grammar, ImagePart, TextPrompt, TokensPrompt, foreign_fields
+from schemas.ir import Embed, Events, Generate, Grammar, ImagePart, TextPrompt, TokensPrompt
 
 # Parameter -> the feature that it stands for. Other parameters have the name of their feature.
 _FEATURES = {"structured_outputs": "grammar", "lora_name": "lora_adapters"}

@@ -49,7 +49,6 @@ from schemas.ir import (
     Tokenize,
     Tokens,
     Usage,
-    foreign_fields,
 )
 from schemas.origin import Relay, RelayedAnswer
 

@@ -87,7 +87,6 @@ class Kind:
 _CHAT = frozenset(
     {
         Feature.CHAT,
-        Feature.TEMPLATE_OPTIONS,
         Feature.IMAGES,
         Feature.TOOLS,
         Feature.GRAMMAR,
@@ -98,7 +97,14 @@ _CHAT = frozenset(
     }
 )
 # Completions (`/completions`) add what chats lack. `prompt_logprobs` is vLLM's extension.
-_OPENAI = _CHAT | {Feature.TOKEN_PROMPTS, Feature.PROMPT_LOGPROBS, Feature.SUFFIX, Feature.BEST_OF, Feature.BAD_WORDS}
+_DATABRICKS = _CHAT | {
+    Feature.TOKEN_PROMPTS,
+    Feature.PROMPT_LOGPROBS,
+    Feature.SUFFIX,
+    Feature.BEST_OF,
+    Feature.BAD_WORDS,
+}
+_OPENAI = _DATABRICKS | {Feature.TEMPLATE_OPTIONS}  # vLLM's `chat_template_kwargs` and relatives
 # TGI 0.9 has no `/v1/chat/completions` (the Messages API came with 1.4): neither chats nor tools. `ChatText` adds them.
 _TGI_09 = frozenset({Feature.IMAGES, Feature.LOGPROBS, Feature.PROMPT_LOGPROBS, Feature.WATERMARK})
 # Chats, tools and prompts of token ids go through `/v1`, the second protocol of the kind.
@@ -160,5 +166,5 @@ mindie_triton = Kind(
 )
 anthropic = Kind((RemoteProtocol(_anthropic.ADAPTER, "anthropic"),), _ANTHROPIC, "/v1/models", raw_text=False)
 databricks = Kind(
-    (RemoteProtocol(_databricks.ADAPTER, "databricks"),), _OPENAI, "/api/2.0/serving-endpoints", embeddings=True
+    (RemoteProtocol(_databricks.ADAPTER, "databricks"),), _DATABRICKS, "/api/2.0/serving-endpoints", embeddings=True
 )

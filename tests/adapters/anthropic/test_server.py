@@ -45,7 +45,6 @@ from schemas.ir import (
     ToolChoice,
     ToolDelta,
     Usage,
-    foreign_fields,
 )
 
 SERVER = ADAPTER.server(ADAPTER.dialects["anthropic"])

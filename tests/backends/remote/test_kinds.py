@@ -27,6 +27,7 @@ from schemas.ir import (
     TokensPrompt,
     Tool,
 )
+from schemas.prompts import TemplateOptions
 
 KINDS = {name: kind for name, kind in vars(kinds).items() if isinstance(kind, Kind)}
 
@@ -60,6 +61,7 @@ ASKS: dict[Feature, tuple[Generate, ...]] = {
     feature: tuple(Generate(id="r", model="m", **fields) for fields in each)
     for feature, each in {
         Feature.CHAT: ({"prompts": (HI,)},),
+        Feature.TEMPLATE_OPTIONS: ({"prompts": (ChatPrompt(HI.messages, TemplateOptions(variables={"x": 1})),)},),
         Feature.TOKEN_PROMPTS: ({"prompts": (TokensPrompt((1,)),)},),
         Feature.IMAGES: (
             {"prompts": (ChatPrompt((Message("user", (TextPart("Hi"), IMAGE)),)),)},
