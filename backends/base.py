@@ -57,9 +57,11 @@ class Capabilities(msgspec.Struct, frozen=True):
     `max_choices` bounds prompts times choices of one request; `context_length` is in tokens of prompt and answer.
     `lora_adapters` are the LoRA adapters that it has, if known: the values of `lora_adapter` that it takes, and the
     only values of `model` that a served entity of it may have. `raw_text` False: it takes conversations only.
-    `relays` are the dialects and operations whose bodies it sends on as they came.
+    `relays` are the dialects and operations whose bodies it sends on as they came. `known` False: the model is still
+    loading, and nothing else here says what it will support.
     """
 
+    known: bool = True
     generates: bool = True  # False: a model that only makes embeddings
     features: frozenset[Feature] = frozenset()
     raw_text: bool = True
@@ -276,6 +278,8 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
 
 def can_answer(request: Request, capabilities: Capabilities) -> bool:
     """Whether a backend of these capabilities takes a request of this kind. Its model may still refuse it."""
+    if not capabilities.known:
+        return True
     if isinstance(request, Embed):
         return capabilities.embeddings
     if not isinstance(request, Generate):

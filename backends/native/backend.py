@@ -82,7 +82,7 @@ class NativeBackend:
         connect: Connect | None = None,
     ) -> None:
         self.name = name
-        self.capabilities = Capabilities()
+        self.capabilities = Capabilities(known=False)
         self._started = False
         self._options = options if isinstance(options, NativeOptions) else read_options(options or {})
         self._recipe = PLAIN

@@ -19,6 +19,7 @@ from litestar.types import HTTPScope, Receive, Send
 from msgspec.structs import replace
 
 from adapters.base import Call, Route, ServerCodec
+from adapters.body import UNREADABLE
 from gateway.auth import KEY_HEADERS
 from gateway.http.accounting import RequestAccount
 from gateway.http.answering import Responder
@@ -67,7 +68,7 @@ class Operation:
             return self
         try:
             fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             return self
         return self.variant if not self.variant.route.fields.isdisjoint(fields) else self
 

@@ -103,7 +103,7 @@ class _Route:
         known = [target.backend.capabilities for target in self._live]
         if known != self._known:
             self._known = known
-            self._alike = all(_kinds(each) == _kinds(known[0]) for each in known)
+            self._alike = len({_kinds(each) for each in known if each.known}) <= 1
         return self._alike
 
     def _able(self, request: Request) -> tuple[Target, ...]:

@@ -47,7 +47,11 @@ class Client(NamedTuple):
 
 
 def _openai_tool() -> Body:
-    return {"tools": [{"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}]}
+    return {
+        "tools": [
+            {"type": "function", "function": {"name": "f", "description": "A function.", "parameters": PARAMETERS}}
+        ]
+    }
 
 
 _JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
@@ -74,7 +78,9 @@ CLIENTS = {
         "/v1/responses",
         {"input": "Hello there", "store": False},
         {
-            "tools": {"tools": [{"type": "function", "name": "f", "parameters": PARAMETERS}]},
+            "tools": {
+                "tools": [{"type": "function", "name": "f", "description": "A function.", "parameters": PARAMETERS}]
+            },
             "structured output": {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}},
             "images": {
                 "input": [
@@ -100,7 +106,7 @@ CLIENTS = {
         "/v1/messages",
         {"messages": HI, "max_tokens": 50},
         {
-            "tools": {"tools": [{"name": "f", "input_schema": PARAMETERS}]},
+            "tools": {"tools": [{"name": "f", "description": "A function.", "input_schema": PARAMETERS}]},
             "structured output": {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
             "images": {
                 "messages": [

@@ -78,7 +78,7 @@ def test_streams_finish_on_old_workers_and_requests_begin_on_new_ones(file: Path
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("[endpoints.echo", "declaration"),
+        ("[endpoints.echo\n", "declaration"),
         (HEAD.format(workers=1).replace("workers", "host = '127.0.0.2'\nworkers") + ECHO, "address"),
         (
             HEAD.format(workers=1).replace("workers", "host = '0.0.0.0'\nworkers") + ECHO,

@@ -54,7 +54,9 @@ def app(dialects: dict[str, str], **limits: Any) -> Any:
 def posts(protocol: str, dialect: str, model: str = "echo") -> Iterator[tuple[Route, str]]:
     adapter = ADAPTERS[protocol]
     for route in adapter.server(adapter.dialects[dialect]).routes:
-        if route.method == "POST" and route.kind not in ("describe", "manage"):  # these: test_manage
+        # Changes: `test_manage`. A route known by fields of bodies shares its path with another protocol, which refuses
+        # bodies that cannot be read.
+        if route.method == "POST" and route.kind not in ("describe", "manage") and not route.fields:
             yield route, route.path.format(name=model, model=model, version=1, served=f"{model}-1")
 
 
@@ -98,7 +100,9 @@ async def test_bad_bodies(spoken: tuple[str, str]) -> None:
             for name, body in BODIES.items():
                 answer = await client.post(path, content=body, headers={"content-type": "application/json"})
                 assert answer.status_code in STATUSES, (route.name, name, answer.status_code, answer.text[:200])
-                check_error_form(spoken, answer)
+                # A body with vLLM's fields is vLLM's, and gets an error in OpenAI's form.
+                is_vllms = route.path == "/tokenize" and isinstance(answer.json()["error"], dict)
+                check_error_form(("openai", "openai") if is_vllms else spoken, answer)
             for headers in BROKEN_CALLS.values():
                 answer = await client.post(path, content=b"x", headers=headers)
                 assert answer.status_code in STATUSES, (route.name, headers, answer.text[:200])

@@ -172,7 +172,7 @@ async def test_bytes_without_events_do_not_renew_the_idle_timeout() -> None:
 
 def decoded(backend: RemoteBackend, kind: str, sent: list[bytes]) -> tuple[Event, ...]:
     """The events that the upstream's bytes decode to."""
-    (_, codec), *_ = backend._codecs
+    codec = backend._codecs[0].codec
     return codec.decoder(request(kind, stream=True)).feed(b"".join(sent))
 
 
