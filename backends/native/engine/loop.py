@@ -36,6 +36,9 @@ from schemas.ir import FinishReason
 
 log = structlog.get_logger()
 
+GRAMMAR_FAILED = "it takes more time or memory than it may"
+"""What a client is sent of a grammar that the worker's checks have passed and that fails in the engine."""
+
 _LORA_ADAPTER = attrgetter("sequence.request.lora_adapter")
 
 
@@ -284,7 +287,7 @@ class Engine:
         log.error("sequence.failed", tokens=len(sequence.tokens), error=repr(error), trace=trace)
         # Only texts that the engine wrote for clients are passed on. Other errors may hold tensors' contents or paths.
         if isinstance(error, GrammarError):
-            why = "it takes more time or memory than it may"  # llguidance's own text is in the log
+            why = GRAMMAR_FAILED  # llguidance's own text is in the log
         elif isinstance(error, NoDistribution):
             why = str(error)
         elif isinstance(error, torch.OutOfMemoryError | MemoryError):

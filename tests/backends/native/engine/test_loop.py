@@ -11,6 +11,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from backends.native.engine.scheduling.sequence import Sequence, Work
@@ -176,8 +177,19 @@ def test_pong_has_the_queue_lengths_blocks_and_counters() -> None:
     t.engine.handle(0, Submit(0, (8,) * 9, 5))
     t.engine.handle(0, Submit(1, (8,) * 9, 5))
     t.engine.step()
-    assert t.engine.handle(0, Ping(42)) == Pong(
-        42, running=1, waiting=1, free_blocks=61, total_blocks=64, preemptions=0, prefix_queries=9, prefix_hits=0
+    pong = t.engine.handle(0, Ping(42))
+    assert isinstance(pong, Pong)
+    assert pong.resident_bytes > 0
+    assert replace(pong, resident_bytes=0) == Pong(
+        42,
+        running=1,
+        waiting=1,
+        free_blocks=61,
+        total_blocks=64,
+        preemptions=0,
+        prefix_queries=9,
+        prefix_hits=0,
+        touched_blocks=3,
     )
     t.engine.cancel(0, 0)
     t.engine.step()
