@@ -60,6 +60,7 @@ def asked(protocol: str) -> tuple[ServerCodec, Generate]:
     return server, request
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STREAMS)
 def test_every_cut_says_the_same(name: str) -> None:
     recorded = STREAMS[name]

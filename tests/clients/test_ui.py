@@ -81,7 +81,7 @@ def test_reports_are_shown_with_their_decisions(url: str, page: Page) -> None:
             f"{url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
         )
         urllib.request.urlopen(request).read()
-    page.until("document.querySelectorAll('.interval').length === 6")
+    page.until("document.querySelectorAll('.interval').length === 7")
     words = page.run("[...document.querySelectorAll('tr td:last-child span')].map((span) => span.textContent)")
     assert "higher" in words  # completion tokens
     pairs = page.run("document.querySelector('.pairs').innerText")

@@ -122,6 +122,7 @@ async def test_pauses_have_full_jitter(pauses: list[float]) -> None:
     assert 0 <= min(second) < 0.05 < max(second) <= 0.1
 
 
+@pytest.mark.slow
 async def test_the_budget_bounds_retries_to_a_tenth_of_the_traffic(pauses: list[float]) -> None:
     retrier = Retrier(Retries())
     made = 0

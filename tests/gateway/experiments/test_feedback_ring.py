@@ -23,6 +23,7 @@ def replace(ring: FeedbackRing, name: bytes, metric: str, value: float) -> float
         return old
 
 
+@pytest.mark.slow
 def test_an_entry_is_found_until_it_is_overwritten() -> None:
     ring = FeedbackRing()
     names = [name_of(secrets.token_hex(16), b"") for _ in range(100_000)]

@@ -91,6 +91,7 @@ async def test_of_feedback_sent_twice_the_last_counts_whichever_worker_receives_
             assert (found["means"]["liked"], found["means"]["hated"]) == (2.5, 7.0)
 
 
+@pytest.mark.slow
 async def test_a_worker_continues_the_counters_of_the_one_that_it_replaces(tmp_path: Path) -> None:
     async with running(worker(tmp_path, "worker-0")) as first, running(worker(tmp_path, "worker-1")) as other:
         id = (await chat(first, user=unit_for("b"))).headers["x-request-id"]

@@ -56,6 +56,7 @@ async def test_a_head_that_drips_ends_in_the_same_time() -> None:
         writer.close()
 
 
+@pytest.mark.slow
 async def test_the_next_head_may_wait_for_longer_than_the_first() -> None:
     app, _ = scripted("echo", server=limits(header_timeout=0.2))
     async with listening(app) as port:
@@ -67,6 +68,7 @@ async def test_the_next_head_may_wait_for_longer_than_the_first() -> None:
         writer.close()
 
 
+@pytest.mark.slow
 async def test_a_body_that_does_not_come_ends_the_connection() -> None:
     paths = (CHAT, "/v1/feedback", "/generate", "/v1/responses", "/api/2.0/serving-endpoints", "/health", "/none")
     app, _ = scripted("echo", server=limits(body_idle=0.1, body_total=0.3))
@@ -100,6 +102,7 @@ async def test_a_reader_that_stalls_frees_the_backend() -> None:
         )
 
 
+@pytest.mark.slow
 async def test_requests_in_a_row_wait_in_the_client_until_it_leaves() -> None:
     app, _ = scripted("hang")
     body = json.dumps({"model": "hang", "messages": [{"role": "user", "content": "Hi"}]}).encode()
