@@ -157,7 +157,7 @@ def openapi() -> None:
     from gateway.app import create_app
 
     # That of a server without endpoints: the document does not depend on the configuration.
-    click.echo(create_app(Config()).state.openapi.decode())
+    click.echo(create_app(Config()).state.openapi().decode())
 
 
 @main.command("build-kernels")
