@@ -6,7 +6,7 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,15 @@ from gateway.storage.row_files import is_writable
 from schemas.errors import GatewayError, InvalidRequest
 
 
+@functools.cache  # a scan reads the metadata of every installed package
+def _registered(group: str) -> Mapping[str, EntryPoint]:
+    """The entry points of a group (pyproject.toml): a package installed beside this one can add to it."""
+    return {point.name: point for point in entry_points(group=group)}
+
+
 def adapters() -> dict[str, Adapter]:
     """Every registered protocol."""
-    # Entry points (pyproject.toml): a package installed beside this one can add protocols and backends.
-    return {point.name: point.load() for point in entry_points(group="gateway.adapters")}
+    return {name: point.load() for name, point in _registered("gateway.adapters").items()}
 
 
 def backend_class(name: str, kind: str) -> Callable[[str, Mapping[str, Any]], Backend]:
@@ -49,7 +54,7 @@ def backend_class(name: str, kind: str) -> Callable[[str, Mapping[str, Any]], Ba
     Raises:
         ConfigError: no backend of this kind is registered.
     """
-    found = {point.name: point for point in entry_points(group="gateway.backends")}
+    found = _registered("gateway.backends")
     if kind not in found:
         raise ConfigError(
             f"backends.{name}: there is no backend of kind '{kind}'; there are {', '.join(sorted(found))}"

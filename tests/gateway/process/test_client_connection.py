@@ -33,6 +33,7 @@ async def read(port: int, sent: bytes) -> bytes:
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "answer"),
     [(b"", b""), (b"G", b"HTTP/1.1 408 "), (GET[:-2] + b"X: ", b"HTTP/1.1 408 ")],
@@ -44,6 +45,7 @@ async def test_a_head_that_does_not_come_ends_the_connection(sent: bytes, answer
         assert (await read(port, sent))[: len(answer) or None] == answer
 
 
+@pytest.mark.slow
 async def test_a_head_that_drips_ends_in_the_same_time() -> None:
     app, _ = scripted("echo", server=limits(header_timeout=0.3))
     async with listening(app) as port:
@@ -80,6 +82,7 @@ async def test_a_body_that_does_not_come_ends_the_connection() -> None:
     assert status == dict.fromkeys(paths, 408) | {"/api/2.0/serving-endpoints": 403, "/health": 405, "/none": 404}
 
 
+@pytest.mark.slow
 async def test_a_reader_that_stalls_frees_the_backend() -> None:
     """Also one whose answer is in the kernel's buffer: the application sees no full buffer there."""
     script = {"tokens": [{"id": 1, "text": "x" * 8192}], "repeat": 3000}
@@ -161,6 +164,7 @@ def _post(port: int, size: int) -> tuple[int, bytes]:
     return answer.status, answer.read()
 
 
+@pytest.mark.slow
 async def test_a_client_reads_why_its_headers_are_refused() -> None:
     app, _ = scripted("echo")
     async with listening(app) as port:

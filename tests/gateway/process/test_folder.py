@@ -37,6 +37,7 @@ def test_a_folder_in_use_stays_and_goes_with_its_owner(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_supervisor_left_is_removed_once_its_workers_have_ended(tmp_path: Path) -> None:
     owner = subprocess.run([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, check=False)
     worker = int(owner.stdout)

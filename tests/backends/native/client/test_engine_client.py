@@ -241,6 +241,7 @@ async def test_releasing_the_request_on_trial_submits_the_next_quarantined_one(
     client.release(second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 1, 5])
 async def test_a_poison_request_is_rejected_and_no_other_request_fails(
     engine: FakeEngine, client: EngineClient, place: int
@@ -387,6 +388,7 @@ async def test_fail_start_ends_only_a_start_in_progress(engine: FakeEngine, clie
     assert client.health == Health("ready"), "it has no effect after a successful start"
 
 
+@pytest.mark.slow
 async def test_a_silent_engine_is_killed_and_its_requests_fail() -> None:
     engine = FakeEngine(auto=False)
     client = new_client(engine, heartbeat=0.005, hung_after=0.2)

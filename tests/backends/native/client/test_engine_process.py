@@ -53,6 +53,7 @@ async def test_it_runs_until_it_is_stopped(tmp_path: Path) -> None:
     assert exits == []
 
 
+@pytest.mark.slow
 async def test_it_is_started_again_although_that_fails_at_first(tmp_path: Path) -> None:
     engine = process(tmp_path / "notes", "calm", exits := [])
     await engine.start()
@@ -85,6 +86,7 @@ async def test_its_exit_is_reported(tmp_path: Path) -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+@pytest.mark.slow
 async def test_a_stubborn_one_is_killed(tmp_path: Path) -> None:
     engine = process(tmp_path / "notes", "stubborn", [])
     await engine.start()
