@@ -17,12 +17,13 @@ from litestar.handlers import HTTPRouteHandler
 
 from adapters.base import Adapter
 from backends.base import Backend
-from gateway.auth import Keys, keys_from
-from gateway.config import Config, ConfigError
+from gateway.access.keys import Keys, keys_from
+from gateway.config import Config, ConfigError, ServerSection
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
 from gateway.experiments.guardrail import wrong_guardrail
 from gateway.http import feedback, health, ui
+from gateway.http import keys as keys_api
 from gateway.http.answering import status_headers
 from gateway.http.entrance import BrowserGuard, Entrance, cors
 from gateway.http.openapi import document
@@ -87,6 +88,7 @@ def validate(config: Config) -> None:
     """
     # The objects are thrown away: only the errors of building them matter.
     make_backends(config)
+    _keys(config.server)
     Mounts(adapters(), config)
     if (export := config.server.export) is not None and not is_writable(Path(export.folder).absolute()):
         raise ConfigError(f"server.export: the folder '{export.folder}' cannot be written to")
@@ -115,11 +117,11 @@ def create_app(
     Raises:
         ConfigError: the configuration names something that does not exist.
     """
-    keys = Keys(keys_from(config.server.keys_env), keys_from(config.server.admin_keys_env))
+    keys = _keys(config.server)
     service = Service(config, make_backends(config) if backends is None else backends, keys, folder, slot)
     protocols = adapters()
     mounts = Mounts(protocols, config)
-    own = [*health.handlers(service), feedback.handler(service), *ui.handlers()]
+    own = [*health.handlers(service), feedback.handler(service), keys_api.handler(service), *ui.handlers()]
     describe, openapi = _description(protocols, own)
     app = Litestar(
         [mounts.handler(service), *own, describe],
@@ -140,6 +142,16 @@ def create_app(
         answers_preflights=app.cors_config is not None,
     )
     return app
+
+
+def _keys(server: ServerSection) -> Keys:
+    """The keys that a configuration names.
+
+    Raises:
+        ConfigError: a variable is not set, or the file cannot be read.
+    """
+    file = Path(server.keys_file) if server.keys_file is not None else None
+    return Keys(keys_from(server.keys_env), keys_from(server.admin_keys_env), file)
 
 
 def _with_request_id(service: Service) -> Callable[[Response[Any]], Awaitable[Response[Any]]]:

@@ -23,10 +23,10 @@ import msgspec
 
 import gateway
 from backends.base import Health
-from gateway.auth import keys_from
 from gateway.config import Config, ConfigError, default, load, nearest, remote
 from gateway.deployment.state_file import LiveDeployments
 from gateway.experiment_cli import experiment
+from gateway.keys_cli import keys
 from gateway.observability import logging
 from schemas.errors import GatewayError
 
@@ -95,9 +95,6 @@ def serve(
             config = _remote(backend, backend_key_env, names) if backend else default(model, names)
         config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **given))
         _check_address(config, insecure)
-        # Only for their errors: a missing variable is reported before a worker starts.
-        keys_from(config.server.keys_env)
-        keys_from(config.server.admin_keys_env)
         validate(config)
         return config
 
@@ -180,6 +177,7 @@ def build_kernels(into: Path | None) -> None:
 
 
 main.add_command(experiment)
+main.add_command(keys)
 
 
 def _remote(url: str, key_env: str | None, names: Sequence[str] = ()) -> Config:
@@ -284,7 +282,7 @@ class _StartupMonitor:
 
         self._close()
         model = self._config.server.default or next(iter(self._config.endpoints), "")
-        keys = "a key is needed" if self._config.server.keys_env else "no key needed"
+        keys = "a key is needed" if self._config.server.needs_key else "no key needed"
         click.echo(
             f"\nInterlingua {gateway.__version__} on {self._url}  ({keys}; {time.monotonic() - self._began:.1f} s)"
         )
@@ -305,9 +303,9 @@ class _StartupMonitor:
 
 def _check_address(config: Config, insecure: bool) -> None:
     host = config.server.host
-    if not config.server.is_private and config.server.keys_env is None and not insecure:
+    if not config.server.is_private and not config.server.needs_key and not insecure:
         raise ConfigError(
-            f"server.host {host}: other machines can reach this address; set keys_env, or pass --insecure"
+            f"server.host {host}: other machines can reach this address; set keys_env or keys_file, or pass --insecure"
         )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
-from gateway.auth import Keys
+from gateway.access.keys import Keys
 from gateway.config import Endpoint
 from gateway.experiments.experiment import Experiment, Outcome
 from gateway.experiments.feedback_ring import FeedbackRing, name_of

@@ -281,6 +281,8 @@ class Responder:
         headers = [(b"content-type", media_type.encode()), (b"x-request-id", account.request_id.encode())]
         for name, value in (*more, *ignored_header(account.ignored), *status_headers(status)):
             headers.append((name.encode(), value.encode()))
+        if account.quotas:
+            headers += [(name.encode(), value.encode()) for name, value in self.codec.limit_headers(account.quotas)]
         if length >= 0:
             headers.append((b"content-length", b"%d" % length))
         if account.target is not None:
