@@ -12,8 +12,6 @@ import fcntl
 import hashlib
 import mmap
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
@@ -29,6 +27,10 @@ _UNTIL, _TOTAL, _FIRST = 2, 3, 4
 _ROW = _FIRST + COUNTS
 _PROBES = 16
 """Rows in which a name may be."""
+
+
+Name = tuple[int, int]
+"""Names a row: two halves of a hash."""
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -66,7 +68,7 @@ def spans(now: float) -> dict[str, Span]:
 
 
 class CounterTable:
-    """The table. All methods but the first and the last two are to be called under the lock.
+    """The table. Its lock is held in a `with` block; `row` to `free` are to be called there.
 
     Args:
         path: the file; None: memory of this process alone.
@@ -80,27 +82,25 @@ class CounterTable:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        with self.locked():  # only one process creates the file
+        with self:  # only one process creates the file
             self._memory: mmap.mmap = map_file(path, rows * _ROW * 8)
         view = memoryview(self._memory)
         self._numbers, self._names = view.cast("d"), view.cast("Q")
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the lock of all rows."""
-        if self._lock is None:
-            yield
-            return
-        fcntl.lockf(self._lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._lock, fcntl.LOCK_UN)
+    def __enter__(self) -> None:
+        """Take the lock of all rows."""
+        if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
 
-    def row(self, name: bytes, span: Span) -> int:
-        """The row of a name (`name_of`), which is made if need be."""
+    def __exit__(self, *_: object) -> None:
+        """Give the lock back."""
+        if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def row(self, name: Name, span: Span) -> int:
+        """The row of a name, which is made if need be."""
         names, numbers = self._names, self._numbers
-        low, high = int.from_bytes(name[:8], "little"), int.from_bytes(name[8:], "little")
+        low, high = name
         first, first_until = -1, inf
         for probe in range(_PROBES):
             row = (low + probe) % self._rows * _ROW
@@ -149,7 +149,7 @@ class CounterTable:
     def clear_column(self, column: int) -> None:
         """Set one count of every row to 0: those of a writer that has ended."""
         numbers = self._numbers
-        with self.locked():
+        with self:
             for row in range(0, self._rows * _ROW, _ROW):
                 if gone := numbers[row + _FIRST + column]:
                     numbers[row + _FIRST + column] = 0.0
@@ -170,6 +170,7 @@ class CounterTable:
             numbers[place] = 0.0
 
 
-def name_of(*parts: str) -> bytes:
-    """The name of a row: 16 bytes that depend on every part."""
-    return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+def name_of(*parts: str) -> Name:
+    """The name of a row: a hash of all parts."""
+    digest = hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from time import monotonic
 
 import structlog
 
@@ -16,6 +17,9 @@ log = structlog.get_logger()
 
 KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 """Where a key may be: in the headers of OpenAI's, Anthropic's, Azure's and Google's clients."""
+
+_BETWEEN_LOOKS = 0.25
+"""Seconds between two looks at the file, which cost a system call: for so long a revoked key is still accepted."""
 
 
 def keys_from(variable: str | None) -> tuple[str, ...]:
@@ -61,12 +65,16 @@ class Keys:
         self._file = keys_file(file) if file is not None else None
         # The stamp is taken before the file is read: a change in between is read once more, never missed.
         self._stamp = self._file.stamp() if self._file is not None else 0
+        self._next_look = 0.0
         self._known: dict[str, Key] = {}
         self._take(read_keys(self._file) if self._file is not None else ())
 
     def refresh(self) -> None:
         """Read the file if it has changed. One that cannot be read is logged; the known keys stay in force."""
-        if self._file is None or (stamp := self._file.stamp()) == self._stamp:
+        if self._file is None or (now := monotonic()) < self._next_look:
+            return
+        self._next_look = now + _BETWEEN_LOOKS
+        if (stamp := self._file.stamp()) == self._stamp:
             return
         self._stamp = stamp  # also for a file that is refused below: it is reported once, not at every request
         try:

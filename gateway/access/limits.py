@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil
@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from gateway.access.counters import COUNTS, RUNNING, CounterTable, Span, name_of, spans
+from gateway.access.counters import COUNTS, RUNNING, CounterTable, Name, Span, name_of, spans
 from gateway.access.keys_file import Key
 from gateway.config import EndpointLimit, Limit, Window
 from gateway.storage.slot import Slot
@@ -37,7 +37,7 @@ class Rule(msgspec.Struct, frozen=True):
         subject: whose limit it is, for the error.
     """
 
-    name: bytes
+    name: Name
     kind: Kind
     most: float
     window: Window
@@ -48,7 +48,7 @@ class Rules(msgspec.Struct, frozen=True):
     """What is to be checked for a request: rules with windows, and (name, most, subject) of those without one."""
 
     windows: tuple[Rule, ...] = ()
-    concurrent: tuple[tuple[bytes, int, str], ...] = ()
+    concurrent: tuple[tuple[Name, int, str], ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -56,13 +56,13 @@ class Ticket:
     """What a request has been counted for.
 
     Attributes:
-        charged: rule, tick of the count, and amount.
+        charged: what its end corrects: rule, tick of the count, and amount.
         running: names of the rows in which it counts as running.
         quotas: the tightest of its limits of requests and of tokens.
     """
 
     charged: list[tuple[Rule, int, float]] = field(default_factory=list)
-    running: list[bytes] = field(default_factory=list)
+    running: list[Name] = field(default_factory=list)
     quotas: tuple[Quota, ...] = ()
 
 
@@ -118,7 +118,7 @@ class Limiter:
         if not changes:
             return
         now = self._now()
-        with self._windows.locked():
+        with self._windows:
             for rule, tick, change in changes:
                 span = now[rule.window]
                 row = self._windows.row(rule.name, span)
@@ -145,7 +145,7 @@ class Limiter:
         if not rules.concurrent:
             return
         table = self._running
-        with table.locked():
+        with table:
             for name, most, subject in rules.concurrent:
                 if table.total(row := table.row(name, RUNNING), RUNNING) >= most:
                     raise RateLimited(f"{subject} has {most} requests running, which is its limit.", retry_after=1.0)
@@ -156,7 +156,7 @@ class Limiter:
         if not ticket.running:
             return
         table = self._running
-        with table.locked():
+        with table:
             for name in ticket.running:
                 table.add(row := table.row(name, RUNNING), self._column, RUNNING, -1.0)
                 if not table.total(row, RUNNING):
@@ -167,21 +167,27 @@ class Limiter:
         if not rules.windows:
             return
         now, table = self._now(), self._windows
-        with table.locked():
-            found = []
+        found: list[tuple[Rule, int, Span, float]] = []
+        quotas: dict[str, tuple[float, Rule, Span]] = {}
+        with table:
             for rule in rules.windows:
-                span = now[rule.window]
+                span, kind, most = now[rule.window], rule.kind, rule.most
+                amount = 1.0 if kind == "requests" else float(tokens) if kind == "tokens" else 0.0
                 row = table.row(rule.name, span)
-                used, amount = table.total(row, span), _charge(rule.kind, tokens)
-                if used + amount > rule.most or used >= rule.most:
-                    raise self._refusal(rule, row, span, used, amount)
-                found.append((rule, row, span, used, amount))
-            for rule, row, span, _, amount in found:
-                table.add(row, span.tick, span, amount)
-                ticket.charged.append((rule, span.tick, amount))
-        ticket.quotas = _quotas((rule, span, used + amount) for rule, _, span, used, amount in found)
+                left = most - table.total(row, span) - amount
+                if left < 0 or left + amount <= 0:
+                    raise self._refusal(rule, row, span, left, amount)
+                found.append((rule, row, span, amount))
+                if kind != "cost" and (kind not in quotas or left / most < quotas[kind][0] / quotas[kind][1].most):
+                    quotas[kind] = left, rule, span
+            for rule, row, span, amount in found:
+                if amount:
+                    table.add(row, span.tick, span, amount)
+                if rule.kind != "requests":
+                    ticket.charged.append((rule, span.tick, amount))
+        ticket.quotas = tuple([_quota(*tightest) for tightest in quotas.values()])
 
-    def _refusal(self, rule: Rule, row: int, span: Span, used: float, amount: float) -> RateLimited:
+    def _refusal(self, rule: Rule, row: int, span: Span, left: float, amount: float) -> RateLimited:
         window = f"a {rule.window}"
         if amount > rule.most:
             # Whatever becomes free, it is not enough: no `retry_after`.
@@ -190,14 +196,14 @@ class Limiter:
                 "Ask for fewer tokens.",
                 code="rate_limit_exceeded",
             )
-        wait = self._windows.seconds_until_free(row, span, used + max(amount, 1.0) - rule.most, time.time())
-        text = f"{rule.subject} has reached its limit of {rule.most:g} {_NOUNS[rule.kind]} {window}."
+        # At least something must become free, also for what is counted at its end.
+        wait = self._windows.seconds_until_free(row, span, max(-left, 1e-9), time.time())
         error = RateLimited(
-            text,
+            f"{rule.subject} has reached its limit of {rule.most:g} {_NOUNS[rule.kind]} {window}.",
             retry_after=max(0.001, wait),
             code="insufficient_quota" if rule.kind == "cost" else "rate_limit_exceeded",
         )
-        error.quotas = _quotas([(rule, span, used)])
+        error.quotas = (_quota(left + amount, rule, span),) if rule.kind != "cost" else ()
         return error
 
 
@@ -246,10 +252,10 @@ def _rules(key: Key | None, endpoint: str, limits: tuple[EndpointLimit, ...], us
 
 
 def estimated_tokens(request: Request) -> int:
-    """The most tokens that a request may take, as far as it can be told without a tokenizer.
+    """The most tokens that a request may take, as far as it is known without a tokenizer.
 
     A prompt counts by its length, an answer with the most that the request allows. Images count nothing until the
-    answer has told its usage.
+    answer has sent its usage.
     """
     match request:
         case Generate():
@@ -278,11 +284,6 @@ def _prompt_tokens(prompt: TextPrompt | TokensPrompt | ChatPrompt) -> int:
             return ceil(texts / _BYTES_PER_TOKEN)
 
 
-def _charge(kind: Kind, tokens: int) -> float:
-    """What a request counts when it begins."""
-    return {"requests": 1.0, "tokens": float(tokens), "cost": 0.0}[kind]
-
-
 def _actual(kind: Kind, charged: float, tokens: int | None, cost: float) -> float:
     """What a request counts when it has ended."""
     if kind == "cost":
@@ -290,14 +291,6 @@ def _actual(kind: Kind, charged: float, tokens: int | None, cost: float) -> floa
     return float(tokens) if kind == "tokens" and tokens is not None else charged
 
 
-def _quotas(found: Iterable[tuple[Rule, Span, float]]) -> tuple[Quota, ...]:
-    """The tightest limit of requests, and that of tokens, each after `used` of it."""
-    tightest: dict[str, tuple[float, Quota]] = {}
-    for rule, span, used in found:
-        if rule.kind == "cost":
-            continue
-        left = max(0.0, rule.most - used)
-        if rule.kind not in tightest or left / rule.most < tightest[rule.kind][0]:
-            quota = Quota(rule.kind, int(rule.most), int(left), max(0.0, span.until - time.time()))
-            tightest[rule.kind] = (left / rule.most, quota)
-    return tuple(quota for _, quota in tightest.values())
+def _quota(left: float, rule: Rule, span: Span) -> Quota:
+    kind: Literal["requests", "tokens"] = "tokens" if rule.kind == "tokens" else "requests"
+    return Quota(kind, int(rule.most), max(0, int(left)), max(0.0, span.until - time.time()))

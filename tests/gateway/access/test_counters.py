@@ -75,7 +75,7 @@ def test_a_column_is_cleared() -> None:
 def take(path: Path, times: int) -> None:
     table = CounterTable(path, 64)
     for _ in range(times):
-        with table.locked():
+        with table:
             count(table, NOW, 1.0)
 
 

@@ -1,4 +1,4 @@
-"""Limits: what is refused, what is given back, and what a client is told."""
+"""Limits: what is refused, what is given back, and what is sent to the client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from gateway.access import limits as module
 from gateway.access.keys_file import Key
 from gateway.access.limits import Limiter, estimated_tokens, rules_for
 from gateway.config import EndpointLimit, Limit
@@ -22,7 +21,7 @@ START = 1_000_000.0
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [START]
-    monkeypatch.setattr(module.time, "time", lambda: now[0])
+    monkeypatch.setattr("gateway.access.limits.time.time", lambda: now[0])
     return now
 
 
