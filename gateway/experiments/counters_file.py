@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gateway.experiments.confidence import Array
-from gateway.experiments.histogram import BINS
+from gateway.experiments.statistics.confidence import Array
+from gateway.experiments.statistics.histogram import BINS
 from gateway.routing.assignment import BUCKETS
 from gateway.storage.mapped_file import map_file
 

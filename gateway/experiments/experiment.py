@@ -22,7 +22,6 @@ from gateway.config import Endpoint
 from gateway.experiments.counters_file import CountersFile, Layout
 from gateway.experiments.feedback_ring import Answered
 from gateway.experiments.guardrail import broken, has_guardrails
-from gateway.experiments.histogram import BINS, UNFINISHED, logarithm_and_bin
 from gateway.experiments.metrics import (
     DIVERGENCES_AT,
     EXCLUDED,
@@ -37,6 +36,7 @@ from gateway.experiments.metrics import (
 from gateway.experiments.pairs.agreement import UNPAIRED, Agreement, Example
 from gateway.experiments.pairs.examples import Examples
 from gateway.experiments.report import Report, ShadowReport, SplitSums, build, shadow_report
+from gateway.experiments.statistics.histogram import BINS, UNFINISHED, logarithm_and_bin
 from gateway.experiments.stratum import LOGARITHMS_AT, PAIRS, REQUESTS, SHADOWS, SplitReport, Stratum, feedback_file
 from gateway.routing.target import Plan, Target
 from schemas.errors import InvalidRequest
