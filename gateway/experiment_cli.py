@@ -21,7 +21,7 @@ from gateway.observability import logging
 from schemas.errors import GatewayError
 
 if TYPE_CHECKING:
-    from gateway.experiments.confidence import Interval
+    from gateway.experiments.statistics.confidence import Interval
     from gateway.export.replay import Replayed, ReplayReport
 
 _LOCAL = "http://127.0.0.1:8000"
