@@ -226,7 +226,7 @@ def needs(request: Generate) -> frozenset[Feature]:
         # With `tool_choice` "none", the tools are not offered to the model.
         (Feature.TOOLS, bool(request.tools) and (request.tool_choice is None or request.tool_choice.mode != "none")),
         (Feature.GRAMMAR, request.grammar is not None),
-        (Feature.LOGPROBS, request.logprobs),
+        (Feature.LOGPROBS, request.logprobs and not request.logprobs_optional),
         (Feature.TOP_LOGPROBS, request.top_logprobs > 0),
         (Feature.PROMPT_LOGPROBS, request.prompt_logprobs),
         (Feature.LOGIT_BIAS, bool(sampling.logit_bias)),

@@ -211,7 +211,7 @@ class RemoteBackend:
         rewritten = self._chat is not None and isinstance(request.prompts[0], ChatPrompt)
         if rewritten or (self._options.raw_text == "as_chat" and isinstance(request.prompts[0], TextPrompt)):
             return request.foreign_fields
-        return self._encode(request)[0].ignored(request)
+        return self._encode(self._without_lacking(request))[0].ignored(request)
 
     async def tokenize(self, request: Tokenize) -> Tokens:
         """Tokenize with the configured tokenizer; the server's own cannot be called."""
@@ -229,7 +229,7 @@ class RemoteBackend:
         Closing the generator closes the connection, which is how the server learns to stop.
         """
         calls = self._call_reader(request)
-        request = await self._as_taken(self._with_remote_model(request))
+        request = await self._as_taken(self._without_lacking(self._with_remote_model(request)))
         # Encoded once: all attempts send the same bytes.
         codec, outbound = self._encode(request)
         timeouts = self._options.timeouts
@@ -305,6 +305,12 @@ class RemoteBackend:
     def _call_reader(self, request: Generate) -> CallReader | None:
         """The reader of the calls in an answer's text; None where the server parses them, or there are no tools."""
         return CallReader(request) if self._chat is not None and request.tools and offered_tools(request) else None
+
+    def _without_lacking(self, request: Generate) -> Generate:
+        """The request without log-probabilities that the server does not have and the client can do without."""
+        if request.logprobs_optional and Feature.LOGPROBS not in self.capabilities.features:
+            return msgspec.structs.replace(request, logprobs=False)
+        return request
 
     def _with_remote_model(self, request: R) -> R:
         model = self._options.models.get(request.model)
