@@ -292,6 +292,7 @@ class Service:
     async def _watch(self) -> None:
         while True:
             await self._check_health()
+            self.metrics.tasks.set(len(asyncio.all_tasks()))
             await asyncio.sleep(_HEALTH_INTERVAL)
 
     async def _check_health(self) -> None:
