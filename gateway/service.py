@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from backends.base import Backend, Health
+from backends.base import Backend, Health, WaitsForEngine
 from gateway.auth import Keys
 from gateway.config import Config, Export
 from gateway.deployment.catalog import catalog
@@ -222,6 +222,12 @@ class Service:
         """Start the backends concurrently; returns before they are ready."""
         self._tasks = [asyncio.create_task(self._start(name, backend)) for name, backend in self.backends.items()]
         self._tasks.append(asyncio.create_task(self._watch()))
+
+    def orphan(self) -> None:
+        """Learn that the supervisor is gone: no engine is started again."""
+        for backend in self.backends.values():
+            if isinstance(backend, WaitsForEngine):
+                backend.expect_no_engine()
 
     async def settled(self) -> None:
         """Wait until every endpoint has a backend that is ready.
