@@ -131,6 +131,15 @@ class Relays(Protocol):
         ...
 
 
+@runtime_checkable
+class WaitsForEngine(Protocol):
+    """A backend whose requests wait for the next engine when theirs has ended."""
+
+    def expect_no_engine(self) -> None:
+        """Let requests fail at once when the engine ends: whoever would start the next one is gone."""
+        ...
+
+
 # Most backends pass nothing on: only those in front of another server have it.
 @runtime_checkable
 class PassesFieldsOn(Protocol):
