@@ -22,13 +22,15 @@ from backends.native.text.tool_parser import offered_tools
 from backends.prompts import as_asked
 from backends.remote.breaker import Breaker
 from backends.remote.chat_text import CallReader, ChatText, load_chat_text
+from backends.remote.connect import Connected, connect
+from backends.remote.diagnosis import Diagnosis
 from backends.remote.event_stream import EventStream
 from backends.remote.health_check import HealthCheck
-from backends.remote.options import RemoteOptions, make_transport, read_key
+from backends.remote.options import RemoteOptions
 from backends.remote.retokeniser import Retokeniser
 from backends.remote.retry import Retrier
 from backends.remote.spoken import Spoken, error_of
-from backends.transport import Response, Transport
+from backends.transport import Exchanger, Response
 from schemas.errors import (
     BackendFailed,
     BackendUnavailable,
@@ -99,8 +101,8 @@ class RemoteBackend:
         self._health_path = health
         self._breaker = Breaker(self._options.failures)
         self._retrier = Retrier(self._options.retries, self._breaker.record_failure)
-        self._key = ""
-        self._transport: Transport | None = None
+        self._connected: Connected | None = None
+        self._client: Exchanger | None = None
         self._health_check: HealthCheck | None = None
         self._retokeniser: Retokeniser | None = None
         # Servers that take chats render them themselves.
@@ -131,8 +133,8 @@ class RemoteBackend:
             schemas.errors.BackendUnavailable: the key, certificates or tokenizer cannot be used.
         """
         try:
-            self._key = read_key(self._options)
-            self._transport = make_transport(self._options, self._key)
+            self._connected = connected = connect(self.name, self._options)
+            self._client = connected.requests
             if self._options.tokenizer is not None:
                 # A tokenizer file has megabytes of JSON: in a thread, so that the event loop goes on.
                 self._retokeniser = await asyncio.to_thread(Retokeniser, self._options.tokenizer)
@@ -141,7 +143,8 @@ class RemoteBackend:
         except (ValueError, OSError) as error:
             self._start_error = f"backends.{self.name}: {error}"
             raise BackendUnavailable(self._start_error) from None
-        self._health_check = HealthCheck(self.name, self._transport, self._health_path, self._breaker)
+        diagnosis = Diagnosis(self._options, connected.proxy)
+        self._health_check = HealthCheck(self.name, connected.checks, self._health_path, self._breaker, diagnosis)
         # The first check is awaited, so `healthy` has a result once `start` returns.
         await self._health_check.start(self._options.health_interval)
 
@@ -151,8 +154,8 @@ class RemoteBackend:
             await self._health_check.aclose()
         if self._chat is not None:
             self._chat.close()
-        if self._transport is not None:
-            await self._transport.aclose()
+        if self._connected is not None:
+            await self._connected.aclose()
 
     async def healthy(self) -> Health:
         """The state after the last health check; sends nothing."""
@@ -211,7 +214,7 @@ class RemoteBackend:
         rewritten = self._chat is not None and isinstance(request.prompts[0], ChatPrompt)
         if rewritten or (self._options.raw_text == "as_chat" and isinstance(request.prompts[0], TextPrompt)):
             return request.foreign_fields
-        return self._encode(request)[0].ignored(request)
+        return self._encode(self._without_lacking(request))[0].ignored(request)
 
     async def tokenize(self, request: Tokenize) -> Tokens:
         """Tokenize with the configured tokenizer; the server's own cannot be called."""
@@ -229,7 +232,7 @@ class RemoteBackend:
         Closing the generator closes the connection, which is how the server learns to stop.
         """
         calls = self._call_reader(request)
-        request = await self._as_taken(self._with_remote_model(request))
+        request = await self._as_taken(self._without_lacking(self._with_remote_model(request)))
         # Encoded once: all attempts send the same bytes.
         codec, outbound = self._encode(request)
         timeouts = self._options.timeouts
@@ -306,6 +309,12 @@ class RemoteBackend:
         """The reader of the calls in an answer's text; None where the server parses them, or there are no tools."""
         return CallReader(request) if self._chat is not None and request.tools and offered_tools(request) else None
 
+    def _without_lacking(self, request: Generate) -> Generate:
+        """The request without log-probabilities that the server does not have and the client can do without."""
+        if request.logprobs_optional and Feature.LOGPROBS not in self.capabilities.features:
+            return msgspec.structs.replace(request, logprobs=False)
+        return request
+
     def _with_remote_model(self, request: R) -> R:
         model = self._options.models.get(request.model)
         if model is None:
@@ -330,9 +339,9 @@ class RemoteBackend:
 
     async def _fetch(self, outbound: Outbound, deadline: float, absent: UnsupportedOperation | None = None) -> Reply:
         """One attempt at an answer that is not streamed; `absent` is the error of a path that is not there."""
-        if self._transport is None:
+        if self._client is None:
             raise BackendUnavailable("The backend was not started.")
-        response = await self._transport.exchange(outbound, deadline)
+        response = await self._client.exchange(outbound, deadline)
         try:
             reply = await response.reply(deadline)
         finally:
@@ -349,9 +358,9 @@ class RemoteBackend:
         self, codec: ClientCodec, request: Generate, outbound: Outbound, deadline: float
     ) -> tuple[Response, EventStream | None, Events]:
         """One attempt at the first events: those of a stream, or all events of an answer that is not streamed."""
-        if self._transport is None:
+        if self._client is None:
             raise BackendUnavailable("The backend was not started.")
-        response = await self._transport.exchange(outbound, deadline)
+        response = await self._client.exchange(outbound, deadline)
         try:
             if response.status != 200:
                 # Errors of a status have no fault: this is where the breaker counts them.
@@ -371,12 +380,12 @@ class RemoteBackend:
             raise
 
     def _redact(self, error: GatewayError) -> GatewayError:
-        """Remove the backend's key from an error: a server may repeat the headers it was sent."""
-        if self._key:
-            error.message = error.message.replace(self._key, "***")
+        """Remove the backend's secrets from an error: a server may repeat the headers it was sent."""
+        for secret in self._connected.secrets if self._connected is not None else ():
+            error.message = error.message.replace(secret, "***")
             error.args = (error.message,)  # `str(error)`, and so a traceback, reads `args`
-            error.param = error.param and error.param.replace(self._key, "***")
-            error.code = error.code and error.code.replace(self._key, "***")
+            error.param = error.param and error.param.replace(secret, "***")
+            error.code = error.code and error.code.replace(secret, "***")
         return error
 
 

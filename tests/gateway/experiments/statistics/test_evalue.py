@@ -7,7 +7,7 @@ from math import inf, lgamma
 import numpy as np
 import pytest
 
-from gateway.experiments.evalue import excess_failures, fails_more, log_evidence, log_gamma
+from gateway.experiments.statistics.evalue import excess_failures, fails_more, log_evidence, log_gamma
 from gateway.routing.assignment import BUCKETS
 
 
