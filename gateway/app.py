@@ -19,13 +19,12 @@ from gateway.auth import Keys, keys_from
 from gateway.config import Config, ConfigError
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
-from gateway.experiments.guardrail import wrong_guardrail
+from gateway.experiments.metrics import wrong_metrics
 from gateway.http import feedback, health, ui
 from gateway.http.answering import status_headers
 from gateway.http.entrance import BrowserGuard, Entrance, cors
 from gateway.http.openapi import document
 from gateway.http.routes import Mounts, not_allowed, not_found
-from gateway.rollout.ramp import wrong_ramp
 from gateway.service import Service
 from gateway.storage.row_files import is_writable
 from schemas.errors import GatewayError, InvalidRequest
@@ -84,7 +83,7 @@ def validate(config: Config) -> None:
     if (export := config.server.export) is not None and not is_writable(Path(export.folder).absolute()):
         raise ConfigError(f"server.export: the folder '{export.folder}' cannot be written to")
     for name, deployed in LiveDeployments(config).deployments.items():
-        if wrong := wrong_ramp(deployed.serving) or wrong_guardrail(deployed.serving):
+        if wrong := wrong_metrics(deployed.serving):
             raise ConfigError(f"endpoints.{name}{wrong}")
 
 

@@ -186,6 +186,16 @@ class Service:
         self.refresh()
         log.info("experiment.reset", model=endpoint)
 
+    async def restart_ramp(self, endpoint: str) -> None:
+        """Have an endpoint's ramp begin anew, and the figures of its experiment, on all workers.
+
+        Raises:
+            schemas.errors.RequestError: the endpoint has no ramp or is being updated, or there is no state file.
+        """
+        await self._live.restart_ramp(endpoint)
+        self.refresh()
+        log.info("ramp.restarted", model=endpoint)
+
     def new_id(self) -> str:
         """A new id of a request, which also names what is stored of it: 128 random bits as hexadecimal digits.
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from backends.base import Health
 from gateway.config import ConfigError, Endpoint, Fallback, Section, ServedEntity, wrong_endpoint
-from gateway.deployment.ramp import Move, RampState, moved
+from gateway.deployment.ramp import Move, RampState, moved, with_share
 from schemas.catalog import Change
 from schemas.catalog import ServedEntity as ListedEntity
 from schemas.errors import Conflict, InvalidRequest, ModelNotFound
@@ -200,6 +200,27 @@ def ramped(deployment: Deployment, seen: RampState | None, move: Move, reason: s
     if new == endpoint:  # the last step has held
         return replace(deployment, ramp=state)
     return replace(deployment, endpoint=new, version=deployment.version + 1, since=now, ramp=state)
+
+
+def restarted(name: str, deployment: Deployment, now: int) -> Deployment:
+    """Return the deployment with its ramp at the beginning: the arm has no share, and the first step is still to come.
+
+    Args:
+        name: the endpoint's.
+        deployment: as it is now.
+        now: Unix time in nanoseconds.
+
+    Raises:
+        schemas.errors.InvalidRequest: the endpoint has no ramp.
+        schemas.errors.Conflict: an update of it is pending.
+    """
+    endpoint = deployment.endpoint
+    if endpoint is None or deployment.pending is not None:
+        raise Conflict(f"Endpoint '{name}' is being updated.")
+    if (ramp := endpoint.experiment.ramp) is None:
+        raise InvalidRequest(f"The endpoint '{name}' has no ramp.")
+    new = with_share(endpoint, ramp.arm, 0)
+    return replace(deployment, endpoint=new, version=deployment.version + 1, since=now, ramp=None)
 
 
 def entity_name(entity: ServedEntity) -> str:

@@ -31,7 +31,7 @@ from gateway.experiments.metrics import (
     TIMES,
     TOTALS,
     UNPAIRED_AT,
-    Metric,
+    metrics_of,
 )
 from gateway.experiments.pairs.agreement import UNPAIRED, Agreement, Example
 from gateway.experiments.pairs.examples import Examples
@@ -115,9 +115,7 @@ class Experiment:
         self._endpoint = endpoint
         self._arms = len(endpoint.served_entities)
         self._index = {arm.name: number for number, arm in enumerate(endpoint.served_entities)}
-        self._metrics = METRICS + tuple(
-            Metric(metric, bounds.better) for metric, bounds in endpoint.experiment.feedback_metrics.items()
-        )
+        self._metrics = metrics_of(endpoint)
         self.key = key(name, endpoint, reset)
         self._folder = folder / self.key if folder is not None else None
         self._slot = slot

@@ -159,7 +159,7 @@ def _own_operations(own: Iterable[HTTPRouteHandler]) -> Iterable[tuple[str, str,
                 yield path, method.lower(), _own_operation(handler.fn.__doc__, open=not handler.opt.get("needs_key"))
     yield "/", "get", _own_operation("Answer while the process lives.", open=True)
     for path, answer in experiment.PATHS.items():
-        changes = answer is experiment.reset
+        changes = answer is not experiment.report
         yield path, "post" if changes else "get", _own_operation(answer.__doc__, open=False, parameter="name")
 
 
