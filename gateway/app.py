@@ -17,6 +17,7 @@ from adapters.base import Adapter
 from backends.base import Backend
 from gateway.auth import Keys, keys_from
 from gateway.config import Config, ConfigError
+from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
 from gateway.experiments.metrics import wrong_metrics
@@ -78,12 +79,16 @@ def validate(config: Config) -> None:
         ConfigError: the configuration names something that does not exist, or contradicts itself.
     """
     # The objects are thrown away: only the errors of building them matter.
-    make_backends(config)
+    generates = generating(make_backends(config))
     Mounts(adapters(), config)
     if (export := config.server.export) is not None and not is_writable(Path(export.folder).absolute()):
         raise ConfigError(f"server.export: the folder '{export.folder}' cannot be written to")
     for name, deployed in LiveDeployments(config).deployments.items():
         if wrong := wrong_metrics(deployed.serving):
+            raise ConfigError(f"endpoints.{name}{wrong}")
+    # Only of the file: an endpoint that was changed while serving must not keep the server from starting again.
+    for name, endpoint in config.endpoints.items():
+        if wrong := mixed_kinds(endpoint, generates):
             raise ConfigError(f"endpoints.{name}{wrong}")
 
 

@@ -17,7 +17,7 @@ from backends.base import Backend, Health
 from gateway.auth import Keys
 from gateway.config import Config, Export
 from gateway.deployment.catalog import catalog
-from gateway.deployment.deployments import mixed_kinds
+from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
 from gateway.experiments.experiments import Experiments
@@ -162,7 +162,7 @@ class Service:
         Raises:
             schemas.errors.RequestError: the change is refused.
         """
-        await self._live.change(change, self._health, self._generates())
+        await self._live.change(change, self._health, generating(self.backends))
         self.refresh()
         log.info("endpoint.changed", model=change.endpoint, action=change.action)
 
@@ -336,18 +336,10 @@ class Service:
         self._counts = {name: counts for name, counts in self._counts.items() if name in deployments}
         self.catalog = self._catalog()
 
-    def _generates(self) -> dict[str, bool]:
-        """Whether a backend generates text or makes embeddings only, of those that are loaded."""
-        return {
-            name: backend.capabilities.generates
-            for name, backend in self.backends.items()
-            if self._health[name].status == "ready"
-        }
-
     def _warn_of_mixed_arms(self) -> None:
-        # What a backend of the configuration file makes is known only once it is loaded.
+        # What some backends make is known only once they are loaded, too late to refuse the configuration.
         for name, deployed in self._live.deployments.items():
-            if why := mixed_kinds(deployed.serving, self._generates()):
+            if why := mixed_kinds(deployed.serving, generating(self.backends)):
                 log.warning("arms.mixed", model=name, why=why.removeprefix(": "))
 
     def _stop_arms(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from backends.base import Health
+from backends.base import Backend, Health
 from gateway.config import ConfigError, Endpoint, Fallback, Section, ServedEntity, wrong_endpoint
 from gateway.deployment.ramp import Move, RampState, moved, with_share
 from schemas.catalog import Change
@@ -114,7 +114,7 @@ def changed(
         change: the requested change.
         health: of all backends, by name.
         now: Unix time in nanoseconds.
-        generates: whether a backend generates text or makes embeddings only, by name, of those that are loaded.
+        generates: of `generating`.
 
     Raises:
         schemas.errors.ModelNotFound: there is no such endpoint to change.
@@ -233,13 +233,21 @@ def _used_backends(endpoint: Endpoint) -> set[str]:
     return {entity.backend for entity in endpoint.served_entities if entity.traffic_percentage}
 
 
+def generating(backends: Mapping[str, Backend]) -> dict[str, bool]:
+    """Whether a backend generates text or makes embeddings only, by name, of those of which that is known by now."""
+    found = ((name, backend.capabilities.generates) for name, backend in backends.items())
+    return {name: generates for name, generates in found if generates is not None}
+
+
 def mixed_kinds(endpoint: Endpoint, generates: Mapping[str, bool]) -> str | None:
     """Which served entities cannot answer the same requests, as a text to append to the endpoint's name; None: all can.
 
     Args:
-        endpoint: its served entities.
-        generates: whether a backend generates text or makes embeddings only, by name, of those that are loaded.
+        endpoint: its served entities. With the declared task "embeddings" none has to generate text.
+        generates: of `generating`.
     """
+    if endpoint.task == "embeddings":
+        return None
     arms = [arm for arm in endpoint.served_entities if arm.backend in generates]
     text = [arm.name for arm in arms if generates[arm.backend]]
     embeddings = [arm.name for arm in arms if not generates[arm.backend]]

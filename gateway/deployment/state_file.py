@@ -158,7 +158,7 @@ class LiveDeployments:
         Args:
             change: the requested change.
             health: of all backends, by name.
-            generates: whether a backend generates text, by name, of those that are loaded.
+            generates: of `deployments.generating`.
 
         Raises:
             schemas.errors.RequestError: the change is invalid, or there is no state file.

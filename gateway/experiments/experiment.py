@@ -10,7 +10,9 @@ arm can answer.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,7 +133,14 @@ class Experiment:
         self.takes_feedback = bool(endpoint.experiment.feedback)
         self.has_guardrails = has_guardrails(endpoint)
         self.known_stops: frozenset[str] = frozenset()
+        self.touch()
         self._examples = Examples(self._folder / "examples" if self._folder is not None else None, slot)
+
+    def touch(self) -> None:
+        """Note that the figures are in use now, so that they are not removed for their age (`old_figures`)."""
+        if self._folder is not None:
+            with suppress(FileNotFoundError):  # somebody has removed it
+                os.utime(self._folder)
 
     def exposed(self, plan: Plan) -> None:
         """Count a request that was assigned to an arm; not one that named its served entity."""
