@@ -58,11 +58,11 @@ class Capabilities(msgspec.Struct, frozen=True):
     `lora_adapters` are the LoRA adapters that it has, if known: the values of `lora_adapter` that it takes, and the
     only values of `model` that a served entity of it may have. `raw_text` False: it takes conversations only.
     `relays` are the dialects and operations whose bodies it sends on as they came. `known` False: the model is still
-    loading, and nothing else here says what it will support.
+    loading, and only `generates` says what it will support, as far as its folder tells.
     """
 
     known: bool = True
-    generates: bool = True  # False: a model that only makes embeddings
+    generates: bool | None = True  # False: a model that only makes embeddings; None: not known yet
     features: frozenset[Feature] = frozenset()
     raw_text: bool = True
     relays: frozenset[tuple[str, str]] = frozenset()
@@ -258,7 +258,7 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
         schemas.errors.InvalidRequest: it asks for too many choices, or for a LoRA adapter that is not there.
         schemas.errors.UnsupportedFeature: a feature is missing; the first one in the order of `Feature` is named.
     """
-    if not capabilities.generates:
+    if capabilities.generates is False:
         raise UnsupportedFeature(f"The model '{model}' makes embeddings, and no text.", feature="generate")
     # A text that the chat template is for becomes a conversation.
     if not capabilities.raw_text and request.raw_prompt and any(isinstance(p, TextPrompt) for p in request.prompts):

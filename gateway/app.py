@@ -19,16 +19,16 @@ from adapters.base import Adapter
 from backends.base import Backend
 from gateway.access.keys import Keys, keys_from
 from gateway.config import Config, ConfigError, ServerSection
+from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
-from gateway.experiments.guardrail import wrong_guardrail
+from gateway.experiments.metrics import wrong_metrics
 from gateway.http import feedback, health, ui
 from gateway.http import keys as keys_api
 from gateway.http.answering import status_headers
 from gateway.http.entrance import BrowserGuard, Entrance, cors
 from gateway.http.openapi import document
 from gateway.http.routes import Mounts, not_allowed, not_found
-from gateway.rollout.ramp import wrong_ramp
 from gateway.service import Service
 from gateway.storage.row_files import is_writable
 from schemas.errors import GatewayError, InvalidRequest
@@ -87,13 +87,17 @@ def validate(config: Config) -> None:
         ConfigError: the configuration names something that does not exist, or contradicts itself.
     """
     # The objects are thrown away: only the errors of building them matter.
-    make_backends(config)
+    generates = generating(make_backends(config))
     _keys(config.server)
     Mounts(adapters(), config)
     if (export := config.server.export) is not None and not is_writable(Path(export.folder).absolute()):
         raise ConfigError(f"server.export: the folder '{export.folder}' cannot be written to")
     for name, deployed in LiveDeployments(config).deployments.items():
-        if wrong := wrong_ramp(deployed.serving) or wrong_guardrail(deployed.serving):
+        if wrong := wrong_metrics(deployed.serving):
+            raise ConfigError(f"endpoints.{name}{wrong}")
+    # Only of the file: an endpoint that was changed while serving must not keep the server from starting again.
+    for name, endpoint in config.endpoints.items():
+        if wrong := mixed_kinds(endpoint, generates):
             raise ConfigError(f"endpoints.{name}{wrong}")
 
 

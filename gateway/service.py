@@ -19,7 +19,7 @@ from gateway.access.keys_file import Key
 from gateway.access.limits import Limiter, Ticket, estimated_tokens, rules_for
 from gateway.config import Config, Export
 from gateway.deployment.catalog import catalog
-from gateway.deployment.deployments import mixed_kinds
+from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
 from gateway.experiments.experiments import Experiments
@@ -180,7 +180,7 @@ class Service:
         Raises:
             schemas.errors.RequestError: the change is refused.
         """
-        await self._live.change(change, self._health, self._generates())
+        await self._live.change(change, self._health, generating(self.backends))
         self.refresh()
         log.info("endpoint.changed", model=change.endpoint, action=change.action)
 
@@ -203,6 +203,16 @@ class Service:
         await self._live.reset(endpoint)
         self.refresh()
         log.info("experiment.reset", model=endpoint)
+
+    async def restart_ramp(self, endpoint: str) -> None:
+        """Have an endpoint's ramp begin anew, and the figures of its experiment, on all workers.
+
+        Raises:
+            schemas.errors.RequestError: the endpoint has no ramp or is being updated, or there is no state file.
+        """
+        await self._live.restart_ramp(endpoint)
+        self.refresh()
+        log.info("ramp.restarted", model=endpoint)
 
     def new_id(self) -> str:
         """A new id of a request, which also names what is stored of it: 128 random bits as hexadecimal digits.
@@ -353,18 +363,10 @@ class Service:
         self._counts = {name: counts for name, counts in self._counts.items() if name in deployments}
         self.catalog = self._catalog()
 
-    def _generates(self) -> dict[str, bool]:
-        """Whether a backend generates text or makes embeddings only, of those that are loaded."""
-        return {
-            name: backend.capabilities.generates
-            for name, backend in self.backends.items()
-            if self._health[name].status == "ready"
-        }
-
     def _warn_of_mixed_arms(self) -> None:
-        # What a backend of the configuration file makes is known only once it is loaded.
+        # What some backends make is known only once they are loaded, too late to refuse the configuration.
         for name, deployed in self._live.deployments.items():
-            if why := mixed_kinds(deployed.serving, self._generates()):
+            if why := mixed_kinds(deployed.serving, generating(self.backends)):
                 log.warning("arms.mixed", model=name, why=why.removeprefix(": "))
 
     def _stop_arms(self) -> None:

@@ -35,7 +35,7 @@ from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.multimodal.prompts import ImagePrompts
 from backends.native.options import NativeOptions, read_options
 from backends.native.protocol.messages import Ready
-from backends.native.sentence_transformers import PLAIN, Recipe, RecipeError, read_recipe
+from backends.native.sentence_transformers import PLAIN, Recipe, RecipeError, generates, read_recipe
 from backends.native.text.codec import TextCodec
 from backends.native.text.tool_parser import is_free, offered_tools, tool_grammar
 from backends.prompts import as_asked, images_of
@@ -82,9 +82,9 @@ class NativeBackend:
         connect: Connect | None = None,
     ) -> None:
         self.name = name
-        self.capabilities = Capabilities(known=False)
         self._started = False
         self._options = options if isinstance(options, NativeOptions) else read_options(options or {})
+        self.capabilities = Capabilities(known=False, generates=generates(self._options.model))
         self._recipe = PLAIN
         self._text: TextCodec | None = None
         self._grammars: GrammarCheck | None = None

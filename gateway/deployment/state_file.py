@@ -17,11 +17,11 @@ from msgspec.structs import replace
 
 from backends.base import Health
 from gateway.config import Config, ConfigError
-from gateway.deployment.deployments import Deployment, Deployments, State, changed, deployed, ramped, settled
+from gateway.deployment.deployments import Deployment, Deployments, State, changed, deployed, ramped, restarted, settled
 from gateway.deployment.ramp import Move, RampState
 from gateway.storage.json_file import JsonFile
 from schemas.catalog import Change
-from schemas.errors import BackendUnavailable, Forbidden
+from schemas.errors import BackendUnavailable, Forbidden, ModelNotFound
 
 log = structlog.get_logger()
 
@@ -69,7 +69,7 @@ class LiveDeployments:
         Args:
             change: the requested change.
             health: of all backends, by name.
-            generates: whether a backend generates text, by name, of those that are loaded.
+            generates: of `deployments.generating`.
 
         Raises:
             schemas.errors.RequestError: the change is invalid, or there is no state file.
@@ -155,6 +155,25 @@ class LiveDeployments:
 
         def edit(state: State) -> State:
             return replace(state, resets=state.resets | {name: time.time_ns()})
+
+        await asyncio.to_thread(self._file.change, edit)
+
+    async def restart_ramp(self, name: str) -> None:
+        """Have an endpoint's ramp and experiment begin anew on all workers, in one change.
+
+        Raises:
+            schemas.errors.RequestError: there is no such endpoint, it has no ramp, an update of it is pending, or there
+                is no state file.
+        """
+        if self._file is None:
+            raise Forbidden("Ramps cannot be restarted here: the server has no state file.")
+
+        def edit(state: State) -> State:
+            if (found := self._deployed(state).get(name)) is None:
+                raise ModelNotFound(f"Endpoint with name '{name}' does not exist.")
+            now = time.time_ns()
+            new = restarted(name, found, now)
+            return replace(state, endpoints=state.endpoints | {name: new}, resets=state.resets | {name: now})
 
         await asyncio.to_thread(self._file.change, edit)
 

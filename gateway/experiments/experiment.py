@@ -10,7 +10,9 @@ arm can answer.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +33,7 @@ from gateway.experiments.metrics import (
     TIMES,
     TOTALS,
     UNPAIRED_AT,
-    Metric,
+    metrics_of,
 )
 from gateway.experiments.pairs.agreement import UNPAIRED, Agreement, Example
 from gateway.experiments.pairs.examples import Examples
@@ -115,9 +117,7 @@ class Experiment:
         self._endpoint = endpoint
         self._arms = len(endpoint.served_entities)
         self._index = {arm.name: number for number, arm in enumerate(endpoint.served_entities)}
-        self._metrics = METRICS + tuple(
-            Metric(metric, bounds.better) for metric, bounds in endpoint.experiment.feedback_metrics.items()
-        )
+        self._metrics = metrics_of(endpoint)
         self.key = key(name, endpoint, reset)
         self._folder = folder / self.key if folder is not None else None
         self._slot = slot
@@ -133,7 +133,14 @@ class Experiment:
         self.takes_feedback = bool(endpoint.experiment.feedback)
         self.has_guardrails = has_guardrails(endpoint)
         self.known_stops: frozenset[str] = frozenset()
+        self.touch()
         self._examples = Examples(self._folder / "examples" if self._folder is not None else None, slot)
+
+    def touch(self) -> None:
+        """Note that the figures are in use now, so that they are not removed for their age (`old_figures`)."""
+        if self._folder is not None:
+            with suppress(FileNotFoundError):  # somebody has removed it
+                os.utime(self._folder)
 
     def exposed(self, plan: Plan) -> None:
         """Count a request that was assigned to an arm; not one that named its served entity."""

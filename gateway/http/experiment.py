@@ -1,4 +1,4 @@
-"""The report of an endpoint's experiment, and the reset of its figures. Routes of no protocol.
+"""The report of an endpoint's experiment, the reset of its figures, the restart of its ramp. Routes of no protocol.
 
 Raw ASGI: Litestar would match the mount of the protocols before a route with a path parameter. These handlers run
 without a `RequestHandler`, so they check the key and refresh by themselves.
@@ -41,9 +41,22 @@ async def reset(service: Service, name: str, scope: HTTPScope, send: Send) -> No
     await _reply(service, scope, send, msgspec.json.encode(service.report(name)))
 
 
+async def restart_ramp(service: Service, name: str, scope: HTTPScope, send: Send) -> None:
+    """Have the ramp of the endpoint `name` begin anew, with no share for its arm and new figures.
+
+    Raises:
+        schemas.errors.RequestError: a wrong key, no such endpoint, it has no ramp, or is being updated.
+    """
+    service.keys.check_reset(decode_headers(scope["headers"]))
+    _find(service, name)
+    await service.restart_ramp(name)
+    await _reply(service, scope, send, msgspec.json.encode(service.report(name)))
+
+
 PATHS: dict[str, tuple[str, Handler]] = {
     "/serving-endpoints/{name}/experiment": ("GET", report),
     "/serving-endpoints/{name}/experiment/reset": ("POST", reset),
+    "/serving-endpoints/{name}/experiment/ramp/restart": ("POST", restart_ramp),
 }
 """Path -> method and handler."""
 

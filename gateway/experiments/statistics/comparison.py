@@ -1,12 +1,14 @@
 """One arm against the control by one metric: the interval, the decision, and why there is none yet. Pure arithmetic.
 
-Each metric has a part of alpha, so that the chance of any false word in a report is at most alpha: half is for the
-first metric, `success`, two fifths are for the others with a good direction, a tenth is for the rest.
+Each metric has a part of alpha, so that the chance of any false word in a report is at most alpha (Bonferroni with
+weights, which needs no assumption on how metrics depend on each other). The primary metrics, which decide the verdict,
+have most of it. A step-down procedure that hands on the alpha of decided metrics would find a little more, but its
+words would contradict the intervals beside them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import exp, expm1, inf, log1p
 from typing import Literal
 
@@ -29,9 +31,9 @@ from gateway.experiments.statistics.power import requests_needed
 
 Decision = Literal["better", "worse", "higher", "lower", "no difference", "keep collecting"]
 
-_FIRST, _WITH_VERDICT, _WITHOUT = 0.5, 0.4, 0.1
-"""Of alpha: for the first metric, for the others that can be better or worse, and for those that can only be higher or
-lower. The metrics of a group share it equally.
+_PRIMARY, _DIRECTED, _REST = 0.6, 0.35, 0.05
+"""Of alpha: for the primary metrics, for the others that can be better or worse, and for those that can only be higher
+or lower. The metrics of a group share it equally.
 """
 
 _OVERFLOW = 700
@@ -81,16 +83,15 @@ class QuantileRatio(msgspec.Struct, frozen=True):
     high: float
 
 
-def metric_alphas(metrics: Sequence[Metric], alpha: float) -> dict[str, float]:
-    """The part of alpha that each metric has."""
-    first, *others = metrics
-    with_verdict = [metric.name for metric in others if metric.better is not None]
-    without = [metric.name for metric in others if metric.better is None]
-    return {
-        first.name: _FIRST * alpha,
-        **{name: _WITH_VERDICT * alpha / len(with_verdict) for name in with_verdict},
-        **{name: _WITHOUT * alpha / len(without) for name in without},
-    }
+def metric_alphas(metrics: Sequence[Metric], primary: Collection[str], alpha: float) -> dict[str, float]:
+    """The part of alpha that each metric has; `primary` are the names of those that decide."""
+    directed = [metric.name for metric in metrics if metric.better is not None]
+    groups = (
+        (_PRIMARY, [name for name in directed if name in primary]),
+        (_DIRECTED, [name for name in directed if name not in primary]),
+        (_REST, [metric.name for metric in metrics if metric.better is None]),
+    )
+    return {name: share * alpha / len(names) for share, names in groups for name in names}
 
 
 def means(rows: Array, arm: int, row: int) -> tuple[Mean, Mean]:

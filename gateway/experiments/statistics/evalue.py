@@ -46,7 +46,7 @@ _BETS = np.array([0.02, 0.06, 0.15, 0.3, 0.5, 0.75, 0.99])
 # Rates of the control that are considered: dense near 0 and near 1.
 _RATES = 1 / (1 + np.exp(-np.linspace(-12, 12, 241)))
 # The prior of the control's failure rate is a beta distribution: most controls fail rarely.
-_PRIOR = (0.5, 4.5)
+_PRIOR = (0.3, 6.0)
 
 
 def excess_failures(control: Array, other: Array, worse_than: float) -> float:

@@ -24,10 +24,12 @@ def rate(value: float, requests: float, clusters: float = 400.0) -> Mean:
 
 
 def test_alpha_is_shared_by_all_metrics() -> None:
-    alphas = metric_alphas((*METRICS, Metric("liked", "higher")), ALPHA)
+    metrics = (*METRICS, Metric("liked", "higher"))
+    alphas = metric_alphas(metrics, ("success", "latency"), ALPHA)
     assert sum(alphas.values()) == pytest.approx(ALPHA)
-    assert alphas["success"] == ALPHA / 2
-    assert alphas["success"] > alphas["liked"] == alphas["latency"] > alphas["prompt_tokens"] > 0
+    assert alphas["success"] == alphas["latency"] == pytest.approx(0.3 * ALPHA)
+    assert alphas["success"] > alphas["liked"] == alphas["refused"] > alphas["prompt_tokens"] > 0
+    assert metric_alphas(metrics, ("liked",), ALPHA)["liked"] == pytest.approx(0.6 * ALPHA)
 
 
 @pytest.mark.parametrize(
