@@ -9,6 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 import msgspec
 
 from backends.prompts import images_of
+from schemas.catalog import TokenizerInfo
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import (
     ChatPrompt,
@@ -53,7 +54,8 @@ class Feature(StrEnum):
 class Capabilities(msgspec.Struct, frozen=True):
     """What a backend supports, and its limits.
 
-    `tokenizer` names the vocabulary: token ids mean the same on all backends with an equal name. None: not known.
+    `tokenizer` names the vocabulary: token ids mean the same on all backends with an equal name, `tokenizer_info`
+    describes the tokenizer. None: not known.
     `max_choices` bounds prompts times choices of one request; `context_length` is in tokens of prompt and answer.
     `lora_adapters` are the LoRA adapters that it has, if known: the values of `lora_adapter` that it takes, and the
     only values of `model` that a served entity of it may have. `raw_text` False: it takes conversations only.
@@ -72,6 +74,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     context_length: int | None = None
     vocab_size: int | None = None
     tokenizer: str | None = None
+    tokenizer_info: TokenizerInfo | None = None
     dtype: str | None = None
     device: str | None = None
     lora_adapters: tuple[str, ...] = ()
@@ -263,6 +266,10 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
     # A text that the chat template is for becomes a conversation.
     if not capabilities.raw_text and request.raw_prompt and any(isinstance(p, TextPrompt) for p in request.prompts):
         raise UnsupportedFeature(f"The model '{model}' takes conversations only, not raw text.", feature="raw_text")
+    for_template = not request.raw_prompt and any(isinstance(prompt, TextPrompt) for prompt in request.prompts)
+    if for_template and Feature.CHAT not in capabilities.features:
+        message = f"The model '{model}' takes raw text only: it has no chat template for the prompt."
+        raise UnsupportedFeature(message, feature="raw_prompt")
     # All candidates count, not only the returned ones: each is generated.
     choices = len(request.prompts) * max(request.n, request.best_of or 1)
     if choices > capabilities.max_choices:

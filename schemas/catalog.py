@@ -56,6 +56,13 @@ class TensorNames(msgspec.Struct, frozen=True):
     own: dict[str, OwnInput] = {}
 
 
+class TokenizerInfo(msgspec.Struct, frozen=True):
+    """What a client needs to write prompts for a model: special tokens by name (`eos_token`) and the chat template."""
+
+    special_tokens: dict[str, str] = {}
+    chat_template: str | None = None
+
+
 # Counted per worker process: a statistics request is answered by one worker, about itself.
 class RequestCounts(msgspec.Struct, frozen=True):
     """Requests for a model in this worker since it started. `_ns` are nanoseconds, `last_ms` a Unix time."""
@@ -73,8 +80,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     `declared_task`: `task` is configured, and no default. `created` and `changed` are Unix times in seconds. `pending`
     are the served entities of an update under way, `version` counts those that were put in force. `lora_adapters` are
     the LoRA adapters that requests may name; the `parent` of an endpoint of nothing but LoRA adapters is the endpoint
-    of their base model, if there is one. `usage_tracking` is None where no client has configured it; `fallback`:
-    whether another served entity is asked if one fails.
+    of their base model, if there is one. `usage_tracking` is None where no client has configured it, and
+    `tokenizer` where it is not known; `fallback`: whether another served entity is asked if one fails.
     """
 
     name: str
@@ -95,6 +102,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     lora_adapters: tuple[str, ...] = ()
     parent: str | None = None
     tensors: TensorNames = TensorNames()
+    tokenizer: TokenizerInfo | None = None
     usage_tracking: bool | None = None
     fallback: bool = True
     counts: RequestCounts = RequestCounts()

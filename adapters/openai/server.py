@@ -13,7 +13,7 @@ from adapters.openai.inbound.answers import encode_answer, encode_embeddings
 from adapters.openai.inbound.chat_stream import ChatStreamWriter
 from adapters.openai.inbound.completion_stream import CompletionStreamWriter
 from adapters.openai.inbound.decode import read_chat, read_completion, read_fields
-from adapters.openai.inbound.describe import list_models, retrieve_model
+from adapters.openai.inbound.describe import describe_tokenizer, list_models, retrieve_model
 from adapters.openai.inbound.embeddings import read_embed
 from adapters.openai.inbound.failures import error_body, error_reply
 from adapters.openai.inbound.tokens import encode_tokens, read_detokenize, read_tokenize
@@ -28,7 +28,7 @@ from schemas.completion import Completion
 from schemas.errors import GatewayError
 from schemas.ir import ChatPrompt, Embed, Embeddings, Generate, Origin, Request, Tokenize, Tokens
 from schemas.openai import requests
-from schemas.openai.tokens import DetokenizedText, DetokenizeRequest, TokenizeRequest, TokenList
+from schemas.openai.tokens import DetokenizedText, DetokenizeRequest, TokenizerDescription, TokenizeRequest, TokenList
 from schemas.responses import ResponseRequest
 
 STORED_RESPONSES = {"response": retrieve, "forget": delete, "cancel": cancel, "input_items": list_items}
@@ -66,6 +66,14 @@ class OpenAIServer:
             "Turn tokens into text (vLLM)",
             body=DetokenizeRequest,
             answer=DetokenizedText,
+        ),
+        Route(
+            "GET",
+            "/tokenizer_info",
+            "tokenizer_info",
+            "describe",
+            "Describe the tokenizer (vLLM)",
+            answer=TokenizerDescription,
         ),
         # Azure's: the newer API, and the older one, whose paths name the deployment.
         *generation_routes("/openai/v1"),
@@ -136,13 +144,15 @@ class OpenAIServer:
         return encode_token_count(answer)
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:  # noqa: ARG002
-        """The model list, one model, or a stored response.
+        """The model list, one model, a tokenizer, or a stored response.
 
         Raises:
             schemas.errors.RequestError: there is no such model or stored response.
         """
         if route.name in STORED_RESPONSES:
             return STORED_RESPONSES[route.name](call)
+        if route.name == "tokenizer_info":
+            return describe_tokenizer(call)
         return (list_models if route.name == "models" else retrieve_model)(self._dialect, call)
 
     limit_headers = staticmethod(openai_limit_headers)

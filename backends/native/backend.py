@@ -387,6 +387,7 @@ def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilit
         context_length=ready.context_length,
         vocab_size=ready.vocab_size,
         tokenizer=text.vocabulary.digest,
+        tokenizer_info=text.info,
         dtype=ready.dtype,
         device=ready.device,
         lora_adapters=ready.lora_adapters,

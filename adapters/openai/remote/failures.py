@@ -13,12 +13,14 @@ from adapters.remote_failures import REFUSED, failure_of, read_error, retry_afte
 from schemas.errors import ContextLengthExceeded, GatewayError, InvalidRequest
 from schemas.openai.remote import RemoteAnswer
 
-# Servers agree on no code: OpenAI's code, vLLM's and SGLang's sentences.
+# Servers agree on no code: OpenAI's code, vLLM's, SGLang's and TGI's sentences.
 _CONTEXT_LENGTH_SIGNS = (
     "context_length_exceeded",
     "maximum context length",
     "max_model_len",
     "longer than the model's context",
+    "`inputs` tokens + `max_new_tokens` must be",
+    "`inputs` must have less than",
 )
 _STATUS_OF_CODE = {
     "context_length_exceeded": 400,
