@@ -45,6 +45,7 @@ async def soak(server: Server, port: int, given: argparse.Namespace) -> tuple[Se
     pace, seconds, began = Pace(given.rate), 60 * given.minutes, time.monotonic()
     clients = [asyncio.create_task(client(port, seed, pace, seen, stop)) for seed in range(given.clients)]
     trouble = asyncio.create_task(disturb(server, given.rounds, _FAULTY * seconds, faults))
+    calm = began + (_FAULTY + _SETTLING) * seconds
     reported = began
     while (now := time.monotonic()) < began + seconds:
         await asyncio.sleep(min(_SAMPLE, began + seconds - now))
@@ -52,10 +53,11 @@ async def soak(server: Server, port: int, given: argparse.Namespace) -> tuple[Se
             await asyncio.to_thread(samples.take)
         if now - reported >= given.report_every:
             reported = now
-            print(f"after {(now - began) / 60:.0f} min: {dict(faults)}; {_sum(seen)}", flush=True)
+            print(f"after {(now - began) / 60:.0f} min: {dict(faults)}; {_sum(seen)}")
+            print(*samples.trend(calm), sep="\n", flush=True)
     stop.set()
     await asyncio.gather(*clients, trouble)
-    return seen, faults, samples, began + (_FAULTY + _SETTLING) * seconds
+    return seen, faults, samples, calm
 
 
 def _sum(seen: Seen) -> str:
