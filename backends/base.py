@@ -134,6 +134,19 @@ class Relays(Protocol):
         ...
 
 
+class EngineCommand(msgspec.Struct, frozen=True):
+    """How a supervisor starts the engine of a backend, if its class has `engine_command(options, socket)`.
+
+    Attributes:
+        arguments: the program and its arguments.
+        warm: whether the program only prepares itself and then waits for a line on standard input, so that a second
+            process of it can be kept in waiting.
+    """
+
+    arguments: tuple[str, ...]
+    warm: bool = False
+
+
 @runtime_checkable
 class WaitsForEngine(Protocol):
     """A backend whose requests wait for the next engine when theirs has ended."""

@@ -143,7 +143,7 @@ def stop(processes: Sequence[SupervisedProcess], timeout: float, number: int = s
 
 
 def start_bound_to_parent(
-    command: Sequence[str], environment: Mapping[str, str] | None = None
+    command: Sequence[str], environment: Mapping[str, str] | None = None, stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
     """Start a process that the kernel kills when this one ends, however it does, and whatever state that one is in.
 
@@ -152,12 +152,13 @@ def start_bound_to_parent(
     Args:
         command: starts it.
         environment: its variables; None: those of this process.
+        stdin: as for `subprocess.Popen`.
     """
     # The kernel watches the thread that forks, not the process (prctl(2)): call this from a thread that lives as long.
     return subprocess.Popen(  # noqa: S603
         command,
         env=environment,
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         start_new_session=True,
         preexec_fn=partial(signal_at_parents_end, signal.SIGKILL),  # noqa: PLW1509
     )

@@ -21,7 +21,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from backends.base import Capabilities, EngineState, Feature, Health
+from backends.base import Capabilities, EngineCommand, EngineState, Feature, Health
 from backends.native import embedding
 from backends.native.answer import Answer
 from backends.native.client.engine_client import EngineClient
@@ -99,7 +99,7 @@ class NativeBackend:
         )
 
     @staticmethod
-    def engine_command(options: Mapping[str, Any], socket: Path) -> list[str] | None:
+    def engine_command(options: Mapping[str, Any], socket: Path) -> EngineCommand | None:
         """The command that starts the engine for these options, for a supervisor that shares one among workers.
 
         The workers are then given `socket` among their options. None if no engine process is to be started.
@@ -109,7 +109,10 @@ class NativeBackend:
         """
         given = read_options(options)
         shared = given.engine == "process" and given.socket is None
-        return engine_command(given.engine_options, socket) if shared else None
+        if not shared:
+            return None
+        command = engine_command(given.engine_options, socket, warm=given.warm_engine)
+        return EngineCommand(tuple(command), warm=given.warm_engine)
 
     async def start(self) -> None:
         """Load the tokenizer, and wait until the engine has loaded the model. May be called again after a failure.
@@ -339,7 +342,8 @@ class NativeBackend:
         # A short path: the address of a Unix socket has 108 bytes at most on Linux (unix(7)).
         self._socket_folder = Path(tempfile.gettempdir(), f"engine-{secrets.token_hex(8)}")
         socket = self._socket_folder / "socket"
-        self._process = EngineProcess(engine_command(options.engine_options, socket), self._on_exit)
+        command = engine_command(options.engine_options, socket, warm=options.warm_engine)
+        self._process = EngineProcess(command, self._on_exit, warm=options.warm_engine)
         return over_socket(str(socket))
 
     def _on_exit(self, code: int) -> None:

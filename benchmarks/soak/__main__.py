@@ -45,17 +45,19 @@ async def soak(server: Server, port: int, given: argparse.Namespace) -> tuple[Se
     pace, seconds, began = Pace(given.rate), 60 * given.minutes, time.monotonic()
     clients = [asyncio.create_task(client(port, seed, pace, seen, stop)) for seed in range(given.clients)]
     trouble = asyncio.create_task(disturb(server, given.rounds, _FAULTY * seconds, faults))
-    told = began
+    calm = began + (_FAULTY + _SETTLING) * seconds
+    reported = began
     while (now := time.monotonic()) < began + seconds:
         await asyncio.sleep(min(_SAMPLE, began + seconds - now))
         if trouble.done():
             await asyncio.to_thread(samples.take)
-        if now - told >= given.tell:
-            told = now
-            print(f"after {(now - began) / 60:.0f} min: {dict(faults)}; {_sum(seen)}", flush=True)
+        if now - reported >= given.report_every:
+            reported = now
+            print(f"after {(now - began) / 60:.0f} min: {dict(faults)}; {_sum(seen)}")
+            print(*samples.trend(calm), sep="\n", flush=True)
     stop.set()
     await asyncio.gather(*clients, trouble)
-    return seen, faults, samples, began + (_FAULTY + _SETTLING) * seconds
+    return seen, faults, samples, calm
 
 
 def _sum(seen: Seen) -> str:
@@ -95,7 +97,9 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--rate", type=float, default=8.0, help="requests a second; 0: no bound")
     parser.add_argument("--rounds", type=int, default=10, help="of five kills, two stops and a reload each")
-    parser.add_argument("--tell", type=float, default=300.0, help="seconds between two lines with figures so far")
+    parser.add_argument(
+        "--report-every", type=float, default=300.0, help="seconds between two lines with figures so far"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         wrong = asyncio.run(run(Path(folder), given))

@@ -33,7 +33,9 @@ from typing import Any
 import msgspec
 import structlog
 
+from backends.base import EngineCommand
 from backends.process import BackOff, SupervisedProcess, signal_at_parents_end, start_bound_to_parent, stop
+from backends.standby import WarmProcess
 from gateway.app import backend_class
 from gateway.config import Config, ConfigError
 from gateway.process.folder import SharedFolder
@@ -51,15 +53,13 @@ _POLL_INTERVAL = 0.05
 _ENGINE_BACK_OFF = BackOff(longest=2.0)
 _WORKER_BACK_OFF = BackOff(longest=1.0)
 
-Command = tuple[str, ...]
-
 
 @dataclass(slots=True, eq=False)
 class Generation:
     """The processes that serve one reading of the configuration."""
 
     config: Config
-    engines: dict[Command, SupervisedProcess]
+    engines: dict[EngineCommand, SupervisedProcess]
     workers: list[SupervisedProcess]
 
 
@@ -255,9 +255,7 @@ class Supervisor:
         kept = self._current.engines if self._current is not None else {}
         # The command holds a digest of the options (see `_with_engines`): an equal command is an engine to keep.
         engines = {
-            command: kept.get(command)
-            or SupervisedProcess(f"engine {name}", partial(start_bound_to_parent, command), _ENGINE_BACK_OFF)
-            for name, command in commands.items()
+            command: kept.get(command) or _engine(f"engine {name}", command) for name, command in commands.items()
         }
         # A generation has slots of its own: workers of two generations run side by side, and a slot has one writer. A
         # worker that is restarted gets the slot of the one that died, and continues its files.
@@ -280,9 +278,9 @@ class Supervisor:
             if worker.process.stdin is not None:
                 worker.process.stdin.close()
 
-    def _with_engines(self, config: Config) -> tuple[Config, dict[str, Command]]:
+    def _with_engines(self, config: Config) -> tuple[Config, dict[str, EngineCommand]]:
         """Return the configuration for workers, with the sockets of engines, and the commands that start engines."""
-        commands: dict[str, Command] = {}
+        commands: dict[str, EngineCommand] = {}
         backends: dict[str, dict[str, Any]] = {}
         for name, section in config.backends.items():
             options = {key: value for key, value in section.items() if key != "kind"}
@@ -297,7 +295,7 @@ class Supervisor:
             # Workers find the engine by its socket. A backend class without `engine_command` runs in the worker.
             backends[name] = section if command is None else section | {"socket": str(path)}
             if command is not None:
-                commands[name] = tuple(command)
+                commands[name] = command
         return msgspec.structs.replace(config, backends=backends), commands
 
     def _start_worker(self, config: Config, slot: str, heartbeat: Heartbeat) -> subprocess.Popen[bytes]:
@@ -339,7 +337,14 @@ class Supervisor:
         return self._folder.path / f"serving-{pid}"
 
 
+def _engine(name: str, command: EngineCommand) -> SupervisedProcess:
+    start = partial(start_bound_to_parent, command.arguments)
+    if command.warm:
+        return WarmProcess(name, start, _ENGINE_BACK_OFF)
+    return SupervisedProcess(name, start, _ENGINE_BACK_OFF)
+
+
 def _without(
-    engines: Mapping[Command, SupervisedProcess], others: Collection[Command]
-) -> dict[Command, SupervisedProcess]:
+    engines: Mapping[EngineCommand, SupervisedProcess], others: Collection[EngineCommand]
+) -> dict[EngineCommand, SupervisedProcess]:
     return {command: engine for command, engine in engines.items() if command not in others}
