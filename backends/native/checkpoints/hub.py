@@ -97,12 +97,14 @@ def fetch(model: HubModel) -> Path:
 
 def _files(model: HubModel) -> list[str] | None:
     """The names of the model's files; None if the hub is not reached."""
-    from httpx import TransportError
     from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
     try:
         return [each.rfilename for each in HfApi().model_info(model.name, revision=model.revision).siblings or ()]
-    except TransportError:
+    except HfHubHTTPError:  # the hub's own answer
+        raise
+    except HTTPError:  # of whichever client library this version uses: no connection, or a timeout
         return None
 
 
