@@ -22,11 +22,19 @@ class ServedEntity(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
+class RateLimit(msgspec.Struct, frozen=True):
+    """At most so many requests or tokens a minute: of an endpoint, or of each API key there."""
+
+    per: Literal["endpoint", "key"]
+    requests: int | None = None
+    tokens: int | None = None
+
+
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A requested change of an endpoint. The `state` of its served entities has no meaning here.
 
-    `unknown` are the fields of its body that have no effect. "configure" changes `usage_tracking` and `fallback`, where
-    they are not None, and nothing else.
+    `unknown` are the fields of its body that have no effect. "configure" changes `usage_tracking`, `fallback` and
+    `rate_limits`, where they are not None, and nothing else.
     """
 
     action: Literal["create", "update", "delete", "configure"]
@@ -35,6 +43,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     unknown: tuple[str, ...] = ()
     usage_tracking: bool | None = None
     fallback: bool | None = None
+    rate_limits: tuple[RateLimit, ...] | None = None
 
 
 class OwnInput(msgspec.Struct, frozen=True):
@@ -82,6 +91,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     the LoRA adapters that requests may name; the `parent` of an endpoint of nothing but LoRA adapters is the endpoint
     of their base model, if there is one. `usage_tracking` is None where no client has configured it, and
     `tokenizer` where it is not known; `fallback`: whether another served entity is asked if one fails.
+    `rate_limits` are those by the minute, not of single users.
     """
 
     name: str
@@ -105,6 +115,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: TokenizerInfo | None = None
     usage_tracking: bool | None = None
     fallback: bool = True
+    rate_limits: tuple[RateLimit, ...] = ()
     counts: RequestCounts = RequestCounts()
 
 

@@ -6,7 +6,7 @@ serving.py and databricks/sdk/oauth.py (0.156.0).
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -87,12 +87,22 @@ class Enabled(msgspec.Struct, frozen=True):
     enabled: bool
 
 
+class RateLimit(msgspec.Struct, frozen=True):
+    """A rate limit: `calls` or `tokens` in a period, of the whole endpoint or of each user."""
+
+    renewal_period: Literal["minute"]
+    key: Literal["endpoint", "user", "user_group", "service_principal"] = "endpoint"
+    calls: Annotated[int, msgspec.Meta(ge=1)] | UnsetType | None = UNSET
+    tokens: Annotated[int, msgspec.Meta(ge=1)] | UnsetType | None = UNSET
+    principal: str | UnsetType | None = UNSET
+
+
 class AiGatewayRequest(msgspec.Struct, frozen=True):
     """Settings of an endpoint's AI gateway. What is not read here is decoded only to be refused."""
 
     usage_tracking_config: Enabled | None = None
     fallback_config: Enabled | None = None
-    rate_limits: tuple[dict[str, Any], ...] | None = None
+    rate_limits: tuple[RateLimit, ...] | None = None
     guardrails: dict[str, Any] | None = None
     inference_table_config: dict[str, Any] | None = None
 
@@ -173,7 +183,7 @@ class AiGateway(msgspec.Struct, frozen=True):
 
     usage_tracking_config: Enabled
     fallback_config: Enabled
-    rate_limits: tuple[()] = ()
+    rate_limits: tuple[RateLimit, ...] = ()
 
 
 class ServingEndpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from schemas.databricks import (
     EndpointState,
     HostMetadata,
     PendingConfig,
+    RateLimit,
     ServedEntity,
     ServedEntityState,
     ServingEndpoint,
@@ -27,6 +28,8 @@ from schemas.databricks import (
 from schemas.errors import ModelNotFound
 
 _CREATOR = "interlingua"
+_LIMITED: dict[str, Literal["endpoint", "user"]] = {"endpoint": "endpoint", "key": "user"}
+"""Whose a rate limit is, in the catalog -> here. The users of Databricks are the API keys."""
 
 
 def list_endpoints(call: Call) -> Reply:
@@ -88,13 +91,17 @@ def _endpoint(card: ModelCard, *, detailed: bool) -> ServingEndpoint:
         task=f"llm/v1/{card.task}",
         permission_level="CAN_QUERY" if detailed else UNSET,
         # Only if a client has configured it: the SDK shows None otherwise, as for an endpoint without an AI gateway.
-        ai_gateway=_ai_gateway(card) if card.usage_tracking is not None else UNSET,
+        ai_gateway=_ai_gateway(card) if card.usage_tracking is not None or card.rate_limits else UNSET,
         route_optimized=False if detailed else UNSET,
     )
 
 
 def _ai_gateway(card: ModelCard) -> AiGateway:
-    return AiGateway(Enabled(bool(card.usage_tracking)), Enabled(card.fallback))
+    limits = tuple(
+        RateLimit("minute", _LIMITED[limit.per], limit.requests or UNSET, limit.tokens or UNSET)
+        for limit in card.rate_limits
+    )
+    return AiGateway(Enabled(bool(card.usage_tracking)), Enabled(card.fallback), limits)
 
 
 def _entity(entity: Entity, *, detailed: bool) -> ServedEntity:

@@ -7,7 +7,8 @@ import re
 from adapters.base import Call, Route
 from adapters.body import read
 from adapters.databricks.describe import find_card
-from schemas.catalog import Change, ServedEntity
+from schemas import databricks as wire
+from schemas.catalog import Change, RateLimit, ServedEntity
 from schemas.databricks import AiGatewayRequest, ConfigRequest, CreateRequest, ServedEntityInput, TrafficConfigInput
 from schemas.errors import InvalidRequest
 
@@ -42,7 +43,6 @@ def _settings(body: bytes, name: str) -> Change:
     """The settings of an endpoint's AI gateway. What would have no effect here is refused by name."""
     asked, unknown = read(body, AiGatewayRequest)
     refused = {
-        "rate_limits": (asked.rate_limits, "Rate limits are not enforced here"),
         "guardrails": (asked.guardrails, "Guardrails do not exist here"),
         "inference_table_config": (asked.inference_table_config, "Requests and answers are not recorded here"),
     }
@@ -55,8 +55,19 @@ def _settings(body: bytes, name: str) -> Change:
         endpoint=name,
         usage_tracking=tracking.enabled if tracking is not None else None,
         fallback=fallback.enabled if fallback is not None else None,
+        rate_limits=None if asked.rate_limits is None else tuple(map(_rate_limit, asked.rate_limits)),
         unknown=unknown.paths,
     )
+
+
+def _rate_limit(asked: wire.RateLimit) -> RateLimit:
+    """A rate limit. Users of Databricks are here the API keys."""
+    if asked.key not in ("endpoint", "user"):
+        raise InvalidRequest(f"There are no 'rate_limits' of a {asked.key} here.", param="rate_limits")
+    requests, tokens = asked.calls or None, asked.tokens or None
+    if requests is None and tokens is None:
+        raise InvalidRequest("Each of the 'rate_limits' needs 'calls' or 'tokens'.", param="rate_limits")
+    return RateLimit("endpoint" if asked.key == "endpoint" else "key", requests, tokens)
 
 
 def _entities(config: ConfigRequest, current: tuple[ServedEntity, ...]) -> tuple[ServedEntity, ...]:

@@ -91,7 +91,14 @@ class Keys:
         if not self.required:
             return None
         self.refresh()
-        given = given_key(headers)
+        return self._find(given_key(headers))
+
+    def _find(self, given: str) -> Key:
+        """The key of this text.
+
+        Raises:
+            schemas.errors.Unauthorized: there is no text, or no such key, or the key has expired.
+        """
         if not given:
             raise Unauthorized("No API key was given. Send it as 'Authorization: Bearer KEY'.")
         # A lookup by digest reveals nothing by its time: nobody can choose the digest of a key that they try.
@@ -136,9 +143,10 @@ class Keys:
         self.refresh()
         if not self._has_admins:
             raise Forbidden("Endpoints cannot be changed here: the server has no admin keys.")
-        if self.required:  # else an unknown key is as good as none
-            self.find(headers)
-        key = self._known.get(digest_of(given_key(headers)))
+        given = given_key(headers)
+        if self.required or not given:  # where none is required, an unknown key is a client's
+            self._find(given)
+        key = self._known.get(digest_of(given))
         if key is None or key.expired or not key.may("admin"):
             raise Forbidden("This key may not change endpoints.")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import ceil
 from pathlib import Path
 from typing import Literal
@@ -24,6 +24,7 @@ from schemas.quota import Quota
 
 Kind = Literal["requests", "tokens", "cost"]
 
+_RUNNING_ROWS = 1 << 10
 _BYTES_PER_TOKEN = 4
 """Of English text, for the estimate of a prompt."""
 
@@ -75,12 +76,26 @@ class Limiter:
     """
 
     def __init__(self, lasting: Path | None, folder: Path | None) -> None:
-        self._windows = CounterTable(lasting)
-        self._running = CounterTable(folder / "running" if folder is not None else None, 1 << 10)
-        self._slot = Slot(folder) if folder is not None else None
-        self._column = self._slot.number % COUNTS if self._slot is not None else 0
-        self._running.clear_column(self._column)  # of a worker that was killed
+        self._lasting = lasting
+        self._folder = folder / "running" if folder is not None else None
+        self._slot: Slot | None = None
+        self._column = 0
         self._second, self._spans = 0, spans(0.0)
+
+    # Both are made at first use: a server without limits has no such files.
+    @cached_property
+    def _windows(self) -> CounterTable:
+        return CounterTable(self._lasting)
+
+    @cached_property
+    def _running(self) -> CounterTable:
+        if self._folder is None:
+            return CounterTable(None, _RUNNING_ROWS)
+        self._slot = Slot(self._folder)
+        self._column = self._slot.number % COUNTS
+        table = CounterTable(self._folder / "counts", _RUNNING_ROWS)
+        table.clear_column(self._column)  # of a worker that was killed
+        return table
 
     def enter(self, rules: Rules, tokens: int) -> Ticket:
         """Count a request.
@@ -130,8 +145,9 @@ class Limiter:
 
     def close(self) -> None:
         """Release the files."""
-        self._windows.close()
-        self._running.close()
+        for table in ("_windows", "_running"):
+            if table in self.__dict__:
+                self.__dict__[table].close()
         if self._slot is not None:
             self._slot.close()
 

@@ -44,6 +44,11 @@ class EndpointLimit(Limit, frozen=True):
 
     per: Literal["endpoint", "key", "user"] = "endpoint"
 
+    @property
+    def is_rate(self) -> bool:
+        """Whether it is one by the minute and nothing else, as Databricks' clients set."""
+        return self.window == "minute" and self.cost is None and self.concurrent is None
+
 
 class Price(Section, frozen=True):
     """What a million tokens cost, in any currency, the same everywhere.

@@ -10,7 +10,7 @@ import gateway
 from backends.base import Backend, Feature, Health
 from gateway.config import Endpoint, aliases_of
 from gateway.deployment.deployments import Deployment, Deployments, entity_name
-from schemas.catalog import Catalog, ModelCard, ServedEntity
+from schemas.catalog import Catalog, ModelCard, RateLimit, ServedEntity
 
 
 def catalog(
@@ -72,6 +72,11 @@ def _card(
         tokenizer=can.tokenizer_info,
         usage_tracking=endpoint.usage_tracking,
         fallback=endpoint.fallback.enabled,
+        rate_limits=tuple(
+            RateLimit(limit.per, limit.requests, limit.tokens)
+            for limit in endpoint.limits
+            if limit.is_rate and limit.per != "user"
+        ),
     )
 
 

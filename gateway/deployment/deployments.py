@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from backends.base import Backend, Health
-from gateway.config import ConfigError, Endpoint, Fallback, Section, ServedEntity, wrong_endpoint
+from gateway.config import ConfigError, Endpoint, EndpointLimit, Fallback, Section, ServedEntity, wrong_endpoint
 from gateway.deployment.ramp import Move, RampState, moved, with_share
 from schemas.catalog import Change
 from schemas.catalog import ServedEntity as ListedEntity
@@ -151,7 +151,12 @@ def _configure(endpoint: Endpoint | None, change: Change) -> Endpoint | None:
         return None
     fallback = endpoint.fallback if change.fallback is None else Fallback(enabled=change.fallback)
     tracking = endpoint.usage_tracking if change.usage_tracking is None else change.usage_tracking
-    return replace(endpoint, fallback=fallback, usage_tracking=tracking)
+    limits = endpoint.limits
+    if change.rate_limits is not None:
+        made = (EndpointLimit(per=each.per, requests=each.requests, tokens=each.tokens) for each in change.rate_limits)
+        # Other limits are not in the client's sight, which sets all that it sees.
+        limits = (*made, *(limit for limit in limits if not limit.is_rate or limit.per == "user"))
+    return replace(endpoint, fallback=fallback, usage_tracking=tracking, limits=limits)
 
 
 def settled(deployment: Deployment, health: Mapping[str, Health], now: int) -> Deployment:

@@ -29,7 +29,7 @@ from gateway.http.disconnect import cancel_on_disconnect
 from gateway.http.export import row_of
 from gateway.routing.target import Plan
 from gateway.service import Service
-from schemas.catalog import Change
+from schemas.catalog import Catalog, Change
 from schemas.errors import InvalidRequest, Overloaded, RateLimited, RequestTimeout
 from schemas.ir import Request
 
@@ -190,9 +190,7 @@ class RequestHandler:
         if route.stores and service.responses is not None:
             self._responder.responses = service.responses.of(given_key(headers))
         query = self._scope.get("query_string", b"")
-        catalog = service.catalog
-        if (key := self._account.key) is not None and key.endpoints != ("*",):
-            catalog = catalog.narrowed(key.may_ask)
+        catalog = self._shown(service.catalog)
         if default := headers.get(MODEL_HEADER) or self._operation.endpoint:
             catalog = replace(catalog, default=default)
         call = Call(
@@ -204,6 +202,11 @@ class RequestHandler:
             self._responder.responses,
         )
         return call, body
+
+    def _shown(self, catalog: Catalog) -> Catalog:
+        """The catalog with the endpoints that the request's key may ask."""
+        key = self._account.key
+        return catalog if key is None or key.endpoints == ("*",) else catalog.narrowed(key.may_ask)
 
     def _admit(self, headers: Mapping[str, str]) -> None:
         """Count a request that runs a model or changes endpoints; listings stay available under load.
@@ -240,9 +243,9 @@ class RequestHandler:
             schemas.errors.RequestError: what it asks about is not there.
         """
         # Counts change with every request, so they are joined to the cached catalog only where they are shown.
-        counted = self._service.counted_catalog()
-        cards = {name: card for name, card in counted.cards.items() if name in call.catalog.cards}
-        call = replace(call, catalog=replace(counted, cards=cards, default=call.catalog.default))
+        # It is read anew, since a change may have been made meanwhile.
+        counted = self._shown(self._service.counted_catalog())
+        call = replace(call, catalog=replace(counted, default=call.catalog.default))
         await self._responder.reply(self._operation.codec.describe(self._operation.route, call, body))
 
 

@@ -419,6 +419,10 @@ async def test_settings_of_the_ai_gateway_are_kept_and_what_would_not_hold_is_re
         async def configure(body: dict[str, Any], path: str = "ai-gateway") -> httpx.Response:
             return await client.put(f"{URL}/chat/{path}", json=body, headers=ADMIN)
 
+        async def asked(at: httpx.AsyncClient) -> int:
+            path = "/serving-endpoints/chat/invocations"
+            return (await at.post(path, json={"messages": MESSAGES}, headers=ADMIN)).status_code
+
         version = (await client.get(f"{URL}/chat")).json()["config"]["config_version"]
         settings = {"usage_tracking_config": {"enabled": True}, "fallback_config": {"enabled": False}}
         kept = await configure(settings | {"rate_limits": [], "inference_table_config": {"enabled": False}})
@@ -426,10 +430,22 @@ async def test_settings_of_the_ai_gateway_are_kept_and_what_would_not_hold_is_re
         described = (await sibling.get(f"{URL}/chat")).json()
         assert described["ai_gateway"] == kept.json()
         assert described["config"]["config_version"] == version
-        limit = {"calls": 1, "renewal_period": "minute"}
+        limits = [
+            {"renewal_period": "minute", "key": "endpoint", "calls": 1},
+            {"renewal_period": "minute", "key": "user", "tokens": 9},
+        ]
+        for path in ("ai-gateway", "rate-limits"):
+            limited = await configure({"rate_limits": limits}, path)
+            assert (limited.status_code, limited.json()) == (200, settings | {"rate_limits": limits})
+        assert (await sibling.get(f"{URL}/chat")).json()["ai_gateway"]["rate_limits"] == limits
+        answers = [await asked(each) for each in (client, sibling)]
+        assert answers == [200, 429]
+        assert (await configure({"rate_limits": []})).json()["rate_limits"] == []
+        assert await asked(client) == 200
+        group = {"calls": 1, "renewal_period": "minute", "key": "user_group", "principal": "p"}
         for field, value, path in (
-            ("rate_limits", [limit], "ai-gateway"),
-            ("rate_limits", [limit], "rate-limits"),
+            ("rate_limits", [group], "ai-gateway"),
+            ("rate_limits", [{"renewal_period": "minute"}], "rate-limits"),
             ("guardrails", {"input": {"safety": True}}, "ai-gateway"),
             ("inference_table_config", {"enabled": True}, "ai-gateway"),
         ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 import urllib.error
@@ -16,6 +17,7 @@ from databricks.sdk import WorkspaceClient
 from databricks.sdk.errors import InvalidParameterValue, NotFound, PermissionDenied, ResourceConflict
 from databricks.sdk.service.serving import (
     AiGatewayRateLimit,
+    AiGatewayRateLimitKey,
     AiGatewayRateLimitRenewalPeriod,
     AiGatewayUsageTrackingConfig,
     EndpointCoreConfigInput,
@@ -224,5 +226,16 @@ def test_settings_of_the_ai_gateway(url: str) -> None:
     assert (kept.usage_tracking_config.enabled, kept.fallback_config.enabled) == (True, True)
     assert endpoints.get("chat").ai_gateway.usage_tracking_config.enabled
     limit = AiGatewayRateLimit(calls=1, renewal_period=AiGatewayRateLimitRenewalPeriod.MINUTE)
-    with pytest.raises(InvalidParameterValue, match="rate_limits"):
-        endpoints.put_ai_gateway("chat", rate_limits=[limit])
+    endpoints.put_ai_gateway("chat", rate_limits=[limit])
+    assert endpoints.get("chat").ai_gateway.rate_limits == [
+        dataclasses.replace(limit, key=AiGatewayRateLimitKey.ENDPOINT)
+    ]
+    ask(url, "chat", stream=False)
+    with pytest.raises(urllib.error.HTTPError, match="429"):
+        ask(url, "chat", stream=False)
+    endpoints.put_ai_gateway("chat", rate_limits=[])
+    group = AiGatewayRateLimit(
+        calls=1, renewal_period=AiGatewayRateLimitRenewalPeriod.MINUTE, key=AiGatewayRateLimitKey.USER_GROUP
+    )
+    with pytest.raises(InvalidParameterValue, match="user_group"):
+        endpoints.put_ai_gateway("chat", rate_limits=[group])
