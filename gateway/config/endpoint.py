@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from gateway.config.base import Count, Seconds, Section, nearest
+from gateway.config.limit import EndpointLimit, Price
 from schemas.catalog import OwnInput, TensorNames
 
 UNITS = (
@@ -75,6 +76,7 @@ class ServedEntity(Section, frozen=True):
         task: None: the endpoint's.
         shadow: makes it a shadow, which gets copies of generation requests and answers direct calls only.
         paired: has it compared with the first served entity token by token; it may be a shadow, too.
+        price: of its tokens; None: its answers cost nothing.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]+$", max_length=128)]
@@ -84,6 +86,7 @@ class ServedEntity(Section, frozen=True):
     task: Task | None = None
     shadow: Shadow | None = None
     paired: Paired | None = None
+    price: Price | None = None
 
 
 class Guardrail(Section, frozen=True):
@@ -211,6 +214,7 @@ class Endpoint(Section, frozen=True):
         routing: the policy that picks the served entity.
         experiment: how served entities are compared.
         fallback: whether others are asked after a failure.
+        limits: of all requests together, or those of each key or user.
         usage_tracking: kept for Databricks' clients, which may set it; token counts are in `/metrics` in any case.
         inputs, outputs: other names for Triton's tensors.
         own_inputs: Triton inputs beside the usual ones, and which of those must be given.
@@ -222,6 +226,7 @@ class Endpoint(Section, frozen=True):
     routing: Routing = "hash"
     experiment: Experiment = Experiment()
     fallback: Fallback = Fallback()
+    limits: tuple[EndpointLimit, ...] = ()
     usage_tracking: bool | None = None
     inputs: dict[str, str] = msgspec.field(default_factory=dict)
     outputs: dict[str, str] = msgspec.field(default_factory=dict)

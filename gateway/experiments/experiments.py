@@ -16,7 +16,7 @@ from time import monotonic, time
 
 import structlog
 
-from gateway.auth import Keys
+from gateway.access.keys import Keys
 from gateway.config import Endpoint
 from gateway.experiments.experiment import Experiment, Outcome
 from gateway.experiments.feedback_ring import FeedbackRing, name_of

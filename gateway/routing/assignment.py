@@ -13,7 +13,7 @@ from math import log
 
 import msgspec
 
-from gateway.auth import given_key
+from gateway.access.keys import given_key
 from schemas.ir import ChatPrompt, Generate, Message, Request, TextPart
 
 # A power of two: `feedback_ring` stores a bucket in 9 bits, and the 16-bit hash of `bucket_of` divides evenly.

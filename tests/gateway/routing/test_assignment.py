@@ -33,12 +33,14 @@ def test_shares_hold_and_a_change_moves_few_units() -> None:
     assert kept >= 0.8
 
 
+@pytest.mark.slow
 def test_endpoints_are_independent() -> None:
     half = {"a": 50, "b": 50}
     both = Counter((assign("one", half, unit), assign("two", half, unit)) for unit in UNITS[:20_000])
     assert all(abs(count / 20_000 - 0.25) < 0.015 for count in both.values())
 
 
+@pytest.mark.slow
 def test_four_processes_agree() -> None:
     code = (
         "from gateway.routing.assignment import assign; import hashlib\n"

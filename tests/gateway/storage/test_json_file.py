@@ -11,24 +11,24 @@ import pytest
 
 from gateway.config import ConfigError, Endpoint, ServedEntity
 from gateway.deployment.deployments import Deployment, State
-from gateway.deployment.state_file import StateFile
+from gateway.storage.json_file import JsonFile
 
 ENDPOINT = Endpoint(served_entities=(ServedEntity(name="a", backend="s"),))
 
 
-def add(file: StateFile, name: str) -> None:
+def add(file: JsonFile[State], name: str) -> None:
     file.change(lambda state: State(endpoints=state.endpoints | {name: Deployment(endpoint=ENDPOINT)}))
 
 
 def test_a_file_that_is_not_there_is_an_empty_state(tmp_path: Path) -> None:
-    file = StateFile(tmp_path / "state.json")
+    file = JsonFile(tmp_path / "state.json", State())
     assert (file.stamp(), file.read()) == (0, State())
     file.change(lambda state: state)
     assert not (tmp_path / "state.json").exists(), "nothing was changed"
 
 
 def test_another_process_sees_a_change(tmp_path: Path) -> None:
-    one, other = (StateFile(tmp_path / "state.json") for _ in range(2))
+    one, other = (JsonFile(tmp_path / "state.json", State()) for _ in range(2))
     before = other.stamp()
     add(one, "new")
     assert other.stamp() != before
@@ -38,7 +38,7 @@ def test_another_process_sees_a_change(tmp_path: Path) -> None:
 def test_two_changes_in_one_tick_of_the_clock_have_different_stamps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = StateFile(tmp_path / "state.json")
+    file = JsonFile(tmp_path / "state.json", State())
     now = time.time_ns()
     monkeypatch.setattr(time, "time_ns", lambda: now)
     stamps = [0]
@@ -52,7 +52,7 @@ def test_two_changes_in_one_tick_of_the_clock_have_different_stamps(
 
 
 def test_a_change_that_raises_changes_nothing(tmp_path: Path) -> None:
-    file = StateFile(tmp_path / "state.json")
+    file = JsonFile(tmp_path / "state.json", State())
     add(file, "new")
     before = (file.stamp(), file.read())
 
@@ -68,20 +68,20 @@ def test_a_change_that_raises_changes_nothing(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_counts_as_changed(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     path.symlink_to(path)
-    assert StateFile(path).stamp() == -1
+    assert JsonFile(path, State()).stamp() == -1
     with pytest.raises(ConfigError, match=r"state\.json: cannot be read"):
-        StateFile(path).read()
+        JsonFile(path, State()).read()
 
 
 def test_a_folder_that_is_not_there_is_reported(tmp_path: Path) -> None:
-    StateFile(tmp_path / "state.json").check()
+    JsonFile(tmp_path / "state.json", State()).check("server.state_file")
     with pytest.raises(ConfigError, match=r"server\.state_file: the folder '.*' cannot be written to"):
-        StateFile(tmp_path / "none" / "state.json").check()
+        JsonFile(tmp_path / "none" / "state.json", State()).check("server.state_file")
 
 
 def _add_many(path: Path) -> None:
     for number in range(20):
-        add(StateFile(path), f"{os.getpid()}-{number}")
+        add(JsonFile(path, State()), f"{os.getpid()}-{number}")
 
 
 @pytest.mark.slow
@@ -91,4 +91,4 @@ def test_no_change_is_lost_when_several_processes_make_them(tmp_path: Path) -> N
         process.start()
     for process in processes:
         process.join()
-    assert len(StateFile(tmp_path / "state.json").read().endpoints) == 40
+    assert len(JsonFile(tmp_path / "state.json", State()).read().endpoints) == 40

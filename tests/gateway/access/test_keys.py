@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.auth import Keys, given_key, keys_from
+from gateway.access.keys import Keys, given_key, keys_from
 from gateway.config import ConfigError
 from schemas.errors import Forbidden, GatewayError, Unauthorized
 
