@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from benchmarks.experiments.cells import changing, equal_arms, real_effects, users
-from benchmarks.experiments.simulate import ALPHA, print_cells
+from benchmarks.experiments.cells import Cell, changing, equal_arms, real_effects, users
+from benchmarks.experiments.simulate import ALPHA, print_again, print_cells
 from benchmarks.experiments.tables import print_families, print_guardrail, print_quantiles, print_sample_ratio
 
 
@@ -28,17 +28,17 @@ def main() -> None:
     print(
         f"{runs} experiments of {requests:,} requests for each cell, alpha {ALPHA}: a share of {ALPHA} is ±{error:.3f}."
     )
-    misses = [
-        missed
-        for title, cells in (
-            ("Equal arms", equal_arms(requests)),
-            ("Real effects", real_effects(requests)),
-            ("Users", users(requests)),
-            ("Changing traffic, changing splits", changing(requests)),
-        )
-        for missed in print_cells(title, cells, runs)
-    ]
-    print(f"\nOf {len(misses)} cells the highest is {max(misses):.3f}, and the mean {sum(misses) / len(misses):.3f}.")
+    misses: dict[Cell, float] = {}
+    for title, cells in (
+        ("Equal arms", equal_arms(requests)),
+        ("Real effects", real_effects(requests)),
+        ("Users", users(requests)),
+        ("Changing traffic, changing splits", changing(requests)),
+    ):
+        misses |= print_cells(title, cells, runs)
+    shares = misses.values()
+    print(f"\nOf {len(shares)} cells the highest is {max(shares):.3f}, and the mean {sum(shares) / len(shares):.3f}.")
+    print_again(misses, 5 * runs)
     print_families(max(1, runs // 2), requests)
     print_sample_ratio(runs, requests)
     print_guardrail(max(1, runs // 2))

@@ -68,11 +68,12 @@ class Upstream(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         way, number = self.path.split("/")[1], next(self.asked)
-        if way in ("dead", "guarded") or (way == "half" and number % 2):
+        content = body["messages"][0]["content"]
+        if way in ("dead", "guarded") or (way == "half" and number % 2) or (way == "odd" and len(content) % 2):
             self._send(500, {"error": {"message": "broken"}})
         elif way == "missing":
             self._send(404, {"error": {"message": "no such model", "code": "model_not_found"}})
-        elif way == "short" and len(body["messages"][0]["content"]) > 64:
+        elif way == "short" and len(content) > 64:
             self._send(400, {"error": {"message": "too long", "code": "context_length_exceeded"}})
         elif way == "late" and number % 2:
             self.let_go.wait(30)  # longer than any client waits
