@@ -139,7 +139,7 @@ class TritonServer:
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:
         """Answer a route that runs no model."""
-        return describe.describe(route, call, body)
+        return describe.describe(self.dialect, route, call, body)
 
     def error(self, error: GatewayError, request: Generate | None = None) -> Reply:
         """The error response while nothing of a stream is written.
