@@ -389,7 +389,7 @@ MINDIE = Dialect(
     remote=Remote(
         # MindIE ends a failed generation with "stop_sequence". "invalid flag" is none of our reasons.
         reasons={word: reason for word, reason in REASONS.items() if word != "stop_sequence"},
-        remote_fields=_MINDIE_FIELDS,
+        remote_fields=(*_MINDIE_FIELDS, "stop", "tools", "tool_choice"),
         ask_usage=False,
         # MindIE refuses a temperature of 0.
         greedy_temperature=0.001,
