@@ -60,11 +60,11 @@ class Capabilities(msgspec.Struct, frozen=True):
     `lora_adapters` are the LoRA adapters that it has, if known: the values of `lora_adapter` that it takes, and the
     only values of `model` that a served entity of it may have. `raw_text` False: it takes conversations only.
     `relays` are the dialects and operations whose bodies it sends on as they came. `known` False: the model is still
-    loading, and nothing else here says what it will support.
+    loading, and only `generates` says what it will support, as far as its folder tells.
     """
 
     known: bool = True
-    generates: bool = True  # False: a model that only makes embeddings
+    generates: bool | None = True  # False: a model that only makes embeddings; None: not known yet
     features: frozenset[Feature] = frozenset()
     raw_text: bool = True
     relays: frozenset[tuple[str, str]] = frozenset()
@@ -111,6 +111,10 @@ class EngineState(msgspec.Struct, frozen=True):
 
 
 # `runtime_checkable`, because the backends of a configuration are found at run time and most have no engine.
+class NotPrepared(Exception):
+    """What a backend's options name cannot be had or read; the text is for the operator."""
+
+
 @runtime_checkable
 class RunsEngine(Protocol):
     """A backend with a native engine, whose state it knows."""
@@ -131,6 +135,28 @@ class Relays(Protocol):
         Raises:
             schemas.errors.UnsupportedOperation: the remote does not have the operation.
         """
+        ...
+
+
+class EngineCommand(msgspec.Struct, frozen=True):
+    """How a supervisor starts the engine of a backend, if its class has `engine_command(options, socket)`.
+
+    Attributes:
+        arguments: the program and its arguments.
+        warm: whether the program only prepares itself and then waits for a line on standard input, so that a second
+            process of it can be kept in waiting.
+    """
+
+    arguments: tuple[str, ...]
+    warm: bool = False
+
+
+@runtime_checkable
+class WaitsForEngine(Protocol):
+    """A backend whose requests wait for the next engine when theirs has ended."""
+
+    def expect_no_engine(self) -> None:
+        """Let requests fail at once when the engine ends: whoever would start the next one is gone."""
         ...
 
 
@@ -252,7 +278,7 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
         schemas.errors.InvalidRequest: it asks for too many choices, or for a LoRA adapter that is not there.
         schemas.errors.UnsupportedFeature: a feature is missing; the first one in the order of `Feature` is named.
     """
-    if not capabilities.generates:
+    if capabilities.generates is False:
         raise UnsupportedFeature(f"The model '{model}' makes embeddings, and no text.", feature="generate")
     # A text that the chat template is for becomes a conversation.
     if not capabilities.raw_text and request.raw_prompt and any(isinstance(p, TextPrompt) for p in request.prompts):

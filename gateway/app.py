@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +16,33 @@ from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 
 from adapters.base import Adapter
-from backends.base import Backend
-from gateway.auth import Keys, keys_from
-from gateway.config import Config, ConfigError
+from backends.base import Backend, NotPrepared
+from gateway.access.keys import Keys, keys_from
+from gateway.config import Config, ConfigError, ServerSection
+from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
-from gateway.experiments.guardrail import wrong_guardrail
+from gateway.experiments.metrics import wrong_metrics
 from gateway.http import feedback, health, ui
+from gateway.http import keys as keys_api
 from gateway.http.answering import status_headers
 from gateway.http.entrance import BrowserGuard, Entrance, cors
 from gateway.http.openapi import document
 from gateway.http.routes import Mounts, not_allowed, not_found
-from gateway.rollout.ramp import wrong_ramp
 from gateway.service import Service
 from gateway.storage.row_files import is_writable
 from schemas.errors import GatewayError, InvalidRequest
 
 
+@functools.cache  # a scan reads the metadata of every installed package
+def _registered(group: str) -> Mapping[str, EntryPoint]:
+    """The entry points of a group (pyproject.toml): a package installed beside this one can add to it."""
+    return {point.name: point for point in entry_points(group=group)}
+
+
 def adapters() -> dict[str, Adapter]:
     """Every registered protocol."""
-    # Entry points (pyproject.toml): a package installed beside this one can add protocols and backends.
-    return {point.name: point.load() for point in entry_points(group="gateway.adapters")}
+    return {name: point.load() for name, point in _registered("gateway.adapters").items()}
 
 
 def backend_class(name: str, kind: str) -> Callable[[str, Mapping[str, Any]], Backend]:
@@ -47,7 +55,7 @@ def backend_class(name: str, kind: str) -> Callable[[str, Mapping[str, Any]], Ba
     Raises:
         ConfigError: no backend of this kind is registered.
     """
-    found = {point.name: point for point in entry_points(group="gateway.backends")}
+    found = _registered("gateway.backends")
     if kind not in found:
         raise ConfigError(
             f"backends.{name}: there is no backend of kind '{kind}'; there are {', '.join(sorted(found))}"
@@ -72,6 +80,42 @@ def make_backends(config: Config) -> dict[str, Backend]:
     return made
 
 
+def prepare(config: Config, report: Callable[[str], None], *, fetch: bool) -> Config:
+    """The configuration with the options that backends have made of theirs: models fetched, formats converted.
+
+    Args:
+        config: as it was read.
+        report: called with a sentence before each step that takes time.
+        fetch: whether anything may be fetched.
+
+    Raises:
+        ConfigError: what a backend's options name cannot be had or read.
+    """
+    made = {}
+    for name, section in config.backends.items():
+        prepare_options = getattr(backend_class(name, section["kind"]), "prepare", None)
+        try:
+            made[name] = section if prepare_options is None else prepare_options(section, report, fetch=fetch)
+        except NotPrepared as error:
+            raise ConfigError(f"backends.{name}: {error}") from None
+    return msgspec.structs.replace(config, backends=made)
+
+
+def check_backends(config: Config) -> None:
+    """Check what the backends' options name, as far as it is on this machine. Nothing is fetched or converted.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    for name, section in config.backends.items():
+        check_options = getattr(backend_class(name, section["kind"]), "check", None)
+        try:
+            if check_options is not None:
+                check_options(section)
+        except NotPrepared as error:
+            raise ConfigError(f"backends.{name}: {error}") from None
+
+
 def validate(config: Config) -> None:
     """Check a configuration by building what a worker would build, without starting it.
 
@@ -79,12 +123,17 @@ def validate(config: Config) -> None:
         ConfigError: the configuration names something that does not exist, or contradicts itself.
     """
     # The objects are thrown away: only the errors of building them matter.
-    make_backends(config)
+    generates = generating(make_backends(config))
+    _keys(config.server)
     Mounts(adapters(), config)
     if (export := config.server.export) is not None and not is_writable(Path(export.folder).absolute()):
         raise ConfigError(f"server.export: the folder '{export.folder}' cannot be written to")
     for name, deployed in LiveDeployments(config).deployments.items():
-        if wrong := wrong_ramp(deployed.serving) or wrong_guardrail(deployed.serving):
+        if wrong := wrong_metrics(deployed.serving):
+            raise ConfigError(f"endpoints.{name}{wrong}")
+    # Only of the file: an endpoint that was changed while serving must not keep the server from starting again.
+    for name, endpoint in config.endpoints.items():
+        if wrong := mixed_kinds(endpoint, generates):
             raise ConfigError(f"endpoints.{name}{wrong}")
 
 
@@ -108,11 +157,11 @@ def create_app(
     Raises:
         ConfigError: the configuration names something that does not exist.
     """
-    keys = Keys(keys_from(config.server.keys_env), keys_from(config.server.admin_keys_env))
+    keys = _keys(config.server)
     service = Service(config, make_backends(config) if backends is None else backends, keys, folder, slot)
     protocols = adapters()
     mounts = Mounts(protocols, config)
-    own = [*health.handlers(service), feedback.handler(service), *ui.handlers()]
+    own = [*health.handlers(service), feedback.handler(service), keys_api.handler(service), *ui.handlers()]
     describe, openapi = _description(protocols, own)
     app = Litestar(
         [mounts.handler(service), *own, describe],
@@ -135,6 +184,16 @@ def create_app(
     return app
 
 
+def _keys(server: ServerSection) -> Keys:
+    """The keys that a configuration names.
+
+    Raises:
+        ConfigError: a variable is not set, or the file cannot be read.
+    """
+    file = Path(server.keys_file) if server.keys_file is not None else None
+    return Keys(keys_from(server.keys_env), keys_from(server.admin_keys_env), file)
+
+
 def _with_request_id(service: Service) -> Callable[[Response[Any]], Awaitable[Response[Any]]]:
     """Give every answer of Litestar's own paths a request id; the protocols' have one."""
 
@@ -146,15 +205,23 @@ def _with_request_id(service: Service) -> Callable[[Response[Any]], Awaitable[Re
     return add
 
 
-def _description(protocols: Mapping[str, Adapter], own: Sequence[HTTPRouteHandler]) -> tuple[HTTPRouteHandler, bytes]:
-    """`/openapi.json`, and the document, which describes the protocols' routes, those of `own`, and itself."""
+def _description(
+    protocols: Mapping[str, Adapter], own: Sequence[HTTPRouteHandler]
+) -> tuple[HTTPRouteHandler, Callable[[], bytes]]:
+    """`/openapi.json`, and what builds its document, which describes the protocols' routes, those of `own`, and itself.
+
+    The document takes 0.1 s to build, so it is built when it is first asked for and not at every start.
+    """
 
     @route("/openapi.json", http_method=health.READ, include_in_schema=False)
     async def describe() -> Response[bytes]:
         """The OpenAPI document."""
-        return Response(openapi, media_type="application/json")
+        return Response(await asyncio.to_thread(openapi), media_type="application/json")
 
-    openapi = document(protocols, [*own, describe])
+    @functools.cache
+    def openapi() -> bytes:
+        return document(protocols, [*own, describe])
+
     return describe, openapi
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -139,6 +140,16 @@ class Catalog(msgspec.Struct, frozen=True):
         """The names that listings show: endpoints, then exact aliases, each with its endpoint."""
         aliases = [(alias, self.cards.get(name)) for alias, name in self.aliases.exact.items()]
         return [*self.cards.items(), *((alias, card) for alias, card in aliases if card is not None)]
+
+    def narrowed(self, shown: Callable[[str], bool]) -> Catalog:
+        """The catalog with nothing but the endpoints that are shown, and aliases of these."""
+        cards = {name: card for name, card in self.cards.items() if shown(name)}
+        aliases = Aliases(
+            {alias: name for alias, name in self.aliases.exact.items() if name in cards},
+            tuple(pair for pair in self.aliases.patterns if pair[1] in cards),
+        )
+        default = self.default if self.default in cards else next(iter(cards), None)
+        return msgspec.structs.replace(self, cards=cards, default=default, aliases=aliases)
 
     @property
     def ready(self) -> bool:

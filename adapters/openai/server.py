@@ -22,6 +22,7 @@ from adapters.openai.responses.answers import ResponseWriter, encode_response, e
 from adapters.openai.responses.decode import COUNT, OPERATION, read_count, read_response
 from adapters.openai.responses.stored import cancel, delete, list_items, retrieve
 from adapters.openai.routes import generation_routes, model_routes, response_routes
+from adapters.rate_limits import openai_limit_headers
 from schemas.catalog import Change
 from schemas.completion import Completion
 from schemas.errors import GatewayError
@@ -172,6 +173,8 @@ class OpenAIServer:
         if route.name == "tokenizer_info":
             return describe_tokenizer(call)
         return (list_models if route.name == "models" else retrieve_model)(self._dialect, call)
+
+    limit_headers = staticmethod(openai_limit_headers)
 
     def error(self, error: GatewayError, request: Generate | None = None) -> Reply:
         """The answer to an error before anything of a stream was written."""

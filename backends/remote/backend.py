@@ -22,14 +22,16 @@ from backends.native.text.tool_parser import offered_tools
 from backends.prompts import as_asked
 from backends.remote.breaker import Breaker
 from backends.remote.chat_text import CallReader, ChatText, load_chat_text
+from backends.remote.connect import Connected, connect
+from backends.remote.diagnosis import Diagnosis
 from backends.remote.event_stream import EventStream
 from backends.remote.health_check import HealthCheck
 from backends.remote.id_source import id_source, marked
-from backends.remote.options import RemoteOptions, make_transport, read_key
+from backends.remote.options import RemoteOptions
 from backends.remote.retokeniser import Retokeniser
 from backends.remote.retry import Retrier
 from backends.remote.spoken import Spoken, error_of
-from backends.transport import Response, Transport
+from backends.transport import Exchanger, Response
 from backends.truncation import shorter_requests
 from schemas.errors import (
     BackendFailed,
@@ -96,8 +98,8 @@ class RemoteBackend:
         self._health_path = health
         self._breaker = Breaker(self._options.failures)
         self._retrier = Retrier(self._options.retries, self._breaker.record_failure)
-        self._key = ""
-        self._transport: Transport | None = None
+        self._connected: Connected | None = None
+        self._client: Exchanger | None = None
         self._health_check: HealthCheck | None = None
         self._retokeniser: Retokeniser | None = None
         # Servers that take chats render them themselves.
@@ -128,8 +130,8 @@ class RemoteBackend:
             schemas.errors.BackendUnavailable: the key, certificates or tokenizer cannot be used.
         """
         try:
-            self._key = read_key(self._options)
-            self._transport = make_transport(self._options, self._key)
+            self._connected = connected = connect(self.name, self._options)
+            self._client = connected.requests
             if self._options.tokenizer is not None:
                 # A tokenizer file has megabytes of JSON: in a thread, so that the event loop goes on.
                 self._retokeniser = await asyncio.to_thread(Retokeniser, self._options.tokenizer)
@@ -138,7 +140,8 @@ class RemoteBackend:
         except (ValueError, OSError) as error:
             self._start_error = f"backends.{self.name}: {error}"
             raise BackendUnavailable(self._start_error) from None
-        self._health_check = HealthCheck(self.name, self._transport, self._health_path, self._breaker)
+        diagnosis = Diagnosis(self._options, connected.proxy)
+        self._health_check = HealthCheck(self.name, connected.checks, self._health_path, self._breaker, diagnosis)
         # The first check is awaited, so `healthy` has a result once `start` returns.
         await self._health_check.start(self._options.health_interval)
 
@@ -148,8 +151,8 @@ class RemoteBackend:
             await self._health_check.aclose()
         if self._chat is not None:
             self._chat.close()
-        if self._transport is not None:
-            await self._transport.aclose()
+        if self._connected is not None:
+            await self._connected.aclose()
 
     async def healthy(self) -> Health:
         """The state after the last health check; sends nothing."""
@@ -339,9 +342,9 @@ class RemoteBackend:
 
     async def _fetch(self, outbound: Outbound, deadline: float, absent: UnsupportedOperation | None = None) -> Reply:
         """One attempt at an answer that is not streamed; `absent` is the error of a path that is not there."""
-        if self._transport is None:
+        if self._client is None:
             raise BackendUnavailable("The backend was not started.")
-        response = await self._transport.exchange(outbound, deadline)
+        response = await self._client.exchange(outbound, deadline)
         try:
             reply = await response.reply(deadline)
         finally:
@@ -358,9 +361,9 @@ class RemoteBackend:
         self, codec: ClientCodec, request: Generate, outbound: Outbound, deadline: float
     ) -> tuple[Response, EventStream | None, Events]:
         """One attempt at the first events: those of a stream, or all events of an answer that is not streamed."""
-        if self._transport is None:
+        if self._client is None:
             raise BackendUnavailable("The backend was not started.")
-        response = await self._transport.exchange(outbound, deadline)
+        response = await self._client.exchange(outbound, deadline)
         try:
             if response.status != 200:
                 # Errors of a status have no fault: this is where the breaker counts them.
@@ -380,10 +383,10 @@ class RemoteBackend:
             raise
 
     def _redact(self, error: GatewayError) -> GatewayError:
-        """Remove the backend's key from an error: a server may repeat the headers it was sent."""
-        if self._key:
-            error.message = error.message.replace(self._key, "***")
+        """Remove the backend's secrets from an error: a server may repeat the headers it was sent."""
+        for secret in self._connected.secrets if self._connected is not None else ():
+            error.message = error.message.replace(secret, "***")
             error.args = (error.message,)  # `str(error)`, and so a traceback, reads `args`
-            error.param = error.param and error.param.replace(self._key, "***")
-            error.code = error.code and error.code.replace(self._key, "***")
+            error.param = error.param and error.param.replace(secret, "***")
+            error.code = error.code and error.code.replace(secret, "***")
         return error
