@@ -79,11 +79,7 @@ class NativeBackend:
     check = staticmethod(reference.check_options)
 
     def __init__(
-        self,
-        name: str,
-        options: NativeOptions | Mapping[str, Any] | None = None,
-        *,
-        connect: Connect | None = None,
+        self, name: str, options: NativeOptions | Mapping[str, Any] | None = None, *, connect: Connect | None = None
     ) -> None:
         self.name = name
         self._started = False
