@@ -99,7 +99,7 @@ class Answers(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
         refusal: whether a message without a refusal has `"refusal": null`.
         annotations: whether a whole message has `"annotations": []`.
         logprobs: whether choices have the field `logprobs`.
-        role_in_every_delta: whether every delta has the role, instead of a first chunk of its own.
+        role_in_every_delta: whether every delta has one token and the role, instead of a first chunk for the role.
         last_delta_content: whether the last delta of a text is `{"content": ""}` instead of `{}`.
         usage_on_every_chunk: whether every chunk has the usage so far (exact in the last), instead of a usage chunk.
         usage_details: whether the usage has cached and reasoning tokens where they are known.
@@ -389,7 +389,7 @@ MINDIE = Dialect(
     remote=Remote(
         # MindIE ends a failed generation with "stop_sequence". "invalid flag" is none of our reasons.
         reasons={word: reason for word, reason in REASONS.items() if word != "stop_sequence"},
-        remote_fields=_MINDIE_FIELDS,
+        remote_fields=(*_MINDIE_FIELDS, "stop", "tools", "tool_choice"),
         ask_usage=False,
         # MindIE refuses a temperature of 0.
         greedy_temperature=0.001,

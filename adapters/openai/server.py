@@ -27,12 +27,16 @@ from schemas.catalog import Change
 from schemas.completion import Completion
 from schemas.errors import GatewayError
 from schemas.ir import ChatPrompt, Embed, Embeddings, Generate, Origin, Request, Tokenize, Tokens
-from schemas.openai import requests
+from schemas.openai import answers, requests
 from schemas.openai.tokens import DetokenizedText, DetokenizeRequest, TokenizerDescription, TokenizeRequest, TokenList
 from schemas.responses import ResponseRequest
 
 STORED_RESPONSES = {"response": retrieve, "forget": delete, "cancel": cancel, "input_items": list_items}
 """Name of a route of stored responses -> the function that answers it."""
+
+
+INVOCATIONS = "invocations"
+"""The route whose body decides whether it is a chat or a completion."""
 
 
 class OpenAIServer:
@@ -75,6 +79,18 @@ class OpenAIServer:
             "Describe the tokenizer (vLLM)",
             answer=TokenizerDescription,
         ),
+        # SageMaker's, which TGI and vLLM have; a body with `inputs` is TGI's.
+        Route(
+            "POST",
+            "/invocations",
+            INVOCATIONS,
+            "generate",
+            "Answer a conversation, or continue a `prompt` (SageMaker)",
+            body=requests.ChatRequest,
+            answer=answers.ChatCompletion,
+            streams=True,
+            fields=frozenset({"messages", "prompt"}),
+        ),
         # Azure's: the newer API, and the older one, whose paths name the deployment.
         *generation_routes("/openai/v1"),
         *response_routes("/openai/v1"),
@@ -95,23 +111,26 @@ class OpenAIServer:
             schemas.errors.RequestError: the body cannot be read or breaks a rule of the dialect.
         """
         dialect = self._dialect
-        origin = Origin(dialect.protocol, dialect.name, route.name, body)
         if route.kind == "relay":  # the body may be a form
             return read_relay(dialect, route.name, body, call)
-        fields = parse(body)
+        fields, name = parse(body), route.name
+        if name == INVOCATIONS and isinstance(fields, dict):
+            fields.setdefault("model", "")  # SageMaker's containers have one model: the default endpoint's
+            name = "chat" if "messages" in fields else "completions"
+        origin = Origin(dialect.protocol, dialect.name, name, body)
         # Azure's paths name the deployment, whatever `model` the body has.
         if isinstance(fields, dict) and "name" in call.path:
             fields["model"] = call.path["name"]
-        if route.name in (OPERATION, COUNT):
+        if name in (OPERATION, COUNT):
             question, extra = read_fields(dialect, fields, ResponseRequest)
-            return (read_count if route.name == COUNT else read_response)(dialect, question, origin, call, extra)
-        if route.name in TOKENS:
-            return (read_tokenize if route.name == "tokenize" else read_detokenize)(dialect, fields, origin, call)
+            return (read_count if name == COUNT else read_response)(dialect, question, origin, call, extra)
+        if name in TOKENS:
+            return (read_tokenize if name == "tokenize" else read_detokenize)(dialect, fields, origin, call)
         # The body is converted to another struct for each route, so every branch has a variable of its own type.
-        if route.name == "chat":
+        if name == "chat":
             asked, extra = read_fields(dialect, fields, requests.ChatRequest)
             return read_chat(dialect, asked, origin, call, extra)
-        if route.name == "completions":
+        if name in ("completions", INVOCATIONS):
             prompted, extra = read_fields(dialect, fields, requests.CompletionRequest)
             return read_completion(dialect, prompted, origin, call, extra)
         embedded, extra = read_fields(dialect, fields, requests.EmbeddingRequest)

@@ -39,6 +39,16 @@ class TgiServer:
         ),
         Route(
             "POST",
+            "/invocations",
+            "compat",
+            "generate",
+            "Generate tokens, as SageMaker asks for them",
+            body=wire.CompatGenerateRequest,
+            answer=list[_WHOLE],
+            streams=True,
+        ),
+        Route(
+            "POST",
             "/generate",
             "generate",
             "generate",

@@ -10,12 +10,15 @@ import msgspec
 from adapters.base import Call, Reply, Route
 from adapters.body import parse
 from adapters.triton import tensors
+from adapters.triton.dialects import Dialect
+from adapters.unknown_fields import find_unknown, ignored_header
 from schemas.catalog import Catalog, ModelCard
 from schemas.errors import InvalidRequest, ModelNotFound, RouteNotFound
 from schemas.triton import (
     Duration,
     ErrorBody,
     IndexEntry,
+    IndexRequest,
     InferenceStats,
     InputConfig,
     ModelConfig,
@@ -64,7 +67,7 @@ def model(call: Call) -> ModelCard:
     return card
 
 
-def describe(route: Route, call: Call, body: bytes) -> Reply:
+def describe(dialect: Dialect, route: Route, call: Call, body: bytes) -> Reply:
     """Answer a route that runs no model."""
     match route.name.removesuffix("_version"):
         case "live":
@@ -77,7 +80,7 @@ def describe(route: Route, call: Call, body: bytes) -> Reply:
         case "all_stats":
             return _json(Statistics(tuple(map(_stats, call.catalog.cards.values()))))
         case "index":
-            return _json(_index(call.catalog, only_ready=_wants_ready(body)))
+            return _list_models(dialect, call.catalog, body)
         # The configuration determines the models. Like Triton, without a look at the model's name.
         case "load" | "unload":
             return Reply(msgspec.json.encode(ErrorBody(NO_MODEL_CONTROL)), status=503)
@@ -104,21 +107,21 @@ def _json(value: Any) -> Reply:
     return Reply(msgspec.json.encode(value))
 
 
-def _index(catalog: Catalog, *, only_ready: bool) -> tuple[IndexEntry, ...]:
-    return tuple(
+def _list_models(dialect: Dialect, catalog: Catalog, body: bytes) -> Reply:
+    """The repository index. Its body may be empty."""
+    given = parse(body) if body else {}
+    unknown = find_unknown(given, IndexRequest)
+    if unknown and dialect.requests.strict:
+        raise InvalidRequest(dialect.wording.unknown.format(name=unknown[0]), param=unknown[0])
+    only_ready = given.get("ready", False) if isinstance(given, dict) else False
+    if not isinstance(only_ready, bool):
+        raise InvalidRequest("Invalid value for 'ready': expected a boolean", param="ready")
+    entries = tuple(
         IndexEntry(card.name, VERSION, "READY" if card.ready else "UNAVAILABLE", "")
         for card in catalog.cards.values()
         if card.ready or not only_ready
     )
-
-
-def _wants_ready(body: bytes) -> bool:
-    """Whether an index request, whose body may be empty, asks for ready models only."""
-    given = parse(body) if body else {}
-    ready = given.get("ready", False) if isinstance(given, dict) else False
-    if not isinstance(ready, bool):
-        raise InvalidRequest("Invalid value for 'ready': expected a boolean", param="ready")
-    return ready
+    return Reply(msgspec.json.encode(entries), headers=ignored_header(unknown))
 
 
 def _metadata(card: ModelCard) -> ModelMetadata:

@@ -140,7 +140,7 @@ class TritonServer:
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:
         """Answer a route that runs no model."""
-        return describe.describe(route, call, body)
+        return describe.describe(self.dialect, route, call, body)
 
     limit_headers = staticmethod(openai_limit_headers)
 

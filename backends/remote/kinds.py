@@ -124,8 +124,9 @@ _TGI = _TGI_09 | frozenset(
         Feature.TRUNCATION,
     }
 )
-# MindIE's pages have no tools, grammars and log-probabilities.
-_MINDIE = frozenset({Feature.CHAT, Feature.IMAGES, Feature.TRUNCATION})
+# MindIE's pages have no grammars and log-probabilities. They leave out tools, too, but its server takes them
+# (MindIE-LLM, src/server/endpoint/single_req_infer_interface/single_req_vllm_openai_infer_interface.cpp).
+_MINDIE = frozenset({Feature.CHAT, Feature.IMAGES, Feature.TOOLS, Feature.TRUNCATION})
 # No chats: Triton's generate extension takes one `text_input`. With a chat template, `ChatText` adds them.
 _TRITON = frozenset(
     {

@@ -214,6 +214,19 @@ def test_the_bodies_above_have_every_struct(type: Any) -> None:
     assert missing - of_other_dialects == set()
 
 
+@pytest.mark.parametrize("name", ADAPTERS["triton"].dialects)
+def test_a_foreign_field_of_the_repository_index_is_named_or_refused(name: str) -> None:
+    """The one body of a route that runs nothing."""
+    adapter = ADAPTERS["triton"]
+    table = adapter.dialects[name]
+    (route,) = (route for route in adapter.server(table).routes if route.name == "index")
+    call, body = Call("r", CATALOG), json.dumps({"ready": True, FOREIGN: 1}).encode()
+    assert adapter.server(table).describe(route, call, b'{"ready": true}').headers == ()
+    assert adapter.server(table).describe(route, call, body).headers == ignored_header((FOREIGN,))
+    with pytest.raises(RequestError, match=FOREIGN):
+        adapter.server(with_options(table, {"strict": True})).describe(route, call, body)
+
+
 def test_mindie_parts() -> None:
     body = {"inputs": [{"type": "text", "text": "x", FOREIGN: 1}]}
     (route,) = (route for _, dialect, route, _ in CASES if dialect == "mindie" and route.name == "generate")

@@ -36,7 +36,12 @@ class ChatStreamWriter(StreamWriter):
         return self._choice(index, MessageDelta(role=self._role, content=""))
 
     def _delta(self, delta: Delta) -> bytes:
-        is_text_only = delta.text and not (delta.tool_calls or delta.reasoning or delta.refusal)
+        is_text_only = bool(delta.text) and not (delta.tool_calls or delta.reasoning or delta.refusal)
+        if self._role is not UNSET and is_text_only and len(delta.tokens) > 1:
+            return b"".join(map(self._piece, _one_token_each(delta)))
+        return self._piece(delta, is_text_only=is_text_only)
+
+    def _piece(self, delta: Delta, *, is_text_only: bool = True) -> bytes:
         has_logprobs = self._request.logprobs and delta.tokens
         # The hot path: a plain text delta of a choice that is open and whose surrounding bytes are cached. `type`, not
         # `isinstance`: `Finished` is a `Delta`, too.
@@ -127,6 +132,14 @@ class ChatStreamWriter(StreamWriter):
         self, index: int, delta: MessageDelta, logprobs: ChatLogprobs | None = None, finish: str | None = None
     ) -> bytes:
         return encode(ChunkChoice(index, delta, logprobs if self._dialect.answers.logprobs else UNSET, finish))
+
+
+def _one_token_each(delta: Delta) -> Iterator[Delta]:
+    """The delta as deltas of at most one visible token; the last one has all that is no text."""
+    *firsts, last = [token for token in delta.tokens if token.text and not token.special] or delta.tokens[-1:]
+    for token in firsts:
+        yield Delta(delta.choice, token.text, (token,))
+    yield msgspec.structs.replace(delta, text="" if last.special else last.text, tokens=(last,))
 
 
 def _tool_call(call: ToolDelta) -> ToolCallDelta:

@@ -104,7 +104,8 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
         hints=_hints(given),
         extra=extra,
         unread=own_fields(given),
-        unknown=extra.paths,
+        # Chats are not stored here, but where the body is sent on.
+        unknown=extra.paths + (("store",) if given.store else ()),
         origin=origin,
     )
 

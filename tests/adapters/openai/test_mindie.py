@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from schemas.errors import InvalidRequest
-from schemas.ir import ChatPrompt, Message, Sampling, Stopping, ToolChoice
-from tests.adapters.openai.scenes import chat
+from schemas.ir import (
+    ChatPrompt,
+    Delta,
+    Finished,
+    FinishReason,
+    Message,
+    Sampling,
+    Started,
+    Stopping,
+    Token,
+    ToolChoice,
+    Usage,
+)
+from tests.adapters.openai.scenes import chat, server
 
 U64 = 2**64
 
@@ -145,3 +158,14 @@ def test_the_servers_limit_caps_max_tokens() -> None:
     assert chat("mindie-openai", options=limits, max_tokens=500).stopping.max_new_tokens == 100
     assert chat("mindie-openai", options=limits, max_tokens=5).stopping.max_new_tokens == 5
     assert chat("mindie-openai").stopping.max_new_tokens is None
+
+
+def test_a_chunk_has_one_token() -> None:
+    request, codec = chat("mindie-openai", stream=True), server("mindie-openai")
+    tokens = (Token(1, "Hel"), Token(2, ""), Token(3, "lo"), Token(4, "</s>", special=True))
+    end = Finished(text="Hello", tokens=tokens, reason=FinishReason.EOS)
+    written = codec.encoder(request).feed((Started("m"), Delta(text="Oh", tokens=(Token(9, "Oh"),)), end, Usage(1, 5)))
+    chunks = [json.loads(line[6:])["choices"][0] for line in written.splitlines() if line.startswith(b"data: {")]
+    assert [chunk["delta"].get("content") for chunk in chunks] == ["Oh", "Hel", "lo", None]
+    assert all(chunk["delta"]["role"] == "assistant" for chunk in chunks[:-1])
+    assert chunks[-1]["finish_reason"] == "eos_token"

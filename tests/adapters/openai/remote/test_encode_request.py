@@ -186,10 +186,9 @@ def test_requests_that_the_protocol_cannot_express_are_refused(request_: Generat
 @pytest.mark.parametrize(
     ("request_", "feature"),
     [
-        (talk(stopping=Stopping(stop=("a",))), "stop"),
         (talk(n=2), "n"),
         (talk(logprobs=True), "logprobs"),
-        (talk(tools=(Tool("f"),)), "tools"),
+        (talk(grammar=Grammar("json_object")), "grammar"),
         (talk(sampling=Sampling(do_sample=True, top_k=3)), "top_k"),
     ],
 )
@@ -197,6 +196,13 @@ def test_requests_that_mindie_cannot_express_are_refused(request_: Generate, fea
     with pytest.raises(UnsupportedFeature) as caught:
         client("mindie-openai").encode(request_)
     assert caught.value.feature == feature
+
+
+def test_mindies_server_takes_tools_and_stop_sequences() -> None:
+    request = talk(stopping=Stopping(stop=("a",)), tools=(Tool("f"),), tool_choice=ToolChoice("auto"))
+    sent = body(request, client("mindie-openai"))
+    assert (sent["stop"], sent["tool_choice"]) == (["a"], "auto")
+    assert sent["tools"] == [{"type": "function", "function": {"name": "f"}}]
 
 
 def test_every_field_of_mindies_page() -> None:

@@ -1,0 +1,42 @@
+"""`POST /invocations`, as SageMaker calls its containers: the body says whether it is a chat, a completion or TGI's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.gateway.serving import MESSAGES, running, scripted
+from tests.recordings.reading import frames
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({"messages": MESSAGES}, ("choices", 0, "message", "content")),
+        ({"prompt": "Hi", "max_tokens": 5}, ("choices", 0, "text")),
+        ({"inputs": "Hi"}, (0, "generated_text")),
+    ],
+)
+async def test_the_body_decides(body: dict[str, Any], place: tuple[Any, ...]) -> None:
+    app, _ = scripted("echo")
+    async with running(app) as client:
+        answer = await client.post("/invocations", json=body)
+        assert answer.status_code == 200
+        found = answer.json()
+        for key in place:
+            found = found[key]
+        assert found == "Hi"
+        streamed = await client.post("/invocations", json=body | {"stream": True})
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    assert len(list(frames(streamed.content))) > 1
+
+
+async def test_a_chat_that_is_to_be_stored_is_named() -> None:
+    app, _ = scripted("echo")
+    async with running(app) as client:
+        for stored, named in ((True, "store"), (False, None)):
+            answer = await client.post(
+                "/v1/chat/completions", json={"model": "echo", "messages": MESSAGES, "store": stored}
+            )
+            assert answer.headers.get("x-interlingua-ignored") == named
