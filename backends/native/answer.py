@@ -4,7 +4,7 @@ Does no I/O: the caller sends an `Answer`'s `submits`, feeds it outputs, and can
 
 Strategy:
 - Each prompt has `max(n, best_of)` candidates; candidate i of prompt p is sequence `first_seq + p * candidates + i`.
-- Each candidate has a `ChoiceBuilder` (text, stop strings) and, if tools are offered, a `ToolParser`.
+- Each candidate has a `ChoiceBuilder` (text, stop strings) and, for calls and reasoning, an `AnswerReader`.
 - Streamed requests emit, for each batch of outputs, one delta per candidate that gained text.
 - Non-streamed requests and those with `best_of` emit every event after `Started` at completion.
 - `Started` waits until all prompts are scored, if their log-probabilities were requested.
@@ -12,7 +12,7 @@ Strategy:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -21,7 +21,7 @@ from backends.choice import ChoiceBuilder
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.protocol.messages import Logprobs, Output, Ready, SamplingParams, Submit
 from backends.native.text.codec import TextCodec
-from backends.native.text.tool_parser import ToolParser, max_calls, offered_tools
+from backends.native.tools.reader import AnswerReader
 from backends.prompts import fit
 from schemas.errors import BackendFailed, InvalidRequest, Overloaded
 from schemas.ir import Delta, Event, Events, FinishReason, Generate, Sampling, Started, Usage
@@ -48,6 +48,7 @@ class Answer:
         first_seq: the number of the first sequence; the others follow.
         text: the model's text codec.
         ready: the engine's description.
+        reader: makes a reader of a choice, or None where a choice is text and nothing else.
         grammar: constrains the text, in llguidance's form. Generation ends where the grammar ends; `ignore_eos` and
             `min_new_tokens` have no effect beside it.
         started: whether `Started` was emitted already, by an earlier attempt.
@@ -65,6 +66,7 @@ class Answer:
         first_seq: int,
         text: TextCodec,
         ready: Ready,
+        reader: Callable[[], AnswerReader | None] = lambda: None,
         grammar: str | None = None,
         started: bool = False,
     ) -> None:
@@ -76,7 +78,9 @@ class Answer:
         # `best_of` generates more candidates than are returned; `winners` selects `n` of them at the end.
         self._candidates = max(request.n, request.best_of or 1)
         self._builders: dict[int, ChoiceBuilder] = {}  # by seq, of unfinished sequences
-        self._parsers: dict[int, ToolParser] = {}
+        self._make_reader = reader
+        self._readers: dict[int, AnswerReader] = {}
+        self._reasoning_tokens: int | None = None
         self._started = started
         # With more candidates than choices nothing can be streamed: the winners are known only when all candidates have
         # ended.
@@ -112,19 +116,18 @@ class Answer:
         # has ended itself in the same batch need no `Cancel`.
         stopped = [seq for seq, reason in touched.items() if reason is None and self._builders[seq].stopped]
         for seq, reason in touched.items():
-            builder, parser = self._builders[seq], self._parsers.get(seq)
+            builder, reader = self._builders[seq], self._readers.get(seq)
             if reason is not None or builder.stopped:
                 # Ended: the last delta has all text that was held back.
                 del self._builders[seq]
                 self._completion_tokens += builder.generated
                 finished = builder.finish(reason or FinishReason.STOP_STRING)
-                self._deltas.append(parser.finish(finished) if parser else finished)
+                self._deltas += reader.finish(finished) if reader else [finished]
+                if reader is not None and reader.reads_reasoning:
+                    self._reasoning_tokens = (self._reasoning_tokens or 0) + reader.reasoning_tokens
             # Non-streamed text stays in its builder until the end.
             elif self._streams and (delta := builder.delta()) is not None:
-                if parser is None:
-                    self._deltas.append(delta)
-                elif (parsed := parser.feed(delta)) is not None:
-                    self._deltas.append(parsed)
+                self._deltas += reader.feed(delta) if reader else [delta]
         return self._events(), stopped
 
     def _add_prompt(self, prompt: MultiModalInputs, seed: int, ready: Ready) -> None:
@@ -166,9 +169,8 @@ class Answer:
             self.submits.append(submit)
             detokenizer = self._text.vocabulary.detokenizer(ids)
             self._builders[submit.seq] = ChoiceBuilder(index, stopping, detokenizer, effective_seed)
-            if request.tools and offered_tools(request):
-                names = {tool.name for tool in offered_tools(request)}
-                self._parsers[submit.seq] = ToolParser(max_calls(request), names)
+            if (reader := self._make_reader()) is not None:
+                self._readers[submit.seq] = reader
 
     def _add(self, output: Output) -> FinishReason | None:
         """Add an output's tokens to its candidate; returns why the sequence ended, if it did."""
@@ -209,7 +211,8 @@ class Answer:
             events += self._deltas
         self._deltas = []
         if done:
-            events.append(Usage(self._prompt_tokens, self._completion_tokens, cached_tokens=self._cached_tokens))
+            counts = (self._prompt_tokens, self._completion_tokens, self._cached_tokens, self._reasoning_tokens)
+            events.append(Usage(*counts))
         return tuple(events)
 
 

@@ -18,10 +18,9 @@ import msgspec
 
 from adapters.base import TOKEN_IDS, ClientCodec, EmbeddingCodec, Outbound, RelayCodec, Reply
 from backends.base import Capabilities, Feature, Health
-from backends.native.text.tool_parser import offered_tools
 from backends.prompts import as_asked
 from backends.remote.breaker import Breaker
-from backends.remote.chat_text import CallReader, ChatText, load_chat_text
+from backends.remote.chat_text import ChatText, load_chat_text
 from backends.remote.event_stream import EventStream
 from backends.remote.health_check import HealthCheck
 from backends.remote.options import RemoteOptions, make_transport, read_key
@@ -228,8 +227,10 @@ class RemoteBackend:
 
         Closing the generator closes the connection, which is how the server learns to stop.
         """
-        calls = self._call_reader(request)
-        request = await self._as_taken(self._with_remote_model(request))
+        asked = self._with_remote_model(request)
+        request = await self._as_taken(asked)
+        # None where the server parses its answers, or where they are text and nothing else.
+        reader = self._chat.reader(asked, request) if self._chat is not None else None
         # Encoded once: all attempts send the same bytes.
         codec, outbound = self._encode(request)
         timeouts = self._options.timeouts
@@ -245,7 +246,7 @@ class RemoteBackend:
         try:
             # 1. The first batch. It alone has `Started`, which says where the token ids come from.
             ended = isinstance(events[-1], Usage)
-            events = calls.feed(events) if calls is not None else events
+            events = reader.feed(events) if reader is not None else events
             filled = self._with_ids(events)
             # Only if the retokeniser had nothing to fill in does the server return ids where its protocol has them.
             ids_from_server = codec.returns_token_ids(request) and filled == events
@@ -256,7 +257,7 @@ class RemoteBackend:
                 events = await stream.read()
                 ended = isinstance(events[-1], Usage)
                 # Text that may become a call is held back, and may be all of a batch.
-                if events := calls.feed(events) if calls is not None else events:
+                if events := reader.feed(events) if reader is not None else events:
                     yield self._with_ids(events)
             # 3. `Usage` is the last event. The last chunk of the body may still be on its way; `finish` leaves the wait
             # for it to the connection.
@@ -301,10 +302,6 @@ class RemoteBackend:
             return request
         # Without its origin: the body of a completion is not to be relayed as that of a chat.
         return msgspec.structs.replace(request, raw_prompt=False, prompts=prompts, origin=None)
-
-    def _call_reader(self, request: Generate) -> CallReader | None:
-        """The reader of the calls in an answer's text; None where the server parses them, or there are no tools."""
-        return CallReader(request) if self._chat is not None and request.tools and offered_tools(request) else None
 
     def _with_remote_model(self, request: R) -> R:
         model = self._options.models.get(request.model)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from backends.detokenizer import Detokenizer, Piece, piece
 from backends.native.answer import Answer
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.protocol.messages import Logprobs, Output, Ready
 from backends.native.text.codec import TextCodec
+from backends.native.tools.families.hermes import HERMES
+from backends.native.tools.reader import answer_reader
 from schemas.errors import BackendFailed, InvalidRequest, Overloaded
 from schemas.ir import (
     Delta,
@@ -60,7 +64,8 @@ def answering(*prompts: str, first_seq: int = 0, grammar: str | None = None, **f
     )
     inputs = [MultiModalInputs(tuple(map(ord, prompt))) for prompt in prompts]
     text = cast(TextCodec, Characters())
-    return Answer(request, inputs, seed=5, first_seq=first_seq, text=text, ready=READY, grammar=grammar)
+    reader = partial(answer_reader, request, replace(HERMES, reasoning=None))
+    return Answer(request, inputs, seed=5, first_seq=first_seq, text=text, ready=READY, reader=reader, grammar=grammar)
 
 
 def output(seq: int, text: str, reason: FinishReason | None = None, **fields: Any) -> Output:
