@@ -41,9 +41,9 @@ _NEAR_TOLERANCE = {"gemma3n_text": _OTHER_LOGITS}
 _INTRODUCTION = """\
 # Models
 
-Any causal language model folder is served, with [tools](tools.md) for every chat model. Models of the types below take the packed execution path: one forward pass
-for all sequences, over a paged KV cache. The others take the per-sequence path: one forward pass for each sequence,
-over the cache of transformers. The path is chosen at every start by comparing logits of a small random copy of the
+Any causal language model folder is served, with [tools](tools.md) for every chat model. Models of the types below take
+the packed execution path: one forward pass for all sequences, over a paged KV cache. The others take the per-sequence
+path: one forward pass for each sequence, over the cache of transformers. The path is chosen at every start by comparing logits of a small random copy of the
 model ([self_check.py](../backends/native/engine/loading/self_check.py)), not by this list: a type that is missing here
 may be packed, and one that is listed here is checked like any other.
 
