@@ -131,6 +131,15 @@ class Relays(Protocol):
         ...
 
 
+@runtime_checkable
+class WaitsForEngine(Protocol):
+    """A backend whose requests wait for the next engine when theirs has ended."""
+
+    def expect_no_engine(self) -> None:
+        """Let requests fail at once when the engine ends: whoever would start the next one is gone."""
+        ...
+
+
 # Most backends pass nothing on: only those in front of another server have it.
 @runtime_checkable
 class PassesFieldsOn(Protocol):
@@ -226,7 +235,7 @@ def needs(request: Generate) -> frozenset[Feature]:
         # With `tool_choice` "none", the tools are not offered to the model.
         (Feature.TOOLS, bool(request.tools) and (request.tool_choice is None or request.tool_choice.mode != "none")),
         (Feature.GRAMMAR, request.grammar is not None),
-        (Feature.LOGPROBS, request.logprobs),
+        (Feature.LOGPROBS, request.logprobs and not request.logprobs_optional),
         (Feature.TOP_LOGPROBS, request.top_logprobs > 0),
         (Feature.PROMPT_LOGPROBS, request.prompt_logprobs),
         (Feature.LOGIT_BIAS, bool(sampling.logit_bias)),

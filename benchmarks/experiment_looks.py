@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gateway.experiments.confidence import (
+from gateway.experiments.statistics.confidence import (
     FEWEST_CLUSTERS,
     FEWEST_REQUESTS,
     Array,

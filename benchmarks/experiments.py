@@ -4,7 +4,7 @@
 
 Each cell is simulated many times. Somebody looks at `LOOKS` times, log-spaced from the first request that could give an
 interval to the last, so early looks are dense; the first table compares this with 1500 looks. Requests are counted in
-buckets as the gateway counts them. The arithmetic is that of `gateway.experiments.confidence` over arrays of looks, and
+buckets as the gateway counts them. The arithmetic is that of `gateway.experiments.statistics` over arrays of looks, and
 each run checks it against the product's own functions. "Before" is what the gateway did until 0.2: a normal interval
 with each arm's own variance, and plain seconds.
 """
@@ -20,10 +20,11 @@ from math import exp, inf, log
 import numpy as np
 
 from benchmarks.experiment_looks import Draw, Requests, Traffic, draw, look, look_as_before, look_times
-from gateway.experiments.comparison import metric_alphas
-from gateway.experiments.confidence import Array, Interval, Mean, sample_ratio_mismatch
-from gateway.experiments.evalue import fails_more
-from gateway.experiments.histogram import (
+from gateway.experiments.metrics import METRICS
+from gateway.experiments.statistics.comparison import metric_alphas
+from gateway.experiments.statistics.confidence import Array, Interval, Mean, sample_ratio_mismatch
+from gateway.experiments.statistics.evalue import fails_more
+from gateway.experiments.statistics.histogram import (
     BINS,
     RATIO,
     SHORTEST,
@@ -31,7 +32,6 @@ from gateway.experiments.histogram import (
     log_design_effect,
     quantile_ratio,
 )
-from gateway.experiments.metrics import METRICS
 from gateway.routing.assignment import BUCKETS
 
 ALPHA = 0.05

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,15 @@ from gateway.storage.row_files import is_writable
 from schemas.errors import GatewayError, InvalidRequest
 
 
+@functools.cache  # a scan reads the metadata of every installed package
+def _registered(group: str) -> Mapping[str, EntryPoint]:
+    """The entry points of a group (pyproject.toml): a package installed beside this one can add to it."""
+    return {point.name: point for point in entry_points(group=group)}
+
+
 def adapters() -> dict[str, Adapter]:
     """Every registered protocol."""
-    # Entry points (pyproject.toml): a package installed beside this one can add protocols and backends.
-    return {point.name: point.load() for point in entry_points(group="gateway.adapters")}
+    return {name: point.load() for name, point in _registered("gateway.adapters").items()}
 
 
 def backend_class(name: str, kind: str) -> Callable[[str, Mapping[str, Any]], Backend]:
@@ -47,7 +54,7 @@ def backend_class(name: str, kind: str) -> Callable[[str, Mapping[str, Any]], Ba
     Raises:
         ConfigError: no backend of this kind is registered.
     """
-    found = {point.name: point for point in entry_points(group="gateway.backends")}
+    found = _registered("gateway.backends")
     if kind not in found:
         raise ConfigError(
             f"backends.{name}: there is no backend of kind '{kind}'; there are {', '.join(sorted(found))}"
@@ -146,15 +153,23 @@ def _with_request_id(service: Service) -> Callable[[Response[Any]], Awaitable[Re
     return add
 
 
-def _description(protocols: Mapping[str, Adapter], own: Sequence[HTTPRouteHandler]) -> tuple[HTTPRouteHandler, bytes]:
-    """`/openapi.json`, and the document, which describes the protocols' routes, those of `own`, and itself."""
+def _description(
+    protocols: Mapping[str, Adapter], own: Sequence[HTTPRouteHandler]
+) -> tuple[HTTPRouteHandler, Callable[[], bytes]]:
+    """`/openapi.json`, and what builds its document, which describes the protocols' routes, those of `own`, and itself.
+
+    The document takes 0.1 s to build, so it is built when it is first asked for and not at every start.
+    """
 
     @route("/openapi.json", http_method=health.READ, include_in_schema=False)
     async def describe() -> Response[bytes]:
         """The OpenAPI document."""
-        return Response(openapi, media_type="application/json")
+        return Response(await asyncio.to_thread(openapi), media_type="application/json")
 
-    openapi = document(protocols, [*own, describe])
+    @functools.cache
+    def openapi() -> bytes:
+        return document(protocols, [*own, describe])
+
     return describe, openapi
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 import time
 import urllib.error
@@ -157,7 +156,7 @@ def openapi() -> None:
     from gateway.app import create_app
 
     # That of a server without endpoints: the document does not depend on the configuration.
-    click.echo(create_app(Config()).state.openapi.decode())
+    click.echo(create_app(Config()).state.openapi().decode())
 
 
 @main.command("build-kernels")
@@ -188,10 +187,11 @@ def _remote(url: str, key_env: str | None, names: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: the server does not answer, or has no model that can be served.
     """
+    from backends.remote.options import RemoteOptions
     from backends.remote.probe import probe
 
     try:
-        found = asyncio.run(probe(url, os.environ.get(key_env, "") if key_env else ""))
+        found = asyncio.run(probe(RemoteOptions(url=url, api_key_env=key_env)))
     except GatewayError as error:
         raise ConfigError(f"--backend {url}: {error.message}") from None
     except ValueError as error:

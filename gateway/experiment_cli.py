@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -21,7 +20,7 @@ from gateway.observability import logging
 from schemas.errors import GatewayError
 
 if TYPE_CHECKING:
-    from gateway.experiments.confidence import Interval
+    from gateway.experiments.statistics.confidence import Interval
     from gateway.export.replay import Replayed, ReplayReport
 
 _LOCAL = "http://127.0.0.1:8000"
@@ -126,11 +125,12 @@ def replay(
 async def _replay(
     rows: Iterator[Row], url: str, model: str, key_env: str | None, at_once: int
 ) -> tuple[list[Replayed], Counter[str]]:
+    from backends.remote.options import RemoteOptions
     from backends.remote.probe import probe
     from gateway.app import adapters, backend_class
     from gateway.export.replay import replay as ask_again
 
-    server = await probe(url, os.environ.get(key_env, "") if key_env else "")
+    server = await probe(RemoteOptions(url=url, api_key_env=key_env))
     # One attempt: a failure that a retry repairs is what a replay is to find.
     options = {"url": server.url, "retries": {"attempts": 1}} | ({"api_key_env": key_env} if key_env else {})
     backend = backend_class("replay", server.kind)("replay", options)

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from backends.base import Backend, Health
+from backends.base import Backend, Health, WaitsForEngine
 from gateway.auth import Keys
 from gateway.config import Config, Export
 from gateway.deployment.catalog import catalog
@@ -223,6 +223,12 @@ class Service:
         self._tasks = [asyncio.create_task(self._start(name, backend)) for name, backend in self.backends.items()]
         self._tasks.append(asyncio.create_task(self._watch()))
 
+    def orphan(self) -> None:
+        """Learn that the supervisor is gone: no engine is started again."""
+        for backend in self.backends.values():
+            if isinstance(backend, WaitsForEngine):
+                backend.expect_no_engine()
+
     async def settled(self) -> None:
         """Wait until every endpoint has a backend that is ready.
 
@@ -292,6 +298,7 @@ class Service:
     async def _watch(self) -> None:
         while True:
             await self._check_health()
+            self.metrics.tasks.set(len(asyncio.all_tasks()))
             await asyncio.sleep(_HEALTH_INTERVAL)
 
     async def _check_health(self) -> None:

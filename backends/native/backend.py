@@ -280,6 +280,10 @@ class NativeBackend:
             raise InvalidRequest("A prompt with images cannot be truncated.", param="truncate")
         return await self._images.expand(prompts, encoded)
 
+    def expect_no_engine(self) -> None:
+        """Let requests fail at once when the engine ends: whoever would start the next one is gone."""
+        self._client.expect_no_engine()
+
     def _make_connect(self) -> Connect:
         """Choose the transport to the engine; a process of our own is prepared, but not started."""
         options = self._options

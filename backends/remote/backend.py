@@ -21,13 +21,15 @@ from backends.base import Capabilities, Feature, Health
 from backends.prompts import as_asked
 from backends.remote.breaker import Breaker
 from backends.remote.chat_text import ChatText, load_chat_text
+from backends.remote.connect import Connected, connect
+from backends.remote.diagnosis import Diagnosis
 from backends.remote.event_stream import EventStream
 from backends.remote.health_check import HealthCheck
-from backends.remote.options import RemoteOptions, make_transport, read_key
+from backends.remote.options import RemoteOptions
 from backends.remote.retokeniser import Retokeniser
 from backends.remote.retry import Retrier
 from backends.remote.spoken import Spoken, error_of
-from backends.transport import Response, Transport
+from backends.transport import Exchanger, Response
 from schemas.errors import (
     BackendFailed,
     BackendUnavailable,
@@ -98,8 +100,8 @@ class RemoteBackend:
         self._health_path = health
         self._breaker = Breaker(self._options.failures)
         self._retrier = Retrier(self._options.retries, self._breaker.record_failure)
-        self._key = ""
-        self._transport: Transport | None = None
+        self._connected: Connected | None = None
+        self._client: Exchanger | None = None
         self._health_check: HealthCheck | None = None
         self._retokeniser: Retokeniser | None = None
         # Servers that take chats render them themselves.
@@ -130,8 +132,8 @@ class RemoteBackend:
             schemas.errors.BackendUnavailable: the key, certificates or tokenizer cannot be used.
         """
         try:
-            self._key = read_key(self._options)
-            self._transport = make_transport(self._options, self._key)
+            self._connected = connected = connect(self.name, self._options)
+            self._client = connected.requests
             if self._options.tokenizer is not None:
                 # A tokenizer file has megabytes of JSON: in a thread, so that the event loop goes on.
                 self._retokeniser = await asyncio.to_thread(Retokeniser, self._options.tokenizer)
@@ -140,7 +142,8 @@ class RemoteBackend:
         except (ValueError, OSError) as error:
             self._start_error = f"backends.{self.name}: {error}"
             raise BackendUnavailable(self._start_error) from None
-        self._health_check = HealthCheck(self.name, self._transport, self._health_path, self._breaker)
+        diagnosis = Diagnosis(self._options, connected.proxy)
+        self._health_check = HealthCheck(self.name, connected.checks, self._health_path, self._breaker, diagnosis)
         # The first check is awaited, so `healthy` has a result once `start` returns.
         await self._health_check.start(self._options.health_interval)
 
@@ -150,8 +153,8 @@ class RemoteBackend:
             await self._health_check.aclose()
         if self._chat is not None:
             self._chat.close()
-        if self._transport is not None:
-            await self._transport.aclose()
+        if self._connected is not None:
+            await self._connected.aclose()
 
     async def healthy(self) -> Health:
         """The state after the last health check; sends nothing."""
@@ -210,7 +213,7 @@ class RemoteBackend:
         rewritten = self._chat is not None and isinstance(request.prompts[0], ChatPrompt)
         if rewritten or (self._options.raw_text == "as_chat" and isinstance(request.prompts[0], TextPrompt)):
             return request.foreign_fields
-        return self._encode(request)[0].ignored(request)
+        return self._encode(self._without_lacking(request))[0].ignored(request)
 
     async def tokenize(self, request: Tokenize) -> Tokens:
         """Tokenize with the configured tokenizer; the server's own cannot be called."""
@@ -227,7 +230,7 @@ class RemoteBackend:
 
         Closing the generator closes the connection, which is how the server learns to stop.
         """
-        asked = self._with_remote_model(request)
+        asked = self._without_lacking(self._with_remote_model(request))
         request = await self._as_taken(asked)
         # None where the server parses its answers, or where they are text and nothing else.
         reader = self._chat.reader(asked, request) if self._chat is not None else None
@@ -303,6 +306,12 @@ class RemoteBackend:
         # Without its origin: the body of a completion is not to be relayed as that of a chat.
         return msgspec.structs.replace(request, raw_prompt=False, prompts=prompts, origin=None)
 
+    def _without_lacking(self, request: Generate) -> Generate:
+        """The request without log-probabilities that the server does not have and the client can do without."""
+        if request.logprobs_optional and Feature.LOGPROBS not in self.capabilities.features:
+            return msgspec.structs.replace(request, logprobs=False)
+        return request
+
     def _with_remote_model(self, request: R) -> R:
         model = self._options.models.get(request.model)
         if model is None:
@@ -327,9 +336,9 @@ class RemoteBackend:
 
     async def _fetch(self, outbound: Outbound, deadline: float, absent: UnsupportedOperation | None = None) -> Reply:
         """One attempt at an answer that is not streamed; `absent` is the error of a path that is not there."""
-        if self._transport is None:
+        if self._client is None:
             raise BackendUnavailable("The backend was not started.")
-        response = await self._transport.exchange(outbound, deadline)
+        response = await self._client.exchange(outbound, deadline)
         try:
             reply = await response.reply(deadline)
         finally:
@@ -346,9 +355,9 @@ class RemoteBackend:
         self, codec: ClientCodec, request: Generate, outbound: Outbound, deadline: float
     ) -> tuple[Response, EventStream | None, Events]:
         """One attempt at the first events: those of a stream, or all events of an answer that is not streamed."""
-        if self._transport is None:
+        if self._client is None:
             raise BackendUnavailable("The backend was not started.")
-        response = await self._transport.exchange(outbound, deadline)
+        response = await self._client.exchange(outbound, deadline)
         try:
             if response.status != 200:
                 # Errors of a status have no fault: this is where the breaker counts them.
@@ -368,12 +377,12 @@ class RemoteBackend:
             raise
 
     def _redact(self, error: GatewayError) -> GatewayError:
-        """Remove the backend's key from an error: a server may repeat the headers it was sent."""
-        if self._key:
-            error.message = error.message.replace(self._key, "***")
+        """Remove the backend's secrets from an error: a server may repeat the headers it was sent."""
+        for secret in self._connected.secrets if self._connected is not None else ():
+            error.message = error.message.replace(secret, "***")
             error.args = (error.message,)  # `str(error)`, and so a traceback, reads `args`
-            error.param = error.param and error.param.replace(self._key, "***")
-            error.code = error.code and error.code.replace(self._key, "***")
+            error.param = error.param and error.param.replace(secret, "***")
+            error.code = error.code and error.code.replace(secret, "***")
         return error
 
 

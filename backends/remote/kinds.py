@@ -154,8 +154,7 @@ tgi = Kind((RemoteProtocol(_tgi.ADAPTER, "tgi"), _openai_at_v1("openai", model="
 tgi_09 = Kind((RemoteProtocol(_tgi.ADAPTER, "tgi-0.9"),), _TGI_09, "/health")
 mindie = Kind(
     (RemoteProtocol(_tgi.ADAPTER, "mindie"), _openai_at_v1("mindie-openai")),
-    # Clients of TGI's protocol may get tokens without log-probabilities; all others are refused by the codec.
-    _MINDIE | {Feature.TOKEN_PROMPTS, Feature.LORA, Feature.LOGPROBS, Feature.PROMPT_LOGPROBS},
+    _MINDIE | {Feature.TOKEN_PROMPTS, Feature.LORA, Feature.PROMPT_LOGPROBS},
     "/health",
 )
 triton = Kind((RemoteProtocol(_triton.ADAPTER, "triton"),), _TRITON, "/v2/health/ready")

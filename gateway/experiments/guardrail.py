@@ -8,11 +8,11 @@ from math import expm1
 import numpy as np
 
 from gateway.config import Endpoint
-from gateway.experiments.comparison import interval, means, row_of
-from gateway.experiments.confidence import Mean
-from gateway.experiments.evalue import fails_more
 from gateway.experiments.metrics import METRICS, Metric
 from gateway.experiments.report import SplitSums, arm_alpha
+from gateway.experiments.statistics.comparison import interval, means, row_of
+from gateway.experiments.statistics.confidence import Mean
+from gateway.experiments.statistics.evalue import fails_more
 
 
 def has_guardrails(endpoint: Endpoint) -> bool:

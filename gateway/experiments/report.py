@@ -10,18 +10,7 @@ import msgspec
 import numpy as np
 
 from gateway.config import Endpoint
-from gateway.experiments.comparison import (
-    Comparison,
-    QuantileRatio,
-    compare,
-    compare_quantiles,
-    means,
-    metric_alphas,
-    row_of,
-)
-from gateway.experiments.confidence import Array, mean, rate_difference, sample_ratio_mismatch
 from gateway.experiments.counters_file import Sums
-from gateway.experiments.histogram import log_design_effect, quantile_bounds
 from gateway.experiments.metrics import (
     DIVERGENCES_AT,
     EXCLUDED,
@@ -33,6 +22,17 @@ from gateway.experiments.metrics import (
 )
 from gateway.experiments.pairs.agreement import Pairs, mean_estimate, rate_estimate, summarize
 from gateway.experiments.pairs.verdict import Estimate
+from gateway.experiments.statistics.comparison import (
+    Comparison,
+    QuantileRatio,
+    compare,
+    compare_quantiles,
+    means,
+    metric_alphas,
+    row_of,
+)
+from gateway.experiments.statistics.confidence import Array, mean, rate_difference, sample_ratio_mismatch
+from gateway.experiments.statistics.histogram import log_design_effect, quantile_bounds
 from schemas.ir import FinishReason
 
 SRM_ALPHA = 0.001

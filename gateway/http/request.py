@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from math import inf
 from time import monotonic
+from typing import cast
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -22,7 +23,7 @@ from adapters.base import Call, Route, ServerCodec
 from adapters.body import UNREADABLE
 from gateway.auth import KEY_HEADERS
 from gateway.http.accounting import RequestAccount
-from gateway.http.answering import Responder
+from gateway.http.answering import FLOW_EXTENSION, Flow, Responder
 from gateway.http.body import read_body
 from gateway.http.disconnect import cancel_on_disconnect
 from gateway.http.export import row_of
@@ -94,7 +95,8 @@ class RequestHandler:
         self._scope = scope
         self._owner: bytes | None = None
         self._account = RequestAccount(service, operation.protocol, operation.route.name, service.new_id())
-        self._responder = Responder(operation.codec, self._account, send, head=scope["method"] == "HEAD")
+        flow = cast(Flow | None, (scope.get("extensions") or {}).get(FLOW_EXTENSION, {}).get("flow"))
+        self._responder = Responder(operation.codec, self._account, send, flow, head=scope["method"] == "HEAD")
 
     async def run(self, receive: Receive) -> None:
         """Answer the request. Raises nothing but a cancellation that was not caused by the client's leaving."""

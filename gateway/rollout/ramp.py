@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from gateway.config import Endpoint, Ramp
-from gateway.experiments.comparison import Comparison
 from gateway.experiments.metrics import METRICS
 from gateway.experiments.report import Report
+from gateway.experiments.statistics.comparison import Comparison
 from gateway.rollout.verdict import NO_WORSE
 
 

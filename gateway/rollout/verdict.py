@@ -8,11 +8,11 @@ from typing import Literal
 
 import msgspec
 
-from gateway.experiments.comparison import Comparison
-from gateway.experiments.confidence import boundary
 from gateway.experiments.metrics import METRICS
-from gateway.experiments.power import POWER_QUANTILE, days_until
 from gateway.experiments.report import Report
+from gateway.experiments.statistics.comparison import Comparison
+from gateway.experiments.statistics.confidence import boundary
+from gateway.experiments.statistics.power import POWER_QUANTILE, days_until
 
 NO_WORSE = ("better", "no difference")
 """Decisions after which an arm is no worse by a metric."""

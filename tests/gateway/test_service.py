@@ -89,6 +89,7 @@ async def test_a_backend_that_was_ready_waits_for_itself() -> None:
         await served.ready("s", wait=False)
 
 
+@pytest.mark.slow
 def test_an_id_cannot_be_guessed_from_others() -> None:
     one, other = service(), service()
     ids = [each.new_id() for each in (one, other) for _ in range(2000)]

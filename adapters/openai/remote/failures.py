@@ -48,8 +48,9 @@ def is_error(answer: RemoteAnswer) -> bool:
 def event_failure(answer: RemoteAnswer) -> GatewayError:
     """The error of an event, or of an answer with status 200."""
     error = answer.error if isinstance(answer.error, dict) else {}
-    # A number is a status itself (vLLM's `code`, TGI's `http_status_code`), a word is looked up.
-    for code in (answer.code, error.get("code"), error.get("http_status_code"), answer.error_code, answer.error_type):
+    # A number is a status itself (vLLM's `code`, TGI's `http_status_code`, Groq's `status_code`), a word is looked up.
+    codes = (answer.code, *map(error.get, ("code", "http_status_code", "status_code")))
+    for code in (*codes, answer.error_code, answer.error_type):
         status = _STATUS_OF_CODE.get(code) if isinstance(code, str) else code
         if isinstance(status, int) and 400 <= status < 600:
             return _failure(status, answer, None)

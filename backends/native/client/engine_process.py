@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from backends.native.protocol.engine_options import EngineOptions
-from backends.process import BackOff, SupervisedProcess, stop
+from backends.process import BackOff, SupervisedProcess, start_bound_to_parent, stop
 
 # The repository root or `site-packages`: the folder from which `backends` is imported, 3 levels above this one.
 _ROOT = Path(__file__).resolve().parents[3]
@@ -75,12 +75,7 @@ class EngineProcess:
     def _spawn(self) -> subprocess.Popen[bytes]:
         # The engine must import the same code as this process, also if this one was started from a checkout.
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-        return subprocess.Popen(  # noqa: S603 - our own program
-            self._command,
-            env={**os.environ, "PYTHONPATH": path},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is handled here: requests in flight still need the engine
-        )
+        return start_bound_to_parent(self._command, {**os.environ, "PYTHONPATH": path})
 
 
 def engine_command(options: EngineOptions, socket: Path) -> list[str]:

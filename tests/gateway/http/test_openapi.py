@@ -24,7 +24,7 @@ def app() -> Litestar:
 
 @pytest.fixture(scope="module")
 def made(app: Litestar) -> dict[str, Any]:
-    return json.loads(app.state.openapi)
+    return json.loads(app.state.openapi())
 
 
 def operation(made: dict[str, Any], route: Route) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.config import Endpoint, Experiment, Ramp, ServedEntity
-from gateway.experiments.comparison import Comparison, Decision
 from gateway.experiments.report import ArmReport, Report
+from gateway.experiments.statistics.comparison import Comparison, Decision
 from gateway.rollout.ramp import decide, wrong_ramp
 
 

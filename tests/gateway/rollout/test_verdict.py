@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.experiments.comparison import Comparison, Decision
 from gateway.experiments.report import ArmReport, Report
+from gateway.experiments.statistics.comparison import Comparison, Decision
 from gateway.rollout.verdict import verdict
 
 DAY = 86400.0

@@ -81,6 +81,7 @@ async def test_the_least_recently_used_responses_are_deleted_when_the_store_is_f
     assert all(records.get(f"more {number}") == LARGE for number in range(16))
 
 
+@pytest.mark.slow
 async def test_a_full_store_stays_within_its_limit_on_the_disk(tmp_path: Path) -> None:
     records = ResponseStore(LIMIT, tmp_path).of({})
     for number in range(3 * LIMIT // 4000):
@@ -151,6 +152,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_what_killed_workers_have_stored_at_the_same_time_is_found(tmp_path: Path) -> None:
     """They also create the database at the same time."""
     writers = [

@@ -16,8 +16,8 @@ from math import ceil, exp, inf, log
 
 import numpy as np
 
-from gateway.experiments.confidence import Array, Interval, Mean, boundary, prior_precision
-from gateway.experiments.evalue import log_evidence
+from gateway.experiments.statistics.confidence import Array, Interval, Mean, boundary, prior_precision
+from gateway.experiments.statistics.evalue import log_evidence
 
 SHORTEST = 1e-4
 """Seconds: the upper edge of the first bin."""

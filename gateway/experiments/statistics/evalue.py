@@ -11,7 +11,7 @@ from math import lgamma, log, pi
 
 import numpy as np
 
-from gateway.experiments.confidence import Array
+from gateway.experiments.statistics.confidence import Array
 
 
 def log_evidence(below: Array, total: float, rate: float, weight: float) -> Array:

@@ -8,7 +8,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from gateway.experiments.confidence import (
+from gateway.experiments.statistics.confidence import (
     Array,
     Interval,
     Mean,

@@ -7,7 +7,7 @@ from math import inf, lgamma
 import numpy as np
 import pytest
 
-from gateway.experiments.evalue import excess_failures, fails_more, log_evidence, log_gamma
+from gateway.experiments.statistics.evalue import excess_failures, fails_more, log_evidence, log_gamma
 from gateway.routing.assignment import BUCKETS
 
 
@@ -61,6 +61,7 @@ def test_a_dead_arm_is_found_after_few_of_its_requests(fails: float, share: floa
     assert np.median([requests_until_stopped(source, share, fails, 4000) for _ in range(30)]) <= median
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("units", [0, 60, 1000])
 @pytest.mark.parametrize("share", [0.5, 0.05])
 def test_an_arm_that_fails_as_tolerated_is_kept(share: float, units: int) -> None:

@@ -7,8 +7,8 @@ from math import inf
 import numpy as np
 import pytest
 
-from gateway.experiments.confidence import Interval, Mean, rate_difference
-from gateway.experiments.power import days_until, detectable_effect, requests_for, requests_needed
+from gateway.experiments.statistics.confidence import Interval, Mean, rate_difference
+from gateway.experiments.statistics.power import days_until, detectable_effect, requests_for, requests_needed
 
 HALVES = (0.5, 0.5)
 

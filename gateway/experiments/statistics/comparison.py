@@ -12,7 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from gateway.experiments.confidence import (
+from gateway.experiments.metrics import QUANTILES, TIMES, Metric
+from gateway.experiments.statistics.confidence import (
     FEWEST_CLUSTERS,
     FEWEST_REQUESTS,
     Array,
@@ -23,9 +24,8 @@ from gateway.experiments.confidence import (
     rate_difference,
     strata_weights,
 )
-from gateway.experiments.histogram import log_design_effect, quantile_ratio, weighted
-from gateway.experiments.metrics import QUANTILES, TIMES, Metric
-from gateway.experiments.power import requests_needed
+from gateway.experiments.statistics.histogram import log_design_effect, quantile_ratio, weighted
+from gateway.experiments.statistics.power import requests_needed
 
 Decision = Literal["better", "worse", "higher", "lower", "no difference", "keep collecting"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil, inf, sqrt
 
-from gateway.experiments.confidence import Interval, boundary
+from gateway.experiments.statistics.confidence import Interval, boundary
 
 POWER_QUANTILE = 0.8416
 """Of the normal distribution at 0.8: an effect of the detectable size is found with this power at the last look. Looks

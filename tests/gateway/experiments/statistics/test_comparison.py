@@ -7,10 +7,10 @@ from math import exp, inf, log
 import numpy as np
 import pytest
 
-from gateway.experiments.comparison import compare, compare_quantiles, metric_alphas
-from gateway.experiments.confidence import Array, Mean, mean
-from gateway.experiments.histogram import BINS, bin_of
 from gateway.experiments.metrics import METRICS, Metric
+from gateway.experiments.statistics.comparison import compare, compare_quantiles, metric_alphas
+from gateway.experiments.statistics.confidence import Array, Mean, mean
+from gateway.experiments.statistics.histogram import BINS, bin_of
 from gateway.routing.assignment import BUCKETS
 
 SUCCESS, LATENCY, TOKENS = (

@@ -7,8 +7,8 @@ from math import exp, inf, log
 import numpy as np
 import pytest
 
-from gateway.experiments.confidence import Array, Mean
-from gateway.experiments.histogram import (
+from gateway.experiments.statistics.confidence import Array, Mean
+from gateway.experiments.statistics.histogram import (
     BINS,
     EDGES,
     LONGEST,
