@@ -137,7 +137,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     `background`: lowest priority, where a backend has priorities; no client can set it.
     `extra` holds fields that no protocol here knows, `unknown` names them and nested ones, as paths, and `unread` names
     parts that the IR leaves out of the body. `hints` holds fields that are only passed on to a model
-    (`reasoning_effort`, `service_tier`, `priority`, …); no code below the adapters reads it.
+    (`reasoning_effort`, `service_tier`, `priority`, …); below the adapters only what a chat
+    template takes is read.
 
     Server codecs alone read these: `stream_usage` (the stream reports the usage), `continuous_usage` (in every chunk),
     `answer_suffix` (text written after each choice), `legacy_functions` (tool calls are written in OpenAI's first form,

@@ -11,7 +11,6 @@ ones.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -92,7 +91,7 @@ class ChatTemplate:
         knows_images: whether the template names images.
         takes_system: whether the template renders system messages.
         call_style: how the template expects tool calls in a conversation.
-        names: the identifiers in the template's source, such as those of the variables that it reads.
+        variables: the variables that the template reads, ours and a client's.
     """
 
     def __init__(
@@ -113,16 +112,17 @@ class ChatTemplate:
         # A reply is missing if the child was killed over its request; the template is used nevertheless, since it may
         # render other chats.
         replies = [*ask_once([setup, *probes], self._limits), *[(BEYOND_LIMITS, b"")] * (len(probes) + 1)]
-        (status, literals), *rendered = replies[: len(probes) + 1]
+        (status, about), *rendered = replies[: len(probes) + 1]
         if status != RENDERED:
-            log.warning("chat_template.rejected", why=_reason(status, literals))
-        self.literals = literals.decode() if status == RENDERED else ""
+            log.warning("chat_template.rejected", why=_reason(status, about))
+        known: dict[str, Any] = json.loads(about) if status == RENDERED else {"literals": "", "reads": ()}
+        self.literals: str = known["literals"]
+        self.variables = frozenset(known["reads"])
         works = [status == RENDERED and _PROBE.encode() in text for status, text in rendered[:2]]
         self.wants_parts = works == [False, True]
         self.takes_system = any(status == RENDERED and _PROBE_SYSTEM.encode() in text for status, text in rendered[2:4])
         styles = zip(STYLES, rendered[4:], strict=False)
         self.call_style = next((style for style, reply in styles if renders_call(*reply)), STYLES[0])
-        self.names = frozenset(name for text in sources.values() for name in re.findall(r"[a-z_]+", text))
         # Searched in the source: a template that never names the role cannot render it.
         self.knows_developer = any("developer" in text for text in sources.values())
         self.knows_images = any("image" in text for text in sources.values())

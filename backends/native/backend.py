@@ -194,6 +194,14 @@ class NativeBackend:
                 # Also runs when the reader closes the generator (GeneratorExit), as after a client's disconnect.
                 self._client.release(in_flight)
 
+    def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
+        """The fields without effect: unknown ones, and what a chat says of reasoning if its template takes no word."""
+        text = self._text
+        if isinstance(request, Embed) or text is None:
+            return request.foreign_fields
+        chats = [prompt for prompt in as_asked(request) if isinstance(prompt, ChatPrompt)]
+        return (*request.foreign_fields, *(text.without_effect(chats[0], request.hints) if chats else ()))
+
     async def embed(self, request: Embed) -> Embeddings:
         """One vector per input, as the checkpoint's folder defines them; by default the mean of the hidden states."""
         text, ready = self._require_started()
@@ -260,7 +268,10 @@ class NativeBackend:
         """The request's prompts as token ids, with their processed images."""
         tools = offered_tools(request) if request.tools else ()
         truncate = request.truncate_prompt_tokens
-        prompts = as_asked(request)
+        prompts = tuple(
+            text.with_effort(prompt, request.hints) if isinstance(prompt, ChatPrompt) else prompt
+            for prompt in as_asked(request)
+        )
         has_images = any(map(images_of, prompts))
         if has_images and self._images is not None:
             # Before encoding: the placeholders are text that the tokenizer turns into their tokens.

@@ -10,7 +10,7 @@ import asyncio
 import copy
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate, chain, pairwise
@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from backends.chat_template import ChatTemplate
+from backends.chat_template.effort import effort_variables, without_effect
 from backends.chat_template.messages import function, strings_in, turns
 from backends.native.grammar.grammar import Grammars
 from backends.native.protocol.messages import Logprobs
@@ -209,6 +210,19 @@ class TextCodec:
             messages = plain_turns(messages, functions, takes_system=self._template.takes_system)
             functions = []
         return await self._template.render(messages, functions, options), marked
+
+    def with_effort(self, prompt: ChatPrompt, hints: Mapping[str, Any]) -> ChatPrompt:
+        """A chat with what the request's hints say of reasoning, as the template takes it; the client's own win."""
+        found = effort_variables(hints, self._template.variables) if self._template is not None else {}
+        if not found:
+            return prompt
+        return replace(prompt, template=replace(prompt.template, variables=found | prompt.template.variables))
+
+    def without_effect(self, prompt: ChatPrompt, hints: Mapping[str, Any]) -> tuple[str, ...]:
+        """The hints and the client's variables that the template does not read, by their place."""
+        if self._template is None:
+            return ()
+        return without_effect(hints, prompt.template.variables, self._template.variables)
 
     async def prefix_length(self, text: str) -> int:
         """How many tokens `text` is as the prefix of a longer text: without an end token of its own."""
