@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from msgspec.structs import replace
+
 from backends.best_of import winners
 from backends.choice import ChoiceBuilder
 from backends.native.multimodal.inputs import MultiModalInputs
@@ -86,6 +88,8 @@ class Answer:
         # ended.
         self._streams = request.stream and self._candidates == request.n
         self._deltas: list[Delta] = []  # to be emitted
+        self._scores_prompt = _prompt_logprobs(request) >= 0
+        self._ids: dict[int, list[int]] = {}  # by seq, of tokens since the last delta, if they are returned
         self._prompt_tokens = self._completion_tokens = self._cached_tokens = 0
         self.submits: list[Submit] = []
         for prompt in prompts:
@@ -122,12 +126,12 @@ class Answer:
                 del self._builders[seq]
                 self._completion_tokens += builder.generated
                 finished = builder.finish(reason or FinishReason.STOP_STRING)
-                self._deltas += reader.finish(finished) if reader else [finished]
+                self._deltas += self._with_ids(seq, reader.finish(finished) if reader else [finished])
                 if reader is not None and reader.reads_reasoning:
                     self._reasoning_tokens = (self._reasoning_tokens or 0) + reader.reasoning_tokens
             # Non-streamed text stays in its builder until the end.
             elif self._streams and (delta := builder.delta()) is not None:
-                self._deltas += reader.feed(delta) if reader else [delta]
+                self._deltas += self._with_ids(seq, reader.feed(delta) if reader else [delta])
         return self._events(), stopped
 
     def _add_prompt(self, prompt: MultiModalInputs, seed: int, ready: Ready) -> None:
@@ -160,7 +164,7 @@ class Answer:
                 eos_token_ids=() if stopping.ignore_eos and not self._grammar else ready.eos_token_ids,
                 stop_token_ids=stopping.stop_token_ids,
                 top_logprobs=request.top_logprobs if scored else -1,
-                prompt_logprobs=request.top_logprobs if request.prompt_logprobs and place == 0 else -1,
+                prompt_logprobs=_prompt_logprobs(request) if place == 0 else -1,
                 priority=_BACKGROUND_PRIORITY if request.background else 0,
                 grammar=self._grammar,
                 features=prompt.features,
@@ -188,19 +192,26 @@ class Answer:
             if builder.stopped:
                 break
             builder.add(id, *(self._text.scores(found) if found is not None else ()))
+            if self._request.returns_ids:
+                self._ids.setdefault(output.seq, []).append(id)
         return output.reason
+
+    def _with_ids(self, seq: int, deltas: list[Delta]) -> list[Delta]:
+        """The deltas of a sequence, the last one with the ids of all tokens since the last ones."""
+        ids = self._ids.pop(seq, None) if deltas else None
+        return [*deltas[:-1], replace(deltas[-1], ids=tuple(ids))] if ids else deltas
 
     def _events(self) -> Events:
         """Take the events that are ready."""
         request, prompts, done = self._request, self._prompts, not self._builders
         # `Started` has the prompts' log-probabilities and must be the first event. Deltas are collected until then.
-        if request.prompt_logprobs and not all(prompt.scores for prompt in prompts):
+        if self._scores_prompt and not all(prompt.scores for prompt in prompts):
             return ()
         events: list[Event] = []
         # After a retry `started` is true from the beginning: the earlier attempt has sent this event.
         if not self._started:
             self._started = True
-            shown = prompts if request.echo or request.prompt_logprobs else ()
+            shown = prompts if request.echo or self._scores_prompt or request.returns_ids else ()
             tokens = tuple(self._text.prompt_tokens(prompt.ids, prompt.scores) for prompt in shown)
             events.append(Started(request.model, self._prompt_tokens, tokens))
         if not done and not self._streams:
@@ -214,6 +225,13 @@ class Answer:
             counts = (self._prompt_tokens, self._completion_tokens, self._cached_tokens, self._reasoning_tokens)
             events.append(Usage(*counts))
         return tuple(events)
+
+
+def _prompt_logprobs(request: Generate) -> int:
+    """How many alternatives each token of the prompt is scored with; -1 if it is not scored."""
+    if request.prompt_scores is not None:
+        return request.prompt_scores
+    return request.top_logprobs if request.prompt_logprobs else -1
 
 
 def sampling_params(sampling: Sampling, seed: int) -> SamplingParams:

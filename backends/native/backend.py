@@ -200,7 +200,10 @@ class NativeBackend:
         if isinstance(request, Embed) or text is None:
             return request.foreign_fields
         chats = [prompt for prompt in as_asked(request) if isinstance(prompt, ChatPrompt)]
-        return (*request.foreign_fields, *(text.without_effect(chats[0], request.hints) if chats else ()))
+        # vLLM's own, which the engine can do.
+        done = {"return_token_ids": request.returns_ids, "prompt_logprobs": request.prompt_scores is not None}
+        foreign = [field for field in request.foreign_fields if not done.get(field)]
+        return (*foreign, *(text.without_effect(chats[0], request.hints) if chats else ()))
 
     async def embed(self, request: Embed) -> Embeddings:
         """One vector per input, as the checkpoint's folder defines them; by default the mean of the hidden states."""

@@ -182,3 +182,14 @@ def test_token_ids_outside_the_vocabulary_are_rejected(prompt: str, fields: dict
     with pytest.raises(InvalidRequest) as raised:
         answering(prompt, **fields)
     assert raised.value.param == param
+
+
+def test_the_ids_of_all_tokens_are_returned() -> None:
+    written = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    answer = answering("hi", tools=(Tool("f"),), returns_ids=True, prompt_scores=0)
+    assert fed(answer, output(0, "a" + written[:9])) == []
+    scored = output(0, written[9:], LENGTH, prompt=(Logprobs(None), Logprobs(-1.0)))
+    started, *deltas, _ = fed(answer, scored)
+    assert [token.id for token in cast(Started, started).prompts[0]] == [ord("h"), ord("i")]
+    ids = [id for delta in deltas if isinstance(delta, Delta) for id in delta.ids]
+    assert "".join(map(chr, ids)) == "a" + written
