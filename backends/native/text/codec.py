@@ -17,6 +17,7 @@ from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+import structlog
 from msgspec.structs import replace
 
 from backends.chat_template import ChatTemplate
@@ -40,6 +41,8 @@ from schemas.ir import (
     Tool,
     TopToken,
 )
+
+log = structlog.get_logger()
 
 # Strategy:
 # - Ids pass through, a text is tokenized, and a chat is rendered by the checkpoint's own Jinja template first.
@@ -80,6 +83,8 @@ class TextCodec:
         sources = source.values() if isinstance(source, dict) else [source or ""]
         self.form = find_form("\0".join(sources), tokenizer.added_tokens_encoder, tool_format, reasoning_format)
         # All added tokens, special or not: the tokenizer finds each of them in any text. `(?!)` never matches.
+        if source and not self.form.can_call and tool_format == "auto":
+            log.warning("tools.refused", why="the chat template's form of calls is not known: set `tool_format`")
         self._control_tokens = re.compile("|".join(map(re.escape, tokenizer.added_tokens_encoder)) or "(?!)")
         self._mark = _marker(tokenizer, self._template.literals) if self._template is not None else None
         self._infill = Infill.of(tokenizer.get_vocab())

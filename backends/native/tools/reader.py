@@ -55,7 +55,7 @@ class AnswerReader:
         self._at_start = tuple(call for call in calls if call.at_start)
         self._formats = {call.trigger: [each for each in calls if each.trigger == call.trigger] for call in calls}
         self._formats.pop("", None)
-        self._opens = family.reasoning.opens if family.reasoning else ""
+        self._opens, self._closes = (family.reasoning.opens, family.reasoning.closes) if family.reasoning else ("", "")
         dropped = {*family.dropped, *family.text} - {""}
         tags = {*self._formats, *dropped, self._opens} - {""}
         if not family.text[0].startswith("<"):  # a word, which is markup at the start only
@@ -70,11 +70,10 @@ class AnswerReader:
         self._arguments: ArgumentsReader | None = None
         self._scanner = Scanner(ends_at=-1)
         self._said = False  # whether there was text that is not white space
-        self._trims = False  # whether white space that comes next is dropped
+        self._trims = in_reasoning  # whether white space that comes next is dropped
         self.reads_reasoning = family.reasoning is not None
         self.reasoning_tokens = 0
         self._state: Callable[[], bool] = self._in_reasoning if in_reasoning else self._in_start
-        self._trims = in_reasoning
 
     def feed(self, delta: Delta) -> list[Delta]:
         """What is decided with this delta: none, one, or several if calls, text and reasoning alternate."""
@@ -86,7 +85,8 @@ class AnswerReader:
         self._push(finished.tokens)
         cut = finished.reason is FinishReason.LENGTH
         if self._state == self._in_reasoning:
-            self._reason(len(self._text), self._text.rstrip())
+            begun = _partial(self._text, (self._closes,)) if cut else 0
+            self._reason(len(self._text), self._text[: len(self._text) - begun].rstrip())
         elif self._state in (self._in_start, self._in_text, self._in_head):
             # Undecided text was no call after all, so it is text.
             rest = self._without_markup() if cut else self._consume(len(self._text))
@@ -175,7 +175,7 @@ class AnswerReader:
         return True
 
     def _in_reasoning(self) -> bool:
-        closes = self._family.reasoning.closes if self._family.reasoning else ""
+        closes = self._closes
         if self._trims:
             self._reason(len(self._text) - len(self._text.lstrip()), "")
             self._trims = not self._text

@@ -68,6 +68,8 @@ def test_reasoning_and_text_are_read_at_every_cut(family: Family) -> None:
         )
     choice = read(family, text.removeprefix(family.reasoning.opens), in_reasoning=True)
     assert (choice.reasoning, choice.text) == ("Well, 1 < 2.", "Hello <b>you</b> [1]")
+    cut = read(family, f"{family.reasoning.opens}Well{family.reasoning.closes[:-1]}", FinishReason.LENGTH)
+    assert (cut.reasoning, cut.text) == ("Well", "")
     thought = read(family, [reasoning, written(family.calls[0], CALLS[:1])])
     assert (thought.reasoning, calls_of(thought), thought.text) == ("Well, 1 < 2.", [*CALLS[:1]], "")
 
