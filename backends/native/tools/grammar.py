@@ -51,6 +51,8 @@ def answer_grammar(
     if not tools:
         if request.grammar is None:
             return None
+        if family.reasoning is None and not any(family.text):
+            return grammar_source(request.grammar)
         body = made.answer(request.grammar)
     elif must_call(request):
         # A call is required: calls only, no text before them.
