@@ -92,6 +92,7 @@ def _choice(index: int, deltas: list[Delta]) -> Choice:
         end.generated,
         end.stop,
         end.seed,
+        end.ids,
         order,
     )
 
@@ -106,6 +107,7 @@ def _merged(deltas: list[Delta], end: Finished) -> Finished:
         reasoning="".join([delta.reasoning for delta in deltas]),
         refusal="".join([delta.refusal for delta in deltas]),
         tool_calls=tuple([piece for delta in deltas for piece in delta.tool_calls]),
+        ids=tuple([id for delta in deltas for id in delta.ids]),
     )
 
 
@@ -192,6 +194,7 @@ def unfold(answer: Completion) -> Events:
             generated=choice.generated,
             stop=choice.stop,
             seed=choice.seed,
+            ids=choice.ids,
         )
         for choice in answer.choices
     )

@@ -17,6 +17,7 @@ from schemas.ir import (
     Embeddings,
     Events,
     Generate,
+    Prompt,
     Request,
     TemplateOptions,
     TextPrompt,
@@ -160,13 +161,12 @@ class WaitsForEngine(Protocol):
         ...
 
 
-# Most backends pass nothing on: only those in front of another server have it.
 @runtime_checkable
-class PassesFieldsOn(Protocol):
-    """A backend that may send fields of the client's body on to a server that understands them."""
+class KnowsIgnored(Protocol):
+    """A backend that knows which fields have no effect: it may send some on, or its model may not take some."""
 
     def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
-        """The fields among `request.unknown`, and of a `Generate`'s `unread`, that are not sent on."""
+        """The fields among `request.unknown`, a `Generate`'s `unread` and its hints that have no effect."""
         ...
 
 
@@ -235,13 +235,18 @@ def ignored_fields(request: Generate | Embed, backend: Backend) -> tuple[str, ..
     Raises:
         schemas.errors.UnsupportedFeature: a part that the IR cannot express is not sent on.
     """
-    places = request.foreign_fields
-    if not places:
+    knows = isinstance(backend, KnowsIgnored)
+    hints = isinstance(request, Generate) and (request.hints or any(map(_has_variables, request.prompts)))
+    if not request.foreign_fields and not (knows and hints):
         return ()
-    ignored = backend.ignored(request) if isinstance(backend, PassesFieldsOn) else places
+    ignored = backend.ignored(request) if isinstance(backend, KnowsIgnored) else request.foreign_fields
     if isinstance(request, Generate):
         check_unread(request, ignored)
     return ignored
+
+
+def _has_variables(prompt: Prompt) -> bool:
+    return isinstance(prompt, ChatPrompt) and bool(prompt.template.variables)
 
 
 def needs(request: Generate) -> frozenset[Feature]:

@@ -27,6 +27,7 @@ class Choice(msgspec.Struct, frozen=True):
     generated: int | None = None
     stop: str | None = None
     seed: int | None = None
+    ids: tuple[int, ...] = ()  # as in `schemas.ir.Delta.ids`
     # Lengths and not texts, so that every text exists once; see `adapters.fold.blocks`.
     order: tuple[tuple[Literal["reasoning", "text", "refusal", "calls"], int], ...] = ()
 

@@ -134,10 +134,13 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     `logprobs_optional`: the client's protocol has null for a token without log-probability, so that a backend without
     any may answer.
     `keeps_partial`: if a backend times out, what it sent so far is the answer.
+    `prompt_scores`: the answer has the log-probabilities of the prompt's tokens, each with so many alternatives.
+    `returns_ids`: it has the ids of the prompt's tokens and of all generated ones.
     `background`: lowest priority, where a backend has priorities; no client can set it.
     `extra` holds fields that no protocol here knows, `unknown` names them and nested ones, as paths, and `unread` names
     parts that the IR leaves out of the body. `hints` holds fields that are only passed on to a model
-    (`reasoning_effort`, `service_tier`, `priority`, …); no code below the adapters reads it.
+    (`reasoning_effort`, `service_tier`, `priority`, …); below the adapters only what a chat
+    template takes is read.
 
     Server codecs alone read these: `stream_usage` (the stream reports the usage), `continuous_usage` (in every chunk),
     `answer_suffix` (text written after each choice), `legacy_functions` (tool calls are written in OpenAI's first form,
@@ -168,6 +171,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     logprobs_optional: bool = False
     top_logprobs: int = 0
     prompt_logprobs: bool = False
+    prompt_scores: int | None = None
+    returns_ids: bool = False
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -292,8 +297,9 @@ TokenIds = Literal["model", "retokenised", "synthetic"]
 class Started(msgspec.Struct, frozen=True, tag="started"):
     """The first event. Before it the HTTP status can still be chosen and another backend be tried; after it neither.
 
-    `model` is the served model's own name. `prompts` holds each prompt's tokens if `echo` or `prompt_logprobs`
-    asked for them (the first token's logprob is None). `token_ids` is "model" only if all ids are the model's.
+    `model` is the served model's own name. `prompts` holds each prompt's tokens if `echo`, `prompt_logprobs`,
+    `prompt_scores` or `returns_ids` asked for them (the first token's logprob is None). `token_ids` is "model" only if
+    all ids are the model's.
     """
 
     model: str
@@ -303,7 +309,10 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
 
 
 class Delta(msgspec.Struct, frozen=True, tag="delta"):
-    """What a choice gained. If there are `tokens`, their visible texts concatenate to `text`."""
+    """What a choice gained. If there are `tokens`, their visible texts concatenate to `text`.
+
+    `ids` are those of all tokens since the last delta, of reasoning and calls, too, if `Generate.returns_ids` asked.
+    """
 
     choice: int = 0
     text: str = ""
@@ -311,6 +320,7 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
     reasoning: str = ""
     refusal: str = ""
     tool_calls: tuple[ToolDelta, ...] = ()
+    ids: tuple[int, ...] = ()
 
 
 class Finished(Delta, frozen=True, tag="finished", kw_only=True):  # `type(event) is Delta` excludes it

@@ -2,9 +2,9 @@
 
 Imports nothing of this project: it starts fast and holds no secrets. Protocol: each request on stdin is `number,
 length, JSON`, and each reply on stdout `number, status, length, UTF-8`. The first request sets the template up; its
-reply has the literal text of the template. What a request may do is bounded by the kernel: a limit on the address
-space, and a timer that ends this process once a request has taken too much CPU time, also in the middle of one long
-operation.
+reply has the literal text of the template and the variables that it reads, as JSON. What a request may do is bounded by
+the kernel: a limit on the address space, and a timer that ends this process once a request has taken too much CPU time,
+also in the middle of one long operation.
 
 The environment is that of `transformers.utils.chat_template_utils`: what a template may use is defined there.
 """
@@ -21,7 +21,7 @@ import sys
 from datetime import datetime
 from typing import Any, BinaryIO
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -121,7 +121,9 @@ class Templates:
 
     def __init__(self, sources: dict[str, str], variables: dict[str, Any]) -> None:
         made = environment()
-        self.literals = "\0".join(text for source in sources.values() for text in _literals(made.parse(source)))
+        trees = [made.parse(source) for source in sources.values()]
+        self.literals = "\0".join(text for tree in trees for text in _literals(tree))
+        self.reads = sorted({name for tree in trees for name in meta.find_undeclared_variables(tree)})
         self._templates = {name: made.from_string(source) for name, source in sources.items()}
         self._variables = variables
 
@@ -187,7 +189,8 @@ def serve(read: BinaryIO, write: BinaryIO, seconds: float) -> None:
             del data
             if templates is None:
                 templates = Templates(**request)
-                status, body = RENDERED, templates.literals.encode(errors="replace")
+                about = {"literals": templates.literals, "reads": templates.reads}
+                status, body = RENDERED, json.dumps(about).encode()
             else:
                 status, body = RENDERED, templates.render(**request)
         except (BeyondLimits, MemoryError, RecursionError):

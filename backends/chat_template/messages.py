@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backends.chat_template.template import ChatTemplate
+from backends.chat_template.template import CallStyle, ChatTemplate
 from schemas.ir import Message, TextPart, Tool, ToolCall
 
 
-def turn(message: Message, template: ChatTemplate) -> dict[str, Any]:
-    """A message as chat templates expect it, without absent fields: many would write None for them.
+def turns(messages: Sequence[Message], template: ChatTemplate) -> list[dict[str, Any]]:
+    """Messages as chat templates expect them, without absent fields: many would write None for them.
 
-    The role `developer` becomes `system` for templates that do not know it.
+    The role `developer` becomes `system` for templates that do not know it. A function's result gets its name, which
+    OpenAI's messages leave to its id.
     """
+    names = {call.id: call.name for message in messages for call in message.tool_calls}
+    return [_turn(message, names, template) for message in messages]
+
+
+def _turn(message: Message, names: Mapping[str, str], template: ChatTemplate) -> dict[str, Any]:
+    style = template.call_style
+    content = _content(message, template.wants_parts)
+    if content is None and message.tool_calls and style.empty_content:
+        content = [] if template.wants_parts else ""
+    answered = names.get(message.tool_call_id or "") if message.role == "tool" else None
     turn = {
         "role": "system" if message.role == "developer" and not template.knows_developer else message.role,
-        "content": _content(message, template.wants_parts),
-        "name": message.name,
-        "tool_calls": list(map(_tool_call, message.tool_calls)) or None,
-        "tool_call_id": message.tool_call_id,
+        "content": content,
+        "name": message.name or answered,
+        "tool_calls": [_tool_call(call, style) for call in message.tool_calls] or None,
+        "tool_call_id": None if message.tool_call_id is None else style.id(message.tool_call_id),
         "reasoning_content": message.reasoning,
     }
     return {name: value for name, value in turn.items() if value is not None}
 
 
-def _tool_call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": _arguments(call.arguments)}
-    return {"id": call.id, "type": "function", "function": function}
+def _tool_call(call: ToolCall, style: CallStyle) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": style.arguments(call.arguments)}
+    return {"id": style.id(call.id), "type": "function", "function": function}
 
 
 def _content(message: Message, parts: bool) -> str | list[dict[str, str]] | None:
@@ -46,18 +57,11 @@ def _content(message: Message, parts: bool) -> str | list[dict[str, str]] | None
     ]
 
 
-def _arguments(text: str) -> Any:
-    """A call's arguments, decoded, because templates serialize them; text that is not JSON stays as it is."""
-    try:
-        # OpenAI's `arguments` is JSON in a string. Templates apply `tojson`, which would quote such a string once more.
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
 def function(tool: Tool) -> dict[str, Any]:
     """A tool as chat templates expect it."""
-    fields = {"name": tool.name, "description": tool.description or "", "parameters": tool.parameters or {}}
+    # Templates go through the properties, also of a function that has none.
+    parameters = tool.parameters or {"type": "object", "properties": {}}
+    fields = {"name": tool.name, "description": tool.description or "", "parameters": parameters}
     return {"type": "function", "function": fields}
 
 

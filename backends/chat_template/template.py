@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -26,7 +26,53 @@ log = structlog.get_logger()
 
 _LONG_CHAT = 16 * 1024  # bytes of JSON from which on a chat goes to the child for long ones
 _PROBE = "a probe of the template"
+_PROBE_SYSTEM = "a probe of its system message"
+_PROBE_ID, _PROBE_NAME, _PROBE_KEY, _PROBE_VALUE = "call_0123456789abcdef01234567", "probe_name", "probe_key", "probe_v"
+PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _PROBE_NAME,
+        "description": _PROBE,
+        "parameters": {"type": "object", "properties": {_PROBE_KEY: {"type": "string", "description": _PROBE}}},
+    },
+}
+_SHORT_ID = 9
 _USUAL = TemplateOptions()
+
+
+class CallStyle(NamedTuple):
+    """What a template expects of an assistant's message with tool calls.
+
+    Attributes:
+        arguments_as_text: arguments as JSON text; most templates write JSON of an object.
+        empty_content: a content, if only an empty one.
+        short_ids: ids of nine characters.
+    """
+
+    arguments_as_text: bool = False
+    empty_content: bool = False
+    short_ids: bool = False
+
+    def arguments(self, text: str) -> Any:
+        """A call's arguments in this style; text that is not JSON stays as it is."""
+        if self.arguments_as_text:
+            return text
+        try:
+            # OpenAI's `arguments` is JSON in a string. Templates apply `tojson`, which would quote such a string once
+            # more.
+            return json.loads(text)
+        except ValueError:
+            return text
+
+    def id(self, id: str) -> str:
+        """The id of a call in this style."""
+        return id[-_SHORT_ID:] if self.short_ids else id
+
+
+STYLES = tuple(
+    CallStyle(as_text, empty, short) for short in (False, True) for as_text in (False, True) for empty in (False, True)
+)
+"""The usual one first."""
 
 
 class ChatTemplate:
@@ -43,6 +89,9 @@ class ChatTemplate:
             of parts.
         knows_developer: whether the template names the role `developer`.
         knows_images: whether the template names images.
+        takes_system: whether the template renders system messages.
+        call_style: how the template expects tool calls in a conversation.
+        variables: the variables that the template reads, ours and a client's.
     """
 
     def __init__(
@@ -52,16 +101,28 @@ class ChatTemplate:
         self._limits = limits or Limits()
         setup = _json({"sources": sources, "variables": dict(variables or {})})
         as_text, as_parts = _PROBE, [{"type": "text", "text": _PROBE}]
-        probes = [self._request([{"role": "user", "content": content}], None) for content in (as_text, as_parts)]
+        chats = [[{"role": "user", "content": content}] for content in (as_text, as_parts)]
+        chats += [
+            [{"role": "system", "content": _probed(content, _PROBE_SYSTEM)}, *chats[place]]
+            for place, content in enumerate((as_text, as_parts))
+        ]
+        calls = any("tool_calls" in text for text in sources.values())
+        probes = [self._request(chat, None) for chat in chats]
+        probes += [self._request(called(style), [PROBE_TOOL]) for style in STYLES] if calls else []
         # A reply is missing if the child was killed over its request; the template is used nevertheless, since it may
         # render other chats.
-        replies = [*ask_once([setup, *probes], self._limits), *[(BEYOND_LIMITS, b"")] * 3][:3]
-        (status, literals), *rendered = replies
+        replies = [*ask_once([setup, *probes], self._limits), *[(BEYOND_LIMITS, b"")] * (len(probes) + 1)]
+        (status, about), *rendered = replies[: len(probes) + 1]
         if status != RENDERED:
-            log.warning("chat_template.rejected", why=_reason(status, literals))
-        self.literals = literals.decode() if status == RENDERED else ""
-        works = [status == RENDERED and _PROBE.encode() in text for status, text in rendered]
+            log.warning("chat_template.rejected", why=_reason(status, about))
+        known: dict[str, Any] = json.loads(about) if status == RENDERED else {"literals": "", "reads": ()}
+        self.literals: str = known["literals"]
+        self.variables = frozenset(known["reads"])
+        works = [status == RENDERED and _PROBE.encode() in text for status, text in rendered[:2]]
         self.wants_parts = works == [False, True]
+        self.takes_system = any(status == RENDERED and _PROBE_SYSTEM.encode() in text for status, text in rendered[2:4])
+        styles = zip(STYLES, rendered[4:], strict=False)
+        self.call_style = next((style for style, reply in styles if renders_call(*reply)), STYLES[0])
         # Searched in the source: a template that never names the role cannot render it.
         self.knows_developer = any("developer" in text for text in sources.values())
         self.knows_images = any("image" in text for text in sources.values())
@@ -130,6 +191,30 @@ def _cut(text: str, message: Mapping[str, Any]) -> str:
     raise InvalidRequest(
         "The last message cannot be continued: the chat template does not render it.", param="messages"
     )
+
+
+def _probed(content: Any, text: str) -> Any:
+    """A content with another text."""
+    return text if isinstance(content, str) else [{"type": "text", "text": text}]
+
+
+def called(style: CallStyle) -> list[dict[str, Any]]:
+    """A chat with a call in a style."""
+    id = style.id(_PROBE_ID)
+    function = {"name": _PROBE_NAME, "arguments": style.arguments(json.dumps({_PROBE_KEY: _PROBE_VALUE}))}
+    turn = {"role": "assistant", "tool_calls": [{"id": id, "type": "function", "function": function}]}
+    return [
+        {"role": "user", "content": _PROBE},
+        turn | ({"content": ""} if style.empty_content else {}),
+        {"role": "tool", "content": _PROBE, "tool_call_id": id, "name": _PROBE_NAME},
+    ]
+
+
+def renders_call(status: int, text: bytes) -> bool:
+    """Whether a reply has the call of `called`, with its arguments as JSON or as values."""
+    whole = text.decode(errors="replace")
+    # Between single quotes the key is that of a dict in Python's form: the template expects text.
+    return status == RENDERED and _PROBE_VALUE in whole and f"'{_PROBE_KEY}'" not in whole
 
 
 def _json(value: Any) -> bytes:

@@ -4,7 +4,7 @@ Does no I/O: the caller sends an `Answer`'s `submits`, feeds it outputs, and can
 
 Strategy:
 - Each prompt has `max(n, best_of)` candidates; candidate i of prompt p is sequence `first_seq + p * candidates + i`.
-- Each candidate has a `ChoiceBuilder` (text, stop strings) and, if tools are offered, a `ToolParser`.
+- Each candidate has a `ChoiceBuilder` (text, stop strings) and, for calls and reasoning, an `AnswerReader`.
 - Streamed requests emit, for each batch of outputs, one delta per candidate that gained text.
 - Non-streamed requests and those with `best_of` emit every event after `Started` at completion.
 - `Started` waits until all prompts are scored, if their log-probabilities were requested.
@@ -12,16 +12,18 @@ Strategy:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+
+from msgspec.structs import replace
 
 from backends.best_of import winners
 from backends.choice import ChoiceBuilder
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.protocol.messages import Logprobs, Output, Ready, SamplingParams, Submit
 from backends.native.text.codec import TextCodec
-from backends.native.text.tool_parser import ToolParser, max_calls, offered_tools
+from backends.native.tools.reader import AnswerReader
 from backends.prompts import fit
 from schemas.errors import BackendFailed, InvalidRequest, Overloaded
 from schemas.ir import Delta, Event, Events, FinishReason, Generate, Sampling, Started, Usage
@@ -48,6 +50,7 @@ class Answer:
         first_seq: the number of the first sequence; the others follow.
         text: the model's text codec.
         ready: the engine's description.
+        reader: makes a reader of a choice, or None where a choice is text and nothing else.
         grammar: constrains the text, in llguidance's form. Generation ends where the grammar ends; `ignore_eos` and
             `min_new_tokens` have no effect beside it.
         started: whether `Started` was emitted already, by an earlier attempt.
@@ -65,6 +68,7 @@ class Answer:
         first_seq: int,
         text: TextCodec,
         ready: Ready,
+        reader: Callable[[], AnswerReader | None] = lambda: None,
         grammar: str | None = None,
         started: bool = False,
     ) -> None:
@@ -76,12 +80,16 @@ class Answer:
         # `best_of` generates more candidates than are returned; `winners` selects `n` of them at the end.
         self._candidates = max(request.n, request.best_of or 1)
         self._builders: dict[int, ChoiceBuilder] = {}  # by seq, of unfinished sequences
-        self._parsers: dict[int, ToolParser] = {}
+        self._make_reader = reader
+        self._readers: dict[int, AnswerReader] = {}
+        self._reasoning_tokens: int | None = None
         self._started = started
         # With more candidates than choices nothing can be streamed: the winners are known only when all candidates have
         # ended.
         self._streams = request.stream and self._candidates == request.n
         self._deltas: list[Delta] = []  # to be emitted
+        self._scores_prompt = _prompt_logprobs(request) >= 0
+        self._ids: dict[int, list[int]] = {}  # by seq, of tokens since the last delta, if they are returned
         self._prompt_tokens = self._completion_tokens = self._cached_tokens = 0
         self.submits: list[Submit] = []
         for prompt in prompts:
@@ -112,19 +120,18 @@ class Answer:
         # has ended itself in the same batch need no `Cancel`.
         stopped = [seq for seq, reason in touched.items() if reason is None and self._builders[seq].stopped]
         for seq, reason in touched.items():
-            builder, parser = self._builders[seq], self._parsers.get(seq)
+            builder, reader = self._builders[seq], self._readers.get(seq)
             if reason is not None or builder.stopped:
                 # Ended: the last delta has all text that was held back.
                 del self._builders[seq]
                 self._completion_tokens += builder.generated
                 finished = builder.finish(reason or FinishReason.STOP_STRING)
-                self._deltas.append(parser.finish(finished) if parser else finished)
+                self._deltas += self._with_ids(seq, reader.finish(finished) if reader else [finished])
+                if reader is not None and reader.reads_reasoning:
+                    self._reasoning_tokens = (self._reasoning_tokens or 0) + reader.reasoning_tokens
             # Non-streamed text stays in its builder until the end.
             elif self._streams and (delta := builder.delta()) is not None:
-                if parser is None:
-                    self._deltas.append(delta)
-                elif (parsed := parser.feed(delta)) is not None:
-                    self._deltas.append(parsed)
+                self._deltas += self._with_ids(seq, reader.feed(delta) if reader else [delta])
         return self._events(), stopped
 
     def _add_prompt(self, prompt: MultiModalInputs, seed: int, ready: Ready) -> None:
@@ -157,7 +164,7 @@ class Answer:
                 eos_token_ids=() if stopping.ignore_eos and not self._grammar else ready.eos_token_ids,
                 stop_token_ids=stopping.stop_token_ids,
                 top_logprobs=request.top_logprobs if scored else -1,
-                prompt_logprobs=request.top_logprobs if request.prompt_logprobs and place == 0 else -1,
+                prompt_logprobs=_prompt_logprobs(request) if place == 0 else -1,
                 priority=_BACKGROUND_PRIORITY if request.background else 0,
                 grammar=self._grammar,
                 features=prompt.features,
@@ -166,9 +173,8 @@ class Answer:
             self.submits.append(submit)
             detokenizer = self._text.vocabulary.detokenizer(ids)
             self._builders[submit.seq] = ChoiceBuilder(index, stopping, detokenizer, effective_seed)
-            if request.tools and offered_tools(request):
-                names = {tool.name for tool in offered_tools(request)}
-                self._parsers[submit.seq] = ToolParser(max_calls(request), names)
+            if (reader := self._make_reader()) is not None:
+                self._readers[submit.seq] = reader
 
     def _add(self, output: Output) -> FinishReason | None:
         """Add an output's tokens to its candidate; returns why the sequence ended, if it did."""
@@ -186,19 +192,26 @@ class Answer:
             if builder.stopped:
                 break
             builder.add(id, *(self._text.scores(found) if found is not None else ()))
+            if self._request.returns_ids:
+                self._ids.setdefault(output.seq, []).append(id)
         return output.reason
+
+    def _with_ids(self, seq: int, deltas: list[Delta]) -> list[Delta]:
+        """The deltas of a sequence, the last one with the ids of all tokens since the last ones."""
+        ids = self._ids.pop(seq, None) if deltas else None
+        return [*deltas[:-1], replace(deltas[-1], ids=tuple(ids))] if ids else deltas
 
     def _events(self) -> Events:
         """Take the events that are ready."""
         request, prompts, done = self._request, self._prompts, not self._builders
         # `Started` has the prompts' log-probabilities and must be the first event. Deltas are collected until then.
-        if request.prompt_logprobs and not all(prompt.scores for prompt in prompts):
+        if self._scores_prompt and not all(prompt.scores for prompt in prompts):
             return ()
         events: list[Event] = []
         # After a retry `started` is true from the beginning: the earlier attempt has sent this event.
         if not self._started:
             self._started = True
-            shown = prompts if request.echo or request.prompt_logprobs else ()
+            shown = prompts if request.echo or self._scores_prompt or request.returns_ids else ()
             tokens = tuple(self._text.prompt_tokens(prompt.ids, prompt.scores) for prompt in shown)
             events.append(Started(request.model, self._prompt_tokens, tokens))
         if not done and not self._streams:
@@ -209,8 +222,16 @@ class Answer:
             events += self._deltas
         self._deltas = []
         if done:
-            events.append(Usage(self._prompt_tokens, self._completion_tokens, cached_tokens=self._cached_tokens))
+            counts = (self._prompt_tokens, self._completion_tokens, self._cached_tokens, self._reasoning_tokens)
+            events.append(Usage(*counts))
         return tuple(events)
+
+
+def _prompt_logprobs(request: Generate) -> int:
+    """How many alternatives each token of the prompt is scored with; -1 if it is not scored."""
+    if request.prompt_scores is not None:
+        return request.prompt_scores
+    return request.top_logprobs if request.prompt_logprobs else -1
 
 
 def sampling_params(sampling: Sampling, seed: int) -> SamplingParams:

@@ -16,6 +16,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import AsyncGenerator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from backends.native.client.engine_client import EngineClient
 from backends.native.client.engine_process import EngineProcess, engine_command
 from backends.native.client.inflight import Diverged
 from backends.native.client.transports import Connect, in_process, over_socket
-from backends.native.grammar.grammar import GrammarCheck, grammar_source, text_without
+from backends.native.grammar.grammar import GrammarCheck
 from backends.native.import_lock import with_import_lock
 from backends.native.model_files import check_sizes
 from backends.native.multimodal.inputs import MultiModalInputs
@@ -38,7 +39,9 @@ from backends.native.options import NativeOptions, read_options
 from backends.native.protocol.messages import Ready
 from backends.native.sentence_transformers import PLAIN, Recipe, RecipeError, generates, read_recipe
 from backends.native.text.codec import TextCodec
-from backends.native.text.tool_parser import is_free, offered_tools, tool_grammar
+from backends.native.tools.choice import offered_tools
+from backends.native.tools.constraint import constraint
+from backends.native.tools.reader import answer_reader
 from backends.prompts import as_asked, images_of
 from backends.truncation import encode_fitting
 from schemas.errors import BackendUnavailable, InvalidRequest, UnsupportedFeature
@@ -149,9 +152,13 @@ class NativeBackend:
     async def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
         """Generate; closing the generator frees the engine's sequences within a step."""
         text, ready = self._require_started()
+        family = text.form.of_answer(to_chat=any(isinstance(prompt, ChatPrompt) for prompt in as_asked(request)))
         # The grammar is checked before the prompts are encoded and images fetched: a bad one costs nothing more.
-        grammar = await self._check_grammar(request, text)
+        grammar = await constraint(request, family, self._grammars)
         prompts = await self._encode_fitting(request, text, ready)
+        in_reasoning = family.reasoning is not None and text.opens_reasoning(prompts[0].prompt_token_ids)
+        if in_reasoning and grammar is not None:
+            grammar = await constraint(request, family, self._grammars, in_reasoning=True)
         seed = request.sampling.seed
         # Chosen once, outside of the loop: the next engine or attempt generates the same tokens where it can.
         seed = secrets.randbits(64) if seed is None else seed
@@ -168,6 +175,7 @@ class NativeBackend:
                 text=text,
                 ready=ready,
                 grammar=grammar,
+                reader=partial(answer_reader, request, family, in_reasoning=in_reasoning),
                 started=started,
             )
             in_flight = self._client.submit(answer.submits)
@@ -188,6 +196,17 @@ class NativeBackend:
             finally:
                 # Also runs when the reader closes the generator (GeneratorExit), as after a client's disconnect.
                 self._client.release(in_flight)
+
+    def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
+        """The fields without effect: unknown ones, and what a chat says of reasoning if its template takes no word."""
+        text = self._text
+        if isinstance(request, Embed) or text is None:
+            return request.foreign_fields
+        chats = [prompt for prompt in as_asked(request) if isinstance(prompt, ChatPrompt)]
+        # vLLM's own, which the engine can do.
+        done = {"return_token_ids": request.returns_ids, "prompt_logprobs": request.prompt_scores is not None}
+        foreign = [field for field in request.foreign_fields if not done.get(field)]
+        return (*foreign, *(text.without_effect(chats[0], request.hints) if chats else ()))
 
     async def embed(self, request: Embed) -> Embeddings:
         """One vector per input, as the checkpoint's folder defines them; by default the mean of the hidden states."""
@@ -239,59 +258,6 @@ class NativeBackend:
         if self._socket_folder is not None:
             shutil.rmtree(self._socket_folder, ignore_errors=True)
 
-    async def _check_grammar(self, request: Generate, text: TextCodec) -> str | None:
-        """The grammar that constrains the answer, in llguidance's form, checked; None if the answer is free."""
-        if request.sampling.bad_words:
-            return await self._check_bad_words(request, text)
-        # With tools the grammar has the calls and, unless one is required, the answer that `response_format` defines.
-        if request.tools and offered_tools(request):
-            return await self._check_tools(request, text)
-        if request.grammar is not None:
-            source = grammar_source(request.grammar)
-            await self._require_grammars().check(source, "response_format")
-            return source
-        return None
-
-    async def _check_bad_words(self, request: Generate, text: TextCodec) -> str:
-        """The grammar of a text without the request's bad words."""
-        stopping = request.stopping
-        # One grammar holds for an answer, and ends it where it wants to.
-        if request.grammar or offered_tools(request) or stopping.ignore_eos or stopping.min_new_tokens:
-            message = "'bad_words' cannot be combined with tools, a format of the answer, or tokens beyond its end."
-            raise UnsupportedFeature(message, feature="bad_words", param="bad_words")
-        source = text_without(request.sampling.bad_words, text.text_tokens, "bad_words")
-        await self._require_grammars().check(source, "bad_words")
-        return source
-
-    async def _check_tools(self, request: Generate, text: TextCodec) -> str | None:
-        """The same for a request that offers tools. Where calls are free, unsupported schemas do not hold."""
-        free = is_free(request)
-        # Without grammars the parser alone reads the calls.
-        if free and self._grammars is None:
-            return None
-        grammars = self._require_grammars()
-        for any_arguments in (False, True):
-            try:
-                source = tool_grammar(
-                    request,
-                    tags_are_tokens=text.has_call_tokens,
-                    text_tokens=text.text_tokens,
-                    any_arguments=any_arguments,
-                )
-                if source is not None:
-                    await grammars.check(source, "tools")
-                return source
-            # A client that did not ask for strict calls gets them as good as they can be: names and JSON hold.
-            except InvalidRequest:
-                if any_arguments or not free:
-                    raise
-        return None
-
-    def _require_grammars(self) -> GrammarCheck:
-        if self._grammars is None:
-            raise UnsupportedFeature("The model's tokenizer does not allow for grammars.", feature="grammar")
-        return self._grammars
-
     async def _encode_fitting(self, request: Generate, text: TextCodec, ready: Ready) -> list[MultiModalInputs]:
         """The request's prompts as token ids; the oldest turns of a conversation are left out if that was asked for."""
         prompt = request.prompts[0]
@@ -308,7 +274,10 @@ class NativeBackend:
         """The request's prompts as token ids, with their processed images."""
         tools = offered_tools(request) if request.tools else ()
         truncate = request.truncate_prompt_tokens
-        prompts = as_asked(request)
+        prompts = tuple(
+            text.with_effort(prompt, request.hints) if isinstance(prompt, ChatPrompt) else prompt
+            for prompt in as_asked(request)
+        )
         has_images = any(map(images_of, prompts))
         if has_images and self._images is not None:
             # Before encoding: the placeholders are text that the tokenizer turns into their tokens.
@@ -352,7 +321,8 @@ class NativeBackend:
     async def _load_text(self) -> TextCodec:
         folder = str(Path(self._options.model, self._recipe.folder))
         try:
-            return await asyncio.to_thread(with_import_lock, TextCodec.load, folder)
+            load = partial(TextCodec.load, folder, self._options.tool_format, self._options.reasoning_format)
+            return await asyncio.to_thread(with_import_lock, load)
         except (OSError, ValueError) as error:
             raise BackendUnavailable(f"There is no usable tokenizer in {self._options.model}.") from error
 

@@ -11,6 +11,7 @@ import structlog
 from backends.images import ImageOptions
 from backends.native.demo import WEIGHTS
 from backends.native.protocol.engine_options import EngineOptions
+from backends.native.tools.families.table import check_formats
 
 log = structlog.get_logger()
 
@@ -28,6 +29,9 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
         engine: run the engine in a process of its own, or in a thread of this one.
         socket: Unix socket of a shared engine; without it the backend starts its own.
         images: limits and sources of images.
+        tool_format: how the model writes tool calls: "auto" (by its chat template), "generic" (tools are listed in the
+            system message), "none", or the name of a family (`backends.native.tools.families.table`).
+        reasoning_format: how it writes reasoning: "auto", "none", or the name of a family.
         heartbeat: seconds between pings to the engine.
         hung_after: seconds without a sign of life after which the engine is killed; while it loads, ten times as many.
         reconnect_timeout: seconds that requests wait for the next engine after a crash.
@@ -38,10 +42,16 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
     engine: Literal["process", "inprocess"] = "process"
     socket: str | None = None
     images: ImageOptions = ImageOptions()
+    tool_format: str = "auto"
+    reasoning_format: str = "auto"
     heartbeat: float = 1.0
     hung_after: float = 30.0
     reconnect_timeout: float = 30.0
     warm_engine: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse unknown formats."""
+        check_formats(self.tool_format, self.reasoning_format)
 
     @property
     def engine_options(self) -> EngineOptions:

@@ -18,10 +18,9 @@ import msgspec
 
 from adapters.base import ClientCodec, EmbeddingCodec, Outbound, RelayCodec, Reply
 from backends.base import Capabilities, Feature, Health
-from backends.native.text.tool_parser import offered_tools
 from backends.prompts import as_asked
 from backends.remote.breaker import Breaker
-from backends.remote.chat_text import CallReader, ChatText, load_chat_text
+from backends.remote.chat_text import ChatText, load_chat_text
 from backends.remote.connect import Connected, connect
 from backends.remote.diagnosis import Diagnosis
 from backends.remote.event_stream import EventStream
@@ -228,20 +227,21 @@ class RemoteBackend:
 
         Closing the generator closes the connection, which is how the server learns to stop.
         """
-        calls = self._call_reader(request)
         request = self._without_lacking(self._with_remote_model(request))
         timeouts = self._options.timeouts
         # Set before the retries, so that waiting for a connection, pauses and all attempts share one deadline.
         deadline = asyncio.get_running_loop().time() + (timeouts.first_token if request.stream else timeouts.whole)
         try:
             # Retries end here: once there are events, another attempt would generate a second answer.
-            response, stream, events, ids = await self._begin(request, deadline)
+            response, stream, events, taken, ids = await self._begin(request, deadline)
         except GatewayError as error:
             raise self._redact(error) from None
+        # None where the server parses its answers, or where they are text and nothing else.
+        reader = self._chat.reader(request, taken) if self._chat is not None else None
         try:
             # 1. The first batch. It alone has `Started`, which says where the token ids come from.
             ended = isinstance(events[-1], Usage)
-            events = calls.feed(events) if calls is not None else events
+            events = reader.feed(events) if reader is not None else events
             filled = self._with_ids(events)
             # Only if the retokeniser had nothing to fill in does the server return ids where its protocol has them.
             retokenised = self._retokeniser is not None
@@ -252,7 +252,7 @@ class RemoteBackend:
                 events = await stream.read()
                 ended = isinstance(events[-1], Usage)
                 # Text that may become a call is held back, and may be all of a batch.
-                if events := calls.feed(events) if calls is not None else events:
+                if events := reader.feed(events) if reader is not None else events:
                     yield self._with_ids(events)
             # 3. `Usage` is the last event. The last chunk of the body may still be on its way; `finish` leaves the wait
             # for it to the connection.
@@ -268,8 +268,10 @@ class RemoteBackend:
     def _with_ids(self, events: Events) -> Events:
         return events if self._retokeniser is None else self._retokeniser.fill(events)
 
-    async def _begin(self, request: Generate, deadline: float) -> tuple[Response, EventStream | None, Events, bool]:
-        """The first events, and whether the codec reads token ids where the server sends them.
+    async def _begin(
+        self, request: Generate, deadline: float
+    ) -> tuple[Response, EventStream | None, Events, Generate, bool]:
+        """The first events, the request as it was sent, and whether the codec reads token ids where servers send them.
 
         A conversation that may be shortened is, turn by turn, as long as the server says that it is too long.
         """
@@ -283,7 +285,7 @@ class RemoteBackend:
             except ContextLengthExceeded as error:
                 refusal = error
                 continue
-            return *opened, codec.returns_token_ids(taken)
+            return *opened, taken, codec.returns_token_ids(taken)
         assert refusal is not None
         raise refusal
 
@@ -307,10 +309,6 @@ class RemoteBackend:
             return request
         # Without its origin: the body of a completion is not to be relayed as that of a chat.
         return msgspec.structs.replace(request, raw_prompt=False, prompts=prompts, origin=None)
-
-    def _call_reader(self, request: Generate) -> CallReader | None:
-        """The reader of the calls in an answer's text; None where the server parses them, or there are no tools."""
-        return CallReader(request) if self._chat is not None and request.tools and offered_tools(request) else None
 
     def _without_lacking(self, request: Generate) -> Generate:
         """The request without log-probabilities that the server does not have and the client can do without."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -12,8 +13,11 @@ from tokenizers import Tokenizer
 from backends.base import Feature
 from backends.chat_template import ChatTemplate
 from backends.chat_template.files import find_source, find_special_tokens
-from backends.chat_template.messages import function, strings_in, turn
-from backends.native.text.tool_parser import ToolParser, can_call, max_calls, offered_tools
+from backends.chat_template.messages import function, strings_in, turns
+from backends.native.tools.choice import must_call, offered_tools
+from backends.native.tools.families.table import find_form
+from backends.native.tools.generic import plain_turns
+from backends.native.tools.reader import AnswerReader, answer_reader
 from backends.prompts import as_asked, images_of
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import ChatPrompt, Delta, Event, Events, Finished, Generate, TextPrompt, Token, Tool
@@ -38,7 +42,8 @@ class ChatText:
         names = added_tokens or _CONTROL_TOKEN.findall(source)
         self._control_tokens = re.compile("|".join(map(re.escape, names)) or "(?!)")  # `(?!)` never matches
         # What the template adds to a server of raw text.
-        calls = {Feature.TOOLS} if can_call(source) else set()
+        self.form = find_form(source, names)
+        calls = {Feature.TOOLS} if self.form.can_call else set()
         self.features = frozenset({Feature.CHAT, Feature.TEMPLATE_OPTIONS} | calls)
 
     def close(self) -> None:
@@ -55,14 +60,17 @@ class ChatText:
         images = images_of(prompt)
         if images and not self._template.knows_images:
             raise UnsupportedFeature("The model's chat template has no place for images.", feature="images")
-        turns = [turn(message, self._template) for message in prompt.messages]
+        messages, functions = turns(prompt.messages, self._template), list(map(function, tools))
         # The separator keeps two strings from forming a token's name together.
-        if self._control_tokens.search("\0".join(strings_in([*turns, prompt.template.variables]))):
+        if self._control_tokens.search("\0".join(strings_in([*messages, prompt.template.variables]))):
             raise InvalidRequest(  # the server would read it as the token: a message could forge another role's turn
                 "The messages contain the name of a control token, which the server cannot distinguish from the token.",
                 param="messages",
             )
-        return TextPrompt(await self._template.render(turns, list(map(function, tools)), prompt.template), images)
+        if self.form.generic:
+            messages = plain_turns(messages, functions, takes_system=self._template.takes_system)
+            functions = []
+        return TextPrompt(await self._template.render(messages, functions, prompt.template), images)
 
     async def rendered(self, request: Generate) -> Generate:
         """The request with text instead of chats. Without chats it is returned as it is.
@@ -81,33 +89,50 @@ class ChatText:
             request, prompts=tuple(texts), raw_prompt=True, tools=(), tool_choice=None, parallel_tool_calls=None
         )
 
+    def reader(self, asked: Generate, rendered: Generate) -> EventReader | None:
+        """The reader of the answer to a request; None if the answer is text and nothing else.
 
-class CallReader:
-    """Reads the tool calls out of an answer's text.
+        Args:
+            asked: the request.
+            rendered: the same with text instead of chats.
+        """
+        if rendered is asked:
+            return None
+        text = rendered.prompts[0]
+        opened = isinstance(text, TextPrompt) and self.form.opens_reasoning(text.text)
+        make = partial(answer_reader, asked, self.form.family, in_reasoning=opened)
+        return EventReader(make) if make() is not None else None
+
+
+class EventReader:
+    """Reads tool calls and reasoning out of an answer's text.
 
     Args:
-        request: the request before it was rendered.
+        make: makes the reader of a choice.
     """
 
-    def __init__(self, request: Generate) -> None:
-        self._limit = max_calls(request)
-        self._names = frozenset(tool.name for tool in offered_tools(request))
-        self._parsers: dict[int, ToolParser] = {}
+    def __init__(self, make: Callable[[], AnswerReader | None]) -> None:
+        self._make = make
+        self._readers: dict[int, AnswerReader | None] = {}
 
     def feed(self, events: Events) -> Events:
         """The same events, with calls instead of their text. May hold text back that could become a call."""
-        return tuple(found for event in events if (found := self._read(event)) is not None)
+        return tuple(found for event in events for found in self._read(event))
 
-    def _read(self, event: Event) -> Event | None:
+    def _read(self, event: Event) -> Sequence[Event]:
         if not isinstance(event, Delta):
-            return event
-        parser = self._parsers.setdefault(event.choice, ToolParser(self._limit, self._names))
-        # The parser reads tokens. A text without any is one token for it, and a text again behind it.
+            return (event,)
+        if event.choice not in self._readers:
+            self._readers[event.choice] = self._make()
+        reader = self._readers[event.choice]
+        if reader is None:
+            return (event,)
+        # The reader reads tokens. A text without any is one token for it, and a text again behind it.
         has_tokens = bool(event.tokens)
         if not has_tokens and event.text:
             event = replace(event, tokens=(Token(None, event.text),))
-        read = parser.finish(event) if isinstance(event, Finished) else parser.feed(event)
-        return read if read is None or has_tokens else replace(read, tokens=())
+        read = reader.finish(event) if isinstance(event, Finished) else reader.feed(event)
+        return read if has_tokens else [replace(each, tokens=()) for each in read]
 
 
 def load_chat_text(template: str | None, tokenizer: str | None) -> ChatText | None:
@@ -142,8 +167,7 @@ def load_chat_text(template: str | None, tokenizer: str | None) -> ChatText | No
 
 def _check_tools(request: Generate, offered: tuple[Tool, ...]) -> None:
     """Refuse what only a grammar over text and calls could promise."""
-    choice = request.tool_choice
-    if choice is not None and (choice.mode in ("required", "named") or choice.required):
+    if must_call(request):
         raise _refused("The model's server cannot be made to call a tool: 'tool_choice' must be 'auto' or 'none'.")
     if any(tool.strict for tool in offered):
         raise _refused("The model's server cannot hold the calls of strict tools to their schema.")

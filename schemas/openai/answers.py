@@ -63,6 +63,14 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     top_logprobs: tuple[dict[str, float] | None, ...]
 
 
+class PromptToken(msgspec.Struct, frozen=True):
+    """One token of vLLM's `prompt_logprobs`. `rank` is its place among the most likely ones, from 1; null beyond."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The message of an answer. `content` is null beside tool calls, whose deprecated form is `function_call`."""
 
@@ -76,13 +84,18 @@ class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
     annotations: tuple[()] | UnsetType = UNSET
 
 
+PromptLogprobs = tuple[dict[str, PromptToken] | None, ...]
+"""vLLM's: the token and its alternatives by their ids, for each token of a prompt but the first."""
+
+
 class ChatChoice(msgspec.Struct, frozen=True):
-    """One answer of a chat."""
+    """One answer of a chat. `token_ids` is vLLM's."""
 
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | UnsetType | None
     finish_reason: str
+    token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,15 +108,20 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[ChatChoice, ...]
     usage: Usage
     system_fingerprint: str | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
-    """One completion, or a chunk of it."""
+    """One completion, or a chunk of it. The last three are vLLM's."""
 
     text: str
     index: int
     logprobs: CompletionLogprobs | UnsetType | None
     finish_reason: str | None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +170,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     delta: MessageDelta
     logprobs: ChatLogprobs | UnsetType | None
     finish_reason: str | None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class EmbeddingUsage(msgspec.Struct, frozen=True):

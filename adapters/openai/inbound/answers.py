@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from adapters.base import Reply
 from adapters.fold import visible_text
 from adapters.openai.dialects import Dialect
-from adapters.openai.inbound.logprobs import chat_logprobs, completion_logprobs
+from adapters.openai.inbound.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from adapters.openai.vectors import encode_vector
 from schemas.completion import Choice, Completion
 from schemas.ir import ChatPrompt, Embed, Embeddings, FinishReason, Generate, TextPrompt, Token, ToolCall, Usage
@@ -78,6 +78,22 @@ def prompt_tokens(request: Generate, choice: int, prompts: Prompts) -> tuple[Tok
     return prompts[place] if request.echo and request.prompt_logprobs and place < len(prompts) else ()
 
 
+def prompt_ids(request: Generate, choice: int, prompts: Prompts) -> tuple[int, ...] | UnsetType:
+    """The ids of a choice's prompt, if they are asked for (vLLM's `return_token_ids`)."""
+    place = choice // request.n
+    if not request.returns_ids or place >= len(prompts):
+        return UNSET
+    return tuple(token.id for token in prompts[place] if token.id is not None)
+
+
+def prompt_scores(request: Generate, choice: int, prompts: Prompts) -> wire.PromptLogprobs | UnsetType:
+    """vLLM's `prompt_logprobs` of a choice's prompt, if they are asked for."""
+    place = choice // request.n
+    if request.prompt_scores is None or place >= len(prompts):
+        return UNSET
+    return prompt_logprobs(prompts[place], request.prompt_scores)
+
+
 def _chat(dialect: Dialect, request: Generate, answer: Completion, created: int) -> wire.ChatCompletion:
     return wire.ChatCompletion(
         id=f"{dialect.answers.id_prefix}{request.id}",
@@ -86,6 +102,8 @@ def _chat(dialect: Dialect, request: Generate, answer: Completion, created: int)
         choices=tuple(_chat_choice(dialect, request, choice) for choice in answer.choices),
         usage=wire_usage(dialect, answer.usage),
         system_fingerprint=dialect.answers.fingerprint or UNSET,
+        prompt_logprobs=prompt_scores(request, 0, answer.prompts),
+        prompt_token_ids=prompt_ids(request, 0, answer.prompts),
     )
 
 
@@ -103,7 +121,8 @@ def _chat_choice(dialect: Dialect, request: Generate, choice: Choice) -> wire.Ch
         annotations=() if dialect.answers.annotations else UNSET,
     )
     finish = chat_finish(dialect, request, choice.reason)
-    return wire.ChatChoice(choice.index, message, logprobs if dialect.answers.logprobs else UNSET, finish)
+    shown = logprobs if dialect.answers.logprobs else UNSET
+    return wire.ChatChoice(choice.index, message, shown, finish, choice.ids if request.returns_ids else UNSET)
 
 
 def chat_finish(dialect: Dialect, request: Generate, reason: FinishReason) -> str:
@@ -147,6 +166,9 @@ def _completion_choice(
         choice.index,
         logprobs if dialect.answers.logprobs else UNSET,
         completion_finish(dialect, choice.reason),
+        choice.ids if request.returns_ids else UNSET,
+        prompt_scores(request, choice.index, answer.prompts),
+        prompt_ids(request, choice.index, answer.prompts),
     )
 
 

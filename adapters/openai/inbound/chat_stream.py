@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from adapters.fold import NO_ARGUMENTS
 from adapters.openai.dialects import Dialect
-from adapters.openai.inbound.answers import chat_finish
+from adapters.openai.inbound.answers import chat_finish, prompt_ids
 from adapters.openai.inbound.logprobs import chat_logprobs
 from adapters.openai.inbound.stream import ErrorEncoder, StreamWriter, encode
 from schemas.ir import Delta, Finished, Generate, ToolDelta
@@ -28,6 +28,7 @@ class ChatStreamWriter(StreamWriter):
         prefix = dialect.answers.id_prefix if prefix is None else prefix
         super().__init__(dialect, request, created, encode_error, id=f"{prefix}{request.id}")
         self._role = "assistant" if dialect.answers.role_in_every_delta else UNSET
+        self._has_ids = False  # whether there was a chunk with ids
         self._opened: set[int] = set()  # choices that have a first chunk
         self._null_content: set[int] = set()  # choices whose content is null so far
         self._silent_calls: dict[tuple[int, int], bool] = {}  # (choice, call) -> whether it has no arguments so far
@@ -45,11 +46,14 @@ class ChatStreamWriter(StreamWriter):
         has_logprobs = self._request.logprobs and delta.tokens
         # The hot path: a plain text delta of a choice that is open and whose surrounding bytes are cached. `type`, not
         # `isinstance`: `Finished` is a `Delta`, too.
-        if type(delta) is Delta and is_text_only and not has_logprobs and delta.choice in self._around_text:
+        is_plain = is_text_only and not has_logprobs and not delta.ids
+        if type(delta) is Delta and is_plain and delta.choice in self._around_text:
             return self._text(delta.choice, delta.text)
         if delta.tool_calls or self._silent_calls:
             delta = self._with_arguments(delta)
         out = b"".join(self._chunks(delta))
+        if delta.ids:
+            out += self._ids_chunk(delta)
         if isinstance(delta, Finished):
             # Databricks ends a text with `{"content": ""}`, and a choice whose content was null with `{}`.
             has_content = self._dialect.answers.last_delta_content and delta.choice not in self._null_content
@@ -58,6 +62,17 @@ class ChatStreamWriter(StreamWriter):
                 self._choice(delta.choice, last, finish=chat_finish(self._dialect, self._request, delta.reason))
             )
         return out
+
+    def _ids_chunk(self, delta: Delta) -> bytes:
+        """vLLM's `token_ids`, in a chunk of their own; the first one has the prompt's."""
+        logprobs = None if self._dialect.answers.logprobs else UNSET
+        tail = self._usage_so_far() if self._every_chunk else self._tail
+        prompt = prompt_ids(self._request, 0, self._started.prompts)
+        if not self._has_ids and prompt is not UNSET:
+            # Beside the choices, whose list the tail closes.
+            tail = b'],"prompt_token_ids":' + encode(prompt) + tail[1:]
+        self._has_ids = True
+        return self._head + encode(ChunkChoice(delta.choice, MessageDelta(), logprobs, None, delta.ids)) + tail
 
     def _with_arguments(self, delta: Delta) -> Delta:
         """The delta with `NO_ARGUMENTS` for calls that end without any."""

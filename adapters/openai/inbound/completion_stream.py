@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec import UNSET
 
 from adapters.openai.dialects import Dialect
-from adapters.openai.inbound.answers import completion_finish, echoed, prompt_tokens
+from adapters.openai.inbound.answers import completion_finish, echoed, prompt_ids, prompt_tokens
 from adapters.openai.inbound.logprobs import completion_logprobs
 from adapters.openai.inbound.stream import ErrorEncoder, StreamWriter, encode
 from schemas.ir import Delta, Finished, Generate
@@ -22,6 +22,7 @@ class CompletionStreamWriter(StreamWriter):
     def __init__(self, dialect: Dialect, request: Generate, created: int, encode_error: ErrorEncoder) -> None:
         id = f"{dialect.answers.completion_id_prefix}{request.id}"
         super().__init__(dialect, request, created, encode_error, id=id)
+        self._with_ids: set[int] = set()  # choices that have a chunk with ids
         self._offsets: dict[int, int] = {}  # choice -> characters written so far
 
     def _text_choice(self, index: int) -> bytes:
@@ -29,6 +30,8 @@ class CompletionStreamWriter(StreamWriter):
 
     def _delta(self, delta: Delta) -> bytes:
         out = b"".join(self._chunks(delta))
+        if delta.ids:
+            out += self._chunk(self._ids(delta))
         if isinstance(delta, Finished):
             # Before the finish reason: nothing of a choice may follow it.
             if self._request.answer_suffix:
@@ -51,6 +54,14 @@ class CompletionStreamWriter(StreamWriter):
             yield self._text(index, text)
         if self._request.logprobs:
             self._offsets[index] = self._offsets.get(index, 0) + len(text)
+
+    def _ids(self, delta: Delta) -> bytes:
+        """vLLM's `token_ids`, in a chunk of their own; with the prompt's in the first one of a choice."""
+        first = delta.choice not in self._with_ids
+        self._with_ids.add(delta.choice)
+        prompt = prompt_ids(self._request, delta.choice, self._started.prompts) if first else UNSET
+        logprobs = None if self._dialect.answers.logprobs else UNSET
+        return encode(CompletionChoice("", delta.choice, logprobs, None, delta.ids, prompt_token_ids=prompt))
 
     def _echo(self, index: int) -> bytes:
         """The chunk of the echoed prompt; nothing if it has neither text nor tokens."""

@@ -14,7 +14,7 @@ from adapters.base import Call
 from adapters.body import convert
 from adapters.openai.dialects import HINTS, Dialect
 from adapters.openai.inbound.checks import check, check_chat, check_completion, empty, missing, refused
-from adapters.openai.inbound.extensions import own_fields, read_grammar, template_options
+from adapters.openai.inbound.extensions import own_fields, prompt_scores, read_grammar, template_options
 from adapters.openai.inbound.functions import uses_functions, with_tools
 from adapters.openai.inbound.messages import read_messages
 from adapters.openai.inbound.tools import read_tool_choice, read_tools
@@ -103,6 +103,8 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
         prompt_cache_key=given.prompt_cache_key,
         hints=_hints(given),
         extra=extra,
+        prompt_scores=prompt_scores(given),
+        returns_ids=given.return_token_ids is True,
         unread=own_fields(given),
         # Chats are not stored here, but where the body is sent on.
         unknown=extra.paths + (("store",) if given.store else ()),
@@ -147,6 +149,8 @@ def read_completion(
         user=given.user,
         hints=_hints(given),
         extra=extra,
+        prompt_scores=prompt_scores(given),
+        returns_ids=given.return_token_ids is True,
         unread=own_fields(given),
         unknown=extra.paths,
         origin=origin,

@@ -13,6 +13,7 @@ from schemas.ir import Grammar, TemplateOptions
 from schemas.openai import requests as wire
 from schemas.origin import Unread
 
+_MAX_PROMPT_LOGPROBS = 20
 _OWN_FIELDS: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1,),
@@ -62,6 +63,13 @@ def template_options(given: wire.ChatRequest) -> TemplateOptions:
         raise refused("continue_final_message", message)
     opens = not continues and given.add_generation_prompt is not False
     return TemplateOptions(opens, continues, given.chat_template_kwargs or {})
+
+
+def prompt_scores(given: wire.GenerationRequest) -> int | None:
+    """vLLM's `prompt_logprobs`, where a native model can do it: a whole answer, and a number of alternatives."""
+    asked = given.prompt_logprobs
+    fits = isinstance(asked, int) and not isinstance(asked, bool) and 0 <= asked <= _MAX_PROMPT_LOGPROBS
+    return asked if fits and not given.stream else None
 
 
 def own_fields(given: wire.GenerationRequest) -> tuple[Unread, ...]:

@@ -6,7 +6,14 @@ import math
 from collections.abc import Sequence
 
 from schemas.ir import Token, TopToken
-from schemas.openai.answers import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from schemas.openai.answers import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprobs,
+    PromptToken,
+    TokenLogprob,
+    TopLogprob,
+)
 
 UNLIKELY = -9999.0
 """Stands for minus infinity, which JSON does not have. OpenAI's reference: "the value -9999.0 is used to signify that
@@ -58,6 +65,26 @@ def completion_logprobs(tokens: Sequence[Token], top: int, offset: int) -> Compl
         tokens=tuple(map(name, tokens)),
         top_logprobs=tuple(_top(token, top) for token in tokens),
     )
+
+
+def prompt_logprobs(tokens: Sequence[Token], top: int) -> PromptLogprobs:
+    """vLLM's `prompt_logprobs`: each token of a prompt and its alternatives, by their ids; None for the first token.
+
+    Args:
+        tokens: the tokens, with their ids and log-probabilities.
+        top: how many alternatives each token gets at most.
+    """
+    return tuple(None if token.logprob is None else _ranked(token, top) for token in tokens)
+
+
+def _ranked(token: Token, top: int) -> dict[str, PromptToken]:
+    ranks = {other.id: rank for rank, other in enumerate(token.top, 1)}
+    assert token.logprob is not None
+    # As in vLLM the token itself comes first, whatever its rank.
+    found = {str(token.id): PromptToken(_finite(token.logprob), ranks.get(token.id), name(token))}
+    for other in token.top[:top]:
+        found.setdefault(str(other.id), PromptToken(_finite(other.logprob), ranks[other.id], name(other)))
+    return found
 
 
 def name(token: Token | TopToken) -> str:

@@ -62,6 +62,10 @@ class Grammars:
         tokenizer: a fast tokenizer of transformers.
         vocab_size: width of the model's logits.
         eos_token_ids: the tokens that are allowed where the grammar may end.
+
+    Attributes:
+        tags: the added tokens that no text of a grammar contains, by name.
+        text_tags: those of them that are no control tokens, such as `<think>`: a free text may have them.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
@@ -69,6 +73,11 @@ class Grammars:
         self.width = max(vocab_size, len(tokenizer))
         serialized = tokenizer.backend_tokenizer.to_str()
         self._tokenizer = LLTokenizer(serialized, n_vocab=self.width, eos_token=list(eos_token_ids))
+        added = tokenizer.added_tokens_decoder.items()
+        # Some added tokens are special to llguidance, whatever their tokenizer says: those whose names look like tags.
+        tags = {id: token for id, token in added if id < self.width and self._tokenizer.is_special_token(id)}
+        self.tags = {token.content: id for id, token in tags.items()}
+        self.text_tags = tuple(token.content for token in tags.values() if not token.special)
 
     @classmethod
     def of(cls, tokenizer: Any, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Grammars | None:
@@ -104,7 +113,7 @@ class GrammarCheck:
     """
 
     def __init__(self, grammars: Grammars) -> None:
-        self._grammars = grammars
+        self.grammars = grammars
         self._results: OrderedDict[str, Future[str | None]] = OrderedDict()
         self._threads = background_threads(_THREADS, "grammar-check")
 
@@ -150,7 +159,7 @@ class GrammarCheck:
         # The compiler runs without the interpreter's lock, so the event loop goes on.
         began = time.thread_time()  # CPU time: a busy machine does not count against the grammar
         try:
-            matcher = self._grammars.compile(source)
+            matcher = self.grammars.compile(source)
             matcher.compute_bitmask()  # some errors appear only at the first token
             raise_error(matcher)
         except GrammarError as error:

@@ -10,22 +10,25 @@ import asyncio
 import copy
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+import structlog
 from msgspec.structs import replace
 
 from backends.chat_template import ChatTemplate
-from backends.chat_template.messages import function, strings_in, turn
+from backends.chat_template.effort import effort_variables, without_effect
+from backends.chat_template.messages import function, strings_in, turns
 from backends.native.grammar.grammar import Grammars
 from backends.native.protocol.messages import Logprobs
 from backends.native.text.infill import Infill
-from backends.native.text.tool_parser import CLOSE, OPEN, can_call
 from backends.native.text.vocabulary import HfVocabulary
+from backends.native.tools.families.table import find_form
+from backends.native.tools.generic import plain_turns
 from schemas.catalog import TokenizerInfo
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import (
@@ -40,6 +43,8 @@ from schemas.ir import (
     TopToken,
 )
 
+log = structlog.get_logger()
+
 # Strategy:
 # - Ids pass through, a text is tokenized, and a chat is rendered by the checkpoint's own Jinja template first.
 # - Messages are data: the name of a control token in them stays text (`mark_control_tokens` of transformers), or the
@@ -50,8 +55,8 @@ from schemas.ir import (
 
 _LONG_TEXT = 4096
 """Characters from which a prompt is tokenized in the thread: about 4 ms of work."""
-_TAG = re.compile(r"</?\|?\w+\|?>")
-"""Added tokens that grammars treat as special, whatever their tokenizer says."""
+_TAIL = 16
+"""Tokens at the end of a prompt in which the tag that opens reasoning is looked for."""
 
 T = TypeVar("T")
 
@@ -61,9 +66,14 @@ class TextCodec:
 
     Args:
         tokenizer: a `transformers.PreTrainedTokenizerBase`, which the caller must not use any more.
+        tool_format: a family's name, "generic" or "none"; "auto" finds it by the chat template.
+        reasoning_format: a family's name or "none", likewise.
+
+    Attributes:
+        form: how the model writes tool calls and reasoning.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, tool_format: str = "auto", reasoning_format: str = "auto") -> None:
         self._tokenizer = tokenizer
         self._thread_tokenizer = copy.deepcopy(tokenizer)
         # One thread, because there is one tokenizer for it: long texts of several requests wait for each other, short
@@ -73,7 +83,11 @@ class TextCodec:
         self._template = ChatTemplate(source, tokenizer.special_tokens_map) if source else None
         named = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
         self.info = TokenizerInfo(named, source or None)
+        sources = source.values() if isinstance(source, dict) else [source or ""]
+        self.form = find_form("\0".join(sources), tokenizer.added_tokens_encoder, tool_format, reasoning_format)
         # All added tokens, special or not: the tokenizer finds each of them in any text. `(?!)` never matches.
+        if source and not self.form.can_call and tool_format == "auto":
+            log.warning("tools.refused", why="the chat template's form of calls is not known: set `tool_format`")
         self._control_tokens = re.compile("|".join(map(re.escape, tokenizer.added_tokens_encoder)) or "(?!)")
         self._mark = _marker(tokenizer, self._template.literals) if self._template is not None else None
         self._infill = Infill.of(tokenizer.get_vocab())
@@ -81,8 +95,13 @@ class TextCodec:
         self.vocabulary = HfVocabulary(tokenizer)
 
     @classmethod
-    def load(cls, model: str) -> TextCodec:
+    def load(cls, model: str, tool_format: str = "auto", reasoning_format: str = "auto") -> TextCodec:
         """Load the codec of a checkpoint folder. Takes seconds: transformers is imported.
+
+        Args:
+            model: the folder.
+            tool_format: as in the constructor.
+            reasoning_format: likewise.
 
         Raises:
             OSError: the folder has no tokenizer.
@@ -95,7 +114,7 @@ class TextCodec:
         # `has_template` is false.
         if not tokenizer.chat_template:
             tokenizer.chat_template = _processor_template(Path(model))
-        return cls(tokenizer)
+        return cls(tokenizer, tool_format, reasoning_format)
 
     def close(self) -> None:
         """Stop the thread and the template's processes."""
@@ -110,20 +129,12 @@ class TextCodec:
 
     @property
     def can_call(self) -> bool:
-        """Whether the chat template supports tools in the format of `tool_parser`."""
-        return can_call(self._tokenizer.chat_template)
+        """Whether the model can be offered tools."""
+        return self.has_template and self.form.can_call
 
-    @property
-    def has_call_tokens(self) -> bool:
-        """Whether the tags around a tool call are special tokens."""
-        return {OPEN, CLOSE} <= set(self._tokenizer.added_tokens_encoder)
-
-    @property
-    def text_tokens(self) -> tuple[str, ...]:
-        """Added tokens within texts that are no control tokens, such as `<think>`, except the tags around calls."""
-        added = self._tokenizer.added_tokens_decoder.values()
-        names = (token.content for token in added if not token.special)
-        return tuple(name for name in names if _TAG.fullmatch(name) and name not in (OPEN, CLOSE))
+    def opens_reasoning(self, ids: Sequence[int]) -> bool:
+        """Whether a prompt ends with the tag that opens reasoning, so that the answer goes on with it."""
+        return self.form.opens_reasoning("".join(token.text for token in self.prompt_tokens(ids[-_TAIL:])))
 
     def grammars(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Grammars | None:
         """A grammar compiler for this tokenizer; None if the bytes of its tokens are not known."""
@@ -185,11 +196,11 @@ class TextCodec:
         """The text of a chat, and whether control tokens that are part of messages are marked in it."""
         if self._template is None:
             raise InvalidRequest("The model has no chat template.", param="messages")
-        turns = [turn(message, self._template) for message in prompt.messages]
+        messages = turns(prompt.messages, self._template)
         functions = list(map(function, tools))
         options = prompt.template
         # The separator keeps two strings from forming a token's name together.
-        strings = strings_in([*turns, options.variables])
+        strings = strings_in([*messages, options.variables])
         marked = self._control_tokens.search("\0".join(strings)) is not None
         # Without this, a user's text `<|im_end|>` would become the control token and end the user's turn (prompt
         # injection).
@@ -200,9 +211,26 @@ class TextCodec:
                     "token.",
                     param="messages",
                 )
-            turns, functions = self._mark(turns), self._mark(functions)
+            messages, functions = self._mark(messages), self._mark(functions)
             options = replace(options, variables=self._mark(options.variables))
-        return await self._template.render(turns, functions, options), marked
+        # Behind the marks: the tags around calls are ours, and not a client's.
+        if self.form.generic:
+            messages = plain_turns(messages, functions, takes_system=self._template.takes_system)
+            functions = []
+        return await self._template.render(messages, functions, options), marked
+
+    def with_effort(self, prompt: ChatPrompt, hints: Mapping[str, Any]) -> ChatPrompt:
+        """A chat with what the request's hints say of reasoning, as the template takes it; the client's own win."""
+        found = effort_variables(hints, self._template.variables) if self._template is not None else {}
+        if not found:
+            return prompt
+        return replace(prompt, template=replace(prompt.template, variables=found | prompt.template.variables))
+
+    def without_effect(self, prompt: ChatPrompt, hints: Mapping[str, Any]) -> tuple[str, ...]:
+        """The hints and the client's variables that the template does not read, by their place."""
+        if self._template is None:
+            return ()
+        return without_effect(hints, prompt.template.variables, self._template.variables)
 
     async def prefix_length(self, text: str) -> int:
         """How many tokens `text` is as the prefix of a longer text: without an end token of its own."""

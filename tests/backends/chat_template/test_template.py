@@ -16,6 +16,7 @@ import pytest
 
 from backends.chat_template import ChatTemplate
 from backends.chat_template.limits import Limits
+from backends.chat_template.template import CallStyle
 from backends.native.demo import WEIGHTS
 from schemas.errors import InvalidRequest
 from schemas.prompts import TemplateOptions
@@ -297,3 +298,15 @@ async def test_a_message_that_is_not_rendered_cannot_be_continued() -> None:
             await template.render(TURNS, (), options)
     finally:
         template.close()
+
+
+def test_the_template_says_what_it_takes() -> None:
+    plain = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking %}!{% endif %}")
+    assert (plain.takes_system, plain.call_style) == (True, CallStyle())
+    assert "enable_thinking" in plain.variables
+    strict = ChatTemplate(
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ m.content + '' }}"
+        "{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}{{ raise_exception('id') }}{% endif %}"
+        "{{ c.function.name + c.function.arguments }}{% endfor %}{% endfor %}"
+    )
+    assert (strict.takes_system, strict.call_style) == (False, CallStyle(True, True, True))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from backends.detokenizer import Detokenizer, Piece, piece
 from backends.native.answer import Answer
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.protocol.messages import Logprobs, Output, Ready
 from backends.native.text.codec import TextCodec
+from backends.native.tools.families.hermes import HERMES
+from backends.native.tools.reader import answer_reader
 from schemas.errors import BackendFailed, InvalidRequest, Overloaded
 from schemas.ir import (
     Delta,
@@ -60,7 +64,8 @@ def answering(*prompts: str, first_seq: int = 0, grammar: str | None = None, **f
     )
     inputs = [MultiModalInputs(tuple(map(ord, prompt))) for prompt in prompts]
     text = cast(TextCodec, Characters())
-    return Answer(request, inputs, seed=5, first_seq=first_seq, text=text, ready=READY, grammar=grammar)
+    reader = partial(answer_reader, request, replace(HERMES, reasoning=None))
+    return Answer(request, inputs, seed=5, first_seq=first_seq, text=text, ready=READY, reader=reader, grammar=grammar)
 
 
 def output(seq: int, text: str, reason: FinishReason | None = None, **fields: Any) -> Output:
@@ -177,3 +182,14 @@ def test_token_ids_outside_the_vocabulary_are_rejected(prompt: str, fields: dict
     with pytest.raises(InvalidRequest) as raised:
         answering(prompt, **fields)
     assert raised.value.param == param
+
+
+def test_the_ids_of_all_tokens_are_returned() -> None:
+    written = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    answer = answering("hi", tools=(Tool("f"),), returns_ids=True, prompt_scores=0)
+    assert fed(answer, output(0, "a" + written[:9])) == []
+    scored = output(0, written[9:], LENGTH, prompt=(Logprobs(None), Logprobs(-1.0)))
+    started, *deltas, _ = fed(answer, scored)
+    assert [token.id for token in cast(Started, started).prompts[0]] == [ord("h"), ord("i")]
+    ids = [id for delta in deltas if isinstance(delta, Delta) for id in delta.ids]
+    assert "".join(map(chr, ids)) == "a" + written

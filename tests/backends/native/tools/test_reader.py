@@ -1,4 +1,4 @@
-"""The parser and the grammars of tool calls, without a model."""
+"""The reader and the grammars of Hermes' calls, without a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from msgspec.structs import replace
 from adapters.fold import fold
 from backends.native.demo import WEIGHTS
 from backends.native.grammar.grammar import Grammars
-from backends.native.text.tool_parser import ToolParser, can_call, max_calls, tool_grammar
+from backends.native.tools.choice import max_calls
+from backends.native.tools.families.hermes import HERMES
+from backends.native.tools.grammar import answer_grammar
+from backends.native.tools.reader import AnswerReader
+from backends.native.tools.tags import Tags
 from schemas.completion import Choice
 from schemas.ir import (
     Delta,
@@ -33,15 +37,14 @@ from schemas.ir import (
 
 def parse(pieces: list[str], reason: FinishReason = FinishReason.EOS, limit: int = 16) -> Choice:
     """Parse a text in pieces, one token each, and an end token."""
-    parser = ToolParser(limit, {"add", "f"})
+    reader = AnswerReader(HERMES, {"add": None, "f": None}, limit)
     events: list[Event] = [Started("m")]
     for piece in pieces:
-        delta = parser.feed(Delta(text=piece, tokens=(Token(7, piece),)))
-        if delta is not None:
-            assert delta.text or delta.tool_calls, "an empty delta"
-            events.append(delta)
+        deltas = reader.feed(Delta(text=piece, tokens=(Token(7, piece),)))
+        assert all(delta.text or delta.tool_calls for delta in deltas), "an empty delta"
+        events += deltas
     end = Token(1, "<|end|>", special=True)
-    events.append(parser.finish(Finished(tokens=(end,), reason=reason)))
+    events += reader.finish(Finished(tokens=(end,), reason=reason))
     for event in events:
         if isinstance(event, Delta):
             assert event.text == "".join(token.text for token in event.tokens if not token.special)
@@ -90,6 +93,7 @@ def test_text_after_the_last_accepted_call_is_dropped() -> None:
     assert (len(choice.tool_calls), choice.text) == (1, "")
 
 
+TAGS = Tags({"<tool_call>": 3, "</tool_call>": 4})
 TOOLS = (Tool("f", None, {"properties": {}}), Tool("g", None, {"properties": {}}))
 
 
@@ -111,18 +115,18 @@ def test_an_answer_has_at_most_sixteen_calls(fields: dict[str, Any], calls: int)
 @pytest.mark.parametrize(
     ("fields", "start"),
     [
-        ({"tool_choice": ToolChoice("required")}, "call{1,16}"),
-        ({"tool_choice": ToolChoice("allowed", ("g",), required=True)}, "call{1,16}"),
-        ({"tool_choice": ToolChoice("named", ("g",))}, "call{1,1}"),
-        ({"grammar": Grammar("regex", "a")}, "answer | call{1,16}"),
-        ({"tools": (replace(TOOLS[0], strict=True),)}, "TEXT call{0,16}"),
-        ({}, "TEXT call{0,16}"),
-        ({"parallel_tool_calls": False}, "TEXT call{0,1}"),
+        ({"tool_choice": ToolChoice("required")}, 'call ("\\n"? call){0,15}'),
+        ({"tool_choice": ToolChoice("allowed", ("g",), required=True)}, 'call ("\\n"? call){0,15}'),
+        ({"tool_choice": ToolChoice("named", ("g",))}, "call"),
+        ({"grammar": Grammar("regex", "a")}, '(answer | call ("\\n"? call){0,15})'),
+        ({"tools": (replace(TOOLS[0], strict=True),)}, 'TEXT (<[3]> first ("\\n"? call){0,15})?'),
+        ({}, 'TEXT (<[3]> first ("\\n"? call){0,15})?'),
+        ({"parallel_tool_calls": False}, "TEXT (<[3]> first)?"),
     ],
 )
 def test_the_grammar_allows_as_many_calls(fields: dict[str, Any], start: str) -> None:
     request = Generate(**{"id": "r", "model": "m", "prompts": (), "tools": TOOLS} | fields)
-    grammar = tool_grammar(request, tags_are_tokens=True)
+    grammar = answer_grammar(request, HERMES, TAGS)
     assert grammar is not None
     assert grammar.startswith(f"start: {start}\n")
 
@@ -130,7 +134,7 @@ def test_the_grammar_allows_as_many_calls(fields: dict[str, Any], start: str) ->
 @pytest.mark.parametrize("stopping", [Stopping(ignore_eos=True), Stopping(min_new_tokens=3)])
 def test_free_calls_do_not_end_what_must_go_on(stopping: Stopping) -> None:
     request = Generate(id="r", model="m", prompts=(), tools=TOOLS, stopping=stopping)
-    assert tool_grammar(request, tags_are_tokens=True) is None
+    assert answer_grammar(request, HERMES, TAGS) is None
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +164,7 @@ PLAIN = [
 @pytest.mark.parametrize(("text", "fits"), PLAIN)
 def test_a_tag_that_is_text_begins_an_offered_call(grammars: Grammars, text: str, fits: bool) -> None:
     request = Generate(id="r", model="m", prompts=(), tools=TOOLS)
-    source = tool_grammar(request, tags_are_tokens=False)
+    source = answer_grammar(request, HERMES, Tags({}))
     assert source is not None
     matcher = grammars.compile(source)
     # In pieces, because the bundled tokenizer has tokens for the tags.
@@ -183,7 +187,7 @@ def test_a_tag_that_is_text_begins_an_offered_call(grammars: Grammars, text: str
 )
 def test_a_tool_without_parameters_takes_none(parameters: dict[str, Any] | None, closed: bool) -> None:
     request = Generate(id="r", model="m", prompts=(), tools=(Tool("f", None, parameters),))
-    source = tool_grammar(request, tags_are_tokens=True)
+    source = answer_grammar(request, HERMES, TAGS)
     assert source is not None
     assert ('"additionalProperties": false' in source) is closed
 
@@ -207,16 +211,3 @@ def test_a_function_that_was_not_offered_is_not_called() -> None:
     text = '<tool_call>{"name": "other", "arguments": {}}</tool_call>'
     choice = parse([text[:20], text[20:]])
     assert (choice.text, choice.tool_calls) == (text, ())
-
-
-@pytest.mark.parametrize(
-    ("template", "can"),
-    [
-        (None, False),
-        ("{{ messages }}", False),
-        ("{% if tools %}<tool_call>", True),
-        ("{% if tools %}<tool_call><function=x>", False),
-    ],
-)
-def test_the_template_decides_whether_a_model_can_call(template: str | None, can: bool) -> None:
-    assert can_call(template) is can

@@ -12,7 +12,6 @@ import pytest_asyncio
 
 from adapters.fold import fold
 from backends.native.backend import NativeBackend
-from backends.native.text.tool_parser import CLOSE, OPEN
 from schemas.completion import Choice
 from schemas.errors import InvalidRequest
 from schemas.ir import (
@@ -119,7 +118,7 @@ async def test_optional_calls_hold(backend: NativeBackend) -> None:
     for seed in range(6):
         sampling = Sampling(temperature=1.2, seed=seed)
         answer = await ask(backend, "What is the weather in Paris?", tools=tools, sampling=sampling)
-        assert OPEN not in answer.text
+        assert "<tool_call>" not in answer.text
         for call in answer.tool_calls:
             called.add(call.name)
             jsonschema.validate(json.loads(call.arguments), schemas[call.name])
@@ -164,10 +163,3 @@ async def test_a_strict_tool_with_an_unsupported_schema_is_rejected(backend: Nat
         await ask(backend, "Hi", tools=(Tool("f", None, parameters, strict=True),), tool_choice=forced)
     assert raised.value.param == "tools"
     assert (await ask(backend, "Hi", tools=(Tool("f", None, parameters),), tool_choice=forced)).tool_calls
-
-
-@module_loop
-async def test_the_bundled_models_tags_are_tokens(backend: NativeBackend) -> None:
-    assert backend._text is not None
-    assert backend._text.has_call_tokens
-    assert OPEN != CLOSE

@@ -1,0 +1,1 @@
+"""How models write the arguments of a call. Each way has a reader, which makes JSON of them, and a grammar."""

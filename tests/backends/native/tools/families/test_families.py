@@ -1,0 +1,174 @@
+"""Every family: its calls are read at every cut, and its grammar holds them."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.native.demo import WEIGHTS
+from backends.native.grammar.grammar import Grammars
+from backends.native.tools.families.table import FAMILIES, check_formats, find_form
+from backends.native.tools.family import Family
+from backends.native.tools.grammar import answer_grammar
+from backends.native.tools.tags import Tags
+from schemas.errors import UnsupportedFeature
+from schemas.ir import FinishReason, Generate, Grammar, ToolChoice
+from tests.backends.native.tools.written import CALLS, TOOLS, calls_of, read, written
+
+FORMATS = [
+    pytest.param(family, form, id=f"{family.name}-{place}")
+    for family in FAMILIES
+    for place, form in enumerate(family.calls)
+]
+_MARK = re.compile(r"<\|?[^<>\s=\"]+\|?>|\[[A-Z_/]+\]|<\|\"\|>")
+
+
+@pytest.mark.parametrize(("family", "form"), FORMATS)
+def test_calls_are_read_at_every_cut(family: Family, form: Any) -> None:
+    calls = CALLS[: family.most]
+    text = written(form, calls)
+    cuts = [[text], list(text), *([text[:place], text[place:]] for place in range(1, len(text)))]
+    for pieces in cuts:
+        choice = read(family, pieces)
+        assert (calls_of(choice), choice.text, choice.reason) == ([*calls], "", FinishReason.TOOL_CALL)
+
+
+@pytest.mark.parametrize(("family", "form"), FORMATS)
+def test_a_limit_leaves_no_markup(family: Family, form: Any) -> None:
+    text = written(form, CALLS[: family.most])
+    for limit in range(2, len(text), 3):
+        choice = read(family, text[:limit], FinishReason.LENGTH)
+        assert choice.reason is FinishReason.LENGTH
+        assert choice.text == ""
+
+
+@pytest.mark.parametrize(("family", "form"), FORMATS)
+def test_a_function_that_was_not_offered_is_not_called(family: Family, form: Any) -> None:
+    text = written(form, [("other", {"city": "Paris"})])
+    assert read(family, text).tool_calls == ()
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_reasoning_and_text_are_read_at_every_cut(family: Family) -> None:
+    if family.reasoning is None:
+        return
+    opens, closes = family.text
+    reasoning = f"{family.reasoning.opens}\nWell, 1 < 2.\n{family.reasoning.closes}\n\n"
+    text = f"{reasoning}{opens}Hello <b>you</b> [1]{closes}"
+    for pieces in ([text], list(text)):
+        choice = read(family, pieces)
+        assert (choice.reasoning, choice.text, choice.reason) == (
+            "Well, 1 < 2.",
+            "Hello <b>you</b> [1]",
+            FinishReason.EOS,
+        )
+    choice = read(family, text.removeprefix(family.reasoning.opens), in_reasoning=True)
+    assert (choice.reasoning, choice.text) == ("Well, 1 < 2.", "Hello <b>you</b> [1]")
+    cut = read(family, f"{family.reasoning.opens}Well{family.reasoning.closes[:-1]}", FinishReason.LENGTH)
+    assert (cut.reasoning, cut.text) == ("Well", "")
+    thought = read(family, [reasoning, written(family.calls[0], CALLS[:1])])
+    assert (thought.reasoning, calls_of(thought), thought.text) == ("Well, 1 < 2.", [*CALLS[:1]], "")
+
+
+@cache
+def tokenizer(tags: tuple[str, ...]) -> tuple[Any, Grammars]:
+    from tokenizers import AddedToken
+    from transformers import AutoTokenizer
+
+    made = AutoTokenizer.from_pretrained(str(WEIGHTS), local_files_only=True)
+    made.add_tokens([AddedToken(tag, special=True, normalized=False) for tag in tags])
+    grammars = Grammars.of(made, len(made), (made.eos_token_id,))
+    assert grammars is not None
+    return made, grammars
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("tags_are_tokens", [False, True], ids=["text", "tokens"])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_grammars_hold_calls(family: Family, tags_are_tokens: bool) -> None:
+    tags = tuple(sorted(set(_MARK.findall(family.markup)))) if tags_are_tokens else ()
+    encoder, grammars = tokenizer(tags)
+    form = family.calls[0]
+    calls = CALLS[: family.most]
+    text = written(form, calls)
+
+    def fits(source: str, text: str) -> bool:
+        matcher = grammars.compile(source)
+        ids = encoder.encode(text, add_special_tokens=False)
+        return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+    def grammar(**fields: Any) -> str:
+        request = Generate(id="r", model="m", prompts=(), tools=TOOLS, **fields)
+        source = answer_grammar(request, family, Tags(grammars.tags), text_tokens=grammars.text_tags)
+        assert source is not None
+        return source
+
+    free, required = grammar(), grammar(tool_choice=ToolChoice("required"))
+    plain = f"{family.text[0]}Hello [1] {{}} <b>\n{family.text[1]}"
+    for source in (free, required):
+        assert fits(source, text)
+        assert not fits(source, text.replace("get_weather", "get_other")), "a function that was not offered"
+        assert not fits(source, text.replace("city", "town")), "a required argument is missing"
+        assert not fits(source, text.replace("get_time", "get_tim")) or family.most
+    assert (fits(free, plain), fits(required, plain)) == (True, False)
+    if not form.at_start and not any(family.text):
+        assert fits(free, f"Sure.\n{text}")
+    try:
+        either = grammar(grammar=Grammar("json_object"))
+    except UnsupportedFeature:
+        assert form.at_start
+    else:
+        assert fits(either, f'{family.text[0]}{{"a": 1}}{family.text[1]}')
+        assert fits(either, text if not form.at_start or family.text[0] else form.before + text)
+
+
+@pytest.mark.parametrize(
+    ("template", "name", "generic"),
+    [
+        ("{{ messages }}", "think", True),
+        ("{% if tools %}<tool_call>", "hermes", False),
+        ("{% if tools %}<tool_call><function=x><parameter=", "qwen3_coder", False),
+        ("{% if tools %}[TOOL_CALLS]", "mistral_list", False),
+        ("{% if tools %}[TOOL_CALLS][ARGS]", "mistral", False),
+    ],
+)
+def test_the_template_tells_the_family(template: str, name: str, generic: bool) -> None:
+    form = find_form(template)
+    assert (form.family.name, form.generic, form.can_call) == (name, generic, True)
+
+
+def test_a_template_with_tools_in_an_unknown_form_has_none() -> None:
+    assert not find_form("{% if tools %}!!").can_call
+    assert find_form("{% if tools %}!!", ["<|tool_call_start|>"]).family.name == "lfm2"
+    assert find_form("{% if tools %}!!", tool_format="generic").can_call
+    assert find_form("{% if tools %}!!", tool_format="mistral").family.calls[0].trigger == "[TOOL_CALLS]"
+    assert not find_form("{% if tools %}<tool_call>", tool_format="none").can_call
+
+
+def test_reasoning_is_read_where_the_model_has_its_tags() -> None:
+    assert find_form("").family.reasoning is None
+    assert find_form("<think>").family.reasoning is not None
+    assert find_form("", ["</think>"]).family.reasoning is not None
+    assert find_form("<think>", reasoning_format="none").family.reasoning is None
+    assert find_form("", reasoning_format="mistral").opens_reasoning("[INST]a[/INST][THINK]\n")
+    assert not find_form("<think>").opens_reasoning("<think>\n\n</think>\n\n")
+
+
+def test_names_of_formats_are_checked() -> None:
+    check_formats("generic", "none")
+    with pytest.raises(
+        ValueError, match="`tool_format` is 'hermess'; it must be one of auto, none, generic, command_a"
+    ):
+        check_formats("hermess", "auto")
+    with pytest.raises(ValueError, match="`reasoning_format` is 'generic'"):
+        check_formats("auto", "generic")
+
+
+def test_the_page_lists_every_family() -> None:
+    page = (Path(__file__).parents[5] / "docs" / "tools.md").read_text()
+    assert [family.name for family in FAMILIES if f"`{family.name}`" not in page] == []
