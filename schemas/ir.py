@@ -133,6 +133,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     `model_given` False: no name of the backend's is configured, and `model` is the endpoint's own.
     `keeps_partial`: if a backend times out, what it sent so far is the answer.
     `background`: lowest priority, where a backend has priorities; no client can set it.
+    `flow`: whose request it is, where several keys share a backend; requests of different flows are served in turn.
     `extra` holds fields that no protocol here knows, `unknown` names them and nested ones, as paths, and `unread` names
     parts that the IR leaves out of the body. `hints` holds fields that are only passed on to a model
     (`reasoning_effort`, `service_tier`, `priority`, …); no code below the adapters reads it.
@@ -173,6 +174,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     lora_adapter: str | None = None
     model_given: bool = True
     background: bool = False
+    flow: str = ""
     user: str | None = None
     client_request_id: str | None = None
     safety_identifier: str | None = None
