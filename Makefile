@@ -21,8 +21,10 @@ CLIENT_ENV := PYTHONDONTWRITEBYTECODE= TOKENIZERS_PARALLELISM=false INTERLINGUA_
 NEWEST := huggingface_hub openai openai_responses lm_eval
 
 MINUTES ?= 60
+SECONDS ?= 60
+FUZZ ?= bodies events frames heads images configurations forms
 
-.PHONY: help serve lint test check format audit sbom lock soak bench bench-engine bench-experiments bench-rivals clean
+.PHONY: help serve lint test check format audit sbom lock soak fuzz bench bench-engine bench-experiments bench-rivals clean
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -66,6 +68,10 @@ bench-experiments: $(VENV)/.installed  ## how often the statistics of experiment
 
 soak: $(VENV)/.installed  ## mixed traffic and faults for MINUTES: all requests accounted for, nothing left (an hour)
 	$(VENV)/bin/python -m benchmarks.soak --minutes $(MINUTES)
+
+fuzz: $(VENV)/.installed  ## coverage-guided fuzzing of each reader of foreign bytes for SECONDS, with atheris, installed first
+	$(VENV)/bin/pip $(PIP) --constraint constraints.txt --editable '.[fuzz]'
+	for target in $(FUZZ); do $(VENV)/bin/python -m tests.fuzz $$target .fuzz/$$target -max_total_time=$(SECONDS) || exit 1; done
 
 bench-engine: $(VENV)/.installed  ## the native engine beside transformers' own, at random weights of a 0.5B shape (over an hour)
 	$(VENV)/bin/python -m benchmarks.engine

@@ -252,7 +252,8 @@ class Service:
         self._tasks.append(asyncio.create_task(self._watch()))
 
     def orphan(self) -> None:
-        """Learn that the supervisor is gone: no engine is started again."""
+        """Learn that the supervisor is gone: no engine is started again, and `settled` waits for none."""
+        self.draining = True
         for backend in self.backends.values():
             if isinstance(backend, WaitsForEngine):
                 backend.expect_no_engine()

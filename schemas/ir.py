@@ -137,6 +137,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     `prompt_scores`: the answer has the log-probabilities of the prompt's tokens, each with so many alternatives.
     `returns_ids`: it has the ids of the prompt's tokens and of all generated ones.
     `background`: lowest priority, where a backend has priorities; no client can set it.
+    `flow`: whose request it is, where several keys share a backend; requests of different flows are served in turn.
     `extra` holds fields that no protocol here knows, `unknown` names them and nested ones, as paths, and `unread` names
     parts that the IR leaves out of the body. `hints` holds fields that are only passed on to a model
     (`reasoning_effort`, `service_tier`, `priority`, …); below the adapters only what a chat
@@ -181,6 +182,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     lora_adapter: str | None = None
     model_given: bool = True
     background: bool = False
+    flow: str = ""
     user: str | None = None
     client_request_id: str | None = None
     safety_identifier: str | None = None

@@ -169,6 +169,7 @@ class Answer:
                 grammar=self._grammar,
                 features=prompt.features,
                 lora_adapter=request.lora_adapter or "",
+                flow=request.flow,
             )
             self.submits.append(submit)
             detokenizer = self._text.vocabulary.detokenizer(ids)

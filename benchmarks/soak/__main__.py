@@ -50,6 +50,7 @@ async def soak(server: Server, port: int, given: argparse.Namespace) -> tuple[Se
     while (now := time.monotonic()) < began + seconds:
         await asyncio.sleep(min(_SAMPLE, began + seconds - now))
         if trouble.done():
+            trouble.result()  # raises if the server could not be started again
             await asyncio.to_thread(samples.take)
         if now - reported >= given.report_every:
             reported = now

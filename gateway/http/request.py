@@ -31,7 +31,7 @@ from gateway.routing.target import Plan
 from gateway.service import Service
 from schemas.catalog import Catalog, Change
 from schemas.errors import InvalidRequest, Overloaded, RateLimited, RequestTimeout
-from schemas.ir import Request
+from schemas.ir import Generate, Request
 
 MODEL_HEADER = "x-gateway-model-name"
 """Names the endpoint for requests that name no model: the header of Kubernetes' Gateway API Inference Extension."""
@@ -141,6 +141,8 @@ class RequestHandler:
                 await service.manage(request)
                 await self._describe(call, body)
                 return None
+            if self._owner is not None and isinstance(request, Generate):
+                request = replace(request, flow=self._owner.hex())
             account.stage, account.request = "route", request
             # No `await` between the plan and the exposure: a change of what is deployed would replace the experiment.
             account.plan = plan = service.router.plan(request, call.headers)

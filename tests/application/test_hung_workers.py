@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,21 @@ def test_nothing_is_left_of_a_killed_supervisor(tmp_path: Path) -> None:
     with serving("--config", file, log=tmp_path / "log2", env=env):
         assert not left.exists()
     assert list(folder.glob("interlingua-*")) == []
+
+
+def test_workers_that_wait_for_a_backend_end_with_their_supervisor(tmp_path: Path) -> None:
+    """They hold the listening socket already: nobody could listen on the port if they stayed."""
+    text = Path(file := config(tmp_path)).read_text()
+    gateway = start("--config", str(file), log=tmp_path / "log")
+    until(gateway.greets, gateway.log)
+    file.write_text(text.replace('kind = "scripted"', 'kind = "tgi"\nurl = "http://127.0.0.1:9"'))
+    gateway.process.send_signal(signal.SIGHUP)
+    until(lambda: len(gateway.workers()) == 2, gateway.log)
+    time.sleep(2.0)  # until the second one has its orders, and waits
+    workers = gateway.workers()
+    gateway.process.kill()
+    gateway.process.wait()
+    until(lambda: not any(map(alive, workers)), gateway.log)
 
 
 def test_queued_connections_are_answered_at_the_end(tmp_path: Path) -> None:

@@ -216,6 +216,7 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         max_sequences=options.max_sequences,
         max_waiting=options.max_waiting,
         chunked=runner.chunked,
+        short_first=options.short_first,
         on_preempted=runner.forget,
     )
     hidden = HiddenStates.of(loaded.model, runner)

@@ -24,6 +24,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
         context_length: tokens; shortens the model's own context.
         max_sequences: sequences in one batch.
         max_waiting: sequences in the queue; more are rejected.
+        short_first: let short requests (prompt and `max_tokens`) overtake long ones that wait.
         step_tokens: tokens of one step at most, which bounds how long running sequences wait for a prefill.
         block_size: tokens of a KV cache block.
         kv_tokens: tokens in the KV cache; 0: as many as memory allows.
@@ -40,6 +41,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     context_length: int = 0
     max_sequences: int = 64
     max_waiting: int = 1024
+    short_first: bool = False
     step_tokens: int = 512
     block_size: int = 16
     kv_tokens: int = 0

@@ -70,7 +70,7 @@ class Submit(Message, frozen=True):
     `prompt_logprobs` -1: none for the prompt. A greater `priority` is scheduled first. `grammar` constrains the text,
     in llguidance's form. `pool` requests the prompt's vector, and with `max_new_tokens` 0 nothing else; its first
     `unpooled` tokens are excluded from pooling. `lora_adapter` is one of `Ready.lora_adapters`; empty: none. `again`:
-    the sequence was submitted to an engine that died.
+    the sequence was submitted to an engine that died. Sequences of different `flow`s share the engine fairly.
     """
 
     seq: int
@@ -89,6 +89,7 @@ class Submit(Message, frozen=True):
     unpooled: int = 0
     lora_adapter: str = ""
     again: bool = False
+    flow: str = ""
 
 
 class Cancel(Message, frozen=True):

@@ -7,8 +7,9 @@ OSDI 2022), over a paged KV cache (vLLM, arXiv 2309.06180).
   tokens. Prefill is a sequence that is many tokens behind, decode one that is one token behind, a prefix hit one that
   starts less far behind. A prompt longer than the budget takes several steps (chunked prefill, Sarathi-Serve,
   arXiv 2403.02310), so that decodes go on beside it.
-- *Order* is (priority, arrival) in both queues, running and waiting. There is no reordering by length: the first in
-  order always makes progress, hence every sequence ends.
+- *Order* is (priority, virtual start, arrival) in both queues, running and waiting. The virtual start is fair between
+  the flows of sequences (`fairness`); in one flow it grows with arrival, unless short ones go first. The first in order
+  always makes progress, hence every sequence ends.
 - *Preemption by recompute*: when blocks run out, or a waiting sequence has greater priority, the last running sequence
   is preempted: its blocks are released and its tokens are computed again later, mostly found in the prefix cache.
   Nothing is swapped out.
@@ -26,6 +27,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 
 from backends.native.engine.scheduling.block_pool import BlockPool, extend_keys
+from backends.native.engine.scheduling.fairness import FairClock
 from backends.native.engine.scheduling.sequence import Sequence, Work
 
 
@@ -37,7 +39,7 @@ class Overloaded(Refused):
     """Too many sequences are waiting. The same sequence may be submitted again later."""
 
 
-def _order(sequence: Sequence) -> tuple[int, int]:
+def _order(sequence: Sequence) -> tuple[int, float, int]:
     return sequence.order
 
 
@@ -60,6 +62,7 @@ class Scheduler:
         chunked: whether a prompt may be split over steps; if not, `step_tokens` must hold the longest.
         prompt_logprob_chunk: the most tokens of a step for a prompt whose logprobs are requested, since each of them
             costs a row of logits.
+        short_first: whether short sequences do not wait for long ones (`FairClock`).
         on_preempted: called with every preempted sequence.
 
     Raises:
@@ -75,6 +78,7 @@ class Scheduler:
         max_waiting: int = 1024,
         chunked: bool = True,
         prompt_logprob_chunk: int = 256,
+        short_first: bool = False,
         on_preempted: Callable[[Sequence], None] = lambda _: None,
     ) -> None:
         if step_tokens < max_sequences:
@@ -90,6 +94,7 @@ class Scheduler:
         self._max_waiting = max_waiting
         self._chunked = chunked
         self._prompt_logprob_chunk = prompt_logprob_chunk
+        self._clock = FairClock(short_first=short_first)
         self._on_preempted = on_preempted
 
     def add(self, sequence: Sequence) -> None:
@@ -108,6 +113,7 @@ class Scheduler:
         # The same holds for sequences that a crashed engine had admitted (`again`).
         if len(self.waiting) >= self._max_waiting and not sequence.request.again:
             raise Overloaded(f"{len(self.waiting)} sequences are waiting already")
+        sequence.virtual_start = self._clock.start_of(sequence.request.flow, sequence.longest)
         insort(self.waiting, sequence, key=_order)
 
     def remove(self, sequence: Sequence) -> None:
@@ -118,6 +124,7 @@ class Scheduler:
             index = bisect_left(queue, sequence.order, key=_order)
             if index < len(queue) and queue[index] is sequence:
                 del queue[index]
+        self._clock.end(sequence.request.flow, sequence.longest, sequence.longest - sequence.computed)
         self.pool.release(sequence.blocks)
         sequence.forget_computed()
 
@@ -243,6 +250,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, hits: list[int]) -> None:
         """Give its blocks to a waiting sequence that fits."""
+        self._clock.advance(sequence.virtual_start)
         pool = self.pool
         # Take before allocate: `allocate` evicts free blocks, and the hits may be among them until they are referenced.
         pool.take(hits)

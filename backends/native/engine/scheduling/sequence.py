@@ -48,6 +48,7 @@ class Sequence:
     Attributes:
         connection: the worker's connection; (connection, `request.seq`) identifies the sequence outside the engine.
         arrival: rank among all sequences ever submitted.
+        virtual_start: its turn among the sequences of all flows (`FairClock`).
         salt: what sequences must have in common, besides tokens, to share cache blocks (the LoRA adapter's name).
         tokens: the prompt, then what was generated.
         computed: leading tokens whose keys and values are in `blocks`.
@@ -64,6 +65,7 @@ class Sequence:
     request: Submit
     arrival: int
     salt: bytes = b""
+    virtual_start: float = 0.0
     tokens: list[int] = field(init=False)
     prompt_length: int = field(init=False)
     computed: int = 0
@@ -91,9 +93,9 @@ class Sequence:
         return b"".join(f.identifier + (f.offset - begin).to_bytes(8, "big", signed=True) for f in touching)
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Sort key of both queues: greater priority first, then earlier arrival."""
-        return (-self.request.priority, self.arrival)
+    def order(self) -> tuple[int, float, int]:
+        """Sort key of both queues: greater priority first, then the earlier virtual start, then earlier arrival."""
+        return (-self.request.priority, self.virtual_start, self.arrival)
 
     @property
     def pending(self) -> int:

@@ -83,7 +83,8 @@ def test_a_long_prefill_leaves_one_token_of_the_budget_to_each_later_sequence() 
     early, late = sequence(0, 40), sequence(1, 2)
     s.add(late)
     assert step(s) == [(1, 0, 2)]
-    s.add(early)  # as if it had been preempted before
+    early.request = replace(early.request, flow="other")  # it goes before the one that runs, as if it were preempted
+    s.add(early)
     step(s)
     assert step(s) == [(0, 15, 15), (1, 3, 1)]
 

@@ -40,7 +40,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def process(socket: Path, model: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "backends.native.engine.serving", "--socket", str(socket), "--model", str(model)]
-    with subprocess.Popen([*command, "--threads", "1", *more], cwd=ROOT, stderr=subprocess.PIPE) as started:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*command, "--threads", "1", *more], cwd=ROOT, stdin=pipe, stderr=pipe) as started:
         try:
             yield started
         finally:
@@ -121,6 +122,22 @@ def test_a_process_that_cannot_load_says_why_and_exits(tmp_path: Path) -> None:
         worker = connect(socket)
         assert read_until(worker, Failed)[-1] == Failed(f"There is no model folder '{tmp_path / 'nothing'}'.")
         assert started.wait(TIMEOUT) == 1
+        worker.socket.close()
+
+
+def test_a_process_in_waiting_imports_at_once_and_loads_when_it_is_called(models: Path, tmp_path: Path) -> None:
+    socket = tmp_path / "engine.sock"
+    with process(socket, models / "llama", "--standby") as waiting:
+        deadline = time.monotonic() + START_TIMEOUT
+        while "libtorch_cpu" not in Path(f"/proc/{waiting.pid}/maps").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert not socket.exists()
+        assert waiting.stdin is not None
+        waiting.stdin.write(b"\n")
+        waiting.stdin.flush()
+        worker = connect(socket)
+        assert isinstance(read_until(worker, Ready)[-1], Ready)
         worker.socket.close()
 
 
