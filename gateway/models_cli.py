@@ -1,4 +1,4 @@
-"""The commands `gateway models`: fetch models before a server needs them."""
+"""The commands `gateway models`: list packaged models, and fetch models before a server needs them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from backends.base import NotPrepared
 
 @click.group()
 def models() -> None:
-    """Fetch models ahead of serving them, for machines and images that will be offline."""
+    """List packaged models, and fetch models ahead of serving them, for machines that will be offline."""
+
+
+@models.command("list")
+def list_models() -> None:
+    """List the packaged models, and where those lie that were fetched."""
+    from backends.native.checkpoints.packaged import PACKAGED, find_packaged
+
+    for name, model in PACKAGED.items():
+        click.echo(f"{name}  {model.title} ({model.licence}): {find_packaged(name) or 'not fetched'}")
 
 
 @models.command()

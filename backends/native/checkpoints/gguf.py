@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
@@ -33,8 +34,12 @@ def choose_file(folder: Path) -> Path:
     raise CheckpointError(f"'{folder}' holds {len(found)} models: name one of the files {names}")
 
 
-def folder_of(file: Path) -> Path:
+def folder_of(file: Path, report: Callable[[str], None]) -> Path:
     """The checkpoint folder of a GGUF file. At the first time it is made, which takes from ten seconds to a minute.
+
+    Args:
+        file: the file, or the first of a split model.
+        report: called with a sentence if it is made.
 
     Raises:
         CheckpointError: the file cannot be read.
@@ -45,7 +50,12 @@ def folder_of(file: Path) -> Path:
     # Another file of the same name has another folder. transformers makes the tokenizer, so its version counts.
     parts = (_FORM, _transformers(), str(file.resolve()), str(status.st_size), str(status.st_mtime_ns))
     key = sha256("\0".join(parts).encode()).hexdigest()[:16]
-    return kept(f"gguf-{key}", lambda folder: _make(file, folder))
+
+    def make(folder: Path) -> None:
+        report(f"Reading {file.name} (the first time takes up to a minute) ...")
+        _make(file, folder)
+
+    return kept(f"gguf-{key}", make)
 
 
 def _transformers() -> str:

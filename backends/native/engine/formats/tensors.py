@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
+from backends.native.checkpoints.folder import read_json
 from backends.native.checkpoints.gguf_header import read_header
 from backends.native.checkpoints.layout import gguf_of
+from backends.native.checkpoints.quantization import bits_of, method_of, read_quantization
 from backends.native.engine.formats.gguf import read_gguf
+from backends.native.engine.formats.quantized import FORMATS, read_quantized
 
 
 def read_tensors(folder: Path, config: Any, auto_class: Any, dtype: torch.dtype) -> dict[str, Tensor] | None:
@@ -31,7 +35,17 @@ def read_tensors(folder: Path, config: Any, auto_class: Any, dtype: torch.dtype)
         with torch.device("meta"):
             skeleton = model_class(auto_class, config)(copy.deepcopy(config))
         return read_gguf(file, skeleton, dtype)
-    return None
+    quantization = _quantization(folder)
+    return None if quantization is None else read_quantized(folder, quantization, dtype)
+
+
+def plain(config: Any) -> Any:
+    """The configuration of the same model with plain weights."""
+    config = copy.deepcopy(config)
+    for part in (config, config.get_text_config(decoder=True)):
+        if hasattr(part, "quantization_config"):
+            del part.quantization_config
+    return config
 
 
 def float32_bytes(folder: Path, own: torch.dtype) -> int:
@@ -40,10 +54,16 @@ def float32_bytes(folder: Path, own: torch.dtype) -> int:
     Args:
         folder: the checkpoint.
         own: the dtype of its weights.
+
+    Raises:
+        backends.native.checkpoints.errors.CheckpointError: they cannot be read.
     """
     if (file := gguf_of(folder)) is not None:
         tensors = read_header(file).tensors.values()
         return sum(math.prod(tensor.shape) for tensor in tensors) * torch.float32.itemsize
+    if (quantization := _quantization(folder)) is not None:
+        packed = {"I32": 32 // bits_of(quantization), "U8": 2}
+        return sum(_weights_in(file, packed) for file in folder.glob("*.safetensors")) * torch.float32.itemsize
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     return size * torch.float32.itemsize // own.itemsize
 
@@ -51,3 +71,16 @@ def float32_bytes(folder: Path, own: torch.dtype) -> int:
 def model_class(auto_class: Any, config: Any) -> Any:
     """The class of transformers that an automatic class stands for."""
     return auto_class._model_mapping[type(config)]  # noqa: SLF001 - the table that `from_pretrained` reads
+
+
+def _quantization(folder: Path) -> dict[str, Any] | None:
+    """The `quantization_config` of weights that are read here and not by transformers."""
+    found = read_quantization(read_json(folder / "config.json") or {}, str(folder))
+    return found if found is not None and method_of(found) in FORMATS else None
+
+
+def _weights_in(file: Path, packed: dict[str, int]) -> int:
+    """The number of weights that a file's elements stand for, of which some types hold several."""
+    with safe_open(file, framework="pt") as tensors:
+        slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118 - not a dictionary
+        return sum(math.prod(each.get_shape()) * packed.get(each.get_dtype(), 1) for each in slices)

@@ -29,7 +29,7 @@ from transformers import (
 from backends.native.checkpoints.errors import CheckpointError
 from backends.native.checkpoints.layout import gguf_of
 from backends.native.engine.errors import LoadError
-from backends.native.engine.formats.tensors import float32_bytes, model_class, read_tensors
+from backends.native.engine.formats.tensors import float32_bytes, model_class, plain, read_tensors
 from backends.native.engine.layers.quantized_linear import BITS
 from backends.native.engine.loading.module import read_module
 from backends.native.multimodal.interfaces import SupportsMultiModal
@@ -209,7 +209,7 @@ def _read_model(path: Path, config: Any, auto_class: Any, dtype: torch.dtype, de
         reader = auto_class if tensors is None else model_class(auto_class, config)
         model, found = reader.from_pretrained(
             **{"pretrained_model_name_or_path": None, **source},
-            config=config,
+            config=config if tensors is None else plain(config),
             dtype=dtype,
             attn_implementation="eager",  # the only one that implements every feature: sdpa drops a softcap
             local_files_only=True,

@@ -1,4 +1,4 @@
-"""Models of the hub: fetched whole from a real server, resumed, offline if set so, refused by name."""
+"""Models of the hub: fetched whole from a real server, resumed, offline when it must be, refused by name."""
 
 from __future__ import annotations
 

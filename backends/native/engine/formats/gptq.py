@@ -1,0 +1,34 @@
+"""GPTQ, as AutoGPTQ and GPTQModel write it: 2, 4 or 8 bits, a scale and a zero for each group of inputs.
+
+Source: AutoGPTQ, auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py; GPTQModel for `checkpoint_format = "gptq_v2"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.native.engine.formats.packing import unpack
+
+PARTS = ("qweight", "qzeros", "scales", "g_idx")
+
+
+def decode(parts: Mapping[str, Tensor], quantization: Mapping[str, Any]) -> Tensor:
+    """The weight [outputs, inputs], float32."""
+    bits = int(quantization["bits"])
+    numbers = unpack(parts["qweight"], bits, 0)  # [inputs, outputs]
+    zeros = unpack(parts["qzeros"], bits, 1)  # [groups, outputs]
+    if str(quantization.get("checkpoint_format") or "gptq").lower() == "gptq":
+        # The first form keeps zeros less one; a zero of 0 was kept as -1, in so many bits.
+        zeros = (zeros + 1).bitwise_and_(2**bits - 1)
+    scales = parts["scales"].float()
+    groups = parts.get("g_idx")
+    if groups is None:
+        length = -(-len(numbers) // len(scales))
+        groups = torch.arange(len(numbers)) // length
+    # With `desc_act` the groups' inputs are not neighbours.
+    groups = groups.long()
+    return ((numbers - zeros[groups]) * scales[groups]).T

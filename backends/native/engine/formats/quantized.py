@@ -1,0 +1,100 @@
+"""Checkpoints whose weights are quantized: each is computed when it is loaded, whatever kernel it was made for.
+
+One file a format, registered by `quant_method`. A format names the tensors that make up a layer's weight, and computes
+it from them; every other tensor is as in a plain checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from backends.native.checkpoints.errors import CheckpointError
+from backends.native.checkpoints.quantization import method_of
+from backends.native.engine.formats import awq, bitsandbytes, compressed_tensors, fp8, gptq
+
+
+class Format(NamedTuple):
+    """A form of weights.
+
+    Attributes:
+        marks: names of which one is among the tensors of every layer that is quantized.
+        parts: the names of its tensors.
+        decode: the weight [outputs, inputs] of them, given `quantization_config`.
+    """
+
+    marks: tuple[str, ...]
+    parts: tuple[str, ...]
+    decode: Callable[[Mapping[str, Tensor], Mapping[str, Any]], Tensor]
+
+
+_FP8 = Format(("weight_scale_inv", "weight_scale"), fp8.PARTS, fp8.decode)
+FORMATS = {
+    "awq": Format(("qweight",), awq.PARTS, awq.decode),
+    "gptq": Format(("qweight",), gptq.PARTS, gptq.decode),
+    "fp8": _FP8,
+    "fbgemm_fp8": _FP8,
+    "compressed-tensors": Format(("weight_scale",), compressed_tensors.PARTS, compressed_tensors.decode),
+    "bitsandbytes": Format(("weight.absmax", "SCB"), bitsandbytes.PARTS, bitsandbytes.decode),
+}
+"""By `quant_method`."""
+# Of caches for keys and values, which are not quantized here.
+_UNUSED = ("k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point")
+
+
+def read_quantized(folder: Path, quantization: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Read a checkpoint's tensors, quantized weights as what they stand for.
+
+    Args:
+        folder: the checkpoint.
+        quantization: its `quantization_config`, of a method in `FORMATS`.
+        dtype: of the result.
+
+    Raises:
+        CheckpointError: a tensor is missing or in a form that the format does not have.
+    """
+    form = FORMATS[method_of(quantization)]
+    with ExitStack() as opened:
+        files = [opened.enter_context(safe_open(file, framework="pt")) for file in sorted(folder.glob("*.safetensors"))]
+        places = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a dictionary
+        layers = _layers(places, form)
+        tensors = {}
+        for layer, names in layers.items():
+            parts = {part: places[name].get_tensor(name) for part, name in names.items()}
+            tensors[f"{layer}.weight"] = _decode(form, layer, parts, quantization).to(dtype)
+        taken = {name for names in layers.values() for name in names.values()}
+        for name in sorted(places.keys() - taken):
+            if name.rpartition(".")[2] not in _UNUSED:
+                tensors[name] = _plain(name, places[name].get_tensor(name)).to(dtype)
+    return tensors
+
+
+def _layers(places: Mapping[str, Any], form: Format) -> dict[str, dict[str, str]]:
+    """The names of the tensors of each quantized layer, by their part."""
+    layers: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for name in places:
+        for part in form.parts:
+            if name.endswith(f".{part}"):
+                layers[name.removesuffix(f".{part}")][part] = name
+    return {layer: names for layer, names in layers.items() if names.keys() & set(form.marks)}
+
+
+def _decode(form: Format, layer: str, parts: dict[str, Tensor], quantization: Mapping[str, Any]) -> Tensor:
+    try:
+        return form.decode(parts, quantization)
+    # A damaged file: a part that is missing, or whose shape does not fit the others.
+    except (KeyError, IndexError, RuntimeError, StopIteration, ValueError) as error:
+        raise CheckpointError(f"the weight of {layer} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _plain(name: str, tensor: Tensor) -> Tensor:
+    if not tensor.is_floating_point() or tensor.itemsize == 1:
+        raise CheckpointError(f"the tensor {name} is {tensor.dtype}, and nothing says what it stands for")
+    return tensor

@@ -1,0 +1,252 @@
+"""Every format of quantized weights, packed here by its documentation, gives the logits of its weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from backends.native.engine.errors import LoadError
+from backends.native.engine.formats.quantized import FORMATS
+from backends.native.engine.formats.tensors import float32_bytes
+from backends.native.engine.loading.weights import load
+
+pytestmark = pytest.mark.torch
+
+Made = tuple[dict[str, Tensor], Tensor]
+"""A layer's tensors as a format has them, and the weight [outputs, inputs] that they stand for."""
+
+GROUP = 32
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+def numbers(low: int, high: int, *shape: int) -> Tensor:
+    return torch.randint(low, high, shape)
+
+
+def scales(*shape: int, spread: float = 0.02) -> Tensor:
+    return torch.rand(shape).mul(spread).add(spread / 2)
+
+
+def words(rows: Tensor, bits: int, order: list[int] | None = None) -> Tensor:
+    """Rows of unsigned numbers packed into words of 32 bits, along the last dimension, number by number."""
+    count = 32 // bits
+    packed = []
+    for row in rows.tolist():
+        line = []
+        for start in range(0, len(row), count):
+            word = 0
+            for place in range(count):
+                source = start + (place if order is None else order[place])
+                word |= (row[source] if source < len(row) else 0) << (bits * place)
+            line.append(word - 2**32 if word >= 2**31 else word)
+        packed.append(line)
+    return torch.tensor(packed, dtype=torch.int32)
+
+
+def awq(outputs: int, inputs: int) -> Made:
+    levels, zeros = numbers(0, 16, inputs, outputs), numbers(0, 16, inputs // GROUP, outputs)
+    scale = scales(inputs // GROUP, outputs).half()
+    weight = (levels - zeros.repeat_interleave(GROUP, 0)) * scale.float().repeat_interleave(GROUP, 0)
+    parts = {"qweight": words(levels, 4, AWQ_ORDER), "qzeros": words(zeros, 4, AWQ_ORDER), "scales": scale}
+    return parts, weight.T
+
+
+def gptq(bits: int, form: str, *, ordered: bool = False, indices: bool = True) -> Callable[[int, int], Made]:
+    def make(outputs: int, inputs: int) -> Made:
+        levels = numbers(0, 2**bits, inputs, outputs)
+        zeros = numbers(0, 2**bits, inputs // GROUP, outputs)
+        scale = scales(inputs // GROUP, outputs, spread=0.3 / 2**bits).half()
+        groups = torch.arange(inputs) // GROUP
+        groups = groups[torch.randperm(inputs)] if ordered else groups
+        weight = (levels - zeros[groups]) * scale.float()[groups]
+        kept = zeros if form == "gptq_v2" else (zeros - 1) % 2**bits
+        parts = {"qweight": words(levels.T, bits).T.contiguous(), "qzeros": words(kept, bits), "scales": scale}
+        return parts | ({"g_idx": groups.int()} if indices else {}), weight.T
+
+    return make
+
+
+def fp8(kind: str) -> Callable[[int, int], Made]:
+    def make(outputs: int, inputs: int) -> Made:
+        stored = torch.randn(outputs, inputs).to(torch.float8_e4m3fn)
+        if kind == "block":  # the last blocks are cut
+            rows, columns = -(-outputs // 48), -(-inputs // 48)
+            scale = scales(rows, columns, spread=0.2)
+            full = scale.repeat_interleave(48, 0).repeat_interleave(48, 1)[:outputs, :inputs]
+            return {"weight": stored, "weight_scale_inv": scale}, stored.float() * full
+        scale = scales(spread=0.2) if kind == "tensor" else scales(outputs, 1, spread=0.2)
+        parts = {"weight": stored, "weight_scale": scale, "input_scale": torch.ones(1)}
+        return parts, stored.float() * scale
+
+    return make
+
+
+def packed(bits: int, *, zeros: bool = False, ordered: bool = False) -> Callable[[int, int], Made]:
+    def make(outputs: int, inputs: int) -> Made:
+        half = 2 ** (bits - 1)
+        levels = numbers(-half, half, outputs, inputs)
+        scale = scales(outputs, inputs // GROUP, spread=0.3 / 2**bits)
+        zero = numbers(-half, half, outputs, inputs // GROUP)
+        groups = torch.arange(inputs) // GROUP
+        groups = groups[torch.randperm(inputs)] if ordered else groups
+        weight = (levels - (zero[:, groups] if zeros else 0)) * scale[:, groups]
+        parts = {
+            "weight_packed": words(levels + half, bits),
+            "weight_shape": torch.tensor([outputs, inputs]),
+            "weight_scale": scale,
+        }
+        if zeros:
+            parts["weight_zero_point"] = words((zero + half).T, bits).T.contiguous()
+        return parts | ({"weight_g_idx": groups.int()} if ordered else {}), weight
+
+    return make
+
+
+def integers(outputs: int, inputs: int) -> Made:
+    levels, scale = numbers(-128, 128, outputs, inputs).to(torch.int8), scales(outputs, 1, spread=0.002)
+    zero = numbers(-8, 8, outputs, 1).to(torch.int8)
+    parts = {"weight": levels, "weight_scale": scale, "weight_zero_point": zero, "input_scale": torch.ones(1)}
+    return parts, (levels.float() - zero.float()) * scale
+
+
+def floats(outputs: int, inputs: int) -> Made:
+    stored, scale = torch.randn(outputs, inputs).to(torch.float8_e4m3fn), scales(outputs, 1, spread=0.2)
+    return {"weight": stored, "weight_scale": scale}, stored.float() * scale
+
+
+def nf4(*, nested: bool) -> Callable[[int, int], Made]:
+    def make(outputs: int, inputs: int) -> Made:
+        table, levels = torch.randn(16).sort().values, numbers(0, 16, outputs * inputs)
+        blocks = outputs * inputs // 64
+        described: dict[str, Any] = {"quant_type": "nf4", "blocksize": 64, "shape": [outputs, inputs]}
+        parts = {
+            "weight": (levels[::2] * 16 + levels[1::2]).to(torch.uint8).unsqueeze(1),
+            "weight.quant_map": table,
+            "weight.absmax": scales(blocks, spread=0.2),
+        }
+        scale = parts["weight.absmax"]
+        if nested:
+            outer = torch.rand(-(-blocks // 256)).add(0.5)
+            inner = torch.rand(256).mul(0.1)
+            parts["weight.absmax"] = numbers(0, 256, blocks).to(torch.uint8)
+            parts |= {"weight.nested_absmax": outer, "weight.nested_quant_map": inner}
+            described |= {"nested_blocksize": 256, "nested_offset": 0.05, "nested_dtype": "float32"}
+            scale = inner[parts["weight.absmax"].int()] * outer.repeat_interleave(256)[:blocks] + 0.05
+        text = json.dumps(described).encode()
+        parts["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(text), dtype=torch.uint8)
+        return parts, (table[levels] * scale.repeat_interleave(64)).reshape(outputs, inputs)
+
+    return make
+
+
+def int8(outputs: int, inputs: int) -> Made:
+    levels, greatest = numbers(-127, 128, outputs, inputs).to(torch.int8), scales(outputs, spread=0.3)
+    parts = {"weight": levels, "SCB": greatest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return parts, levels.float() * (greatest / 127)[:, None]
+
+
+def group(form: str, bits: int) -> dict[str, Any]:
+    return {"format": form, "config_groups": {"group_0": {"weights": {"num_bits": bits}}}}
+
+
+COMPRESSED: dict[str, Any] = {"quant_method": "compressed-tensors"}
+CASES: dict[str, tuple[dict[str, Any], Callable[[int, int], Made]]] = {
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, awq),
+    "gptq-4": ({"quant_method": "gptq", "bits": 4}, gptq(4, "gptq")),
+    "gptq-4-ordered": ({"quant_method": "gptq", "bits": 4, "desc_act": True}, gptq(4, "gptq", ordered=True)),
+    "gptq-8-without-indices": ({"quant_method": "gptq", "bits": 8}, gptq(8, "gptq", indices=False)),
+    "gptq-2-v2": ({"quant_method": "gptq", "bits": 2, "checkpoint_format": "gptq_v2"}, gptq(2, "gptq_v2")),
+    "fp8-block": ({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [48, 48]}, fp8("block")),
+    "fp8-tensor": ({"quant_method": "fp8"}, fp8("tensor")),
+    "fbgemm": ({"quant_method": "fbgemm_fp8"}, fp8("row")),
+    "pack-4": (COMPRESSED | group("pack-quantized", 4), packed(4)),
+    "pack-4-zeros": (COMPRESSED | group("pack-quantized", 4), packed(4, zeros=True)),
+    "pack-8-ordered": (COMPRESSED | group("pack-quantized", 8), packed(8, ordered=True)),
+    "int-8": (COMPRESSED | group("int-quantized", 8), integers),
+    "float-8": (COMPRESSED | group("float-quantized", 8), floats),
+    "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, nf4(nested=False)),
+    "nf4-nested": ({"load_in_4bit": True, "bnb_4bit_use_double_quant": True}, nf4(nested=True)),
+    "int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, int8),
+}
+
+
+def save(folder: Path, quantization: dict[str, Any], make: Callable[[int, int], Made]) -> LlamaForCausalLM:
+    """Write a quantized Llama; return the same with the weights that it stands for."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    model = LlamaForCausalLM(config).eval()
+    tensors = dict(model.state_dict())
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name != "lm_head":
+            del tensors[f"{name}.weight"]
+            parts, weight = make(*module.weight.shape)
+            tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
+            module.weight.data = weight.float().contiguous()
+    # Scales of a quantized cache, which is not quantized here.
+    tensors["model.layers.0.self_attn.k_scale"] = torch.ones(1)
+    config.save_pretrained(folder)
+    described = json.loads((folder / "config.json").read_text()) | {"quantization_config": quantization}
+    (folder / "config.json").write_text(json.dumps(described))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return model
+
+
+def logits(model: Any) -> Tensor:
+    with torch.inference_mode():
+        return model(torch.arange(12).unsqueeze(0)).logits[0]
+
+
+def test_every_format_is_tested() -> None:
+    methods = {quantization.get("quant_method", "bitsandbytes") for quantization, _ in CASES.values()}
+    assert methods == set(FORMATS)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_the_weights(case: str, tmp_path: Path) -> None:
+    expected = save(tmp_path, *CASES[case])
+    loaded = load(str(tmp_path))
+    torch.testing.assert_close(logits(loaded.model), logits(expected), atol=1e-4, rtol=1e-4)
+    assert float(logits(expected).std()) > 0.05
+    # About as many as there are: a model is not expanded to float32 if it is large.
+    actual = sum(parameter.numel() for parameter in expected.parameters()) * 4
+    assert 0.9 < float32_bytes(tmp_path, torch.float16) / actual < 1.6
+
+
+def test_a_small_change_of_a_packed_weight_is_noticed(tmp_path: Path) -> None:
+    expected = save(tmp_path, *CASES["awq"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.self_attn.q_proj.qweight"][0, 0] ^= 4
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert float((logits(load(str(tmp_path)).model) - logits(expected)).abs().max()) > 1e-4
+
+
+def test_a_damaged_or_unexplained_tensor_is_refused_by_name(tmp_path: Path) -> None:
+    save(tmp_path, *CASES["gptq-4"])
+    whole = load_file(tmp_path / "model.safetensors")
+    layer = "model.layers.1.mlp.up_proj"
+    for change, why in (
+        ({f"{layer}.qzeros": None}, f"the weight of {layer} cannot be read: KeyError: 'qzeros'"),
+        ({f"{layer}.scales": torch.ones(1, 3)}, f"the weight of {layer} cannot be read: "),
+        ({f"{layer}.qweight": None}, f"the tensor {layer}.g_idx is torch.int32, and nothing says what it stands for"),
+    ):
+        changed = {name: tensor for name, tensor in (whole | change).items() if tensor is not None}
+        save_file(changed, tmp_path / "model.safetensors")
+        with pytest.raises(LoadError) as raised:
+            load(str(tmp_path))
+        assert str(raised.value).startswith(why)
