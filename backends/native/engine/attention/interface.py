@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from backends.native.engine.attention.kv_cache import KVCache, LayerCache
+from backends.native.engine.attention.kv_cache import KVCache, LayerCache, LayerKey
 from backends.native.engine.attention.progress import report_progress
 
 NAME = "interlingua_paged"
@@ -37,6 +37,7 @@ class AttentionMetadata:
         context_lengths: tokens of each sequence up to the end of this step.
         block_tables: [sequences, most blocks] int64, padded with block 0.
         plans: what kernels compute in the first layer and reuse in the others; each kernel has its own keys.
+        calls: how often each layer has attended in this step.
     """
 
     slots: Tensor
@@ -44,6 +45,7 @@ class AttentionMetadata:
     context_lengths: list[int]
     block_tables: Tensor
     plans: dict[Any, Any] = field(default_factory=dict)
+    calls: dict[int, int] = field(default_factory=dict)
 
     @property
     def starts(self) -> list[int]:
@@ -142,7 +144,7 @@ def attend(
     forward = current()
     # The batch dimension is 1: a packed step is one row. Transposed to one row a token, as slots are.
     keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
-    layer = forward.cache.layer(module.layer_idx, keys, values)
+    layer = forward.cache.layer(_layer_key(module.layer_idx, forward.metadata), keys, values)
     # Before the kernel: new tokens attend to themselves and to each other through the cache, like to all earlier ones.
     layer.write(forward.metadata.slots, keys, values)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -150,6 +152,12 @@ def attend(
     params = AttentionParams(scale, sliding_window or None, softcap, s_aux)
     queries = query[0].transpose(0, 1)
     return forward.kernel(queries, layer, forward.cache.block_size, forward.metadata, params).unsqueeze(0), None
+
+
+def _layer_key(index: int, metadata: AttentionMetadata) -> LayerKey:
+    """Whose pools a call reads and writes: blocks that stand in several places (Zamba) have a call for each of them."""
+    calls = metadata.calls[index] = metadata.calls.get(index, -1) + 1
+    return (index, calls) if calls else index
 
 
 def text_part(model: Any) -> Any:

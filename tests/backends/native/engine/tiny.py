@@ -51,17 +51,38 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
     "gpt_oss": _SHAPE | _SLIDING | {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
+_MAMBA_2 = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 12, "mamba_n_groups": 1, "mamba_chunk_size": 8}
+_DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+}
 RECURRENT: dict[str, dict[str, Any]] = {
     "mamba": {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "pad_token_id": 0},
+    "mamba2": {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "pad_token_id": 0}
+    | {"num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8},
     "lfm2": _SHAPE | {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3},
+    "qwen3_5_text": _SHAPE | _DELTA_NET,
+    "falcon_h1": _SHAPE | _MAMBA_2 | {"mamba_d_ssm": 96},
+    "jamba": _SHAPE
+    | {"num_experts": 2, "num_experts_per_tok": 1, "attn_layer_period": 2, "attn_layer_offset": 1}
+    | {"mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False},
+}
+"""Families with recurrent state."""
+OTHERS: dict[str, dict[str, Any]] = {
+    "rwkv": {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "context_length": CONTEXT}
+    | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
     "bloom": {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 2, "n_head": 4, "pad_token_id": 0},
 }
+"""Families that the packed execution path does not run."""
 
 
 def build(family: str) -> Any:
     """Build a tiny model in float32 with its own attention; the same at every call."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **(FAMILIES | RECURRENT)[family])
+    config = AutoConfig.for_model(family, **(FAMILIES | RECURRENT | OTHERS)[family])
     built = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     for parameter in built.parameters():
         if parameter.dim() >= 2:
@@ -142,7 +163,7 @@ class Tiny:
 
 def packed_runner(family: str, blocks: int = 64, size: int = 4) -> PackedRunner:
     """The packed execution path."""
-    return PackedRunner(_packed(family), KVCache(blocks, size))
+    return PackedRunner(_packed(family), KVCache(blocks, size), snapshots=64)
 
 
 def tiny(
@@ -169,6 +190,7 @@ def tiny(
         max_waiting=max_waiting,
         chunked=runner.chunked,
         on_preempted=on_preempted,
+        snapshots=runner.states,
     )
     engine = Engine(runner, scheduler, vocab_size=VOCAB, context_length=CONTEXT)
     return Tiny(engine, scheduler, runner, preemptions)
