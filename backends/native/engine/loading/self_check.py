@@ -119,7 +119,8 @@ def compare(model: Any, kernel: Kernel, change: Change) -> str | None:
 
 def prompts(device: torch.device) -> list[Tensor]:
     """The tokens of the check's sequences; the same at every call."""
-    rows = torch.randint(0, VOCAB, (len(_CUTS), _CUTS[-1][-1]), generator=torch.Generator().manual_seed(0))
+    # Without the first ids: as padding's, a token would get another position (RoBERTa).
+    rows = torch.randint(3, VOCAB, (len(_CUTS), _CUTS[-1][-1]), generator=torch.Generator().manual_seed(0))
     return [row[: cuts[-1]].to(device) for row, cuts in zip(rows, _CUTS, strict=True)]
 
 
@@ -181,7 +182,7 @@ def _cached_logits(model: Any, tokens: list[Tensor]) -> Tensor:
         for start, end in pairwise(cuts):
             outputs = model(input_ids=row[start:end].unsqueeze(0), past_key_values=cache, use_cache=True)
             # The model's own, of whatever class: some do not take another.
-            cache = outputs.past_key_values
+            cache = getattr(outputs, "past_key_values", None)
             logits.append(outputs.logits[0, -1])
         rows.append(torch.stack(logits))
     return torch.stack(rows, dim=1)

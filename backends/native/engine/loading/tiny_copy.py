@@ -32,6 +32,7 @@ _MAX_SIZES = {
     "sliding_window": WINDOW,
     "attention_window_size": WINDOW,
     "attention_chunk_size": WINDOW,
+    "floor_scale": WINDOW,
     "vocab_size_per_layer_input": VOCAB,
     "num_experts": 8,
     "num_local_experts": 8,
@@ -51,6 +52,8 @@ _STATE_SPACES = (
     ("n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_expand"),
     ("num_heads", "head_dim", "n_groups", "expand"),
 )
+# CodeGen's code splits its heads over four devices that it was trained on.
+_LEAST_HEADS = {"codegen": 4}
 _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 _IMAGE_TOKEN_IDS = ("image_token_id", "image_token_index")
 
@@ -181,7 +184,7 @@ def _shrink_heads(config: Any) -> None:
     shared = getattr(config, "num_key_value_heads", None) or heads
     width = config.hidden_size // heads
     # Two key heads, each shared by up to two query heads: grouped attention stays grouped.
-    fewer_shared = min(shared, 2)
+    fewer_shared = min(shared, _LEAST_HEADS.get(config.model_type, 2))
     fewer = fewer_shared * min(heads // shared, 2)
     config.num_attention_heads = fewer
     if hasattr(config, "num_key_value_heads"):

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from backends.native.engine.attention.adapted import adapt_attention
 from backends.native.engine.attention.interface import (
     NAME,
     AttentionMetadata,
@@ -92,6 +93,7 @@ class PackedRunner:
     ) -> None:
         # Only the decoder's: towers for images keep the attention that they were loaded with, which has no KV cache.
         text_part(model).set_attn_implementation(NAME)
+        adapt_attention(text_part(model))
         self._model = model
         self.cache = cache
         self.states = StatePool(cache.block_size, snapshots) if separate_sequences(text_part(model)) else None
@@ -168,6 +170,7 @@ class PackedRunner:
             query_lengths=counts,
             context_lengths=ends,
             block_tables=tables,
+            positions=positions,
         )
 
     def _block_tables(self, works: Seq[Work], width: int) -> Tensor:

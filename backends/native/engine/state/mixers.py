@@ -8,7 +8,7 @@ Such modules are found by what their code calls, not by their class. Outside of 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from backends.native.engine.attention.progress import report_progress
 from backends.native.engine.lora.layers import adapting
-from backends.native.engine.state import selective_scan
-from backends.native.engine.state.step import Group, current_groups
+from backends.native.engine.state import griffin, selective_scan
+from backends.native.engine.state.step import Group, StateView, current_groups
 
 # What modules call on transformers' cache for recurrent state, and the names that they give the cache.
 _CACHE_CALLS = {"update_conv_state", "update_recurrent_state", "get_linear_cache"}
@@ -37,7 +37,9 @@ def separate_sequences(model: Any) -> bool:
         whether there are such modules.
     """
     mixers = [module for module in model.modules() if is_recurrent(module)]
-    for module in mixers:
+    for index, module in enumerate(mixers):
+        if not hasattr(module, "layer_idx"):
+            module.layer_idx = index
         if not hasattr(module, _MARK):
             setattr(module, _MARK, True)
             module.forward = partial(_forward, module, module.forward, inspect.signature(module.forward))
@@ -46,7 +48,7 @@ def separate_sequences(model: Any) -> bool:
 
 def is_recurrent(module: nn.Module) -> bool:
     """Whether a module reads or writes the recurrent state of a cache."""
-    return not _CACHE_CALLS.isdisjoint(_names_in(module))
+    return type(module).__name__ == griffin.BLOCK or not _CACHE_CALLS.isdisjoint(_names_in(module))
 
 
 def _names_in(module: nn.Module) -> tuple[str, ...]:
@@ -64,17 +66,25 @@ def _forward(module: Any, own: Callable[..., Any], signature: inspect.Signature,
     arguments = bound | bound.pop("kwargs", {})  # those that the signature does not name
     # Masks hide padding, which a group does not have.
     masks = {name: None for name in signature.parameters if "mask" in name}
-    cache = next(name for name in _CACHE_NAMES if name in signature.parameters)
     tokens = sum(work.count for group in groups for work in group.works)
-    scans = selective_scan.NAME in _names_in(module)
     outputs = []
     for group in groups:
         part = {name: _select(value, group, tokens) for name, value in arguments.items() if "mask" not in name}
-        forward = selective_scan.starting_from(group.states, module) if scans else own
         with adapting(group.works):
-            outputs.append(forward(**part | masks | {cache: group.states}))
+            outputs.append(_call(module, own, group.states, signature.parameters, part | masks))
         group.states.write_back()
     return _join(outputs, groups, tokens)
+
+
+def _call(
+    module: Any, own: Callable[..., Any], states: StateView, parameters: Collection[str], arguments: dict[str, Any]
+) -> Any:
+    """Call a module for one group of sequences."""
+    if type(module).__name__ == griffin.BLOCK:
+        return griffin.forward(module, states, arguments["input_states"], arguments["position_ids"])
+    forward = selective_scan.starting_from(states, module) if selective_scan.NAME in _names_in(module) else own
+    cache = next(name for name in _CACHE_NAMES if name in parameters)
+    return forward(**arguments | {cache: states})
 
 
 def _select(value: Any, group: Group, tokens: int) -> Any:

@@ -12,6 +12,7 @@ import pytest
 
 from backends.native.protocol.messages import Submit
 from tests.backends.native.engine.tiny import (
+    ADAPTED,
     FAMILIES,
     RECURRENT,
     VOCAB,
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.torch
 LENGTHS = (3, 27, 14, 40, 1, 9)
 NEW = 12
 families = pytest.mark.parametrize(
-    "family", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in RECURRENT)]
+    "family", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in (*ADAPTED, *RECURRENT))]
 )
 
 
