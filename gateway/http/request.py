@@ -143,23 +143,33 @@ class RequestHandler:
                 return None
             if self._owner is not None and isinstance(request, Generate):
                 request = replace(request, flow=self._owner.hex())
-            account.stage, account.request = "route", request
-            # No `await` between the plan and the exposure: a change of what is deployed would replace the experiment.
-            account.plan = plan = service.router.plan(request, call.headers)
-            account.ticket = ticket = service.limit(account.key, plan, request)
-            if ticket is not None:
-                account.quotas = ticket.quotas
-            if service.exporter is not None:
-                account.version = service.catalog.cards[plan.targets[0].endpoint].version
-                account.texts = {} if service.exporter.with_text else None
-            if plan.has_experiment:
-                account.exposure = service.experiments.enter(request, plan, call.headers, shadowed=not service.draining)
+            return request, self._route(request, call)
         except Exception as error:  # whatever it is, the client gets it in its protocol
             if isinstance(error, RateLimited):
                 account.quotas = error.quotas
             await responder.refuse(error)
             return None
-        return request, plan
+
+    def _route(self, request: Request, call: Call) -> Plan:
+        """Pick the targets of a request, and count it for its limits and its experiment.
+
+        No coroutine: a change of what is deployed between the plan and the exposure would replace the experiment.
+
+        Raises:
+            schemas.errors.RequestError: nothing answers it, or a limit is reached.
+        """
+        service, account = self._service, self._account
+        account.stage, account.request = "route", request
+        account.plan = plan = service.router.plan(request, call.headers)
+        account.ticket = ticket = service.limit(account.key, plan, request)
+        if ticket is not None:
+            account.quotas = ticket.quotas
+        if service.exporter is not None:
+            account.version = service.catalog.cards[plan.targets[0].endpoint].version
+            account.texts = {} if service.exporter.with_text else None
+        if plan.has_experiment:
+            account.exposure = service.experiments.enter(request, plan, call.headers, shadowed=not service.draining)
+        return plan
 
     def _choose(self, operation: Operation) -> None:
         """Go on with the operation that the body is for: its codec writes the answer, and it is counted."""

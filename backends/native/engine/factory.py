@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 import torch
+from msgspec import structs
 
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.attention.progress import watch_layers
@@ -33,6 +34,7 @@ from backends.native.engine.lora.weights import load_lora_adapters
 from backends.native.engine.multimodal.profiling import find_processor, make_embedder, profile
 from backends.native.engine.pooling.hidden_states import HiddenStates
 from backends.native.engine.pooling.pooler import Pooler
+from backends.native.engine.runner.cache_sizes import CacheSizes
 from backends.native.engine.runner.embedder import Embedder
 from backends.native.engine.runner.packed import PackedRunner, Runner
 from backends.native.engine.runner.per_sequence import PerSequenceRunner
@@ -103,8 +105,9 @@ def _generator(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
         _inject_lora_adapters(loaded.model, options.lora_adapters, "packed" if packed else "per_sequence")
     report(Loading(0.8, "cache"))
     with torch.inference_mode():
-        runner, blocks = (_packed_runner if packed else _per_sequence_runner)(loaded, options)
-    return _assemble(loaded, options, runner, blocks)
+        runner, sizes = (_packed_runner if packed else _per_sequence_runner)(loaded, options)
+    options = structs.replace(options, max_sequences=sizes.sequences)
+    return _assemble(loaded, options, runner, sizes.blocks)
 
 
 def _encoder(folder: str, recipe: Recipe, options: EngineOptions) -> tuple[Steps, Ready]:
@@ -218,6 +221,7 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         chunked=runner.chunked,
         short_first=options.short_first,
         on_preempted=runner.forget,
+        snapshots=runner.states,
     )
     hidden = HiddenStates.of(loaded.model, runner)
     ready = _ready(
@@ -250,8 +254,8 @@ def _wanted_blocks(loaded: LoadedModel, options: EngineOptions) -> int:
     return -(-tokens // options.block_size)
 
 
-def _packed_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
-    """A runner over the KV cache, and the cache's number of blocks. A probe run finds the bytes of a block first."""
+def _packed_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, CacheSizes]:
+    """A runner over the KV cache, and what the cache holds. A probe run finds the bytes of a block first."""
     probe = PackedRunner(loaded.model, KVCache(1, options.block_size))
     # The content does not matter: the probe makes each layer's pools, whose shapes are known only from the first keys.
     prompt = (0,) * min(2, options.block_size)  # two tokens: enough to compile and run the prefill kernel, too
@@ -260,17 +264,19 @@ def _packed_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner,
     probe.run([Work(sequence, 0, len(prompt), samples=True)])
     embedder = None if options.text_only else _embedder(loaded, options)
     step_bytes = profile(loaded.model, probe, embedder, options, _context(loaded, options)) if embedder else 0
-    affordable = _cache_bytes(loaded.model.device, step_bytes) // probe.cache.bytes_per_block
-    blocks = _wanted_blocks(loaded, options)
-    # On a CPU an operator's `kv_tokens` may exceed `affordable`, which is a cautious share of the memory. On a GPU that
-    # share is nearly all there is, so more is an error.
-    if not options.kv_tokens:
-        blocks = min(blocks, affordable)
-    if blocks < 1 or (blocks > affordable and loaded.model.device.type != "cpu"):
+    wanted = CacheSizes(_wanted_blocks(loaded, options), options.max_sequences)
+    affordable = wanted.within(_cache_bytes(loaded.model.device, step_bytes), probe)
+    # On a CPU an operator's `kv_tokens` may exceed what is affordable, which is a cautious share of the memory. On a
+    # GPU that share is nearly all there is, so more is an error.
+    sizes = structs.replace(affordable, blocks=wanted.blocks) if options.kv_tokens else affordable
+    if min(sizes.blocks, sizes.sequences) < 1 or (
+        sizes.blocks > affordable.blocks and loaded.model.device.type != "cpu"
+    ):
         raise LoadError(f"The KV cache does not fit into the memory that the model leaves of {loaded.model.device}.")
     # `resized` makes new pools: the probe's are freed with the probe.
-    cache, names = probe.cache.resized(blocks), tuple(options.lora_adapters)
-    return PackedRunner(loaded.model, cache, embedder=embedder, lora_adapters=names), blocks
+    cache, names = probe.cache.resized(sizes.blocks), tuple(options.lora_adapters)
+    runner = PackedRunner(loaded.model, cache, embedder=embedder, lora_adapters=names, snapshots=sizes.snapshots)
+    return runner, sizes
 
 
 def _embedder(loaded: LoadedModel, options: EngineOptions) -> Embedder | None:
@@ -288,17 +294,16 @@ def _images_not_served(loaded: LoadedModel, why: str) -> LoadError:
     )
 
 
-def _per_sequence_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, int]:
-    """A runner without a paged cache, and the number of blocks that limits the tokens of all sequences."""
+def _per_sequence_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, CacheSizes]:
+    """A runner without a paged cache; its number of blocks limits the tokens of all sequences."""
     text_only = options.text_only or options.execution_path == "per_sequence"
     if not text_only and find_processor(loaded, options.model) is not None:
         raise _images_not_served(loaded, "it takes the per-sequence execution path, which is for text only")
     # At least the whole context, so that the longest prompt can always be admitted.
     most = max(_PER_SEQUENCE_TOKENS, _context(loaded, options)) // options.block_size
     blocks = _wanted_blocks(loaded, options)
-    return PerSequenceRunner(loaded.model, tuple(options.lora_adapters)), blocks if options.kv_tokens else min(
-        blocks, most
-    )
+    sizes = CacheSizes(blocks if options.kv_tokens else min(blocks, most), options.max_sequences)
+    return PerSequenceRunner(loaded.model, tuple(options.lora_adapters)), sizes
 
 
 def _cache_bytes(device: torch.device, step_bytes: int) -> int:

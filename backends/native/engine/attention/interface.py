@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from backends.native.engine.attention.kv_cache import KVCache, LayerCache
+from backends.native.engine.attention.kv_cache import KVCache, LayerCache, LayerKey
 from backends.native.engine.attention.progress import report_progress
 
 NAME = "interlingua_paged"
@@ -37,6 +37,8 @@ class AttentionMetadata:
         context_lengths: tokens of each sequence up to the end of this step.
         block_tables: [sequences, most blocks] int64, padded with block 0.
         plans: what kernels compute in the first layer and reuse in the others; each kernel has its own keys.
+        calls: how often each layer has attended in this step.
+        positions: [tokens], each token's index in its sequence; for modules that count positions themselves.
     """
 
     slots: Tensor
@@ -44,6 +46,8 @@ class AttentionMetadata:
     context_lengths: list[int]
     block_tables: Tensor
     plans: dict[Any, Any] = field(default_factory=dict)
+    calls: dict[int, int] = field(default_factory=dict)
+    positions: Tensor | None = None
 
     @property
     def starts(self) -> list[int]:
@@ -60,17 +64,26 @@ class AttentionParams:
         sliding_window: a token sees itself and the `sliding_window - 1` tokens before it; None: all before it.
         softcap: scores become `softcap * tanh(score / softcap)`.
         sinks: [query heads], a learned score that takes part in the softmax and has no value (gpt-oss).
+        alibi: [query heads], what a score grows by with each position of its key (ALiBi, arXiv 2108.12409).
+        chunk: a token sees those before it whose index divided by `chunk` is the same (Llama 4).
     """
 
     scale: float
     sliding_window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    alibi: Tensor | None = None
+    chunk: int | None = None
+
+    @property
+    def has_plain_scores(self) -> bool:
+        """Whether a score is a scaled product and nothing else."""
+        return self.softcap is None and self.sinks is None and self.alibi is None
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is neither a softcap nor sinks."""
-        return self.softcap is None and self.sinks is None
+        """Whether there are plain scores and no chunks."""
+        return self.has_plain_scores and self.chunk is None
 
 
 def index_tensor(values: Iterable[int], device: torch.device) -> Tensor:
@@ -114,6 +127,12 @@ def current() -> Forward:
     return _current.get()
 
 
+def step_metadata() -> AttentionMetadata | None:
+    """The metadata of the forward pass that runs in this context; None outside of a step."""
+    forward = _current.get(None)
+    return None if forward is None else forward.metadata
+
+
 @contextmanager
 def running(forward: Forward) -> Iterator[None]:
     """Make `forward` the current one, for models called inside."""
@@ -124,7 +143,7 @@ def running(forward: Forward) -> Iterator[None]:
         _current.reset(token)
 
 
-def attend(
+def attend(  # noqa: PLR0913 - transformers' arguments
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -134,6 +153,7 @@ def attend(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    alibi: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention function for transformers: [1, heads, tokens, width] each, to [1, tokens, heads, width]."""
@@ -142,14 +162,32 @@ def attend(
     forward = current()
     # The batch dimension is 1: a packed step is one row. Transposed to one row a token, as slots are.
     keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
-    layer = forward.cache.layer(module.layer_idx, keys, values)
+    layer = forward.cache.layer(_layer_key(module.layer_idx, forward.metadata), keys, values)
     # Before the kernel: new tokens attend to themselves and to each other through the cache, like to all earlier ones.
     layer.write(forward.metadata.slots, keys, values)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     # A window of 0 means none, as None does. `s_aux` is transformers' name for gpt-oss' sinks.
-    params = AttentionParams(scale, sliding_window or None, softcap, s_aux)
+    chunk = chunk_of(module)
+    if chunk is not None and max(forward.metadata.context_lengths) <= chunk:
+        chunk = None  # every sequence is within its first chunk: no kernel need know of them
+    params = AttentionParams(scale, sliding_window or None, softcap, s_aux, alibi, chunk)
     queries = query[0].transpose(0, 1)
     return forward.kernel(queries, layer, forward.cache.block_size, forward.metadata, params).unsqueeze(0), None
+
+
+def chunk_of(module: Any) -> int | None:
+    """The tokens of a chunk, if a module attends within chunks; not an argument of transformers' interface."""
+    config = getattr(module, "config", None)
+    size: int | None = getattr(config, "attention_chunk_size", None)
+    if size is None or config is None:
+        return None
+    return size if config.layer_types[module.layer_idx] == "chunked_attention" else None
+
+
+def _layer_key(index: int, metadata: AttentionMetadata) -> LayerKey:
+    """Whose pools a call reads and writes: blocks that stand in several places (Zamba) have a call for each of them."""
+    calls = metadata.calls[index] = metadata.calls.get(index, -1) + 1
+    return (index, calls) if calls else index
 
 
 def text_part(model: Any) -> Any:

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+LayerKey = int | tuple[int, int]
+"""A layer's index, or (index, call) of a module that is called more than once in a forward pass."""
+
 
 @dataclass(slots=True, eq=False)
 class LayerCache:
@@ -32,13 +35,13 @@ class KVCache:
     def __init__(self, blocks: int, block_size: int) -> None:
         self.blocks = blocks
         self.block_size = block_size
-        self._layers: dict[int, LayerCache] = {}
+        self._layers: dict[LayerKey, LayerCache] = {}
 
-    def layer(self, index: int, keys: Tensor, values: Tensor) -> LayerCache:
-        """The pools of layer `index`; the first call makes them to fit `keys` and `values` [tokens, heads, width]."""
-        found = self._layers.get(index)
+    def layer(self, key: LayerKey, keys: Tensor, values: Tensor) -> LayerCache:
+        """The pools of layer `key`; the first call makes them to fit `keys` and `values` [tokens, heads, width]."""
+        found = self._layers.get(key)
         if found is None:
-            found = self._layers[index] = LayerCache(self._pool(keys), self._pool(values))
+            found = self._layers[key] = LayerCache(self._pool(keys), self._pool(values))
         return found
 
     @property
@@ -50,9 +53,9 @@ class KVCache:
     def resized(self, blocks: int) -> KVCache:
         """An empty cache with pools for the same layers and another number of blocks."""
         cache = KVCache(blocks, self.block_size)
-        for index, layer in self._layers.items():
+        for key, layer in self._layers.items():
             # Only their shape, dtype and device are used.
-            cache.layer(index, layer.keys, layer.values)
+            cache.layer(key, layer.keys, layer.values)
         return cache
 
     def _pool(self, like: Tensor) -> Tensor:

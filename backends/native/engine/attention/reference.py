@@ -81,12 +81,12 @@ def fill(
     """Write attention's result to `output`; without `decoding`, only for sequences of several new tokens."""
     # Query heads for each key head: more than 1 in grouped-query attention (GQA, arXiv 2305.13245).
     sharing = queries.shape[1] // cache.keys.shape[1]
-    # With softcap or sinks scores are computed explicitly, which needs a mask even for a whole prompt.
-    masked = params.softcap is not None or params.sinks is not None
+    # Other than plain scores are computed explicitly, which needs a mask even for a whole prompt.
+    masked = not params.has_plain_scores
     most_bytes = _CPU_BYTES if queries.device.type == "cpu" else _DEVICE_BYTES
     most_keys = most_bytes // (cache.keys.stride(0) * cache.keys.itemsize)
     # Models may alternate kinds of layers (Gemma: sliding and full attention), so a step can have several plans.
-    key = (params.sliding_window, sharing, masked, most_keys, decoding)
+    key = (params.sliding_window, params.chunk, sharing, masked, most_keys, decoding)
     if key not in metadata.plans:
         metadata.plans[key] = plan(metadata, block_size, *key)
     for group in metadata.plans[key]:
@@ -104,6 +104,7 @@ def plan(
     metadata: AttentionMetadata,
     block_size: int,
     window: int | None,
+    chunk: int | None,
     sharing: int,
     masked: bool,
     most_keys: int,
@@ -115,38 +116,52 @@ def plan(
     """
     alone: list[list[int]] = []
     together: defaultdict[int, list[int]] = defaultdict(list)
-    furthest = window or max(metadata.context_lengths)
+    furthest = window or chunk or max(metadata.context_lengths)
     for index, (new, context) in enumerate(zip(metadata.query_lengths, metadata.context_lengths, strict=True)):
         if new > 1:
             alone.append([index])
         elif decoding:
             # 2^(bits - 1) < keys <= 2^bits: within a group at most half of what is gathered is padding.
             together[(min(context, furthest) - 1).bit_length()].append(index)
-    groups = [_group(metadata, indices, block_size, window, sharing, masked) for indices in alone]
+    groups = [_group(metadata, indices, block_size, window, chunk, sharing, masked) for indices in alone]
     for bits, indices in together.items():
         # Each of the sequences gathers up to 2^bits keys, so `most_keys >> bits` of them stay within the bound.
-        group = _group(metadata, indices, block_size, window, sharing, masked)
+        group = _group(metadata, indices, block_size, window, chunk, sharing, masked)
         groups += group.split(max(1, most_keys >> bits))
     return groups
 
 
 def _group(
-    metadata: AttentionMetadata, indices: list[int], size: int, window: int | None, sharing: int, masked: bool
+    metadata: AttentionMetadata,
+    indices: list[int],
+    size: int,
+    window: int | None,
+    chunk: int | None,
+    sharing: int,
+    masked: bool,
 ) -> Group:
     device = metadata.block_tables.device
     new = metadata.query_lengths[indices[0]]
     contexts = [metadata.context_lengths[index] for index in indices]
     # Position of the first key of the block that each sequence's oldest query reaches back to, and the keys from there.
-    firsts = [max(0, context - new - window + 1) // size * size for context in contexts] if window else []
-    lengths = [context - first for context, first in zip(contexts, firsts, strict=True)] if window else contexts
+    firsts = []
+    if window:
+        firsts = [max(0, context - new - window + 1) // size * size for context in contexts]
+    elif chunk:
+        firsts = [(context - new) // chunk * chunk // size * size for context in contexts]
+    lengths = [context - first for context, first in zip(contexts, firsts, strict=True)] if firsts else contexts
 
     starts = metadata.starts
     tokens = [starts[index] + offset for offset in range(new) for index in indices]  # one index, or one new token
     # A chunk that continues a prompt has more keys than queries; torch's `is_causal` aligns the mask at the upper left
     # and would hide the earlier keys.
-    causal = not masked and 1 < new == contexts[0] <= (window or new)
+    causal = not masked and 1 < new == contexts[0] <= (window or chunk or new)
     own = _own(lengths, device)
-    mask = None if causal else _mask(lengths, own, new, window, sharing, device)
+    mask = None
+    if chunk and not causal:
+        mask = _chunk_mask(lengths, firsts, new, chunk, sharing, device)
+    elif not causal:
+        mask = _mask(lengths, own, new, window, sharing, device)
     tables = metadata.block_tables
     if len(indices) < len(tables):  # else they are all, in order
         tables = tables[index_tensor(indices, device)]
@@ -199,6 +214,17 @@ def _mask(
     return visible.repeat(1, sharing, 1).unsqueeze(1)
 
 
+def _chunk_mask(
+    lengths: list[int], firsts: list[int], new: int, chunk: int, sharing: int, device: torch.device
+) -> Tensor:
+    """See `Group.mask`, for sequences that attend within chunks, whose first gathered keys have positions `firsts`."""
+    first = index_tensor(firsts, device).view(-1, 1, 1)
+    key = first + torch.arange(max(lengths), device=device)
+    query = first + index_tensor(lengths, device).view(-1, 1, 1) + torch.arange(-new, 0, device=device).view(1, -1, 1)
+    visible = (key <= query) & (key // chunk == query // chunk)
+    return visible.repeat(1, sharing, 1).unsqueeze(1)
+
+
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, group: Group, params: AttentionParams) -> Tensor:
     """[sequences, new or keys, heads, width] each, to [sequences, new, query heads, value width]."""
     if group.causal:
@@ -211,7 +237,7 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, group: Group, params:
     q = queries.view(count, new, -1, sharing, width).permute(0, 2, 3, 1, 4).flatten(2, 3)
     # Keys and values need no copy for each query head: heads are a batch dimension of torch's function.
     k, v = keys.transpose(1, 2), values.transpose(1, 2)
-    if params.softcap is None and params.sinks is None:
+    if params.has_plain_scores:
         out = functional.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=params.scale)
     else:
         out = _explicit(q, k, v, group.mask, params)
@@ -219,18 +245,26 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, group: Group, params:
 
 
 def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, params: AttentionParams) -> Tensor:
-    """Attention with explicit scores, for softcap and sinks, which torch's own function does not have."""
+    """Attention with explicit scores, for softcap, sinks and ALiBi, which torch's own function does not have."""
     scores = (q @ k.transpose(2, 3)).float() * params.scale
     # Gemma 2's order: scale, then softcap, then mask. A softcap after the mask would turn -inf into a finite score.
     if params.softcap is not None:
         scores = torch.tanh(scores / params.softcap) * params.softcap
+    if params.alibi is not None:
+        # A query's own position adds the same to all its scores, which the softmax takes no notice of.
+        position = torch.arange(1 - k.shape[2], 1, device=k.device)
+        slopes = params.alibi.to(k.device).view(1, k.shape[1], -1).repeat_interleave(_rows_per_head(q, params.alibi), 2)
+        scores = scores + slopes.unsqueeze(-1) * position
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     if params.sinks is None:
         return scores.softmax(-1).to(v.dtype) @ v
     # A sink is one more column of scores, whose weight is dropped: [query heads] to the rows of each key head.
-    # Rows of one query head are consecutive, since `_attend` flattens (sharing, new) in this order.
-    rows = q.shape[1] * q.shape[2] // len(params.sinks)
-    sinks = params.sinks.float().repeat_interleave(rows).view(1, q.shape[1], q.shape[2], 1)
+    sinks = params.sinks.float().repeat_interleave(_rows_per_head(q, params.sinks)).view(1, q.shape[1], q.shape[2], 1)
     weights = torch.cat([scores, sinks.expand(len(q), -1, -1, -1)], dim=-1).softmax(-1)[..., :-1]
     return weights.to(v.dtype) @ v
+
+
+def _rows_per_head(q: Tensor, heads: Tensor) -> int:
+    """Rows of one query head, which are consecutive, since `_attend` flattens (sharing, new) in this order."""
+    return q.shape[1] * q.shape[2] // len(heads)

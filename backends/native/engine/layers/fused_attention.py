@@ -15,7 +15,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams, Forward, current, running
+from backends.native.engine.attention.interface import (
+    AttentionMetadata,
+    AttentionParams,
+    Forward,
+    chunk_of,
+    current,
+    running,
+)
 from backends.native.engine.attention.kv_cache import KVCache, LayerCache
 from backends.native.engine.attention.progress import report_progress
 from backends.native.engine.kernels.jit import Function, typed_function
@@ -58,7 +65,7 @@ class FusedAttention(Projections):
             longest: the most tokens of a sequence.
             join: whether its linear layers may be joined.
         """
-        if not _is_made_of_heads(module) or module.q_proj.weight.device.type != "cpu":
+        if not _is_made_of_heads(module) or chunk_of(module) is not None or module.q_proj.weight.device.type != "cpu":
             return None
         compiled = typed_function("fused_attention", "rotate_and_store", module.q_proj.weight.dtype)
         if compiled is None:

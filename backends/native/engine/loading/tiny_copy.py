@@ -14,6 +14,8 @@ import torch
 
 WINDOW = 8
 VOCAB = 128
+_WIDTH = 256
+"""The hidden width of models without attention heads."""
 
 _MAX_LAYERS = 12
 _MAX_PARAMETERS = 150_000_000
@@ -28,6 +30,9 @@ _MAX_SIZES = {
     "num_kv_shared_layers": 1,
     "first_k_dense_replace": 1,
     "sliding_window": WINDOW,
+    "attention_window_size": WINDOW,
+    "attention_chunk_size": WINDOW,
+    "floor_scale": WINDOW,
     "vocab_size_per_layer_input": VOCAB,
     "num_experts": 8,
     "num_local_experts": 8,
@@ -40,6 +45,15 @@ _MAX_SIZES = {
 _MAX_TOWER_SIZES = {"num_blocks": 1, "depth": 1, "intermediate_size": 96}
 # Names of towers for the width of their output, which is that of the text part.
 _WIDTHS_OF_TEXT = ("out_hidden_size", "projection_dim")
+# Names for the heads, their width, the groups and the expansion of state space layers: heads times width is expansion
+# times hidden width.
+_STATE_SPACES = (
+    ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_expand"),
+    ("n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_expand"),
+    ("num_heads", "head_dim", "n_groups", "expand"),
+)
+# CodeGen's code splits its heads over four devices that it was trained on.
+_LEAST_HEADS = {"codegen": 4}
 _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 _IMAGE_TOKEN_IDS = ("image_token_id", "image_token_index")
 
@@ -95,6 +109,7 @@ def shrunken_config(config: Any, *, few_heads: bool, few_layers: bool) -> Any:
     if few_heads:
         width = text.hidden_size
         _shrink_heads(text)
+        _shrink_state_spaces(text)
         for part in _towers(config, text):
             for name in _WIDTHS_OF_TEXT:
                 if getattr(part, name, None) == width:
@@ -140,10 +155,13 @@ def _shrink_vocabulary(config: Any) -> None:
 def _fewest_layers(config: Any) -> int:
     """The fewest layers that include every kind of layer, at least two."""
     total: int = config.num_hidden_layers
-    lists = [value for value in vars(config).values() if isinstance(value, list | tuple) and len(value) == total]
+    found = [*vars(config).values(), getattr(config, "layers_block_type", None)]
+    lists = [value for value in found if isinstance(value, list | tuple) and len(value) == total]
     # Lists with an entry for each layer name its kind (attention, experts): keep layers up to the last first occurrence
-    # of a kind.
+    # of a kind, and two that share one block of weights (Zamba): those of kind hybrid.
     last = max((kinds.index(kind) for kinds in lists for kind in kinds), default=0)
+    for kinds in lists:
+        last = max([last, *[index for index, kind in enumerate(kinds) if kind == "hybrid"][:2]])
     return min(total, max(2, last + 1), _MAX_LAYERS)
 
 
@@ -159,16 +177,35 @@ def _shrink_layers(config: Any, layers: int) -> None:
 
 
 def _shrink_heads(config: Any) -> None:
-    heads = config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", None)
+    if heads is None:
+        config.hidden_size = min(config.hidden_size, _WIDTH)
+        return
     shared = getattr(config, "num_key_value_heads", None) or heads
     width = config.hidden_size // heads
     # Two key heads, each shared by up to two query heads: grouped attention stays grouped.
-    fewer_shared = min(shared, 2)
+    fewer_shared = min(shared, _LEAST_HEADS.get(config.model_type, 2))
     fewer = fewer_shared * min(heads // shared, 2)
     config.num_attention_heads = fewer
     if hasattr(config, "num_key_value_heads"):
         config.num_key_value_heads = fewer_shared
     config.hidden_size = fewer * (vars(config).get("head_dim") or width)  # not getattr: it may vary by layer
+    # Zamba's attention is as wide as the hidden states and the embeddings together.
+    if getattr(config, "attention_hidden_size", None) == 2 * width * heads:
+        config.attention_hidden_size = 2 * config.hidden_size
+
+
+def _shrink_state_spaces(config: Any) -> None:
+    """Fit the heads of state space layers to the hidden width; their width stays where it can."""
+    for names in _STATE_SPACES:
+        heads, width, groups, expand = (getattr(config, name, None) for name in names)
+        if heads is None or width is None or groups is None or expand is None:
+            continue
+        inner = int(expand * config.hidden_size)
+        fitting = range(max(inner // width, groups), 0, -1)
+        heads = next(each for each in fitting if inner % each == 0 and each % groups == 0)
+        setattr(config, names[0], heads)
+        setattr(config, names[1], inner // heads)
 
 
 def _widen(model: Any) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from backends.native.engine.attention.adapted import adapt_attention
 from backends.native.engine.attention.interface import (
     NAME,
     AttentionMetadata,
@@ -28,7 +29,10 @@ from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.attention.registry import best_kernel
 from backends.native.engine.lora.layers import adapting
 from backends.native.engine.runner.embedder import Embedder
-from backends.native.engine.scheduling.sequence import Sequence, Work
+from backends.native.engine.scheduling.sequence import Sequence, StateSnapshots, Work
+from backends.native.engine.state.mixers import separate_sequences
+from backends.native.engine.state.pool import StatePool
+from backends.native.engine.state.step import grouped, groups_of
 
 
 class Runner(Protocol):
@@ -42,6 +46,11 @@ class Runner(Protocol):
     """The most tokens of one image in a prompt; 0: prompts hold no images."""
     lora_adapters: tuple[str, ...]
     """Names of the LoRA adapters that a sequence may ask for."""
+
+    @property
+    def states(self) -> StateSnapshots | None:
+        """The recurrent states beside the paged cache; None: the model has none, or the runner keeps them otherwise."""
+        ...
 
     def run(self, works: Seq[Work]) -> Tensor:
         """Run the works' tokens.
@@ -67,6 +76,7 @@ class PackedRunner:
         kernel: how attention is computed.
         embedder: makes input embeddings of images; None: the model takes none.
         lora_adapters: names of the LoRA adapters in the model.
+        snapshots: the most snapshots of recurrent state that are kept.
     """
 
     execution_path = "packed"
@@ -79,11 +89,14 @@ class PackedRunner:
         kernel: Kernel = best_kernel,
         embedder: Embedder | None = None,
         lora_adapters: tuple[str, ...] = (),
+        snapshots: int = 0,
     ) -> None:
         # Only the decoder's: towers for images keep the attention that they were loaded with, which has no KV cache.
         text_part(model).set_attn_implementation(NAME)
+        adapt_attention(text_part(model))
         self._model = model
         self.cache = cache
+        self.states = StatePool(cache.block_size, snapshots) if separate_sequences(text_part(model)) else None
         self._kernel = kernel
         self._device = model.device
         self._embedder = embedder
@@ -93,6 +106,23 @@ class PackedRunner:
 
     def run(self, works: Seq[Work]) -> Tensor:
         """See `Runner`."""
+        if self.states is None:
+            return self._run(works)
+        for work in works:
+            # After a step that failed: its sequences have blocks, but no state.
+            before = self.states.lacking(work)
+            if before is not None:
+                self._run_with_states([before], self.states)
+        return self._run_with_states(works, self.states)
+
+    def _run_with_states(self, works: Seq[Work], states: StatePool) -> Tensor:
+        states.begin(works)
+        with grouped(groups_of(works, states, self._device)):
+            logits = self._run(works)
+        states.commit(works)
+        return logits
+
+    def _run(self, works: Seq[Work]) -> Tensor:
         ids, positions = _inputs(works)
         tokens, places = (index_tensor(values, self._device) for values in (ids, positions))
         rows = index_tensor(wanted_rows(works), self._device)
@@ -119,7 +149,9 @@ class PackedRunner:
         return places.unsqueeze(0) if found is None else found
 
     def forget(self, sequence: Sequence) -> None:
-        """See `Runner`: beside blocks there are only the positions of images."""
+        """See `Runner`: beside blocks there are the positions of images and recurrent states."""
+        if self.states is not None:
+            self.states.forget(sequence)
         if self._embedder is not None:
             self._embedder.forget(sequence)
 
@@ -138,6 +170,7 @@ class PackedRunner:
             query_lengths=counts,
             context_lengths=ends,
             block_tables=tables,
+            positions=positions,
         )
 
     def _block_tables(self, works: Seq[Work], width: int) -> Tensor:

@@ -39,6 +39,7 @@ class PerSequenceRunner:
     execution_path = "per_sequence"
     chunked = False
     image_tokens = 0
+    states: None = None
 
     def __init__(self, model: Any, lora_adapters: tuple[str, ...] = ()) -> None:
         self._model = model

@@ -15,6 +15,9 @@ OSDI 2022), over a paged KV cache (vLLM, arXiv 2309.06180).
   Nothing is swapped out.
 - *Admission* keeps one free block in reserve for every running sequence, so that a sequence is not admitted only to be
   preempted a step later; and it defers a sequence whose next block another sequence is about to compute.
+- *Recurrent state* is found again only where a snapshot of it was taken. A prompt's chunks end where one is useful: at
+  its last full block, for a prompt that continues it, and where the prefix cache of its pages ends, since what two
+  prompts had in common a third will, too. In decode the newest state of a sequence is kept every few blocks.
 - A *held* sequence (its grammar mask is not ready) keeps its place and its blocks, and is passed over.
 
 Imports no torch.
@@ -28,7 +31,10 @@ from collections.abc import Callable
 
 from backends.native.engine.scheduling.block_pool import BlockPool, extend_keys
 from backends.native.engine.scheduling.fairness import FairClock
-from backends.native.engine.scheduling.sequence import Sequence, Work
+from backends.native.engine.scheduling.sequence import Sequence, StateSnapshots, Work
+
+# Blocks between two snapshots of a sequence in decode. Each replaces the one before.
+_DECODE_SNAPSHOT_BLOCKS = 4
 
 
 class Refused(Exception):
@@ -64,6 +70,7 @@ class Scheduler:
             costs a row of logits.
         short_first: whether short sequences do not wait for long ones (`FairClock`).
         on_preempted: called with every preempted sequence.
+        snapshots: of recurrent state; None: the model has none, and pages are all that a prefix hit needs.
 
     Raises:
         ValueError: `step_tokens` is less than `max_sequences`.
@@ -80,6 +87,7 @@ class Scheduler:
         prompt_logprob_chunk: int = 256,
         short_first: bool = False,
         on_preempted: Callable[[Sequence], None] = lambda _: None,
+        snapshots: StateSnapshots | None = None,
     ) -> None:
         if step_tokens < max_sequences:
             raise ValueError(f"a step of {step_tokens} tokens cannot give {max_sequences} sequences one each")
@@ -96,6 +104,7 @@ class Scheduler:
         self._prompt_logprob_chunk = prompt_logprob_chunk
         self._clock = FairClock(short_first=short_first)
         self._on_preempted = on_preempted
+        self._snapshots = snapshots if pool.caching else None
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence.
@@ -152,6 +161,20 @@ class Scheduler:
         extend_keys(sequence.block_keys, sequence.tokens, full, size, sequence.salt, sequence.block_extra)
         for index in range(first, full):
             self.pool.publish(sequence.blocks[index], sequence.block_keys[index])
+        if self._snapshots is not None and sequence.computed % size == 0:
+            self._save_state(sequence, full, self._snapshots)
+
+    def _save_state(self, sequence: Sequence, blocks: int, snapshots: StateSnapshots) -> None:
+        """Keep the state behind the last of `blocks` full blocks, if it may be of use."""
+        key = sequence.block_keys[blocks - 1]
+        if blocks in self._snapshot_blocks(sequence):
+            snapshots.save(sequence, key, replace=False)
+        elif sequence.pending == 0 and blocks % _DECODE_SNAPSHOT_BLOCKS == 0:
+            snapshots.save(sequence, key, replace=True)
+
+    def _snapshot_blocks(self, sequence: Sequence) -> tuple[int, int]:
+        """The numbers of leading blocks behind which a prompt's state is kept, if there are any."""
+        return sequence.shared_blocks, sequence.full_blocks(self.pool.size)
 
     def _preempt_for_priority(self) -> None:
         """Preempt running sequences of lower priority than the first waiting one, until that one can be admitted."""
@@ -221,6 +244,9 @@ class Scheduler:
         # chunk prompts gets no such bound.
         limit = min(budget, self._prompt_logprob_chunk) if self._chunked and sequence.scores_prompt else budget
         count = min(pending, limit)
+        if self._snapshots is not None:
+            ends = (blocks * self.pool.size - sequence.computed for blocks in self._snapshot_blocks(sequence))
+            count = min((end for end in ends if 0 < end < count), default=count)
         assert count > 0, "a running sequence has a pending token, and the budget has room for it"
         return Work(sequence, sequence.computed, count, count == pending)
 
@@ -268,9 +294,13 @@ class Scheduler:
             return []
         # A prompt that ends with a full block does not get that block from the cache, so that at least one token is
         # left to run.
-        full = (len(sequence.tokens) - 1) // self.pool.size
+        full = sequence.full_blocks(self.pool.size)
         extend_keys(sequence.block_keys, sequence.tokens, full, self.pool.size, sequence.salt, sequence.block_extra)
-        return self.pool.find(sequence.block_keys[:full])
+        found = self.pool.find(sequence.block_keys[:full])
+        if self._snapshots is None:
+            return found
+        sequence.shared_blocks = len(found)
+        return found[: self._snapshots.resumable(sequence.block_keys[: len(found)])]
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:
         """Allocate the blocks that `tokens` tokens still need, preempting from the end of the running queue.

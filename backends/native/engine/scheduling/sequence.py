@@ -33,6 +33,18 @@ class GrammarConstraint(Protocol):
         ...
 
 
+class StateSnapshots(Protocol):
+    """Copies of recurrent state at block boundaries: `state.pool.StatePool`."""
+
+    def resumable(self, keys: Seq[bytes]) -> int:
+        """How many of the leading blocks with these keys can be skipped."""
+        ...
+
+    def save(self, sequence: Sequence, key: bytes, *, replace: bool) -> None:
+        """Keep the state of a sequence whose last computed block has this key."""
+        ...
+
+
 class StateSum(Protocol):
     """A sum of hidden states, [hidden_size] float32: a `torch.Tensor`."""
 
@@ -53,6 +65,8 @@ class Sequence:
         tokens: the prompt, then what was generated.
         computed: leading tokens whose keys and values are in `blocks`.
         block_keys: prefix-cache keys of the leading full blocks, as far as they were needed.
+        shared_blocks: leading blocks that were in the prefix cache when the sequence was admitted, with or without the
+            recurrent state that is needed to continue behind them.
         cached_tokens: prompt tokens found in the prefix cache at the first admission; None before that.
         prompt_logprobs: collected over the prompt's chunks, returned with the first output.
         history: token counts for penalties; made by the sampler when it first needs them.
@@ -71,6 +85,7 @@ class Sequence:
     computed: int = 0
     blocks: array[int] = field(default_factory=lambda: array("q"))
     block_keys: list[bytes] = field(default_factory=list)
+    shared_blocks: int = 0
     cached_tokens: int | None = None
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
     history: TokenHistory | None = None
@@ -111,6 +126,10 @@ class Sequence:
     def longest(self) -> int:
         """The most tokens that the sequence can come to hold."""
         return len(self.request.prompt) + self.request.max_new_tokens
+
+    def full_blocks(self, size: int) -> int:
+        """Blocks of `size` tokens that are full before the last token, which is always run."""
+        return (len(self.tokens) - 1) // size
 
     @property
     def scores_prompt(self) -> bool:

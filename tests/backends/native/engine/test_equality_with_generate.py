@@ -6,11 +6,13 @@ The weights are wide, and the last test proves that these comparisons detect a l
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 from backends.native.protocol.messages import Submit
 from tests.backends.native.engine.tiny import (
+    ADAPTED,
     FAMILIES,
     RECURRENT,
     VOCAB,
@@ -27,7 +29,9 @@ pytestmark = pytest.mark.torch
 
 LENGTHS = (3, 27, 14, 40, 1, 9)
 NEW = 12
-families = pytest.mark.parametrize("family", FAMILIES)
+families = pytest.mark.parametrize(
+    "family", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in (*ADAPTED, *RECURRENT))]
+)
 
 
 def requests(lengths: Iterable[int] = LENGTHS, new: int = NEW) -> list[Submit]:
@@ -76,6 +80,50 @@ def test_prefix_hits(family: str) -> None:
     assert [again[request.seq].cached_tokens for request in asked] == [0, 24, 12, 36, 0, 8]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", RECURRENT)
+def test_prefix_hits_of_prompts_that_have_a_part_in_common(family: str) -> None:
+    """The state is kept where a prompt ends, and, from the second prompt on, where what they have in common ends."""
+    engine = packed(family)
+    common = prompt(22, 1)
+    asked = [Submit(seq, common + prompt(9, 10 + seq), NEW, top_logprobs=5) for seq in range(4)]
+    answers = [engine.answers([request])[request.seq] for request in asked]
+    assert_equal(family, asked, dict(enumerate(answers)))
+    assert [answer.cached_tokens for answer in answers] == [0, 0, 20, 20]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", RECURRENT)
+def test_a_chat_goes_on_from_the_state_within_its_last_answer(family: str) -> None:
+    engine = packed(family)
+    first = Submit(0, prompt(9, 1), 40)
+    answer = engine.answers([first])[0]
+    second = Submit(1, first.prompt + tuple(answer.ids) + prompt(5, 2), NEW, top_logprobs=5)
+    answers = engine.answers([second])
+    assert_equal(family, [second], answers)
+    assert answers[1].cached_tokens == 48, "of 49 tokens, in steps of four blocks"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["falcon_h1", "jamba"])
+def test_a_step_that_fails_is_run_again_from_states_before_it(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last layer raises after others have changed their states in place."""
+    engine = packed(family)
+    asked = requests((9, 14, 27))
+    failures = iter((False,) * 5 + (True, False, False, True) + (False,) * 100)
+    layer = engine.runner._model.model.layers[-1]
+    own = layer.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if next(failures):
+            raise RuntimeError("a layer fails")
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(layer, "forward", forward)
+    assert_equal(family, asked, engine.answers(asked, apart=1))
+    assert not next(failures)
+
+
 @families
 def test_preemption(family: str) -> None:
     engine = packed(family, blocks=22)
@@ -85,7 +133,7 @@ def test_preemption(family: str) -> None:
     assert_equal(family, asked, answers)
 
 
-@pytest.mark.parametrize("family", [*RECURRENT, "llama", "gpt2"])
+@pytest.mark.parametrize("family", ["mamba", "lfm2", "llama", "gpt2"])
 def test_the_per_sequence_path(family: str) -> None:
     asked = requests()
     assert_equal(family, asked, tiny(cache_runner(family)).answers(asked, apart=1))

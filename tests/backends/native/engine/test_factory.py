@@ -26,7 +26,7 @@ pytestmark = pytest.mark.torch
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model of attention layers and one with convolutions."""
     folder = tmp_path_factory.mktemp("models")
-    for family in ("llama", "lfm2"):
+    for family in ("llama", "lfm2", "rwkv"):
         build(family).save_pretrained(folder / family)
     return folder
 
@@ -56,12 +56,12 @@ def test_a_model_that_passes_the_self_check_is_packed_and_the_log_names_the_path
 
 def test_a_model_that_fails_the_self_check_runs_per_sequence_with_a_warning(models: Path) -> None:
     with capture_logs() as logs:
-        engine, ready = made(models / "lfm2", kv_tokens=100)
+        engine, ready = made(models / "rwkv", kv_tokens=100)
     assert isinstance(engine._runner, PerSequenceRunner)
     assert (ready.execution_path, ready.embedding_size) == ("per_sequence", 0)
     (warning,) = [entry for entry in logs if entry["log_level"] == "warning"]
     assert (warning["event"], warning["execution_path"]) == ("model.not_packed", "per_sequence")
-    assert "conv" in warning["why"]
+    assert "no attention interface" in warning["why"]
 
 
 def test_the_path_can_be_chosen_without_a_check(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,9 +115,20 @@ def test_the_context_length_can_be_shortened_only(context_length: int, expected:
 def test_a_step_has_a_token_for_every_sequence_and_without_chunks_the_longest_prompt(models: Path) -> None:
     engine, _ = made(models / "llama", step_tokens=4, max_sequences=8, kv_tokens=100)
     assert engine._scheduler._step_tokens == 8
-    engine, ready = made(models / "lfm2", step_tokens=4, max_sequences=8, kv_tokens=64)
+    engine, ready = made(models / "rwkv", step_tokens=4, max_sequences=8, kv_tokens=64)
     assert engine._scheduler._step_tokens == ready.context_length + 8
     assert not engine._scheduler.pool.caching
+
+
+def test_recurrent_states_share_the_memory_for_caches(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state of LFM2 has the 3 last inputs of 48 channels in its convolution; a token has 2 * 2 * 12 numbers."""
+    state, block = 4 * 3 * 48, 4 * 16 * 2 * 2 * 12
+    monkeypatch.setattr(factory, "_cache_bytes", lambda *_: 8 * state + 10 * block)
+    engine, ready = made(models / "lfm2", max_sequences=2)
+    assert (ready.execution_path, ready.max_sequences) == ("packed", 2)
+    assert engine._scheduler.pool.count == 10, "beside the states of 2 sequences and 4 snapshots, and 2 to spare"
+    monkeypatch.setattr(factory, "_cache_bytes", lambda *_: 4 * state)
+    assert made(models / "lfm2", max_sequences=64, kv_tokens=64)[1].max_sequences == 2, "half is for states"
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ class Scripted:
 
     execution_path = "scripted"
     lora_adapters: tuple[str, ...] = ()
+    states: None = None
     chunked = True
 
     def __init__(self, fault: Callable[[Seq[Work]], None] = lambda _: None) -> None:

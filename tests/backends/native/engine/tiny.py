@@ -51,17 +51,54 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
     "gpt_oss": _SHAPE | _SLIDING | {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
+ADAPTED: dict[str, dict[str, Any]] = {
+    "bloom": {"vocab_size": VOCAB, "hidden_size": 36, "n_layer": 2, "n_head": 6, "pad_token_id": 0},
+    "mpt": {"vocab_size": VOCAB, "d_model": 48, "n_layers": 2, "n_heads": 4, "max_seq_len": CONTEXT},
+    "falcon": {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    | {"new_decoder_architecture": True, "num_kv_heads": 2, "max_position_embeddings": CONTEXT}
+    | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+    "gptj": {"vocab_size": VOCAB, "n_embd": 48, "n_layer": 2, "n_head": 4, "rotary_dim": 8, "n_positions": CONTEXT}
+    | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+    "codegen": {"vocab_size": VOCAB, "n_embd": 48, "n_layer": 2, "n_head": 4, "rotary_dim": 8, "n_positions": CONTEXT}
+    | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+    "llama4_text": _SHAPE
+    | {"attention_chunk_size": 10, "floor_scale": 8, "intermediate_size_mlp": 64, "num_local_experts": 2}
+    | {"layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]},
+}
+"""Families whose attention modules are given another forward (`attention.adapted`)."""
+_MAMBA_2 = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 12, "mamba_n_groups": 1, "mamba_chunk_size": 8}
+_DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+}
 RECURRENT: dict[str, dict[str, Any]] = {
     "mamba": {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "pad_token_id": 0},
+    "mamba2": {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "pad_token_id": 0}
+    | {"num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8},
     "lfm2": _SHAPE | {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3},
-    "bloom": {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 2, "n_head": 4, "pad_token_id": 0},
+    "qwen3_5_text": _SHAPE | _DELTA_NET,
+    "falcon_h1": _SHAPE | _MAMBA_2 | {"mamba_d_ssm": 96},
+    "jamba": _SHAPE
+    | {"num_experts": 2, "num_experts_per_tok": 1, "attn_layer_period": 2, "attn_layer_offset": 1}
+    | {"mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False},
+    "recurrent_gemma": _SHAPE
+    | {"lru_width": 48, "attention_window_size": 10, "block_types": ["recurrent", "attention"]},
 }
+"""Families with recurrent state."""
+OTHERS: dict[str, dict[str, Any]] = {
+    "rwkv": {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "context_length": CONTEXT}
+    | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+}
+"""Families that the packed execution path does not run."""
 
 
 def build(family: str) -> Any:
     """Build a tiny model in float32 with its own attention; the same at every call."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **(FAMILIES | RECURRENT)[family])
+    config = AutoConfig.for_model(family, **(FAMILIES | ADAPTED | RECURRENT | OTHERS)[family])
     built = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     for parameter in built.parameters():
         if parameter.dim() >= 2:
@@ -142,7 +179,7 @@ class Tiny:
 
 def packed_runner(family: str, blocks: int = 64, size: int = 4) -> PackedRunner:
     """The packed execution path."""
-    return PackedRunner(_packed(family), KVCache(blocks, size))
+    return PackedRunner(_packed(family), KVCache(blocks, size), snapshots=64)
 
 
 def tiny(
@@ -169,6 +206,7 @@ def tiny(
         max_waiting=max_waiting,
         chunked=runner.chunked,
         on_preempted=on_preempted,
+        snapshots=runner.states,
     )
     engine = Engine(runner, scheduler, vocab_size=VOCAB, context_length=CONTEXT)
     return Tiny(engine, scheduler, runner, preemptions)
@@ -191,6 +229,9 @@ class Reference:
 def reference(family: str, tokens: tuple[int, ...], new: int) -> Reference:
     """Greedy generation by transformers, past any end token."""
     given = torch.tensor([tokens])
+    for module in plain(family).modules():
+        if hasattr(module, "conv1d_state"):  # RecurrentGemma would run a prompt of one token from its last state
+            module.conv1d_state = None
     out = plain(family).generate(
         given,
         attention_mask=torch.ones_like(given),

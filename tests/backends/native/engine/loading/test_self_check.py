@@ -14,6 +14,8 @@ from backends.native.engine.attention.kv_cache import LayerCache
 from backends.native.engine.attention.reference import reference_kernel
 from backends.native.engine.loading.self_check import why_not_packed
 from backends.native.engine.loading.tiny_copy import shrunken_config
+from backends.native.engine.runner import packed
+from backends.native.engine.state.step import StateView
 from tests.backends.native.engine.tiny import FAMILIES, build
 
 pytestmark = pytest.mark.torch
@@ -24,26 +26,29 @@ def test_attention_models_are_packed(family: str) -> None:
     assert why_not_packed(build(family)) is None
 
 
-@pytest.mark.parametrize(
-    ("family", "why"),
-    [
-        ("mamba", "it has no attention interface"),
-        ("bloom", "it has no attention interface"),
-        ("lfm2", "it has layers of kind conv"),
-    ],
-)
-def test_models_with_other_state_are_not_packed(family: str, why: str) -> None:
-    assert why_not_packed(build(family)) == why
+@pytest.mark.parametrize("family", ["lfm2", pytest.param("qwen3_5_text", marks=pytest.mark.slow)])
+def test_recurrent_models_are_packed(family: str) -> None:
+    assert why_not_packed(build(family)) is None
 
 
-def test_undeclared_recurrent_layers_are_detected_by_the_logits() -> None:
-    """The configuration does not declare the layer types here."""
-    model = build("lfm2")
-    del model.config.layer_types  # the class rebuilds it from the indices below, where the shrunken copy is made
-    model.config.full_attn_idxs = [1]
-    why = why_not_packed(model)
+def test_models_with_other_state_are_not_packed() -> None:
+    assert why_not_packed(build("rwkv")) == "it has no attention interface"
+
+
+def test_recurrent_layers_without_their_state_are_detected_by_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "separate_sequences", lambda _: False)
+    why = why_not_packed(build("lfm2"))
     assert why is not None
-    assert "other logits" in why or "lacks" in why or "fails" in why
+    assert "gives other logits when packed" in why
+
+
+@pytest.mark.parametrize("lost", ["conv", "recurrent"])
+def test_a_lost_state_is_detected(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = StateView._get
+    monkeypatch.setattr(StateView, "_get", lambda view, name: None if name[1] == lost else own(view, name))
+    why = why_not_packed(build("falcon_h1"))
+    assert why is not None
+    assert "gives other logits when packed" in why
 
 
 def wrong(**changes: Any) -> Kernel:

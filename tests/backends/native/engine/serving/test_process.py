@@ -32,7 +32,7 @@ START_TIMEOUT = 300.0
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a packed and a recurrent model."""
     folder = tmp_path_factory.mktemp("models")
-    for family in ("llama", "lfm2"):
+    for family in ("llama", "rwkv"):
         build(family).save_pretrained(folder / family)
     return folder
 
@@ -170,7 +170,7 @@ def idle(messages: list[Any], blocks: int) -> bool:
     return [(pong.running, pong.waiting, pong.free_blocks) for pong in pongs] == [(0, 0, blocks)]
 
 
-@pytest.mark.parametrize(("family", "path"), [("llama", "packed"), ("lfm2", "per_sequence")])
+@pytest.mark.parametrize(("family", "path"), [("llama", "packed"), ("rwkv", "per_sequence")])
 def test_a_thread_answers_like_generate(family: str, path: str, models: Path) -> None:
     options = EngineOptions(str(models / family), threads=1, context_length=64, max_sequences=4, kv_tokens=200)
     with in_process(options) as (engine, messages):

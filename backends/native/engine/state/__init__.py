@@ -1,0 +1,1 @@
+"""Recurrent state beside the paged cache: convolutions, linear attention and state space layers."""

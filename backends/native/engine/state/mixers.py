@@ -1,0 +1,112 @@
+"""Recurrent layers of transformers' models in a packed step.
+
+A model's own module computes; only what it is called with changes. In a step, a module that keeps state is called once
+for each group of sequences, with the group's rows as a batch and the group's states in place of transformers' cache.
+Such modules are found by what their code calls, not by their class. Outside of a step they are what they were.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from backends.native.engine.attention.progress import report_progress
+from backends.native.engine.lora.layers import adapting
+from backends.native.engine.state import griffin, selective_scan
+from backends.native.engine.state.step import Group, StateView, current_groups
+
+# What modules call on transformers' cache for recurrent state, and the names that they give the cache.
+_CACHE_CALLS = {"update_conv_state", "update_recurrent_state", "get_linear_cache"}
+_CACHE_NAMES = ("cache_params", "past_key_values")
+_MARK = "interlingua_separated"
+
+
+def is_recurrent_model(model: Any) -> bool:
+    """Whether any module of `model` keeps state."""
+    return any(is_recurrent(module) for module in model.modules())
+
+
+def separate_sequences(model: Any) -> bool:
+    """Have every module of `model` that keeps state run sequence by sequence within a step, in place.
+
+    Returns:
+        whether there are such modules.
+    """
+    mixers = [module for module in model.modules() if is_recurrent(module)]
+    for index, module in enumerate(mixers):
+        if not hasattr(module, "layer_idx"):
+            module.layer_idx = index
+        if not hasattr(module, _MARK):
+            setattr(module, _MARK, True)
+            module.forward = partial(_forward, module, module.forward, inspect.signature(module.forward))
+    return bool(mixers)
+
+
+def is_recurrent(module: nn.Module) -> bool:
+    """Whether a module reads or writes the recurrent state of a cache."""
+    return type(module).__name__ == griffin.BLOCK or not _CACHE_CALLS.isdisjoint(_names_in(module))
+
+
+def _names_in(module: nn.Module) -> tuple[str, ...]:
+    """What the code of a module's forward refers to."""
+    names: tuple[str, ...] = inspect.unwrap(type(module).forward).__code__.co_names
+    return names
+
+
+def _forward(module: Any, own: Callable[..., Any], signature: inspect.Signature, *args: Any, **kwargs: Any) -> Any:
+    groups = current_groups()
+    if groups is None:
+        return own(*args, **kwargs)
+    report_progress()
+    bound = signature.bind(*args, **kwargs).arguments
+    arguments = bound | bound.pop("kwargs", {})  # those that the signature does not name
+    # Masks hide padding, which a group does not have.
+    masks = {name: None for name in signature.parameters if "mask" in name}
+    tokens = sum(work.count for group in groups for work in group.works)
+    outputs = []
+    for group in groups:
+        part = {name: _select(value, group, tokens) for name, value in arguments.items() if "mask" not in name}
+        with adapting(group.works):
+            outputs.append(_call(module, own, group.states, signature.parameters, part | masks))
+        group.states.write_back()
+    return _join(outputs, groups, tokens)
+
+
+def _call(
+    module: Any, own: Callable[..., Any], states: StateView, parameters: Collection[str], arguments: dict[str, Any]
+) -> Any:
+    """Call a module for one group of sequences."""
+    if type(module).__name__ == griffin.BLOCK:
+        return griffin.forward(module, states, arguments["input_states"], arguments["position_ids"])
+    forward = selective_scan.starting_from(states, module) if selective_scan.NAME in _names_in(module) else own
+    cache = next(name for name in _CACHE_NAMES if name in parameters)
+    return forward(**arguments | {cache: states})
+
+
+def _select(value: Any, group: Group, tokens: int) -> Any:
+    """A group's part of an argument: of every tensor with a row for each token of the pack."""
+    if isinstance(value, Tensor):
+        return group.select(value) if value.shape[:2] == (1, tokens) else value
+    if isinstance(value, tuple | list):
+        return type(value)(_select(each, group, tokens) for each in value)
+    return value
+
+
+def _join(outputs: list[Any], groups: list[Group], tokens: int) -> Any:
+    """The groups' outputs as one of the pack's order; each is a tensor [sequences, tokens, ...] or a tuple of them."""
+    first = outputs[0]
+    if isinstance(first, tuple | list):
+        return type(first)(_join(list(parts), groups, tokens) for parts in zip(*outputs, strict=True))
+    # Modules also return what nobody reads: attention weights, the cache.
+    if not isinstance(first, Tensor) or first.shape[:2] != (len(groups[0].works), groups[0].works[0].count):
+        return first
+    if len(groups) == 1 and isinstance(groups[0].rows, slice):
+        return first.flatten(0, 1).unsqueeze(0)
+    joined = first.new_empty(1, tokens, *first.shape[2:])
+    for group, output in zip(groups, outputs, strict=True):
+        joined[0, group.rows] = output.flatten(0, 1)
+    return joined
