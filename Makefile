@@ -26,8 +26,8 @@ MINUTES ?= 60
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
-serve: $(VENV)/.installed  ## serve the bundled model on HOST:PORT
-	$(VENV)/bin/gateway serve --host $(HOST) --port $(PORT)
+serve: $(VENV)/.installed  ## serve the bundled model, or MODEL (smollm2, a folder, …), on HOST:PORT
+	$(VENV)/bin/gateway serve --host $(HOST) --port $(PORT) $(if $(MODEL),--model '$(MODEL)')
 
 lint: $(VENV)/.checked  ## format, lint, types, import contracts
 	$(VENV)/bin/ruff format --check .
@@ -61,7 +61,7 @@ bench: $(VENV)/.installed  ## what the gateway itself costs, in CPU time per req
 	$(VENV)/bin/python -m benchmarks.goodput --remote
 	$(VENV)/bin/python -m benchmarks.images
 
-bench-experiments: $(VENV)/.installed  ## how often the statistics of experiments are wrong, by simulation (a quarter of an hour)
+bench-experiments: $(VENV)/.installed  ## how often the statistics of experiments are wrong, by simulation (half an hour)
 	$(VENV)/bin/python -m benchmarks.experiments
 
 soak: $(VENV)/.installed  ## mixed traffic and faults for MINUTES: all requests accounted for, nothing left (an hour)
@@ -72,7 +72,6 @@ bench-engine: $(VENV)/.installed  ## the native engine beside transformers' own,
 	$(VENV)/bin/python -m benchmarks.lora
 
 bench-rivals: $(VENV)/.installed  ## the native engine beside openvino-genai and llama-server, installed first
-	$(VENV)/bin/pip $(PIP) --constraint constraints.txt --editable '.[rivals]'
 	-$(MAKE) --keep-going --file benchmarks/rivals/install.mk FOLDER=$(RIVALS)
 	$(VENV)/bin/python -m benchmarks.rivals --folder $(RIVALS)
 

@@ -16,18 +16,19 @@ from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 
 from adapters.base import Adapter
-from backends.base import Backend
-from gateway.auth import Keys, keys_from
-from gateway.config import Config, ConfigError
+from backends.base import Backend, NotPrepared
+from gateway.access.keys import Keys, keys_from
+from gateway.config import Config, ConfigError, ServerSection
+from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
-from gateway.experiments.guardrail import wrong_guardrail
+from gateway.experiments.metrics import wrong_metrics
 from gateway.http import feedback, health, ui
+from gateway.http import keys as keys_api
 from gateway.http.answering import status_headers
 from gateway.http.entrance import BrowserGuard, Entrance, cors
 from gateway.http.openapi import document
 from gateway.http.routes import Mounts, not_allowed, not_found
-from gateway.rollout.ramp import wrong_ramp
 from gateway.service import Service
 from gateway.storage.row_files import is_writable
 from schemas.errors import GatewayError, InvalidRequest
@@ -79,6 +80,42 @@ def make_backends(config: Config) -> dict[str, Backend]:
     return made
 
 
+def prepare(config: Config, report: Callable[[str], None], *, fetch: bool) -> Config:
+    """The configuration with the options that backends have made of theirs: models fetched, formats converted.
+
+    Args:
+        config: as it was read.
+        report: called with a sentence before each step that takes time.
+        fetch: whether anything may be fetched.
+
+    Raises:
+        ConfigError: what a backend's options name cannot be had or read.
+    """
+    made = {}
+    for name, section in config.backends.items():
+        prepare_options = getattr(backend_class(name, section["kind"]), "prepare", None)
+        try:
+            made[name] = section if prepare_options is None else prepare_options(section, report, fetch=fetch)
+        except NotPrepared as error:
+            raise ConfigError(f"backends.{name}: {error}") from None
+    return msgspec.structs.replace(config, backends=made)
+
+
+def check_backends(config: Config) -> None:
+    """Check what the backends' options name, as far as it is on this machine. Nothing is fetched or converted.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    for name, section in config.backends.items():
+        check_options = getattr(backend_class(name, section["kind"]), "check", None)
+        try:
+            if check_options is not None:
+                check_options(section)
+        except NotPrepared as error:
+            raise ConfigError(f"backends.{name}: {error}") from None
+
+
 def validate(config: Config) -> None:
     """Check a configuration by building what a worker would build, without starting it.
 
@@ -86,12 +123,17 @@ def validate(config: Config) -> None:
         ConfigError: the configuration names something that does not exist, or contradicts itself.
     """
     # The objects are thrown away: only the errors of building them matter.
-    make_backends(config)
+    generates = generating(make_backends(config))
+    _keys(config.server)
     Mounts(adapters(), config)
     if (export := config.server.export) is not None and not is_writable(Path(export.folder).absolute()):
         raise ConfigError(f"server.export: the folder '{export.folder}' cannot be written to")
     for name, deployed in LiveDeployments(config).deployments.items():
-        if wrong := wrong_ramp(deployed.serving) or wrong_guardrail(deployed.serving):
+        if wrong := wrong_metrics(deployed.serving):
+            raise ConfigError(f"endpoints.{name}{wrong}")
+    # Only of the file: an endpoint that was changed while serving must not keep the server from starting again.
+    for name, endpoint in config.endpoints.items():
+        if wrong := mixed_kinds(endpoint, generates):
             raise ConfigError(f"endpoints.{name}{wrong}")
 
 
@@ -115,11 +157,11 @@ def create_app(
     Raises:
         ConfigError: the configuration names something that does not exist.
     """
-    keys = Keys(keys_from(config.server.keys_env), keys_from(config.server.admin_keys_env))
+    keys = _keys(config.server)
     service = Service(config, make_backends(config) if backends is None else backends, keys, folder, slot)
     protocols = adapters()
     mounts = Mounts(protocols, config)
-    own = [*health.handlers(service), feedback.handler(service), *ui.handlers()]
+    own = [*health.handlers(service), feedback.handler(service), keys_api.handler(service), *ui.handlers()]
     describe, openapi = _description(protocols, own)
     app = Litestar(
         [mounts.handler(service), *own, describe],
@@ -140,6 +182,16 @@ def create_app(
         answers_preflights=app.cors_config is not None,
     )
     return app
+
+
+def _keys(server: ServerSection) -> Keys:
+    """The keys that a configuration names.
+
+    Raises:
+        ConfigError: a variable is not set, or the file cannot be read.
+    """
+    file = Path(server.keys_file) if server.keys_file is not None else None
+    return Keys(keys_from(server.keys_env), keys_from(server.admin_keys_env), file)
 
 
 def _with_request_id(service: Service) -> Callable[[Response[Any]], Awaitable[Response[Any]]]:

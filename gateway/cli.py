@@ -1,4 +1,4 @@
-"""The command `gateway`: serve, check, explain, experiment, openapi.
+"""The command `gateway`: serve, check, explain, experiment, models, openapi.
 
 Each option has an environment variable: INTERLINGUA_SERVE_PORT for `serve --port`.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 import time
 import urllib.error
@@ -22,11 +21,12 @@ import click
 import msgspec
 
 import gateway
-from backends.base import Health
-from gateway.auth import keys_from
+from backends.base import Health, NotPrepared
 from gateway.config import Config, ConfigError, default, load, nearest, remote
 from gateway.deployment.state_file import LiveDeployments
 from gateway.experiment_cli import experiment
+from gateway.keys_cli import keys
+from gateway.models_cli import models
 from gateway.observability import logging
 from schemas.errors import GatewayError
 
@@ -46,7 +46,10 @@ main.context_settings["auto_envvar_prefix"] = "INTERLINGUA"
 
 
 @main.command()
-@click.option("--model", type=click.Path(exists=True, file_okay=False), help="Serve this checkpoint folder.")
+@click.argument("path", required=False)
+@click.option(
+    "--model", help="Serve this model: a folder, a GGUF file, smollm2 or minilm, or owner/name[@revision] of the hub."
+)
 @click.option("--config", "file", type=click.Path(path_type=Path), help="Serve what this TOML file describes.")
 @click.option("--backend", help="Serve the models of the remote server at this URL; its kind is probed.")
 @click.option(
@@ -65,6 +68,7 @@ main.context_settings["auto_envvar_prefix"] = "INTERLINGUA"
 @click.option("--insecure", is_flag=True, help="Listen on a public address without keys.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 def serve(
+    path: str | None,
     model: str | None,
     file: Path | None,
     backend: str | None,
@@ -75,7 +79,12 @@ def serve(
     log_level: str,
     **server: Any,
 ) -> None:
-    """Serve models: of --config, --model or --backend; the bundled model by default."""
+    """Serve models: PATH or --model, those of --config or --backend; the bundled model by default."""
+    if path is not None and model is not None:
+        raise click.UsageError("give the model once: as PATH or by --model")
+    model = model if path is None else path
+    if model is not None and model.endswith(".toml"):
+        raise click.UsageError(f"{model} is no model: give a configuration by --config")
     if sum(given is not None for given in (model, file, backend)) > 1:
         raise click.UsageError("--model, --config and --backend exclude each other: give one of them")
     if names and file is not None:
@@ -87,11 +96,14 @@ def serve(
     if backend_key_env is not None and backend is None:
         raise click.UsageError("--backend-key-env needs --backend")
     # Imported here: `gateway --version` and completion should not wait for Litestar.
-    from gateway.app import validate
+    from gateway.app import prepare, validate
 
     logging.configure(log_level)
     # Options that were given override the file; None was not.
     given = {name: value for name, value in server.items() if value is not None}
+
+    # At a reload nothing is fetched: that may take minutes, in which no process would be restarted.
+    fetches = iter((True,))
 
     # Called again for each SIGHUP, with the same options.
     def read() -> Config:
@@ -99,15 +111,12 @@ def serve(
             config = load(file)
         else:
             config = (
-                _remote(backend, backend_key_env, names) if backend else default(model, names, speculation=speculation)
+                _remote(backend, backend_key_env, names) if backend else _local(model, names, speculation=speculation)
             )
         config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **given))
         _check_address(config, insecure)
-        # Only for their errors: a missing variable is reported before a worker starts.
-        keys_from(config.server.keys_env)
-        keys_from(config.server.admin_keys_env)
         validate(config)
-        return config
+        return prepare(config, lambda said: click.echo(said, err=True), fetch=next(fetches, False))
 
     try:
         sys.exit(_serve(read, log_level))
@@ -119,11 +128,12 @@ def serve(
 @click.argument("file", type=click.Path(path_type=Path))
 def check(file: Path) -> None:
     """Check a configuration FILE, and list what it would serve."""
-    from gateway.app import validate
+    from gateway.app import check_backends, validate
 
     try:
         config = load(file)
         validate(config)
+        check_backends(config)
         # With the changes in the state file, as a server would start with them.
         deployments = LiveDeployments(config).deployments
     except ConfigError as error:
@@ -188,6 +198,25 @@ def build_kernels(into: Path | None) -> None:
 
 
 main.add_command(experiment)
+main.add_command(keys)
+main.add_command(models)
+
+
+def _local(model: str | None, names: Sequence[str], *, speculation: bool) -> Config:
+    """A configuration that serves a native model, called `names`, or like its folder, file or model of the hub.
+
+    Raises:
+        ConfigError: there is no such model, or it cannot be read.
+    """
+    if model is None:
+        return default(None, names, speculation=speculation)
+    from backends.native.checkpoints.reference import check, names_of
+
+    try:
+        check(model)
+    except NotPrepared as error:
+        raise ConfigError(str(error)) from None
+    return default(model, names or names_of(model), speculation=speculation)
 
 
 def _remote(url: str, key_env: str | None, names: Sequence[str] = ()) -> Config:
@@ -196,10 +225,11 @@ def _remote(url: str, key_env: str | None, names: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: the server does not answer, or has no model that can be served.
     """
+    from backends.remote.options import RemoteOptions
     from backends.remote.probe import probe
 
     try:
-        found = asyncio.run(probe(url, os.environ.get(key_env, "") if key_env else ""))
+        found = asyncio.run(probe(RemoteOptions(url=url, api_key_env=key_env)))
     except GatewayError as error:
         raise ConfigError(f"--backend {url}: {error.message}") from None
     except ValueError as error:
@@ -292,7 +322,7 @@ class _StartupMonitor:
 
         self._close()
         model = self._config.server.default or next(iter(self._config.endpoints), "")
-        keys = "a key is needed" if self._config.server.keys_env else "no key needed"
+        keys = "a key is needed" if self._config.server.needs_key else "no key needed"
         click.echo(
             f"\nInterlingua {gateway.__version__} on {self._url}  ({keys}; {time.monotonic() - self._began:.1f} s)"
         )
@@ -313,9 +343,9 @@ class _StartupMonitor:
 
 def _check_address(config: Config, insecure: bool) -> None:
     host = config.server.host
-    if not config.server.is_private and config.server.keys_env is None and not insecure:
+    if not config.server.is_private and not config.server.needs_key and not insecure:
         raise ConfigError(
-            f"server.host {host}: other machines can reach this address; set keys_env, or pass --insecure"
+            f"server.host {host}: other machines can reach this address; set keys_env or keys_file, or pass --insecure"
         )
 
 

@@ -7,6 +7,7 @@ Strategy:
   server could return a public address for the check and a private one for the connection (DNS rebinding).
 - A name with several addresses is refused if one of them is not allowed: an attacker may not choose which one is used.
 - Connections are not reused: the next request to the same name is checked anew.
+- No proxy, whatever the environment says: it would resolve the name itself, out of reach of the check.
 - Clients get one text for all failures, so that they cannot map a network by trying addresses.
 """
 
@@ -14,11 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterable
-from typing import Any
+import ssl
+from functools import cached_property
 from urllib.parse import urljoin
 
-import httpcore
+import httpx
 
 from backends.images.addresses import Target, allowed_address, allowed_target
 from backends.images.header import too_many_bytes
@@ -26,7 +27,7 @@ from backends.images.options import ImageOptions
 from schemas.errors import InvalidRequest
 
 # `OSError` covers failed name resolution (`gaierror`); `TimeoutError` is the limit on the whole fetch.
-_FAILURES = (TimeoutError, OSError, httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError)
+_FAILURES = (TimeoutError, OSError, httpx.HTTPError)
 _REDIRECTS = {301, 302, 303, 307, 308}
 
 
@@ -35,9 +36,13 @@ class Fetcher:
 
     def __init__(self, options: ImageOptions) -> None:
         self._options = options
-        self._pool = httpcore.AsyncConnectionPool(
-            network_backend=_CheckedNetwork(options), max_connections=16, max_keepalive_connections=0
-        )
+
+    @cached_property
+    def _client(self) -> httpx.AsyncHTTPTransport:
+        # At the first fetch: most servers fetch nothing, and certificates are megabytes. Not a client of httpx,
+        # which would keep cookies.
+        limits = httpx.Limits(max_connections=16, max_keepalive_connections=0)
+        return httpx.AsyncHTTPTransport(verify=ssl.create_default_context(), limits=limits, trust_env=False)
 
     async def fetch(self, url: str) -> bytes:
         """The bytes behind `url`.
@@ -54,7 +59,8 @@ class Fetcher:
 
     async def aclose(self) -> None:
         """Close all connections. Idempotent."""
-        await self._pool.aclose()
+        if "_client" in self.__dict__:
+            await self._client.aclose()
 
     async def _follow(self, url: str) -> bytes:
         for _ in range(self._options.max_redirects + 1):  # the first request and the redirects
@@ -75,64 +81,49 @@ class Fetcher:
     async def _get(self, target: Target) -> bytes | str:
         """Send one GET; the image, or the location of a redirect."""
         host = f"[{target.host}]" if ":" in target.host else target.host
-        headers = [("Host", f"{host}:{target.port}"), ("Accept", "image/jpeg, image/png")]
-        # httpcore does not decode bodies: an encoded one could not be read as an image.
-        headers += [("Accept-Encoding", "identity"), ("User-Agent", "gateway")]
-        # Built from the checked parts; httpcore does not parse the client's text again.
-        url = httpcore.URL(
-            scheme=target.scheme.encode(), host=target.host.encode(), port=target.port, target=target.path.encode()
+        # An encoded body could not be read as an image.
+        headers = {"Host": f"{host}:{target.port}", "Accept": "image/jpeg, image/png"}
+        headers |= {"Accept-Encoding": "identity", "User-Agent": "interlingua"}
+        address = await self._checked_address(target)
+        # By address, so that nothing resolves the name again. TLS still verifies the name.
+        request = httpx.Request(
+            "GET",
+            httpx.URL(scheme=target.scheme, host=address, port=target.port, raw_path=target.path.encode()),
+            headers=headers,
+            extensions={"sni_hostname": target.host, "timeout": httpx.Timeout(None).as_dict()},
         )
-        async with self._pool.stream("GET", url, headers=headers) as response:
-            received = {name.lower().decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
-            if response.status in _REDIRECTS and "location" in received:
-                # The body of a redirect is not read: leaving the block closes the connection.
-                return received["location"]
-            if response.status != 200 or not received.get("content-type", "").lower().startswith("image/"):
+        response = await self._client.handle_async_request(request)
+        try:
+            if response.status_code in _REDIRECTS and "location" in response.headers:
+                return response.headers["location"]  # the body of a redirect is not read
+            if response.status_code != 200 or not response.headers.get("content-type", "").lower().startswith("image/"):
                 raise _fetch_failed()
-            return await self._read(response, received)
+            return await self._read(response)
+        finally:
+            await response.aclose()
 
-    async def _read(self, response: httpcore.Response, headers: dict[str, str]) -> bytes:
+    async def _checked_address(self, target: Target) -> str:
+        """Resolve a target's name, check all its addresses, and return the first."""
+        # A host that is an address already is returned as it is and checked the same way.
+        loop = asyncio.get_running_loop()
+        resolved = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        addresses = [str(end[0]) for *_, end in resolved]
+        if not addresses or not all(allowed_address(address, self._options) for address in addresses):
+            raise _fetch_failed()
+        return addresses[0]
+
+    async def _read(self, response: httpx.Response) -> bytes:
         limit = self._options.max_bytes
-        length = headers.get("content-length", "0")
+        length = response.headers.get("content-length", "0")
         # Refused before a byte of the body is read.
         if length.isdecimal() and int(length) > limit:
             raise too_many_bytes(self._options)
         data = bytearray()
-        async for chunk in response.aiter_stream():
+        async for chunk in response.aiter_raw():
             data += chunk
             if len(data) > limit:  # the header may be absent or wrong
                 raise too_many_bytes(self._options)
         return bytes(data)
-
-
-class _CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """The network of httpcore, with a check between name resolution and connection."""
-
-    def __init__(self, options: ImageOptions) -> None:
-        self._options = options
-        self._network = httpcore.AnyIOBackend()
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's signature
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        """Resolve the name, check all its addresses, connect to the first. TLS still verifies the name."""
-        # A host that is an address already is returned as it is and checked the same way.
-        resolved = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = [str(end[0]) for *_, end in resolved]
-        if not addresses or not all(allowed_address(address, self._options) for address in addresses):
-            raise httpcore.ConnectError("not an allowed address")
-        # By address, so that nothing resolves the name again. httpcore takes the name for TLS (SNI, certificate) from
-        # the URL.
-        return await self._network.connect_tcp(addresses[0], port, timeout, local_address, socket_options)
-
-    async def sleep(self, seconds: float) -> None:
-        """Sleep, as httpcore does."""
-        await self._network.sleep(seconds)
 
 
 def _fetch_failed() -> InvalidRequest:

@@ -31,6 +31,7 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
         heartbeat: seconds between pings to the engine.
         hung_after: seconds without a sign of life after which the engine is killed; while it loads, ten times as many.
         reconnect_timeout: seconds that requests wait for the next engine after a crash.
+        warm_engine: keep a second engine process that has done its imports and takes over when the engine ends.
     """
 
     model: str = str(WEIGHTS)
@@ -40,6 +41,7 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
     heartbeat: float = 1.0
     hung_after: float = 30.0
     reconnect_timeout: float = 30.0
+    warm_engine: bool = False
 
     @property
     def engine_options(self) -> EngineOptions:

@@ -10,7 +10,8 @@ import structlog
 from adapters.base import Outbound
 from backends.base import Health
 from backends.remote.breaker import Breaker
-from backends.transport import Transport
+from backends.remote.diagnosis import Diagnosis
+from backends.transport import Exchanger
 from schemas.errors import GatewayError
 
 log = structlog.get_logger()
@@ -24,16 +25,19 @@ class HealthCheck:
 
     Args:
         name: the backend's name, for the log.
-        transport: the client of the server.
+        client: of the server.
         path: of the GET; the server answers it quickly.
         breaker: counts the results.
+        diagnosis: explains failures, for the log.
     """
 
-    def __init__(self, name: str, transport: Transport, path: str, breaker: Breaker) -> None:
+    def __init__(self, name: str, client: Exchanger, path: str, breaker: Breaker, diagnosis: Diagnosis) -> None:
         self._name = name
-        self._transport = transport
+        self._client = client
         self._request = Outbound(path, b"", "GET", ())
         self._breaker = breaker
+        self._diagnosis = diagnosis
+        self._logged: tuple[str, str] | None = None
         self._reached = False  # whether any reply ever came; never reset
         self._last_error = ""
         self._task: asyncio.Task[None] | None = None
@@ -65,21 +69,29 @@ class HealthCheck:
         """Check once. Any reply shows that the server works, except a 5xx other than 503."""
         deadline = asyncio.get_running_loop().time() + CHECK_TIMEOUT
         try:
-            response = await self._transport.exchange(self._request, deadline)
+            response = await self._client.exchange(self._request, deadline)
             try:
-                # The body is read to its end, so that the connection can be reused for requests.
+                # The body is read to its end, so that the connection can be reused.
                 status = (await response.reply(deadline)).status
             finally:
                 response.close()
         except GatewayError as error:
             self._last_error = error.message
             self._breaker.record_failure(error)
+            self._log("backend.unreachable", self._diagnosis.of_error(error))
             return
         # This is how an open breaker closes without traffic: a good reply resets its count.
         self._breaker.record_status(status)
-        if not self._reached:
-            self._reached = True
-            log.info("backend.reached", backend=self._name, status=status)
+        self._reached = True
+        why = self._diagnosis.of_answer(response)
+        self._log("backend.reached" if why is None else "backend.refused", why or "", status=status)
+
+    def _log(self, event: str, why: str, **values: int) -> None:
+        """Log a state when it changes, with its cause."""
+        if self._logged != (event, why):
+            self._logged = (event, why)
+            write = log.info if event == "backend.reached" else log.warning
+            write(event, backend=self._name, **values, **({"why": why} if why else {}))
 
     async def _run(self, interval: float) -> None:
         while True:

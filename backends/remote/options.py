@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import ssl
-from typing import Literal
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
-from adapters.base import Headers
 from backends.base import Feature
-from backends.transport import Transport, TransportLimits, split_url
+from backends.transport import TransportLimits, split_url
 
 
 class Timeouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -45,14 +43,26 @@ class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     cap: float = 1.0
 
 
+class FromEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A secret: the value of the environment variable `env`."""
+
+    env: str
+
+
+Value = str | FromEnvironment
+Variables = str | Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+
+
 class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Configuration of a remote backend.
 
     Attributes:
         url: the server's base URL; for the OpenAI kinds it ends in `/v1`.
-        api_key_env: the environment variable that holds the server's key.
+        api_key_env: the environment variable that holds the server's key, or several: their keys take turns, and one
+            that is refused (401) or limited (429) rests.
         key_header: the header for the key, instead of `authorization: Bearer` (Azure: `api-key`).
-        headers: more headers, sent with every request. Not for secrets: this is a configuration file.
+        headers: more headers, sent with every request; `{ env = "NAME" }` is the value of an environment variable, for
+            secrets.
         models: our model names -> the server's, where they differ and no served entity names the model.
         timeouts: how long to wait.
         limits: bounds on connections, and so on concurrent requests.
@@ -60,6 +70,13 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         failures: consecutive failures after which other backends are preferred, until this one answers again.
         health_interval: seconds between two health checks.
         ca_file: certificates to trust instead of the system's.
+        extra_ca_file: certificates to trust beside the system's.
+        client_cert: a certificate to show to the server, with its chain and, unless `client_key` is another file, key.
+        client_key: the certificate's private key.
+        proxy: the URL of an HTTP or SOCKS proxy, which may hold a user and a password (then `{ env = "NAME" }`), or
+            "direct"; by default the one that HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY name.
+        http2: offers HTTP/2; over `http` speaks it without asking.
+        unix_socket: the path of a socket to connect to, instead of the host of `url`.
         features: what the server's models can do, if less than its protocol can express.
         context_length: tokens of prompt and answer together, for listings.
         tokenizer: the model's `tokenizer.json`, or the folder of it; gives token ids where the server returns none, and
@@ -71,9 +88,9 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """
 
     url: str
-    api_key_env: str | None = None
+    api_key_env: Variables | None = None
     key_header: str | None = None
-    headers: dict[str, str] = {}
+    headers: dict[str, Value] = {}
     models: dict[str, str] = {}
     timeouts: Timeouts = Timeouts()
     limits: TransportLimits = TransportLimits()
@@ -81,6 +98,12 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     failures: int = 5
     health_interval: float = 5.0
     ca_file: str | None = None
+    extra_ca_file: str | None = None
+    client_cert: str | None = None
+    client_key: str | None = None
+    proxy: Value | None = None
+    http2: bool = False
+    unix_socket: str | None = None
     features: frozenset[Feature] | None = None
     context_length: int | None = None
     tokenizer: str | None = None
@@ -89,37 +112,15 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     def __post_init__(self) -> None:
         split_url(self.url)  # raises `ValueError`, which msgspec reports with the option's path
+        if self.client_key is not None and self.client_cert is None:
+            raise ValueError("`client_key` needs a `client_cert`")
+        if self.unix_socket is not None and self.proxy not in (None, "direct"):
+            raise ValueError("a `unix_socket` cannot be reached through a `proxy`")
+        if isinstance(self.proxy, str) and self.proxy != "direct" and "@" in urlsplit(self.proxy).netloc:
+            raise ValueError('the password of a `proxy` is a secret: say `proxy = { env = "NAME" }`')
 
-
-def read_key(options: RemoteOptions) -> str:
-    """The server's key; "" if it needs none.
-
-    Raises:
-        ValueError: the environment variable is not set.
-    """
-    if options.api_key_env is None:
-        return ""
-    # Stripped: a key read from a file often ends in a line feed, which no header may hold.
-    key = os.environ.get(options.api_key_env, "").strip()
-    if not key:
-        raise ValueError(f"the environment variable {options.api_key_env} is not set")
-    return key
-
-
-def make_transport(options: RemoteOptions, key: str) -> Transport:
-    """The client of the server.
-
-    Raises:
-        ValueError: a header cannot be sent.
-        OSError: the certificates cannot be read.
-    """
-    secret: Headers = ()
-    if key:
-        secret = ((options.key_header, key),) if options.key_header else (("authorization", f"Bearer {key}"),)
-    return Transport(
-        options.url,
-        headers=(*options.headers.items(), *secret),
-        limits=options.limits,
-        connect_timeout=options.timeouts.connect,
-        tls=ssl.create_default_context(cafile=options.ca_file) if options.ca_file else None,
-    )
+    @property
+    def key_variables(self) -> tuple[str, ...]:
+        """The environment variables of the server's keys."""
+        names = self.api_key_env
+        return () if names is None else (names,) if isinstance(names, str) else names

@@ -1,4 +1,4 @@
-"""Detects the kind of the server at a URL, and its models: once, for `gateway serve --backend URL`.
+"""Asks a server for its models and, where that is not known, its kind: once, before it is served.
 
 A server may match several kinds; the first matching row wins. A configuration file can name any other.
 """
@@ -6,14 +6,16 @@ A server may match several kinds; the first matching row wins. A configuration f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from adapters.base import Outbound, Reply
-from backends.transport import Transport
+from backends.remote.connect import Connected, connect
+from backends.remote.diagnosis import Diagnosis
+from backends.remote.options import RemoteOptions
 from schemas.errors import BackendUnavailable, GatewayError
 
 _QUESTION_TIMEOUT = 5.0  # seconds
@@ -63,40 +65,80 @@ _QUESTIONS = (
         lambda answer: [endpoint["name"] for endpoint in answer["endpoints"]],
     ),
 )
+# Never probed for: its listing looks like OpenAI's.
+_ANTHROPIC = _Question("anthropic", "", _get("/v1/models"), lambda answer: [model["id"] for model in answer["data"]])
 
 
-async def probe(url: str, key: str = "") -> Found:
-    """Detect what the server at `url` is. The URL may end in `/v1`.
+_LISTED_AS = {"mindie-openai": "openai", "tgi-0.9": "tgi", "mindie-triton": "triton"}
+"""Kinds whose servers list their models as those of another kind do."""
+
+
+async def probe(options: RemoteOptions) -> Found:
+    """Detect what the server at `options.url` is. The URL may end in `/v1`.
 
     Raises:
         schemas.errors.BackendUnavailable: it cannot be reached, refuses the key, or is of no known kind.
-        ValueError: `url` is not an HTTP URL, or the key cannot be sent in a header.
+        ValueError: the options cannot be used.
     """
     # Kinds other than OpenAI's are served at the root, beside `/v1`.
-    root = url.rstrip("/").removesuffix("/v1")
-    transport = Transport(root, headers=(("authorization", f"Bearer {key}"),) if key else ())
-    refused = False
+    root = options.url.rstrip("/").removesuffix("/v1")
+    asked = [(question, question.request) for question in _QUESTIONS]
+    found = await _ask(msgspec.structs.replace(options, url=root), asked)
+    if found is None:
+        raise BackendUnavailable(f"The server at {options.url} is of no kind that is known, or has no models.")
+    question, models = found
+    return Found(question.kind, root + question.base, models)
+
+
+async def list_models(kind: str, options: RemoteOptions) -> tuple[str, ...]:
+    """The models of a server of a known kind; empty if it lists none, or its kind has no listing.
+
+    Raises:
+        schemas.errors.BackendUnavailable: it cannot be reached, or refuses the key.
+        ValueError: the options cannot be used.
+    """
+    listed_as = _LISTED_AS.get(kind, kind)
+    asked = [
+        (question, msgspec.structs.replace(question.request, path=question.request.path.removeprefix(question.base)))
+        for question in (*_QUESTIONS, _ANTHROPIC)
+        if question.kind == listed_as
+    ]
+    found = await _ask(options, asked)
+    return () if found is None else found[1]
+
+
+async def _ask(
+    options: RemoteOptions, asked: Sequence[tuple[_Question, Outbound]]
+) -> tuple[_Question, tuple[str, ...]] | None:
+    """The first question that the server answers with models, and these; None if it answers none."""
+    connected = connect("probe", options)
+    refused = ""
     try:
-        for question in _QUESTIONS:
-            reply = await _fetch(transport, question.request)
+        for question, request in asked:
+            reply = await _fetch(connected, request, options)
             # A server may refuse the paths it does not have with 401, so this is an error only if no question is
             # answered.
-            refused = refused or reply.status in (401, 403)
-            models = _models(question, reply)
+            if reply.status in (401, 403):
+                refused = f"The server at {options.url} wants a key, or another one."
             # A listing without models does not count: there would be nothing to serve.
-            if models:
-                return Found(question.kind, root + question.base, models)
+            if models := _models(question, reply):
+                return question, models
     finally:
-        await transport.aclose()
+        await connected.aclose()
     if refused:
-        raise BackendUnavailable(f"The server at {url} wants a key, or another one.")
-    raise BackendUnavailable(f"The server at {url} is of no kind that is known, or has no models.")
+        raise BackendUnavailable(refused)
+    return None
 
 
-async def _fetch(transport: Transport, request: Outbound) -> Reply:
+async def _fetch(connected: Connected, request: Outbound, options: RemoteOptions) -> Reply:
     deadline = asyncio.get_running_loop().time() + _QUESTION_TIMEOUT
-    # Outside of the try: a server that cannot be reached ends the probe, because no other question would fare better.
-    response = await transport.exchange(request, deadline)
+    # Outside of the second try: a server that cannot be reached ends the probe, because no other question would fare
+    # better.
+    try:
+        response = await connected.checks.exchange(request, deadline)
+    except GatewayError as error:
+        # For the operator, who has just named the server: with the cause.
+        raise BackendUnavailable(Diagnosis(options, connected.proxy).of_error(error)) from error
     try:
         return await response.reply(deadline)
     except GatewayError:  # a server of another kind may answer with anything

@@ -8,94 +8,52 @@ calls.
 from __future__ import annotations
 
 import asyncio
-import re
 import ssl
 from collections.abc import Callable, Coroutine
 from functools import lru_cache
-from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from typing import Any, Protocol
 
-from adapters.base import Headers, Outbound, Reply
+from adapters.base import Headers, Outbound
 from backends.transport.connection import Connection
+from backends.transport.decoded import decoded
 from backends.transport.limits import TransportLimits
 from backends.transport.pool import Pool
-from schemas.errors import BackendFailed, BackendUnavailable, Fault
+from backends.transport.response import Response
+from backends.transport.url import FIXED_HEADERS, check_headers, check_target, port_of, split_url
+from schemas.errors import BackendUnavailable, Fault
 
-# Neither a path nor a header value may hold CR or LF, or it could add a header or a request (CWE-93; RFC 9110, 5.5).
-# Both patterns are narrower than the RFC's: visible ASCII, and in headers also space and tab.
-_TARGET = re.compile(r"[!-~]+")
-_HEADER = re.compile(r"[\t -~]*")
 _CACHED_HEADS = 256  # serialized request heads: an upstream gets few different paths and headers
 
 
-def split_url(url: str) -> SplitResult:
-    """The parts of an upstream's base URL.
+class Exchanger(Protocol):
+    """What sends requests to an upstream: a client, or one that chooses its key."""
 
-    Raises:
-        ValueError: it is not an http or https URL, has no host, or has a query or credentials.
-    """
-    parts = urlsplit(url)
-    # A query cannot be prefixed to paths. Credentials in URLs end up in logs, and keys have an option of their own.
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
-        raise ValueError("not an http or https URL of a host, without user and query")
-    return parts
+    def exchange(self, request: Outbound, deadline: float | None = None) -> Coroutine[Any, Any, Response]:
+        """Send a request and return once the head of its answer has arrived."""
+
+    async def aclose(self) -> None:
+        """Close all connections. Idempotent."""
 
 
-class Response:
-    """An answer whose head has arrived. End it with `finish` or `close`; the connection is lent until then."""
-
-    __slots__ = ("_connection", "_ended", "_first", "_limits", "headers", "media_type", "status")
+class _DirectResponse(Response):
+    __slots__ = ("_connection", "_ended")
 
     def __init__(self, connection: Connection, limits: TransportLimits) -> None:
-        self._connection = connection
-        self._limits = limits
-        self._ended = False
-        self.status = connection.status
         # latin-1 maps every byte, so a header in any encoding is decoded without an error.
-        self.headers: Headers = tuple(
-            [(name.decode("latin-1"), value.decode("latin-1")) for name, value in connection.headers]
-        )
-        # The later key wins in a `dict`, hence the reversal.
-        self._first = dict(reversed(self.headers))  # of a repeated header, the first value wins
-        self.media_type = self.header("content-type").partition(";")[0].strip().lower()
-
-    def header(self, name: str) -> str:
-        """The first value of a header, by its lower-case name; "" without one."""
-        return self._first.get(name, "")
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in connection.headers]
+        super().__init__(connection.status, tuple(headers), limits.body)
+        self._connection = connection
+        self._ended = False
 
     def read(self, deadline: float | None) -> Coroutine[Any, Any, bytes]:
-        """All of the body that has arrived, at least a byte; empty at its end.
-
-        Raises:
-            schemas.errors.BackendError: the rest will not arrive, or no byte of it by `deadline`.
-        """
         return self._connection.read(deadline)  # not awaited here: one coroutine less for every chunk
 
-    async def reply(self, deadline: float | None) -> Reply:
-        """Read the whole answer. The caller still ends it.
-
-        Raises:
-            schemas.errors.BackendError: as for `read`, or the body is larger than the limit.
-        """
-        parts: list[bytes] = []
-        size = 0
-        # The deadline is a point in time, so it bounds the sum of all reads.
-        while data := await self._connection.read(deadline):
-            parts.append(data)
-            size += len(data)
-            # Counted while reading: `content-length` may be absent or wrong.
-            if size > self._limits.body:
-                raise BackendFailed("The backend's answer is too large.", fault=Fault.TOO_BIG)
-        return Reply(b"".join(parts), self.status, self.media_type, self.headers)
-
     def finish(self) -> None:
-        """End a complete answer; its connection may be reused. Idempotent."""
         if not self._ended:
             self._ended = True
             self._connection.finish()
 
     def close(self) -> None:
-        """End the answer; unless it is complete, close its connection, which tells the upstream to stop. Idempotent."""
         if not self._ended:
             self._ended = True
             # Where no end of the body is known, release aborts the socket; HTTP/1.1 has no other way to cancel a
@@ -104,7 +62,7 @@ class Response:
 
 
 class Transport:
-    """The client of one upstream.
+    """The direct client of one upstream.
 
     Args:
         url: the base URL, to which the paths of requests are appended.
@@ -112,6 +70,7 @@ class Transport:
         limits: bounds on connections.
         connect_timeout: seconds to open a connection, TLS included.
         tls: for `https`; by default with the system's certificates.
+        general: asked instead once the upstream has answered with a redirect; by default a redirect is an answer.
 
     Raises:
         ValueError: `url` or a header cannot be used.
@@ -125,19 +84,20 @@ class Transport:
         limits: TransportLimits | None = None,
         connect_timeout: float = 2.0,
         tls: ssl.SSLContext | None = None,
+        general: Exchanger | None = None,
     ) -> None:
         parts = split_url(url)
         assert parts.hostname is not None
         self._host = parts.hostname
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._port = port_of(parts)
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         self._base = parts.path.rstrip("/")  # paths of requests begin with a slash
         self._limits = limits or TransportLimits()
         self._connect_timeout = connect_timeout
-        # No compression: servers that compress a stream hold events back until a block is full.
+        self._general = general
+        self._redirects = False
         # `netloc` keeps a port that is not the default: Host must have it (RFC 9110, 7.2).
-        fixed = (("host", parts.netloc), ("accept-encoding", "identity"), ("user-agent", "interlingua"), *headers)
-        self._fixed = _header_lines(fixed)
+        self._fixed = _header_lines((("host", parts.netloc), *FIXED_HEADERS, *headers))
         # A cache per transport, as an attribute: `@lru_cache` on the method would share it and keep every transport
         # alive.
         self._head = lru_cache(_CACHED_HEADS)(self._serialize_head)
@@ -147,12 +107,14 @@ class Transport:
         """Send a request and return once the head of its answer has arrived.
 
         Raises:
-            schemas.errors.GatewayError: there is no answer, none by `deadline`, or one with a content encoding.
+            schemas.errors.GatewayError: there is no answer, or none by `deadline`.
         """
+        if self._redirects and self._general is not None:
+            return self._general.exchange(request, deadline)
         # Serialized at the call: a path or header that cannot be sent fails before a connection is borrowed.
-        return self._send(self._serialize(request), deadline)
+        return self._send(self._serialize(request), deadline, request)
 
-    async def _send(self, data: bytes, deadline: float | None) -> Response:
+    async def _send(self, data: bytes, deadline: float | None, request: Outbound) -> Response:
         connection = await self.pool.acquire(deadline)
         try:
             connection.send(data)
@@ -169,13 +131,17 @@ class Transport:
                 connection = await self.pool.acquire(deadline)
                 connection.send(data)
                 await connection.receive_head(deadline)
-            response = Response(connection, self._limits)
-            # The request forbids encodings; decoding one anyway would need buffering and a bound on the expanded size.
+            response: Response = _DirectResponse(connection, self._limits)
             if response.header("content-encoding") not in ("", "identity"):
-                raise BackendFailed("The backend's answer has a content encoding.", fault=Fault.MALFORMED)
+                response = decoded(response, self._limits)
         except BaseException:  # cancellation included: what the socket would deliver next belongs to nobody
             connection.abort()
             raise
+        if 300 <= response.status < 400 and self._general is not None:
+            # Nothing was generated, so the request may be sent again. The next one does not come here at all.
+            self._redirects = True
+            response.close()
+            return await self._general.exchange(request, deadline)
         return response
 
     async def aclose(self) -> None:
@@ -191,23 +157,21 @@ class Transport:
         return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(request.body), request.body)
 
     def _serialize_head(self, method: str, target: str, headers: Headers) -> bytes:
-        if _TARGET.fullmatch(target) is None:
-            raise BackendFailed("The request's path cannot be sent.")
+        check_target(target)
         return f"{method} {target} HTTP/1.1\r\n".encode() + self._fixed + _header_lines(headers)
 
     async def _connect(self, make: Callable[[], Connection]) -> None:
         try:
             async with asyncio.timeout(self._connect_timeout):
                 await asyncio.get_running_loop().create_connection(make, self._host, self._port, ssl=self._tls)
+        # The causes are for the log: they hold addresses, which are not for clients.
         # Before `OSError`, of which `TimeoutError` is a subclass.
-        except TimeoutError:
-            raise BackendUnavailable("The backend could not be reached in time.", fault=Fault.CONNECT) from None
-        except (OSError, UnicodeError):  # refused, no such host, TLS. Details hold addresses, which are not for clients
-            raise BackendUnavailable("The backend could not be reached.", fault=Fault.CONNECT) from None
+        except TimeoutError as error:
+            raise BackendUnavailable("The backend could not be reached in time.", fault=Fault.CONNECT) from error
+        except (OSError, UnicodeError) as error:  # refused, no such host, TLS
+            raise BackendUnavailable("The backend could not be reached.", fault=Fault.CONNECT) from error
 
 
 def _header_lines(headers: Headers) -> bytes:
-    if not all(_HEADER.fullmatch(name) and _HEADER.fullmatch(value) for name, value in headers):
-        # The text repeats neither name nor value: the value may be a key.
-        raise ValueError("a header holds characters that cannot be sent")
+    check_headers(headers)
     return "".join(f"{name}: {value}\r\n" for name, value in headers).encode()

@@ -209,6 +209,7 @@ class Connection(asyncio.Protocol):
         elif not self._complete and self._failure is None:
             truncated = Incomplete("The backend's answer stopped before it was finished.", fault=Fault.TRUNCATED)
             self._failure = truncated if self._head_complete else _reset_by_peer()
+            self._failure.__cause__ = exc  # TLS 1.3: a server refuses a client's certificate only after the handshake
         # Cleared before the pool is called, so that the pool and the waiter see a closed connection.
         self._socket = None
         self._on_closed(self)

@@ -20,6 +20,7 @@ from gateway.config.endpoint import (
     wrong_endpoint,
 )
 from gateway.config.file import BUNDLED, Config, default, load, parse, remote
+from gateway.config.limit import EndpointLimit, Limit, Price, Window
 from gateway.config.server import Export, Limits, Listener, Mount, ServerSection
 
 __all__ = [
@@ -29,16 +30,19 @@ __all__ = [
     "Config",
     "ConfigError",
     "Endpoint",
+    "EndpointLimit",
     "Experiment",
     "Export",
     "Fallback",
     "FeedbackMetric",
     "Guardrail",
+    "Limit",
     "Limits",
     "Listener",
     "MetricGuardrail",
     "Mount",
     "Paired",
+    "Price",
     "Ramp",
     "Routing",
     "Section",
@@ -46,6 +50,7 @@ __all__ = [
     "ServerSection",
     "Shadow",
     "Task",
+    "Window",
     "aliases_of",
     "default",
     "load",

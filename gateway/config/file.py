@@ -28,6 +28,7 @@ from gateway.config.endpoint import (
     Shadow,
     wrong_endpoint,
 )
+from gateway.config.limit import EndpointLimit, Price
 from gateway.config.server import Export, Limits, Listener, Mount, ServerSection
 
 _T = TypeVar("_T")
@@ -89,14 +90,14 @@ def parse(text: str) -> Config:
 
 
 def default(model: str | None = None, names: Sequence[str] = (), *, speculation: bool = False) -> Config:
-    """A configuration of one endpoint over one native backend: the bundled model, or the checkpoint folder `model`.
+    """A configuration of one endpoint over one native backend: the bundled model, or `model`.
 
     With `speculation` its engine verifies draft tokens.
 
     The first of `names` is the endpoint's name, the others are aliases; without them it is called like the folder.
     """
     name, *aliases = names or (Path(model).resolve().name if model else BUNDLED,)
-    backend: dict[str, Any] = {"kind": "native"} | ({"model": str(Path(model).resolve())} if model else {})
+    backend: dict[str, Any] = {"kind": "native"} | ({"model": model} if model else {})
     backend |= {"speculation": True} if speculation else {}
     entity = ServedEntity(name=name, backend="local")
     endpoint = Endpoint(served_entities=(entity,), aliases=tuple(aliases))
@@ -156,8 +157,11 @@ def _check_endpoints(text: str, config: Config) -> None:
 
 def _check_stateless(text: str, config: Config) -> None:
     """Refuse what needs a state file."""
-    if config.server.admin_keys_env is not None:
-        raise ConfigError(f"{_line(text, 'admin_keys_env')}: server: `admin_keys_env` needs a `state_file`")
+    if config.server.admin_keys_env is not None and config.server.keys_file is None:
+        line = _line(text, "admin_keys_env")
+        raise ConfigError(
+            f"{line}: server: `admin_keys_env` needs a `state_file` or a `keys_file`, which admins change"
+        )
     for name, endpoint in config.endpoints.items():
         if endpoint.experiment.ramp is not None:
             raise ConfigError(f"{_line(text, 'ramp')}: endpoints.{name}: a `ramp` needs a `state_file`, which keeps it")
@@ -215,6 +219,8 @@ def _all_fields() -> set[str]:
         Experiment,
         FeedbackMetric,
         Fallback,
+        EndpointLimit,
+        Price,
     )
     return {field.name for struct in structs for field in msgspec.structs.fields(struct)}
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from backends.base import Health
 from backends.scripted import ScriptedBackend
 from gateway import service as module
-from gateway.auth import Keys
+from gateway.access.keys import Keys
 from gateway.config import Config, Endpoint, ServedEntity
 from gateway.routing.target import Target
 from gateway.service import Service

@@ -158,6 +158,14 @@ async def test_databricks_applies_the_template_to_a_prompt_unless_it_is_raw() ->
         assert sent_text(there.asked) == "Hi"
 
 
+async def test_a_prompt_for_the_template_is_refused_where_there_is_none() -> None:
+    async with upstream(triton("x", 1)) as there, running(app("triton", there.url)) as http:
+        reply = await http.post("/serving-endpoints/m/invocations", json={"prompt": "Hi"})
+        assert reply.status_code == 400
+        assert "it has no chat template for the prompt" in reply.json()["message"]
+        assert not [asked for asked in there.asked if asked.line.startswith("POST")]
+
+
 TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tgi": ("/generate", {"inputs": "Hi"}),
     "triton": ("/v2/models/m/generate", {"text_input": "Hi", "parameters": {"max_tokens": 5}}),

@@ -9,16 +9,18 @@ from structlog.testing import capture_logs
 
 from backends.remote import health_check
 from backends.remote.breaker import Breaker
+from backends.remote.diagnosis import Diagnosis
 from backends.remote.health_check import HealthCheck
-from backends.transport import Transport
+from backends.remote.options import RemoteOptions
+from backends.transport.general import GeneralTransport
 from tests.faults.recorded import ask, playing, record, remote, request
 from tests.faults.upstream import Asked, Close, Hang, Step, response, upstream
 
 
 async def checked(url: str, *, times: int = 1) -> tuple[HealthCheck, Breaker]:
     """A health check of the server at `url` and its breaker, after that many checks."""
-    breaker, transport = Breaker(2), Transport(url)
-    check = HealthCheck("far", transport, "/health", breaker)
+    breaker, transport = Breaker(2), GeneralTransport(url)
+    check = HealthCheck("far", transport, "/health", breaker, Diagnosis(RemoteOptions(url=url)))
     for _ in range(times):
         await check.check()
     await transport.aclose()
@@ -33,7 +35,7 @@ async def test_any_reply_shows_that_the_server_was_reached(status: str, failures
     assert check.health.status == "ready"
     assert breaker.failures == failures
     assert [asked.line for asked in there.asked] == ["GET /health HTTP/1.1"]
-    assert [entry["event"] for entry in logs] == ["backend.reached"]
+    assert [entry["event"] for entry in logs] == ["backend.reached" if status == "200 OK" else "backend.refused"]
 
 
 async def test_a_server_without_a_reply_is_loading_and_the_reason_known(monkeypatch: pytest.MonkeyPatch) -> None:

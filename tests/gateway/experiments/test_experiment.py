@@ -13,11 +13,11 @@ from backends.scripted import ScriptedBackend
 from gateway.app import create_app
 from gateway.config import Config, Endpoint, Fallback, Guardrail
 from gateway.config import Experiment as Settings
-from gateway.experiments.comparison import decide
-from gateway.experiments.confidence import Interval
 from gateway.experiments.experiment import Experiment, Outcome
 from gateway.experiments.metrics import METRICS
 from gateway.experiments.report import Report
+from gateway.experiments.statistics.comparison import decide
+from gateway.experiments.statistics.confidence import Interval
 from gateway.routing.assignment import bucket_of
 from gateway.routing.router import Router
 from gateway.routing.target import Plan

@@ -13,6 +13,7 @@ import pytest
 from backends.scripted import ScriptedBackend
 from gateway.app import create_app
 from gateway.config import Limits, ServerSection
+from gateway.process.client_connection import _MOST_AHEAD
 from tests.gateway.serving import config, listening, scripted
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -106,7 +107,9 @@ async def test_a_reader_that_stalls_frees_the_backend() -> None:
 
 
 @pytest.mark.slow
-async def test_requests_in_a_row_wait_in_the_client_until_it_leaves() -> None:
+@pytest.mark.parametrize("resets", [True, False])
+async def test_requests_in_a_row_wait_in_the_client_until_it_leaves(*, resets: bool) -> None:
+    """A client that leaves without a reset is noticed if what it has sent fits into the kernel's buffer."""
     app, _ = scripted("hang")
     body = json.dumps({"model": "hang", "messages": [{"role": "user", "content": "Hi"}]}).encode()
     request = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (CHAT.encode(), len(body), body)
@@ -115,11 +118,16 @@ async def test_requests_in_a_row_wait_in_the_client_until_it_leaves() -> None:
             client.setblocking(False)
             loop = asyncio.get_running_loop()
             await loop.sock_sendall(client, request)
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await loop.sock_sendall(client, GET * 1_000_000)
-            assert app.state.service.running == 1
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # `close` resets
+            if resets:
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(1.0):
+                        await loop.sock_sendall(client, GET * 1_000_000)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # `close` resets
+            else:
+                await loop.sock_sendall(client, GET * (_MOST_AHEAD // len(GET) + 100))
+            async with asyncio.timeout(60):
+                while app.state.service.running != 1:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
         async with asyncio.timeout(60):
             while app.state.service.running:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)

@@ -318,6 +318,23 @@ async def test_requests_fail_after_the_reconnect_timeout(engine: FakeEngine, has
     await until(lambda: client.health == Health("ready"))
 
 
+@pytest.mark.parametrize("before", [True, False])
+async def test_requests_fail_at_once_if_no_engine_is_expected(
+    engine: FakeEngine, client: EngineClient, *, before: bool
+) -> None:
+    request = ask(client, 5)
+    if before:
+        client.expect_no_engine()
+    engine.up = False
+    engine.die()
+    await until(lambda: client.ready is None)
+    if not before:
+        client.expect_no_engine()
+    with pytest.raises(BackendUnavailable):
+        await request.outputs()
+    client.release(request)
+
+
 async def test_requests_wait_again_once_the_next_engine_loads(engine: FakeEngine, hasty: EngineClient) -> None:
     client = hasty
     engine.up = False

@@ -1,0 +1,240 @@
+"""The general client of one upstream, over httpx: for what the direct one does not do.
+
+That is: HTTP and SOCKS proxies, HTTP/2, Unix sockets, and redirects within the upstream's origin. It costs a hundred
+times the CPU of the direct one (docs/decisions, "A transport of our own"), so requests go through it where a backend's
+options or its server ask for one of these. Probes and health checks always do.
+
+httpx's transport is used below its client, which would keep cookies and send keys along with redirects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import httpx
+
+from adapters.base import Headers, Outbound
+from backends.transport.decoded import decoded
+from backends.transport.limits import TransportLimits
+from backends.transport.response import Response
+from backends.transport.url import FIXED_HEADERS, check_headers, origin_of, split_url, target_of
+from schemas.errors import (
+    BackendFailed,
+    BackendTimeout,
+    BackendUnavailable,
+    Fault,
+    GatewayError,
+    Incomplete,
+    Overloaded,
+)
+
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MOST_REDIRECTS = 3
+_UNREACHED = (httpx.ConnectError, httpx.ProxyError, httpx.UnsupportedProtocol)
+
+
+def redirected_to(url: str, method: str, response: Response) -> str | None:
+    """The URL that an answer redirects a request to, if it may be sent there as it was.
+
+    Only the same origin: elsewhere the key and the prompt might reach somebody else. A POST only by 307 and 308: after
+    the others clients send a GET (RFC 9110, 15.4).
+    """
+    if response.status not in ({307, 308} if method == "POST" else REDIRECTS):
+        return None
+    try:
+        to = urljoin(url, response.header("location"))
+        return to if origin_of(urlsplit(to)) == origin_of(urlsplit(url)) else None
+    except ValueError:  # a location that is no URL
+        return None
+
+
+class GeneralTransport:
+    """The general client of one upstream.
+
+    Args:
+        url: the base URL, to which the paths of requests are appended.
+        headers: sent with every request. They may hold a key: no error text repeats them.
+        limits: bounds on connections.
+        connect_timeout: seconds to open a connection, TLS included.
+        tls: for `https`; by default with the system's certificates.
+        proxy: the URL of an HTTP or SOCKS proxy; "" for none.
+        http2: offers HTTP/2; over `http` speaks it without asking.
+        unix_socket: the path of a socket to connect to, instead of the URL's host.
+
+    Raises:
+        ValueError: an argument cannot be used.
+        ImportError: a package for SOCKS or HTTP/2 is not installed; the text names it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Headers = (),
+        limits: TransportLimits | None = None,
+        connect_timeout: float = 2.0,
+        tls: ssl.SSLContext | None = None,
+        proxy: str = "",
+        http2: bool = False,
+        unix_socket: str | None = None,
+    ) -> None:
+        parts = split_url(url)
+        check_headers(headers)
+        self._url = url
+        self._headers = (*FIXED_HEADERS, *headers)
+        self._limits = limits = limits or TransportLimits()
+        # Reads are bounded by the deadlines of exchanges.
+        self._timeout = {"connect": connect_timeout, "pool": limits.queue_timeout, "read": None, "write": None}
+        is_secure = parts.scheme == "https"
+        # httpx makes one for http as well, and fills it with certificates, unless it is given.
+        context = tls or (ssl.create_default_context() if is_secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        self._http = httpx.AsyncHTTPTransport(
+            verify=context,
+            trust_env=False,  # the caller has chosen the proxy
+            http1=is_secure or not http2,
+            http2=http2,
+            limits=httpx.Limits(max_connections=limits.connections, keepalive_expiry=limits.keep_alive),
+            proxy=_proxy(proxy) if proxy else None,
+            uds=unix_socket,
+        )
+        self._running = 0
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def exchange(self, request: Outbound, deadline: float | None = None) -> Response:
+        """Send a request and return once the head of its answer has arrived. Redirects within the origin are followed.
+
+        Raises:
+            schemas.errors.GatewayError: there is no answer, or none by `deadline`.
+        """
+        url = f"{urlsplit(self._url).scheme}://{urlsplit(self._url).netloc}{target_of(self._url, request)}"
+        check_headers(request.headers)
+        for _ in range(_MOST_REDIRECTS):
+            response = await self._send(request, url, deadline)
+            to = redirected_to(url, request.method, response)
+            if to is None:
+                return response
+            response.close()
+            url = to
+        return await self._send(request, url, deadline)
+
+    async def aclose(self) -> None:
+        """Close all connections. Idempotent."""
+        await asyncio.gather(*self._ending, return_exceptions=True)
+        await self._http.aclose()
+
+    async def _send(self, request: Outbound, url: str, deadline: float | None) -> Response:
+        if self._running >= self._limits.connections + self._limits.waiting:
+            raise Overloaded("The backend's queue is full.", retry_after=1.0)
+        content = None if request.method == "GET" else request.body
+        sent = httpx.Request(
+            request.method,
+            url,
+            headers=[*self._headers, *request.headers],
+            content=content,
+            extensions={"timeout": self._timeout},
+        )
+        self._running += 1
+        try:
+            async with asyncio.timeout_at(deadline):
+                answer = await self._http.handle_async_request(sent)
+        except (TimeoutError, httpx.HTTPError) as error:
+            self._running -= 1
+            raise _no_answer(error) from error
+        except BaseException:
+            self._running -= 1
+            raise
+        response = _Answer(answer, self._limits, self._end)
+        if response.header("content-encoding") not in ("", "identity"):
+            try:
+                return decoded(response, self._limits)
+            except GatewayError:
+                response.close()
+                raise
+        return response
+
+    def _end(self, ending: Coroutine[Any, Any, None]) -> None:
+        """Give a connection back, which awaits, without making the caller wait."""
+        task = asyncio.ensure_future(ending)
+        self._ending.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running -= 1
+        self._ending.discard(task)
+
+
+class _Answer(Response):
+    __slots__ = ("_answer", "_end", "_ended", "_limits", "_pieces")
+
+    def __init__(self, answer: httpx.Response, limits: TransportLimits, end: Any) -> None:
+        raw = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in answer.headers.raw]
+        super().__init__(answer.status_code, tuple(raw), limits.body)
+        self._answer = answer
+        self._limits = limits
+        self._end = end
+        self._ended = False
+        self._pieces: AsyncIterator[bytes] = answer.aiter_raw()
+
+    async def read(self, deadline: float | None) -> bytes:
+        try:
+            async with asyncio.timeout_at(deadline):
+                async for data in self._pieces:
+                    if data:
+                        return data
+        except TimeoutError:
+            raise BackendTimeout("The backend did not answer in time.", fault=Fault.TIMEOUT) from None
+        except httpx.HTTPError as error:
+            message = "The backend's answer stopped before it was finished."
+            raise Incomplete(message, fault=Fault.TRUNCATED) from error
+        return b""
+
+    def finish(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._end(self._drain())
+
+    def close(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._end(self._answer.aclose())
+
+    async def _drain(self) -> None:
+        # A stream's last event often comes a packet before the last chunk, and httpcore reuses a connection only after
+        # that.
+        with suppress(TimeoutError, httpx.HTTPError):
+            async with asyncio.timeout(self._limits.linger):
+                async for _ in self._pieces:
+                    pass
+        await self._answer.aclose()
+
+
+def _proxy(url: str) -> httpx.Proxy:
+    """The proxy at a URL.
+
+    Raises:
+        ValueError: it is no URL of a proxy.
+    """
+    try:
+        return httpx.Proxy(url, ssl_context=ssl.create_default_context() if url.startswith("https:") else None)
+    except (ValueError, httpx.InvalidURL):
+        raise ValueError("the proxy is not a URL of the form http://host:port, https://… or socks5://…") from None
+
+
+def _no_answer(error: Exception) -> GatewayError:
+    """The error of a request that got no answer."""
+    if isinstance(error, httpx.PoolTimeout):
+        return Overloaded("The backend's queue is slow.", retry_after=1.0)
+    if isinstance(error, httpx.ConnectTimeout):
+        return BackendUnavailable("The backend could not be reached in time.", fault=Fault.CONNECT)
+    if isinstance(error, _UNREACHED):
+        return BackendUnavailable("The backend could not be reached.", fault=Fault.CONNECT)
+    if isinstance(error, TimeoutError):
+        return BackendTimeout("The backend did not answer in time.", fault=Fault.TIMEOUT)
+    if isinstance(error, httpx.RemoteProtocolError) and "disconnected" not in str(error):
+        return BackendFailed("The backend's answer could not be read: no HTTP.", fault=Fault.MALFORMED)
+    return BackendUnavailable("The backend closed the connection before it answered.", fault=Fault.RESET)

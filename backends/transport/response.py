@@ -1,0 +1,67 @@
+"""An answer whose head has arrived, whichever client sent the request."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from typing import Any
+
+from adapters.base import Headers, Reply
+from schemas.errors import BackendFailed, Fault
+
+
+class Response(ABC):
+    """An answer whose head has arrived. End it with `finish` or `close`; its connection is lent until then.
+
+    Args:
+        status: the HTTP status.
+        headers: by lower-case names.
+        limit: bytes of a whole body.
+    """
+
+    __slots__ = ("_first", "_limit", "headers", "media_type", "status")
+
+    def __init__(self, status: int, headers: Headers, limit: int) -> None:
+        self.status = status
+        self.headers = headers
+        self._limit = limit
+        # The later key wins in a `dict`, hence the reversal.
+        self._first = dict(reversed(headers))  # of a repeated header, the first value wins
+        self.media_type = self.header("content-type").partition(";")[0].strip().lower()
+
+    def header(self, name: str) -> str:
+        """The first value of a header, by its lower-case name; "" without one."""
+        return self._first.get(name, "")
+
+    @abstractmethod
+    def read(self, deadline: float | None) -> Coroutine[Any, Any, bytes]:
+        """All of the body that has arrived, at least a byte; empty at its end.
+
+        Raises:
+            schemas.errors.BackendError: the rest will not arrive, or no byte of it by `deadline`.
+        """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """End a complete answer; its connection may be reused. Idempotent."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the answer; unless it is complete, close its connection, which tells the upstream to stop. Idempotent."""
+
+    async def reply(self, deadline: float | None) -> Reply:
+        """Read the whole answer. The caller still ends it.
+
+        Raises:
+            schemas.errors.BackendError: as for `read`, or the body is larger than the limit.
+        """
+        parts: list[bytes] = []
+        size = 0
+        # The deadline is a point in time, so it bounds the sum of all reads.
+        while data := await self.read(deadline):
+            parts.append(data)
+            size += len(data)
+            # Counted while reading: `content-length` may be absent or wrong.
+            if size > self._limit:
+                raise BackendFailed("The backend's answer is too large.", fault=Fault.TOO_BIG)
+        return Reply(b"".join(parts), self.status, self.media_type, self.headers)
