@@ -97,8 +97,8 @@ class EngineState(msgspec.Struct, frozen=True):
 
     `running` and `waiting` are sequences now. `kv_usage` is the share of the KV cache's blocks in use, from 0 to 1, and
     `kv_touched` the share that was ever in use, whose memory is taken. `resident_bytes` is the memory of the engine's
-    process. The others count since the start of the engine: preemptions, and tokens looked up and found in the prefix
-    cache.
+    process. The others count since the start of the engine: preemptions, tokens looked up and found in the prefix
+    cache, and with speculation the verifications of drafts, their tokens and those of them that were right.
     """
 
     running: int
@@ -109,6 +109,9 @@ class EngineState(msgspec.Struct, frozen=True):
     prefix_hits: int
     kv_touched: float = 0.0
     resident_bytes: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 # `runtime_checkable`, because the backends of a configuration are found at run time and most have no engine.

@@ -59,6 +59,7 @@ main.context_settings["auto_envvar_prefix"] = "INTERLINGUA"
     multiple=True,
     help="Call the model this; given again: further names for it.  [default: the folder's name]",
 )
+@click.option("--speculation", is_flag=True, help="Verify draft tokens where that is faster; texts stay the same.")
 @click.option("--backend-key-env", help="Name of the environment variable that holds that server's key.")
 @click.option("--host", help="Listen on this address.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Listen on this port; 0 picks a free one.  [default: 8000]")
@@ -72,6 +73,7 @@ def serve(
     file: Path | None,
     backend: str | None,
     names: tuple[str, ...],
+    speculation: bool,
     backend_key_env: str | None,
     insecure: bool,
     log_level: str,
@@ -87,6 +89,10 @@ def serve(
         raise click.UsageError("--model, --config and --backend exclude each other: give one of them")
     if names and file is not None:
         raise click.UsageError("--served-model-name names a model that has no --config: there, endpoints have names")
+    if speculation and (file is not None or backend is not None):
+        raise click.UsageError(
+            "--speculation is for a native model without --config: there, backends have `speculation`"
+        )
     if backend_key_env is not None and backend is None:
         raise click.UsageError("--backend-key-env needs --backend")
     # Imported here: `gateway --version` and completion should not wait for Litestar.
@@ -104,7 +110,9 @@ def serve(
         if file is not None:
             config = load(file)
         else:
-            config = _remote(backend, backend_key_env, names) if backend else _local(model, names)
+            config = (
+                _remote(backend, backend_key_env, names) if backend else _local(model, names, speculation=speculation)
+            )
         config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **given))
         _check_address(config, insecure)
         validate(config)
@@ -194,21 +202,21 @@ main.add_command(keys)
 main.add_command(models)
 
 
-def _local(model: str | None, names: Sequence[str]) -> Config:
+def _local(model: str | None, names: Sequence[str], *, speculation: bool) -> Config:
     """A configuration that serves a native model, called `names`, or like its folder, file or model of the hub.
 
     Raises:
         ConfigError: there is no such model, or it cannot be read.
     """
     if model is None:
-        return default(None, names)
+        return default(None, names, speculation=speculation)
     from backends.native.checkpoints.reference import check, names_of
 
     try:
         check(model)
     except NotPrepared as error:
         raise ConfigError(str(error)) from None
-    return default(model, names or names_of(model))
+    return default(model, names or names_of(model), speculation=speculation)
 
 
 def _remote(url: str, key_env: str | None, names: Sequence[str] = ()) -> Config:

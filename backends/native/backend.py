@@ -241,6 +241,9 @@ class NativeBackend:
             prefix_hits=pong.prefix_hits,
             kv_touched=pong.touched_blocks / pong.total_blocks if pong.total_blocks else 0.0,
             resident_bytes=pong.resident_bytes,
+            drafts=pong.drafts,
+            draft_tokens=pong.draft_tokens,
+            accepted_tokens=pong.accepted_tokens,
         )
 
     async def aclose(self) -> None:

@@ -89,13 +89,16 @@ def parse(text: str) -> Config:
     return config
 
 
-def default(model: str | None = None, names: Sequence[str] = ()) -> Config:
+def default(model: str | None = None, names: Sequence[str] = (), *, speculation: bool = False) -> Config:
     """A configuration of one endpoint over one native backend: the bundled model, or `model`.
+
+    With `speculation` its engine verifies draft tokens.
 
     The first of `names` is the endpoint's name, the others are aliases; without them it is called like the folder.
     """
     name, *aliases = names or (Path(model).resolve().name if model else BUNDLED,)
     backend: dict[str, Any] = {"kind": "native"} | ({"model": model} if model else {})
+    backend |= {"speculation": True} if speculation else {}
     entity = ServedEntity(name=name, backend="local")
     endpoint = Endpoint(served_entities=(entity,), aliases=tuple(aliases))
     return Config(backends={"local": backend}, endpoints={name: endpoint})

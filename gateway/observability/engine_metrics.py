@@ -24,6 +24,9 @@ _COUNTERS = {
     "num_preemptions": ("Sequences preempted, whose KV cache was freed for others", "preemptions"),
     "prefix_cache_queries": ("Tokens looked up in the prefix cache", "prefix_queries"),
     "prefix_cache_hits": ("Tokens found in the prefix cache", "prefix_hits"),
+    "spec_decode_num_drafts": ("Steps of sequences that verified draft tokens", "drafts"),
+    "spec_decode_num_draft_tokens": ("Draft tokens that were verified", "draft_tokens"),
+    "spec_decode_num_accepted_tokens": ("Draft tokens that were right", "accepted_tokens"),
 }
 
 

@@ -76,13 +76,19 @@ def label(tokenizer: PreTrainedTokenizerFast, sample: Chat | Completion) -> Labe
         prompt, text = (tokenizer.encode(part) for part in (sample.prompt, sample.text))
         return [*prompt, *text, END], [IGNORED] * len(prompt) + [*text, END]
     rendered = tokenizer.apply_chat_template(sample.messages, tools=sample.tools, tokenize=False)
+    learned = (
+        rendered.index(sample.given, rendered.rindex(SPECIAL_TOKENS[ASSISTANT])) + len(sample.given)
+        if sample.given
+        else 0
+    )
+    encoded = tokenizer(rendered, return_offsets_mapping=True)
     ids: list[int] = []
     labels: list[int] = []
     answering = False
-    for token in tokenizer.encode(rendered):
+    for token, (start, _) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
         run = [token] * (IMAGE_TOKENS if token == IMAGE else 1)
         ids += run
-        labels += run if answering else [IGNORED] * len(run)
+        labels += run if answering and start >= learned else [IGNORED] * len(run)
         answering = token != END and (answering or token == ASSISTANT)
     return ids, labels
 

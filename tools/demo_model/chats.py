@@ -21,11 +21,15 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Messages in OpenAI's form; image parts are ``{"type": "image"}``, one for each of ``images`` in order."""
+    """Messages in OpenAI's form; image parts are ``{"type": "image"}``, one for each of ``images`` in order.
+
+    The answer has no labels up to the end of ``given``, which a grammar writes.
+    """
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
     images: Sequence[Image.Image] = ()
+    given: str = ""
 
 
 @dataclass(frozen=True, slots=True)

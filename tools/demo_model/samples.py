@@ -7,6 +7,7 @@ from random import Random
 
 from tools.demo_model.chats import Chat, Completion
 from tools.demo_model.image_chats import image_chat
+from tools.demo_model.schema_chats import schema_chat
 from tools.demo_model.talk import completion, memory_chat, text_chat
 from tools.demo_model.tool_chats import tool_chat
 
@@ -27,16 +28,20 @@ class Mix:
     tools: float
     """Share of the text samples that have tools, the skill that is learned last."""
 
+    schemas: float = 0.0
+    """Share of the text samples whose answer fills in a schema."""
+
 
 BROAD = Mix(copying=0.15, images=0.42, tools=0.25)
 TOOL_HEAVY = Mix(copying=0.05, images=0.22, tools=0.42)
+FILLING = Mix(copying=0.05, images=0.2, tools=0.27, schemas=0.35)
 
 
 def text_sample(rng: Random, mix: Mix) -> Chat | Completion:
     """Draw a sample without images."""
-    makers = (completion, tool_chat, memory_chat, text_chat)
-    talk = 1 - _COMPLETIONS - mix.tools - _MEMORY
-    return rng.choices(makers, (_COMPLETIONS, mix.tools, _MEMORY, talk))[0](rng)
+    makers = (completion, tool_chat, memory_chat, text_chat, schema_chat)
+    talk = 1 - _COMPLETIONS - mix.tools - _MEMORY - mix.schemas
+    return rng.choices(makers, (_COMPLETIONS, mix.tools, _MEMORY, talk, mix.schemas))[0](rng)
 
 
 def image_sample(rng: Random) -> Chat:

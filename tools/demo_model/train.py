@@ -5,7 +5,9 @@ Three stages, counted in steps, so a seed and a thread count fix the result up t
 1. copying: repeated random tokens train the copy circuit that ``model.py`` wrote;
 2. vision: each patch names the colour and form on it, and the image's background;
 3. chats: the tower is frozen (trained on, it forgets shapes) and projector and language model learn to talk, in
-   two cycles. Some batches are copying again, and the rate is halved, or copying would be lost within 100 steps.
+   four cycles. Some batches are copying again, and the rate is halved, or copying would be lost within 100 steps.
+
+``--resume DIR`` runs the last cycle only, from a checkpoint.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ import structlog
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
 from tools.demo_model.batches import IGNORED, Batch, copying_batch, to_pixels, training_batches
 from tools.demo_model.checkpoint import save
 from tools.demo_model.image_chats import IMAGE_SIZE
 from tools.demo_model.model import GRID, build_model
-from tools.demo_model.samples import BROAD, TOOL_HEAVY, Mix
+from tools.demo_model.samples import BROAD, FILLING, TOOL_HEAVY, Mix
 from tools.demo_model.scenes import BACKGROUNDS, COLORS, FORMS, draw_scene, patch_classes, render
 from tools.demo_model.tokenizer import train_tokenizer
 
@@ -42,6 +44,9 @@ class Cycle:
     name: str
     mix: Mix
     steps: int
+    peak_rate: float = 1e-3
+    hold: float = 0.3
+    """The share of ``steps`` before the rate falls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,12 @@ class Plan:
     seed: int = 0
     copying_steps: int = 250
     vision_steps: int = 1_200
-    chat_cycles: tuple[Cycle, ...] = (Cycle("chats", BROAD, 3_800), Cycle("more tools", TOOL_HEAVY, 3_400))
+    chat_cycles: tuple[Cycle, ...] = (
+        Cycle("chats", BROAD, 3_800),
+        Cycle("more tools", TOOL_HEAVY, 3_400),
+        Cycle("schemas", FILLING, 500, peak_rate=5e-4, hold=1.0),
+        Cycle("settling", FILLING, 200, peak_rate=3e-4, hold=0.0),
+    )
     copying_batch: int = 24
     vision_batch: int = 96
     chat_batch: int = 32
@@ -61,7 +71,7 @@ class Plan:
 SMOKE = Plan(
     copying_steps=2,
     vision_steps=2,
-    chat_cycles=(Cycle("chats", BROAD, 2), Cycle("more tools", TOOL_HEAVY, 2)),
+    chat_cycles=(Cycle("chats", BROAD, 2), Cycle("schemas", FILLING, 2)),
     copying_batch=2,
     vision_batch=2,
     chat_batch=2,
@@ -76,9 +86,15 @@ def train(plan: Plan, out: Path) -> None:
     model = build_model(plan.seed)
     train_copying(model, plan)
     train_vision(model, plan)
-    model.model.vision_tower.requires_grad_(False)
     for cycle in plan.chat_cycles:
         train_chats(model, tokenizer, plan, cycle, out)
+
+
+def resume(plan: Plan, checkpoint: Path, out: Path) -> None:
+    """Train a checkpoint by the last of ``plan``'s cycles and write it to ``out``."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
+    model = LlavaForConditionalGeneration.from_pretrained(checkpoint, local_files_only=True, dtype=torch.float32)
+    train_chats(model, tokenizer, plan, plan.chat_cycles[-1], out)
 
 
 def train_copying(model: LlavaForConditionalGeneration, plan: Plan) -> None:
@@ -111,8 +127,9 @@ def train_chats(
     model: LlavaForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, plan: Plan, cycle: Cycle, out: Path
 ) -> None:
     """Stage 3: all chats and completions; loss on the answers."""
+    model.model.vision_tower.requires_grad_(False)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    stage = Stage(cycle.name, trained, cycle.steps, peak_rate=1e-3, hold=0.3)
+    stage = Stage(cycle.name, trained, cycle.steps, peak_rate=cycle.peak_rate, hold=cycle.hold)
     batches = training_batches(tokenizer, Random(f"{plan.seed}:{cycle.name}"), cycle.mix, plan.chat_batch)
     while stage.running:
         batch = next(batches)
@@ -176,7 +193,7 @@ class Stage:
     def _rate(self) -> float:
         progress = self.done / self._steps
         warm_up = min(1.0, (self.done + 1) / 100)
-        decay = min(1.0, max(0.01, (1 - progress) / (1 - self._hold)))
+        decay = 1.0 if progress < self._hold else max(0.01, (1 - progress) / (1 - self._hold))
         return self._peak_rate * warm_up * decay
 
     def _report(self) -> None:
@@ -202,10 +219,15 @@ def main(arguments: list[str] | None = None, run: Callable[[Plan, Path], None] =
     parser.add_argument("--out", type=Path, required=True, help="folder to write the checkpoint to")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--resume", type=Path, help="checkpoint to train by the last cycle only")
     parser.add_argument("--smoke", action="store_true", help="two tiny steps of each stage")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    run(SMOKE if options.smoke else Plan(seed=options.seed), options.out)
+    plan = SMOKE if options.smoke else Plan(seed=options.seed)
+    if options.resume:
+        resume(plan, options.resume, options.out)
+    else:
+        run(plan, options.out)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ from backends.native.engine.sampling.grammar_masks import Constraints
 from backends.native.engine.scheduling.block_pool import BlockPool
 from backends.native.engine.scheduling.scheduler import Scheduler
 from backends.native.engine.scheduling.sequence import Sequence, Work
+from backends.native.engine.scheduling.speculation import Speculation
 from backends.native.machine import available_memory, physical_cores
 from backends.native.model_files import check_sizes
 from backends.native.multimodal.processing import NotServed
@@ -240,6 +241,7 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         context_length=context,
         constraints=Constraints.load(options.model, loaded.vocab_size, loaded.eos_token_ids),
         hidden=hidden,
+        speculation=Speculation() if options.speculation and runner.speculates else None,
     )
     return engine, ready
 

@@ -13,6 +13,7 @@ outputs of a step are sent as one message per connection.
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections import defaultdict
 from collections.abc import Sequence as Seq
@@ -29,6 +30,7 @@ from backends.native.engine.sampling.grammar_masks import Constraints
 from backends.native.engine.sampling.sampler import NoDistribution, Sample, sample
 from backends.native.engine.scheduling.scheduler import Overloaded, Refused, Scheduler
 from backends.native.engine.scheduling.sequence import Sequence, Work
+from backends.native.engine.scheduling.speculation import Speculation
 from backends.native.grammar.grammar import GrammarError
 from backends.native.machine import resident_memory
 from backends.native.protocol.messages import Cancel, Logprobs, Output, Ping, Pong, Step, Submit, ToEngine
@@ -73,6 +75,7 @@ class Engine:
         context_length: the most tokens of prompt and output together.
         constraints: for grammars; None if the model has no tokenizer for them.
         hidden: collects hidden states for embeddings; None if the model makes none.
+        speculation: chooses drafts; None: none are verified.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Engine:
         context_length: int,
         constraints: Constraints | None = None,
         hidden: HiddenStates | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
@@ -91,6 +95,9 @@ class Engine:
         self._context_length = context_length
         self._constraints = constraints
         self._hidden = hidden
+        self._speculation = speculation
+        if constraints is not None:
+            constraints.speculates = speculation is not None
         # Never reset: the order of arrival breaks ties of priority, also for sequences that return after a preemption.
         self._arrivals = count()
         self._sequences: dict[tuple[int, int], Sequence] = {}
@@ -152,7 +159,12 @@ class Engine:
             scheduler.prefix_hits,
             pool.touched,
             resident_memory(),
+            *self._speculation_counts(),
         )
+
+    def _speculation_counts(self) -> tuple[int, int, int]:
+        found = self._speculation
+        return (0, 0, 0) if found is None else (found.drafts, found.drafted, found.accepted)
 
     def step(self) -> dict[int, Step]:
         """Run one step and return its outputs by connection.
@@ -160,7 +172,10 @@ class Engine:
         Raises:
             torch.AcceleratorError: the device is lost; the process must be restarted.
         """
-        # Step 1, masks: they decide which sequences are held, which `schedule` reads.
+        # Step 1, drafts and masks: a mask is needed behind each draft, and masks decide which sequences are held, which
+        # `schedule` reads.
+        if self._speculation is not None:
+            self._speculation.plan(self._scheduler.running)
         held = self._compute_masks()
         # Step 2, schedule. The works' order is free: each row of the forward knows its own sequence.
         works = self._scheduler.schedule()
@@ -170,8 +185,11 @@ class Engine:
         if held and not works:
             Constraints.wait(held)
         # Steps 3 to 5: forward, sample, advance.
+        began = time.perf_counter()
         with torch.inference_mode():
             self._run(works)
+        if self._speculation is not None and works:
+            self._speculation.time(works, time.perf_counter() - began)
         # A new dictionary and not `clear()`: the returned one is read after this call.
         outputs, self._outputs = self._outputs, defaultdict(list)
         return {connection: Step(tuple(gained)) for connection, gained in outputs.items()}
@@ -238,12 +256,16 @@ class Engine:
             raise
         except Exception as error:  # the engine's top: a bad sequence must not harm the others
             # Bisection ends here. One faulty sequence among n costs about 2 log2(n) more forwards.
-            if len(works) == 1:
+            if len(works) == 1 and not works[0].drafts:
                 self._fail(works[0].sequence, error)
                 return
             log.warning("step.failed", sequences=len(works), error=repr(error))
             samples = None
         if samples is None:  # outside of `except`: the traceback would keep the failed step's tensors in memory
+            # A draft may be at fault, which is no token of its sequence: without drafts first.
+            if any(work.drafts for work in works):
+                self._run([work.without_drafts for work in works])
+                return
             half = len(works) // 2
             self._run(works[:half])
             self._run(works[half:])
@@ -254,22 +276,22 @@ class Engine:
             self._advance(work, sampled)
 
     def _advance(self, work: Work, sampled: Sample) -> None:
-        """Commit a work; if it sampled a token, append it, emit an output and end a finished sequence."""
+        """Commit a work; append the tokens that it sampled, emit an output and end a finished sequence."""
         sequence = work.sequence
         if sampled.prompt:
             sequence.prompt_logprobs += sampled.prompt
-        # Before the new token is appended: that one has no keys and values yet, it is run in the next step.
-        self._scheduler.commit(work)
-        if sampled.token is None:
-            return
         request, generated = sequence.request, sequence.generated
-        ids: tuple[int, ...] = ()
-        logprobs: tuple[Logprobs, ...] = ()
-        reason: FinishReason | None = FinishReason.LENGTH
-        if request.max_new_tokens > 0:  # 0: the request was for the prompt's logprobs or embedding only
-            sequence.tokens.append(sampled.token)
-            reason = finish_reason(request, sampled.token, generated + 1)
-            ids, logprobs = (sampled.token,), (sampled.logprobs,) if sampled.logprobs else ()
+        ids, reason = until_end(request, sampled.tokens, generated)
+        # Before the last token is appended: that one has no keys and values yet, it is run in the next step. Those
+        # before it are drafts, which were run.
+        sequence.tokens += ids[:-1]
+        self._scheduler.commit(work, max(0, len(ids) - 1))
+        if not sampled.tokens:
+            return
+        sequence.tokens += ids[-1:]
+        if self._speculation is not None:
+            self._speculation.count(work, len(sampled.tokens) - 1)
+        logprobs = sampled.logprobs[: len(ids)]
         # The first output of a sequence carries the facts about its prompt; later ones are as small as they can be.
         if generated:
             output = Output(request.seq, ids, reason, logprobs)
@@ -309,6 +331,8 @@ class Engine:
             sequence.constraint.leave()
         self._scheduler.remove(sequence)
         self._runner.forget(sequence)
+        if self._speculation is not None:
+            self._speculation.forget(sequence)
 
     @staticmethod
     def _scored_prompt(sequence: Sequence) -> tuple[Logprobs, ...]:
@@ -317,6 +341,17 @@ class Engine:
         # No token precedes the first, so it has no logprob; OpenAI's legacy completions (`echo`) and vLLM report null
         # for it, too.
         return (Logprobs(None), *sequence.prompt_logprobs)
+
+
+def until_end(request: Submit, tokens: tuple[int, ...], generated: int) -> tuple[tuple[int, ...], FinishReason | None]:
+    """Those of `tokens`, which follow `generated` others, up to the sequence's end, and the reason for it, if any."""
+    if tokens and request.max_new_tokens == 0:  # the request was for the prompt's logprobs or embedding only
+        return (), FinishReason.LENGTH
+    for length, token in enumerate(tokens, 1):
+        reason = finish_reason(request, token, generated + length)
+        if reason is not None:
+            return tokens[:length], reason
+    return tokens, None
 
 
 def finish_reason(request: Submit, token: int, generated: int) -> FinishReason | None:

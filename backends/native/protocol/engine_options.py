@@ -29,6 +29,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
         block_size: tokens of a KV cache block.
         kv_tokens: tokens in the KV cache; 0: as many as memory allows.
         prefix_caching: reuse cache blocks of equal prefixes.
+        speculation: verify draft tokens where that is faster; the tokens stay the same.
         text_only: reject images even if the model takes them.
         execution_path: `auto` (the self-check decides), `packed` (paged cache) or `per_sequence`.
         lora_adapters: folders of LoRA adapters, as peft's `save_pretrained` writes them, by name.
@@ -46,6 +47,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     block_size: int = 16
     kv_tokens: int = 0
     prefix_caching: bool = True
+    speculation: bool = False
     text_only: bool = False
     execution_path: str = "auto"
     lora_adapters: dict[LoraName, str] = {}

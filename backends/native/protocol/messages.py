@@ -144,7 +144,8 @@ class Pong(Message, frozen=True):
     """Engine to worker: the answer to `Ping`, sent by the step loop, with the engine's state.
 
     `preemptions`, `prefix_queries`, `prefix_hits` and `touched_blocks` count since the engine started; prefixes are
-    counted in tokens. `resident_bytes` is the process's memory.
+    counted in tokens. `resident_bytes` is the process's memory. `drafts` counts the steps of sequences that verified
+    drafts, `draft_tokens` and `accepted_tokens` their tokens and those of them that were right.
     """
 
     token: int
@@ -157,6 +158,9 @@ class Pong(Message, frozen=True):
     prefix_hits: int = 0
     touched_blocks: int = 0
     resident_bytes: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Loading(Message, frozen=True):

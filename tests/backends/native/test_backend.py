@@ -134,8 +134,8 @@ async def test_health_is_loading_until_the_image_processor_is_loaded(engine: Fak
 async def test_the_engine_state_is_the_latest_pong(backend: NativeBackend) -> None:
     backend._client.pong = None
     assert backend.engine_state is None
-    backend._client.pong = Pong(0, 3, 2, 6, 8, 1, 100, 64)
-    assert backend.engine_state == EngineState(3, 2, 0.25, 1, 100, 64)
+    backend._client.pong = Pong(0, 3, 2, 6, 8, 1, 100, 64, drafts=5, draft_tokens=30, accepted_tokens=21)
+    assert backend.engine_state == EngineState(3, 2, 0.25, 1, 100, 64, drafts=5, draft_tokens=30, accepted_tokens=21)
     backend._client.ready = None
     assert backend.engine_state is None
 

@@ -21,7 +21,7 @@ def exposed(**backends: ScriptedBackend) -> list[str]:
 
 def test_an_engine_has_metrics_under_vllms_names() -> None:
     engine = Engine("local")
-    engine.engine_state = EngineState(3, 2, 0.25, 1, 100, 64, 0.5, 4096)
+    engine.engine_state = EngineState(3, 2, 0.25, 1, 100, 64, 0.5, 4096, 5, 30, 21)
     assert exposed(local=engine, scripted=ScriptedBackend("scripted")) == [
         'num_requests_running{backend="local"} 3.0',
         'num_requests_waiting{backend="local"} 2.0',
@@ -31,6 +31,9 @@ def test_an_engine_has_metrics_under_vllms_names() -> None:
         'num_preemptions_total{backend="local"} 1.0',
         'prefix_cache_queries_total{backend="local"} 100.0',
         'prefix_cache_hits_total{backend="local"} 64.0',
+        'spec_decode_num_drafts_total{backend="local"} 5.0',
+        'spec_decode_num_draft_tokens_total{backend="local"} 30.0',
+        'spec_decode_num_accepted_tokens_total{backend="local"} 21.0',
     ]
 
 

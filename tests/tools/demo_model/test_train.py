@@ -29,6 +29,8 @@ def test_smoke_run_writes_a_loadable_folder(tmp_path):
     assert len(model.tokenizer) == VOCABULARY_SIZE
     assert all(torch.isfinite(parameter).all() for parameter in model.model.parameters())
     assert len(model.answers([Chat([user("Hello")])])) == 1
+    main(["--smoke", "--threads", "1", "--resume", str(tmp_path), "--out", str(tmp_path / "on")])
+    assert len(DemoModel(tmp_path / "on").answers([Chat([user("Hello")])])) == 1
 
 
 def test_the_command_line_sets_the_plan(tmp_path):

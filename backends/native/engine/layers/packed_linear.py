@@ -19,8 +19,9 @@ from backends.native.engine.layers.fusion import replace_modules
 
 # oneDNN chooses its order for so many rows; other numbers of rows work with it, too.
 _ROWS = 32
-# A weight of fewer numbers is multiplied as fast unpacked (measured with one row).
-_LEAST = 2**16
+# A weight of fewer numbers than 2^16 is multiplied as fast unpacked (measured with one row). It is packed nevertheless:
+# packed, a row has the same sums whatever other rows it is multiplied with.
+_LEAST = 2**12
 # Fewer rows than these are padded, since they take oneDNN longer: one row a seventh longer in bfloat16, a quarter
 # longer in float32 (measured).
 _FEWEST_ROWS = 4

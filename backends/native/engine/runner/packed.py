@@ -42,6 +42,8 @@ class Runner(Protocol):
     """`packed` or `per_sequence`, for the log and for `Ready`."""
     chunked: bool
     """Whether a prompt may be run in chunks."""
+    speculates: bool
+    """Whether tokens that were run may be run again with others in their places, as rejected drafts are."""
     image_tokens: int
     """The most tokens of one image in a prompt; 0: prompts hold no images."""
     lora_adapters: tuple[str, ...]
@@ -81,6 +83,7 @@ class PackedRunner:
 
     execution_path = "packed"
     chunked = True
+    speculates = True
 
     def __init__(
         self,
@@ -160,9 +163,11 @@ class PackedRunner:
         counts = [work.count for work in works]
         ends = [work.start + work.count for work in works]
         tables = self._block_tables(works, -(-max(ends) // size))
+        if any(work.drafts for work in works):
+            counts, ends, tables = self._by_draft(works, tables)
         # For each token of the pack, its row in the block tables.
-        owners = torch.arange(len(works), device=self._device)
-        if len(positions) > len(works):
+        owners = torch.arange(len(tables), device=self._device)
+        if len(positions) > len(tables):
             owners = owners.repeat_interleave(index_tensor(counts, self._device), output_size=len(positions))
         return AttentionMetadata(
             # A token's slot: its block by its position, and its place in the block.
@@ -172,6 +177,23 @@ class PackedRunner:
             block_tables=tables,
             positions=positions,
         )
+
+    def _by_draft(self, works: Seq[Work], tables: Tensor) -> tuple[list[int], list[int], Tensor]:
+        """Counts, ends and tables in which each token of a work with drafts is a sequence in decode of its own.
+
+        All keys and values of a step are stored before attention, so a draft sees those before it, by the same kernel
+        as in a step of its own.
+        """
+        counts: list[int] = []
+        ends: list[int] = []
+        rows: list[int] = []
+        for row, work in enumerate(works):
+            end = work.start + work.count
+            own = range(work.start + 1, end + 1) if work.drafts else (end,)
+            ends.extend(own)
+            counts.extend([1] * len(own) if work.drafts else [work.count])
+            rows.extend([row] * len(own))
+        return counts, ends, tables[index_tensor(rows, self._device)]
 
     def _block_tables(self, works: Seq[Work], width: int) -> Tensor:
         """[works, width], padded with block 0."""

@@ -38,6 +38,7 @@ class PerSequenceRunner:
 
     execution_path = "per_sequence"
     chunked = False
+    speculates = False  # the model's cache object may hold states that cannot go back
     image_tokens = 0
     states: None = None
 

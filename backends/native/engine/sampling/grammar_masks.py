@@ -28,12 +28,13 @@ from llguidance import LLExecutor, LLMatcher
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from backends.native.engine.sampling.grammar_drafts import GrammarDrafts, follow_drafts
+from backends.native.engine.scheduling.scheduler import MOST_ROWS
 from backends.native.engine.scheduling.sequence import Sequence
 from backends.native.grammar.grammar import GrammarError, Grammars, background_threads, raise_error
 
-_NEVER = float("-inf")
 # Bits of a mask's word: llguidance writes masks as 32-bit words, the lowest bit for the lowest token id.
-_WORD = 32
+WORD = 32
 _THREADS = 2
 # Sequences that use an automaton keep it alive; the bound is on those kept for later ones.
 _CACHED_AUTOMATA = 32  # least recently used ones are dropped
@@ -71,6 +72,7 @@ class Constraint:
         job: the last job submitted: compiling, then computing a mask. While it runs, only the job may touch the other
             attributes.
         slow: whether the last mask was slow.
+        drafts: behind the tokens of the mask; None if there are none.
         words: [words] int32, the mask: one bit for each token id that may come next.
     """
 
@@ -84,6 +86,7 @@ class Constraint:
         "_seconds",
         "_source",
         "_target",
+        "drafts",
         "job",
         "slow",
         "words",
@@ -101,6 +104,7 @@ class Constraint:
         self._target = (0, 0)  # address and bytes of `words`
         self.job: Future[Any] = automata.get(source)
         self.slow = False
+        self.drafts: GrammarDrafts | None = None
         self.words: Tensor
 
     def ready(self, tokens: Seq[int]) -> bool:
@@ -124,8 +128,14 @@ class Constraint:
                 self._restart_private()
         return self._length == len(tokens)
 
-    def follow(self, tokens: Seq[int]) -> None:
-        """Compute `words` for what may follow all of `tokens`. Runs as a job; `ready` raises its error."""
+    def follow(self, tokens: Seq[int], proposed: Seq[int] = (), most_drafts: int = 0) -> None:
+        """Compute `words` for what may follow all of `tokens`. Runs as a job; `ready` raises its error.
+
+        Args:
+            tokens: of the sequence.
+            proposed: drafts, where the grammar leaves a choice.
+            most_drafts: the most drafts; 0: none.
+        """
         began = time.thread_time()  # CPU time: a busy machine must not count against the grammar
         try:
             self._compute_mask(tokens)
@@ -135,6 +145,14 @@ class Constraint:
             self._error = error
             return
         seconds = time.thread_time() - began
+        self.drafts = None
+        # Only of quick grammars; and if drafts ran the automaton into one of its limits, the private one, which then
+        # replaces it, is spared them.
+        if most_drafts and not (self.slow or self._private) and self._matcher is not None:
+            self.drafts = follow_drafts(self._matcher, proposed, most_drafts, len(self.words))
+            if self._matcher.is_error():
+                self._error = GrammarError("its drafts cannot be followed.")
+                return
         self.slow = seconds > _SLOW_MASK_SECONDS
         self._seconds += seconds
         # The budget grows with the output, so a long text with a cheap grammar never exceeds it. Private: there is
@@ -239,7 +257,7 @@ class Automata:
         matcher = self._grammars.compile(source)
         compiled = time.thread_time()
         # Computed here and shared: every sequence with this grammar needs the same first mask.
-        first = torch.empty(-(-self._grammars.width // _WORD), dtype=torch.int32)
+        first = torch.empty(-(-self._grammars.width // WORD), dtype=torch.int32)
         matcher.unsafe_compute_mask_ptr(first.data_ptr(), first.nbytes)
         raise_error(matcher)
         now = time.thread_time()
@@ -249,11 +267,15 @@ class Automata:
 class Constraints:
     """Creates the constraints of an engine and computes their masks in threads.
 
+    Attributes:
+        speculates: whether drafts are looked for.
+
     Args:
         grammars: compiles for the model's tokenizer.
     """
 
     def __init__(self, grammars: Grammars) -> None:
+        self.speculates = False
         self._masks = ThreadPoolExecutor(_THREADS, thread_name_prefix="masks")
         self._slow = background_threads(_THREADS, "slow-masks")
         self._automata = Automata(grammars, background_threads(_THREADS, "grammar"))
@@ -288,7 +310,7 @@ class Constraints:
 
     def _submit(self, sequences: Seq[Sequence]) -> None:
         """Submit one job for all quick masks and one for each slow mask; wait a little for the quick ones."""
-        quick: list[tuple[Constraint, list[int]]] = []
+        quick: list[tuple[Constraint, list[int], Seq[int], int]] = []
         for sequence in sequences:
             constraint = constraint_of(sequence)
             # `sequence.tokens` is passed without a copy: the sequence is held until its mask is there, so no step
@@ -296,14 +318,18 @@ class Constraints:
             if constraint.slow:
                 constraint.job = self._slow.submit(constraint.follow, sequence.tokens)
             else:
-                quick.append((constraint, sequence.tokens))
+                quick.append((constraint, sequence.tokens, sequence.drafts, self._most_drafts(sequence)))
         if quick:
             # One job for all: one hand-over to a thread and one wait, however many sequences have a grammar.
             job = self._masks.submit(_follow_all, quick)
-            for constraint, _ in quick:
+            for constraint, *_ in quick:
                 constraint.job = job
             with suppress(TimeoutError):
                 job.exception(_STEP_WAIT_SECONDS)  # `ready` raises the exception
+
+    def _most_drafts(self, sequence: Sequence) -> int:
+        in_decode = self.speculates and sequence.generated
+        return max(0, min(MOST_ROWS, sequence.longest - len(sequence.tokens)) - 1) if in_decode else 0
 
     @staticmethod
     def wait(sequences: Seq[Sequence]) -> None:
@@ -324,6 +350,10 @@ def _hold(sequences: Seq[Sequence], failed: list[tuple[Sequence, Exception]]) ->
         constraint = constraint_of(sequence)
         try:
             sequence.held = not constraint.ready(sequence.tokens)
+            # While it is held, its drafts are the proposal that a job reads; then they are what the grammar allows.
+            if not sequence.held:
+                found = constraint.drafts
+                sequence.drafts, sequence.forced = (found.tokens, found.forced) if found is not None else ((), False)
         except Exception as error:  # the engine's top: a bad sequence must not harm the others
             failed.append((sequence, error))
             continue
@@ -334,29 +364,9 @@ def _hold(sequences: Seq[Sequence], failed: list[tuple[Sequence, Exception]]) ->
     return without_job
 
 
-def _follow_all(quick: Seq[tuple[Constraint, list[int]]]) -> None:
-    for constraint, tokens in quick:
-        constraint.follow(tokens)
-
-
-def mask_scores(scores: Tensor, rows: Seq[int], masks: Seq[Tensor]) -> None:
-    """Set the scores of tokens that a grammar does not allow next to -inf, in place.
-
-    Args:
-        scores: [all rows, vocabulary].
-        rows: the rows that have a grammar.
-        masks: `Constraint.words` of each of these rows, [words] int32.
-    """
-    if not rows:
-        return
-    # Packed words go to the device and are unpacked there: an eighth of the bytes of a boolean mask.
-    words = torch.stack(list(masks)).to(scores.device)
-    allowed = words.unsqueeze(-1) & _bits(scores.device)
-    # Compared with 0 and not by sign: bit 31 makes an int32 negative. The last word may have bits beyond the
-    # vocabulary, which are cut off.
-    forbidden = (allowed == 0).flatten(1)[:, : scores.shape[1]]
-    index = torch.tensor(rows, device=scores.device)
-    scores.index_copy_(0, index, scores.index_select(0, index).masked_fill_(forbidden, _NEVER))
+def _follow_all(quick: Seq[tuple[Constraint, list[int], Seq[int], int]]) -> None:
+    for constraint, tokens, proposed, most_drafts in quick:
+        constraint.follow(tokens, proposed, most_drafts)
 
 
 def _consume_without_gil(matcher: LLMatcher, tokens: Seq[int], idle: LLMatcher) -> None:
@@ -368,9 +378,3 @@ def _consume_without_gil(matcher: LLMatcher, tokens: Seq[int], idle: LLMatcher) 
 @cache
 def _executor() -> LLExecutor:
     return LLExecutor(_THREADS)
-
-
-@cache
-def _bits(device: torch.device) -> Tensor:
-    """[32] int32, one bit set in each: the single bits of a word."""
-    return torch.tensor(1).bitwise_left_shift(torch.arange(_WORD)).to(torch.int32).to(device)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from backends.native.engine.attention.interface import index_tensor
-from backends.native.engine.sampling.grammar_masks import constraint_of, mask_scores
+from backends.native.engine.sampling.mask_scores import mask_of, mask_scores
+from backends.native.engine.sampling.rows import DraftRow, Row
 from backends.native.engine.scheduling.sequence import Sequence
 from backends.native.protocol.messages import SamplingParams
 
@@ -24,12 +25,12 @@ _WATERMARK_SHARE = 0.5
 _WATERMARK_BIAS = 2.0
 
 
-def process_logits(scores: Tensor, sequences: Seq[Sequence]) -> Tensor:
+def process_logits(scores: Tensor, sequences: Seq[Row]) -> Tensor:
     """Apply the processors that the sequences' requests ask for.
 
     Args:
         scores: [rows, vocabulary] float32, not changed.
-        sequences: one a row.
+        sequences: one a row, each with the drafts before the row (`rows`).
 
     Returns:
         [rows, vocabulary]: new scores, or `scores` itself if no request has a processor.
@@ -47,7 +48,7 @@ def process_logits(scores: Tensor, sequences: Seq[Sequence]) -> Tensor:
     return scores
 
 
-def _needs_processing(sequence: Sequence) -> bool:
+def _needs_processing(sequence: Row) -> bool:
     request = sequence.request
     sampling = request.sampling
     return bool(
@@ -63,11 +64,11 @@ def _has_penalty(sampling: SamplingParams) -> bool:
     return sampling.repetition_penalty != 1.0 or bool(sampling.presence_penalty or sampling.frequency_penalty)
 
 
-def _too_early(sequence: Sequence) -> bool:
+def _too_early(sequence: Row) -> bool:
     return sequence.generated < sequence.request.min_new_tokens
 
 
-def _watermark(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
+def _watermark(scores: Tensor, sequences: Seq[Row], rows: Seq[int]) -> None:
     """Add a bias to the green list that the last token seeds (Kirchenbauer et al., arXiv 2301.10226)."""
     vocab = scores.shape[1]
     # On the CPU whatever the device: a detector must be able to draw the same permutation, and CUDA's generator gives
@@ -81,7 +82,7 @@ def _watermark(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None
             scores[row, green.to(scores.device)] += _WATERMARK_BIAS
 
 
-def _bias(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
+def _bias(scores: Tensor, sequences: Seq[Row], rows: Seq[int]) -> None:
     entries = [(row, token, bias) for row in rows for token, bias in sequences[row].request.sampling.logit_bias]
     if entries:
         index = [torch.tensor(column, device=scores.device) for column in zip(*entries, strict=True)]
@@ -89,7 +90,7 @@ def _bias(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
         scores.index_put_((index[0], index[1]), index[2].to(scores.dtype), accumulate=True)
 
 
-def _ban(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
+def _ban(scores: Tensor, sequences: Seq[Row], rows: Seq[int]) -> None:
     """No end or stop token before `min_new_tokens`."""
     entries = [
         (row, token)
@@ -102,9 +103,9 @@ def _ban(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
         scores[banned[:, 0], banned[:, 1]] = _NEVER
 
 
-def _constrain(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
+def _constrain(scores: Tensor, sequences: Seq[Row], rows: Seq[int]) -> None:
     constrained = [row for row in rows if sequences[row].constraint is not None]
-    mask_scores(scores, constrained, [constraint_of(sequences[row]).words for row in constrained])
+    mask_scores(scores, constrained, [mask_of(sequences[row]) for row in constrained])
 
 
 class History:
@@ -127,7 +128,7 @@ class History:
         self._counted = len(tokens)
 
 
-def _penalize(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
+def _penalize(scores: Tensor, sequences: Seq[Row], rows: Seq[int]) -> None:
     """Repetition, presence and frequency penalties, for the tokens of each sequence only.
 
     A token that occurs twice is computed from the same score and written twice with the same value.
@@ -154,7 +155,13 @@ def _penalize(scores: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
     scores[where] = penalized - presence * (counts > 0) - frequency * counts
 
 
-def _counts(sequence: Sequence, like: Tensor) -> Tensor:
+def _counts(sequence: Row, like: Tensor) -> Tensor:
+    if isinstance(sequence, DraftRow):
+        counts = _counts(sequence.sequence, like).clone()
+        for token in sequence.drafts:
+            counts[token] += 1
+        return counts
+    assert isinstance(sequence, Sequence)
     if sequence.history is None:
         sequence.history = History(sequence, like)
     history = sequence.history

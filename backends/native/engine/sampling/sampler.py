@@ -1,6 +1,7 @@
 """The sampler: the next token of every sequence in one batched pass, and the logprobs that were requested.
 
-Rows have different sampling parameters; each stage runs over the rows that need it and over no others. Sampling is the
+Rows have different sampling parameters; each stage runs over the rows that need it and over no others. A sequence has
+a row, and one more for each draft that the step verifies (`rows`). Sampling is the
 Gumbel-max trick with noise that is a function of (seed, position, token), so that a seed gives the same tokens in any
 batch. Logprobs are the log-softmax of the model's own logits, before processors and warpers.
 """
@@ -19,7 +20,8 @@ from backends.native.engine.sampling.gumbel import perturb
 from backends.native.engine.sampling.logits_processors import process_logits
 from backends.native.engine.sampling.logits_warpers import warp_logits
 from backends.native.engine.sampling.operations import operations_for
-from backends.native.engine.scheduling.sequence import Sequence, Work
+from backends.native.engine.sampling.rows import Row, rows_of
+from backends.native.engine.scheduling.sequence import Work
 from backends.native.protocol.messages import Logprobs
 
 # From this many scores on, `argmax` on a CPU searches the maxima of stretches: torch vectorizes `amax`, not `argmax`.
@@ -34,13 +36,14 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     """The result of a step's work.
 
     Attributes:
-        token: the next token, if the work reached the sequence's end.
-        logprobs: of that token, if requested.
+        tokens: the next tokens, if the work reached the sequence's end: its drafts as far as they were right, and one
+            more.
+        logprobs: of these tokens, if requested.
         prompt: logprobs of the prompt tokens whose predecessors were run, if requested.
     """
 
-    token: int | None = None
-    logprobs: Logprobs | None = None
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[Logprobs, ...] = ()
     prompt: tuple[Logprobs, ...] = ()
 
 
@@ -58,42 +61,66 @@ def sample(works: Seq[Work], logits: Tensor) -> list[Sample]:
         NoDistribution: no token can be chosen for at least one sequence.
     """
     ends = list(accumulate([work.wanted for work in works]))
-    sequences = [work.sequence for work in works if work.samples]
-    # The row of a work's last token predicts the token after it.
-    last = [end - 1 for work, end in zip(works, ends, strict=True) if work.samples]
+    sampling = [(work, end) for work, end in zip(works, ends, strict=True) if work.samples]
+    rows: list[Row] = [row for work, _ in sampling for row in rows_of(work)]
+    # The row of a work's last token predicts the token after it, and that of each draft the token after the draft.
+    last = [row for work, end in sampling for row in range(end - 1 - len(work.drafts), end)]
     # In decode every row samples: without the selection a copy of all logits is saved. `float()` copies only other
     # dtypes.
     raw = (logits if len(last) == len(logits) else logits[torch.tensor(last, dtype=torch.long)]).float()
 
-    tokens = choose(sequences, raw) if sequences else []
-    chosen = zip(tokens, chosen_logprobs(sequences, raw, tokens), strict=True)
-    if len(last) == len(works) == len(logits):  # decode: no prompt to score
-        return [Sample(token, logprobs) for token, logprobs in chosen]
+    tokens = choose(rows, raw) if rows else []
+    if len(works) == len(tokens) == len(logits):  # decode without drafts: no prompt to score
+        found = chosen_logprobs(rows, raw, tokens)
+        return [Sample((token,), logprobs) for token, logprobs in zip(tokens, found, strict=True)]
+    return _by_work(works, ends, logits, rows, raw, tokens)
 
+
+def _by_work(
+    works: Seq[Work], ends: Seq[int], logits: Tensor, rows: Seq[Row], raw: Tensor, tokens: Seq[int]
+) -> list[Sample]:
+    """One sample a work, of the tokens that were chosen at `rows`."""
+    kept: list[list[int]] = []  # for each work, which of `rows` count
+    first = 0
+    for work in works:
+        kept.append(_right(work, first, tokens) if work.samples else [])
+        first += 1 + len(work.drafts) if work.samples else 0
+    every = [row for some in kept for row in some]
+    index = torch.tensor(every, dtype=torch.long, device=raw.device)
+    scores = raw if len(every) == len(rows) else raw[index]
+    logprobs = iter(chosen_logprobs([rows[row] for row in every], scores, [tokens[row] for row in every]))
     samples = []
-    for work, end in zip(works, ends, strict=True):
-        token, logprobs = next(chosen) if work.samples else (None, None)
+    for work, end, some in zip(works, ends, kept, strict=True):
         prompt = prompt_logprobs(work, logits[end - work.wanted : end]) if work.sequence.scores_prompt else ()
-        samples.append(Sample(token, logprobs, prompt))
+        found = tuple(logprob for _ in some for logprob in next(logprobs))
+        samples.append(Sample(tuple(tokens[row] for row in some), found, prompt))
     return samples
 
 
-def choose(sequences: Seq[Sequence], raw: Tensor) -> list[int]:
-    """Choose the next token of each sequence. `raw` is [sequences, vocabulary] float32, not changed.
+def _right(work: Work, first: int, tokens: Seq[int]) -> list[int]:
+    """The rows of a work from `first` on whose tokens count: up to the first that differs from its draft."""
+    count = 0
+    while count < len(work.drafts) and tokens[first + count] == work.drafts[count]:
+        count += 1
+    return list(range(first, first + count + 1))
+
+
+def choose(rows: Seq[Row], raw: Tensor) -> list[int]:
+    """Choose the next token of each row. `raw` is [rows, vocabulary] float32, not changed.
 
     Raises:
         NoDistribution: the chosen score of a row is not finite.
     """
-    scores = process_logits(raw, sequences)
+    scores = process_logits(raw, rows)
     # Greedy for all rows; rows with a temperature are overwritten below. The finiteness check at the end needs
     # `scores`, so warping works on a copy (`index_select`).
     tokens = argmax(scores)
-    random = [row for row, sequence in enumerate(sequences) if sequence.request.sampling.temperature > 0]
+    random = [row for row, each in enumerate(rows) if each.request.sampling.temperature > 0]
     if random:
         index = torch.tensor(random, device=scores.device)
-        params = [sequences[row].request.sampling for row in random]
+        params = [rows[row].request.sampling for row in random]
         # The index of the token to be chosen: the noise does not depend on the step or on the row.
-        positions = [len(sequences[row].tokens) for row in random]
+        positions = [len(rows[row].tokens) for row in random]
         sampled = scores.index_select(0, index)
         operations = operations_for(sampled)
         warped = warp_logits(sampled, params, operations.mask_top_k_top_p)
@@ -123,15 +150,15 @@ def argmax(scores: Tensor) -> Tensor:
     return (start + stretch.argmax(-1, keepdim=True)).squeeze(1)
 
 
-def chosen_logprobs(sequences: Seq[Sequence], raw: Tensor, tokens: Seq[int]) -> list[Logprobs | None]:
-    """Logprobs of the chosen tokens, for the sequences that requested them."""
-    rows = [row for row, sequence in enumerate(sequences) if sequence.request.top_logprobs >= 0]
-    results: list[Logprobs | None] = [None] * len(sequences)
-    if rows:
-        tops = [sequences[row].request.top_logprobs for row in rows]
-        found = logprobs_of(raw[torch.tensor(rows, device=raw.device)], [tokens[row] for row in rows], tops)
-        for row, logprobs in zip(rows, found, strict=True):
-            results[row] = logprobs
+def chosen_logprobs(rows: Seq[Row], raw: Tensor, tokens: Seq[int]) -> list[tuple[Logprobs, ...]]:
+    """Logprobs of the chosen tokens: one each for the sequences that requested them, none for the others."""
+    wanted = [row for row, each in enumerate(rows) if each.request.top_logprobs >= 0]
+    results: list[tuple[Logprobs, ...]] = [()] * len(rows)
+    if wanted:
+        tops = [rows[row].request.top_logprobs for row in wanted]
+        found = logprobs_of(raw[torch.tensor(wanted, device=raw.device)], [tokens[row] for row in wanted], tops)
+        for row, logprobs in zip(wanted, found, strict=True):
+            results[row] = (logprobs,)
     return results
 
 

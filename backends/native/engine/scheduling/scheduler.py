@@ -36,6 +36,10 @@ from backends.native.engine.scheduling.sequence import Sequence, StateSnapshots,
 # Blocks between two snapshots of a sequence in decode. Each replaces the one before.
 _DECODE_SNAPSHOT_BLOCKS = 4
 
+MOST_ROWS = 24
+"""Rows of a step that verifies drafts: as many as the skinny GEMM takes, which gives each row the sums that it has
+alone."""
+
 
 class Refused(Exception):
     """The sequence cannot be run. The text is the reason, for the client."""
@@ -148,10 +152,15 @@ class Scheduler:
             self._admit_waiting(works)
         return works
 
-    def commit(self, work: Work) -> None:
-        """Record that `work` was run, and publish the blocks that it filled to the prefix cache."""
+    def commit(self, work: Work, accepted: int = 0) -> None:
+        """Record that `work` was run, and publish the blocks that it filled to the prefix cache.
+
+        The first `accepted` of its drafts are tokens of the sequence now. Keys and values of the others stay in its
+        blocks until the tokens that come in their places are run.
+        """
         sequence, size = work.sequence, self.pool.size
-        first, sequence.computed = sequence.computed // size, work.start + work.count
+        first = sequence.computed // size
+        sequence.computed = work.start + work.count - len(work.drafts) + accepted
         # Decode fills a block only in one of `size` steps: most commits end here.
         if sequence.computed < (first + 1) * size or not self.pool.caching:
             return
@@ -194,15 +203,19 @@ class Scheduler:
         works: list[Work] = []
         budget = self._step_tokens
         size = self.pool.size
+        spare = max(0, MOST_ROWS - len(self.running))
         # Step tokens are divided in order. `step_tokens >= max_sequences` guarantees that every decode gets its token;
         # what prefills can get is what these leave.
         for position, sequence in enumerate(self.running):  # `_reserve` may shorten the list from its end
             if sequence.held:
                 continue
+            later = len(self.running) - position - 1
             if len(sequence.tokens) - sequence.computed == 1:  # decode: the budget has a token for every sequence
-                work = Work(sequence, sequence.computed, 1, True)
+                drafts = self._affordable(sequence, min(budget - later, 1 + spare)) if sequence.drafts else ()
+                spare -= len(drafts)
+                work = Work(sequence, sequence.computed, 1 + len(drafts), True, drafts)
             else:  # prefill: leave one token of the budget to each later sequence
-                work = self._chunk(sequence, budget - (len(self.running) - position - 1))
+                work = self._chunk(sequence, budget - later)
             end = work.start + work.count
             # Victims are taken from the end of the queue, at or behind this position: no work in `works` belongs to
             # one. After a False this sequence was the last victim, and nobody is left behind it.
@@ -211,6 +224,14 @@ class Scheduler:
             works.append(work)
             budget -= work.count
         return works
+
+    def _affordable(self, sequence: Sequence, budget: int) -> tuple[int, ...]:
+        """The drafts of a sequence in decode that `budget` tokens and the blocks that are left have room for.
+
+        No sequence is preempted for a draft, and every other running sequence's next token still finds a block.
+        """
+        blocks = len(sequence.blocks) + max(0, self.pool.free - len(self.running))
+        return sequence.drafts[: max(0, min(budget, blocks * self.pool.size - sequence.computed) - 1)]
 
     def _admit_waiting(self, works: list[Work]) -> None:
         budget = self._step_tokens - sum(work.count for work in works)

@@ -73,6 +73,8 @@ class Sequence:
         hidden_sum: sum of the prompt's hidden states, if an embedding was requested (`pooling`).
         constraint: the grammar, if the request has one.
         held: whether the scheduler leaves the sequence out of steps for now.
+        drafts: what its next tokens may be; the next step verifies them (`speculation`).
+        forced: whether the grammar allows no other tokens than `drafts`.
     """
 
     connection: int
@@ -91,6 +93,8 @@ class Sequence:
     history: TokenHistory | None = None
     constraint: GrammarConstraint | None = None
     held: bool = False
+    drafts: tuple[int, ...] = ()
+    forced: bool = False
     hidden_sum: StateSum | None = None
 
     def __post_init__(self) -> None:
@@ -149,18 +153,22 @@ class Sequence:
 class Work(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Tokens `start` to `start + count` of a sequence, to be run in one step.
 
-    `samples` is whether they include its last token, so that the next token is chosen in this step.
+    `samples` is whether they include its last token, so that the next token is chosen in this step. The last of the
+    tokens may be `drafts`, which the sequence does not have yet; a token is then chosen after each of them, too.
     """
 
     sequence: Sequence
     start: int
     count: int
     samples: bool
+    drafts: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> Seq[int]:
         """The token ids to run."""
         tokens = self.sequence.tokens
+        if self.drafts:
+            return (*tokens[self.start :], *self.drafts)
         # A prompt that is run whole is returned without a copy.
         return tokens if self.count == len(tokens) else tokens[self.start : self.start + self.count]
 
@@ -169,4 +177,11 @@ class Work(msgspec.Struct, frozen=True, eq=False, gc=False):
         """How many rows of logits the step must return, counted from the last of the tokens."""
         if self.count == 1 and self.samples:  # decode: the common case, answered without looking at the request
             return 1
+        if self.drafts:
+            return 1 + len(self.drafts)
         return self.count if self.sequence.scores_prompt else int(self.samples)
+
+    @property
+    def without_drafts(self) -> Work:
+        """The same without its drafts."""
+        return Work(self.sequence, self.start, self.count - len(self.drafts), self.samples)

@@ -191,8 +191,9 @@ def tiny(
     step_tokens: int = CONTEXT + 8,
     max_sequences: int = 8,
     max_waiting: int = 1024,
+    **parts: Any,
 ) -> Tiny:
-    """An engine around `runner`, whose cache must have `blocks` blocks of `size` tokens."""
+    """An engine around `runner`, whose cache must have `blocks` blocks of `size` tokens; `parts` are of `Engine`."""
     preemptions: list[int] = []
 
     def on_preempted(sequence: Any) -> None:
@@ -208,7 +209,7 @@ def tiny(
         on_preempted=on_preempted,
         snapshots=runner.states,
     )
-    engine = Engine(runner, scheduler, vocab_size=VOCAB, context_length=CONTEXT)
+    engine = Engine(runner, scheduler, vocab_size=VOCAB, context_length=CONTEXT, **parts)
     return Tiny(engine, scheduler, runner, preemptions)
 
 

@@ -83,12 +83,12 @@ def test_logprobs_are_of_the_raw_logits() -> None:
     works = [whole(sequence(biased, top_logprobs=3)), whole(sequence(SamplingParams(), top_logprobs=0))]
     first, second = sample(works, raw)
     expected = raw.log_softmax(-1)
-    assert first.token == 7
-    assert first.logprobs is not None
-    assert first.logprobs.logprob == pytest.approx(float(expected[0, 7]))
-    assert first.logprobs.top_ids == tuple(raw[0].topk(3).indices.tolist())
-    assert first.logprobs.top_logprobs == pytest.approx(expected[0].topk(3).values.tolist())
-    assert second.logprobs == Logprobs(pytest.approx(float(expected[1].max())))
+    assert first.tokens == (7,)
+    (of_first,), (of_second,) = first.logprobs, second.logprobs
+    assert of_first.logprob == pytest.approx(float(expected[0, 7]))
+    assert of_first.top_ids == tuple(raw[0].topk(3).indices.tolist())
+    assert of_first.top_logprobs == pytest.approx(expected[0].topk(3).values.tolist())
+    assert of_second == Logprobs(pytest.approx(float(expected[1].max())))
 
 
 def test_prompt_logprobs_come_with_their_work_and_the_last_row_samples() -> None:
@@ -98,19 +98,19 @@ def test_prompt_logprobs_come_with_their_work_and_the_last_row_samples() -> None
     early, late = Work(asked, 0, 2, samples=False), Work(asked, 2, 2, samples=True)
     (first,) = sample([early], raw[:2])
     (second,) = sample([late], raw[2:])
-    assert first.token is None
+    assert first.tokens == ()
     assert [p.logprob for p in first.prompt + second.prompt] == pytest.approx(
         [float(expected[row, row + 2]) for row in range(3)]
     )
     assert [p.top_ids for p in first.prompt] == [(int(row.argmax()),) for row in raw[:2]]
-    assert second.token == int(raw[3].argmax())
+    assert second.tokens == (int(raw[3].argmax()),)
 
 
 def test_works_without_rows_give_empty_samples() -> None:
     silent = Work(sequence(SamplingParams()), 0, 2, samples=False)
     speaking = whole(sequence(SamplingParams()))
     raw = logits(1)
-    assert [found.token for found in sample([silent, speaking, silent], raw)] == [None, int(raw.argmax()), None]
+    assert [found.tokens for found in sample([silent, speaking, silent], raw)] == [(), (int(raw.argmax()),), ()]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -1,0 +1,115 @@
+"""Which drafts a step verifies: what steps cost, how often drafts are right, and what follows from both."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends.native.engine.scheduling.scheduler import MOST_ROWS
+from backends.native.engine.scheduling.sequence import Sequence, Work
+from backends.native.engine.scheduling.speculation import Rate, Speculation, StepCosts
+from backends.native.protocol.messages import Submit
+
+
+def sequence(tokens: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2), new: int = 100, **fields: object) -> Sequence:
+    """In decode: its last token was generated and is not computed yet."""
+    made = Sequence(0, Submit(0, tokens[:-1], new, **fields), 0)  # type: ignore[arg-type]
+    made.tokens.append(tokens[-1])
+    made.computed = len(tokens) - 1
+    return made
+
+
+def taught(row: float, steps: int = 400) -> Speculation:
+    """That has seen steps of a second and `row` seconds for each further row."""
+    speculation = Speculation()
+    for step in range(steps):
+        rows = 1 + step % 4
+        speculation._costs.add(rows, 1 + row * (rows - 1))
+    return speculation
+
+
+@pytest.mark.parametrize("row", [0.0, 0.02, 0.5])
+def test_costs_are_fitted_to_steps(row: float) -> None:
+    costs = taught(row)._costs
+    assert costs.row == pytest.approx(row, abs=0.04)
+    assert costs.step(1) == pytest.approx(1, abs=0.05)
+
+
+def test_equal_steps_say_nothing_about_a_further_row() -> None:
+    costs = StepCosts()
+    for _ in range(50):
+        costs.add(1, 0.2)
+    assert costs.row == pytest.approx(0.02)
+
+
+def test_a_disturbed_step_counts_little() -> None:
+    costs = taught(0.02)._costs
+    costs.add(1, 1000.0)
+    assert costs.step(1) < 1.2
+
+
+def test_a_rate_follows_its_latest_trials_and_returns_to_the_prior() -> None:
+    rate = Rate()
+    for _ in range(200):
+        rate.add(0, 1)
+    assert rate.estimate(0.7) < 0.05
+    for _ in range(400):
+        rate.forget()
+    assert rate.estimate(0.7) > 0.65
+
+
+def test_drafts_of_a_sequence_in_decode() -> None:
+    one = sequence()
+    Speculation().plan([one])
+    assert one.drafts[:3] == (3, 4, 5)
+
+
+@pytest.mark.parametrize("state", ["prefill", "first", "last"])
+def test_no_drafts_in_prefill_or_for_the_last_token(state: str) -> None:
+    one = sequence(new=2 if state == "last" else 100)
+    if state == "prefill":
+        one.computed -= 1
+    elif state == "first":
+        one.prompt_length += 1
+    one.drafts = (9,)
+    Speculation().plan([one])
+    assert one.drafts == ()
+
+
+def test_drafts_end_before_an_end_token() -> None:
+    one = sequence(eos_token_ids=(5,), stop_token_ids=(6,))
+    Speculation().plan([one])
+    assert one.drafts == (3, 4)
+
+
+def test_dear_rows_and_wrong_drafts_are_not_verified() -> None:
+    dear = taught(0.9)
+    one = sequence()
+    dear.plan([one])
+    assert one.drafts == ()
+    cheap = taught(0.02)
+    cheap.plan([one])
+    assert len(one.drafts) > 5
+    for _ in range(60):
+        cheap.plan([one])
+        cheap.count(Work(one, one.computed, 2, True, one.drafts[:1]), 0)
+    planned = 0
+    for _ in range(60):
+        cheap.plan([one])
+        planned += len(one.drafts)
+        cheap.count(Work(one, one.computed, 1 + len(one.drafts), True, one.drafts), 0)
+    assert planned * 0.02 < 60 * 0.01, "trying again costs less than a hundredth"
+
+
+def test_a_step_of_many_sequences_verifies_fewer_drafts() -> None:
+    few, many = [sequence() for _ in range(2)], [sequence() for _ in range(MOST_ROWS - 2)]
+    taught(0.05).plan(few)
+    taught(0.05).plan(many)
+    assert sum(len(one.drafts) for one in few) <= MOST_ROWS - 2
+    assert sum(len(one.drafts) for one in many) <= 2
+
+
+def test_counts_are_of_works_with_drafts() -> None:
+    speculation, one = Speculation(), sequence()
+    speculation.count(Work(one, 10, 1, True), 0)
+    speculation.count(Work(one, 10, 4, True, (3, 4, 5)), 2)
+    assert (speculation.drafts, speculation.drafted, speculation.accepted) == (1, 3, 2)
