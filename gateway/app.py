@@ -16,18 +16,14 @@ from litestar.handlers import HTTPRouteHandler
 from adapters.base import Adapter
 from backends.base import Backend
 from gateway.auth import Keys, keys_from
-from gateway.config import Config, ConfigError
-from gateway.deployment.state_file import LiveDeployments
+from gateway.config import Config, ConfigError, nearest
 from gateway.errors import to_client_error
-from gateway.experiments.guardrail import wrong_guardrail
 from gateway.http import feedback, health, ui
 from gateway.http.answering import status_headers
 from gateway.http.entrance import BrowserGuard, Entrance, cors
 from gateway.http.openapi import document
 from gateway.http.routes import Mounts, not_allowed, not_found
-from gateway.rollout.ramp import wrong_ramp
 from gateway.service import Service
-from gateway.storage.row_files import is_writable
 from schemas.errors import GatewayError, InvalidRequest
 
 
@@ -49,8 +45,11 @@ def backend_class(name: str, kind: str) -> Callable[[str, Mapping[str, Any]], Ba
     """
     found = {point.name: point for point in entry_points(group="gateway.backends")}
     if kind not in found:
+        from backends.remote.kinds import SPOKEN_BY
+
+        hint = f"; for {kind} say '{SPOKEN_BY[kind]}'" if kind in SPOKEN_BY else nearest(kind, found)
         raise ConfigError(
-            f"backends.{name}: there is no backend of kind '{kind}'; there are {', '.join(sorted(found))}"
+            f"backends.{name}: there is no backend of kind '{kind}'; there are {', '.join(sorted(found))}{hint}"
         )
     made: Callable[[str, Mapping[str, Any]], Backend] = found[kind].load()
     return made
@@ -70,22 +69,6 @@ def make_backends(config: Config) -> dict[str, Backend]:
         except msgspec.ValidationError as error:
             raise ConfigError(f"backends.{name}: {error}") from None
     return made
-
-
-def validate(config: Config) -> None:
-    """Check a configuration by building what a worker would build, without starting it.
-
-    Raises:
-        ConfigError: the configuration names something that does not exist, or contradicts itself.
-    """
-    # The objects are thrown away: only the errors of building them matter.
-    make_backends(config)
-    Mounts(adapters(), config)
-    if (export := config.server.export) is not None and not is_writable(Path(export.folder).absolute()):
-        raise ConfigError(f"server.export: the folder '{export.folder}' cannot be written to")
-    for name, deployed in LiveDeployments(config).deployments.items():
-        if wrong := wrong_ramp(deployed.serving) or wrong_guardrail(deployed.serving):
-            raise ConfigError(f"endpoints.{name}{wrong}")
 
 
 def create_app(

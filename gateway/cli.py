@@ -5,13 +5,12 @@ Each option has an environment variable: INTERLINGUA_SERVE_PORT for `serve --por
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,12 +21,10 @@ import msgspec
 
 import gateway
 from backends.base import Health
-from gateway.auth import keys_from
-from gateway.config import Config, ConfigError, default, load, nearest, remote
+from gateway.config import Config, ConfigError, default, load, nearest
 from gateway.deployment.state_file import LiveDeployments
 from gateway.experiment_cli import experiment
 from gateway.observability import logging
-from schemas.errors import GatewayError
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -80,24 +77,22 @@ def serve(
     if backend_key_env is not None and backend is None:
         raise click.UsageError("--backend-key-env needs --backend")
     # Imported here: `gateway --version` and completion should not wait for Litestar.
-    from gateway.app import validate
+    from gateway.check import read_file, validate
+    from gateway.listed_models import probed, with_listed
 
     logging.configure(log_level)
     # Options that were given override the file; None was not.
     given = {name: value for name, value in server.items() if value is not None}
 
+    def change(config: Config) -> Config:
+        return msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **given))
+
     # Called again for each SIGHUP, with the same options.
     def read() -> Config:
         if file is not None:
-            config = load(file)
-        else:
-            config = _remote(backend, backend_key_env, names) if backend else default(model, names)
-        config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **given))
-        _check_address(config, insecure)
-        # Only for their errors: a missing variable is reported before a worker starts.
-        keys_from(config.server.keys_env)
-        keys_from(config.server.admin_keys_env)
-        validate(config)
+            return with_listed(read_file(file, change, insecure=insecure))
+        config = change(probed(backend, backend_key_env, names) if backend else default(model, names))
+        validate(config, insecure=insecure)
         return config
 
     try:
@@ -108,21 +103,28 @@ def serve(
 
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path))
-def check(file: Path) -> None:
-    """Check a configuration FILE, and list what it would serve."""
-    from gateway.app import validate
+@click.option(
+    "--offline", is_flag=True, help="Leave out variables, files and addresses: this is not where it will run."
+)
+@click.option("--insecure", is_flag=True, help="Allow a public address without keys.")
+def check(file: Path, offline: bool, insecure: bool) -> None:
+    """Check a configuration FILE: print all for which `serve` would refuse it, or what it would serve."""
+    from gateway.check import read_file
 
     try:
-        config = load(file)
-        validate(config)
+        config = read_file(file, offline=offline, insecure=insecure)
         # With the changes in the state file, as a server would start with them.
         deployments = LiveDeployments(config).deployments
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
+    if not deployments:
+        for name, section in config.backends.items():
+            click.echo(f"every model that {name} ({section['kind']}) lists")
     for name, deployed in deployments.items():
         endpoint = deployed.serving
         also = f", also {', '.join(endpoint.aliases)}" if endpoint.aliases else ""
-        click.echo(f"{name}  ({endpoint.task or 'chat'}){also}")
+        changed = "" if endpoint == config.endpoints.get(name) else f"  (from {config.server.state_file})"
+        click.echo(f"{name}  ({endpoint.task or 'chat'}){also}{changed}")
         for entity in endpoint.served_entities:
             kind = config.backends[entity.backend]["kind"]
             shadow = ", a shadow" if entity.shadow is not None else ""
@@ -179,24 +181,6 @@ def build_kernels(into: Path | None) -> None:
 
 
 main.add_command(experiment)
-
-
-def _remote(url: str, key_env: str | None, names: Sequence[str] = ()) -> Config:
-    """A configuration that serves the models of the server at `url`.
-
-    Raises:
-        ConfigError: the server does not answer, or has no model that can be served.
-    """
-    from backends.remote.options import RemoteOptions
-    from backends.remote.probe import probe
-
-    try:
-        found = asyncio.run(probe(RemoteOptions(url=url, api_key_env=key_env)))
-    except GatewayError as error:
-        raise ConfigError(f"--backend {url}: {error.message}") from None
-    except ValueError as error:
-        raise ConfigError(f"--backend {url}: {error}") from None
-    return remote(found.kind, found.url, found.models, key_env, names)
 
 
 def _serve(read: Callable[[], Config], log_level: str) -> int:
@@ -301,14 +285,6 @@ class _StartupMonitor:
             click.echo(f"# {protocol}\ncurl {self._url}{path} -H 'content-type: application/json' -d '{body}'\n")
         # Into a pipe, standard output is buffered, and the process goes on for days.
         sys.stdout.flush()
-
-
-def _check_address(config: Config, insecure: bool) -> None:
-    host = config.server.host
-    if not config.server.is_private and config.server.keys_env is None and not insecure:
-        raise ConfigError(
-            f"server.host {host}: other machines can reach this address; set keys_env, or pass --insecure"
-        )
 
 
 def _check_siblings() -> None:

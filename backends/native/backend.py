@@ -15,7 +15,7 @@ import asyncio
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from backends.native.import_lock import with_import_lock
 from backends.native.model_files import check_sizes
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.multimodal.prompts import ImagePrompts
-from backends.native.options import NativeOptions, read_options
+from backends.native.options import NativeOptions, problems_of, read_options
 from backends.native.protocol.messages import Ready
 from backends.native.sentence_transformers import PLAIN, Recipe, RecipeError, read_recipe
 from backends.native.text.codec import TextCodec
@@ -97,6 +97,11 @@ class NativeBackend:
             hung_after=self._options.hung_after,
             reconnect_timeout=self._options.reconnect_timeout,
         )
+
+    @staticmethod
+    def problems(options: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+        """What `start` would refuse of valid options: the path of each option, and why."""
+        return problems_of(read_options(options))
 
     @staticmethod
     def engine_command(options: Mapping[str, Any], socket: Path) -> list[str] | None:

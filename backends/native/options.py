@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -68,3 +70,16 @@ def read_options(given: Mapping[str, Any]) -> NativeOptions:
             fields[name] = value
             log.warning("backend.option_deprecated", option=f'{name} = "{former_value}"', use=f'{name} = "{value}"')
     return msgspec.convert(fields, NativeOptions)
+
+
+def problems_of(options: NativeOptions) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What a start would refuse, by what is on this machine: the path of each option, and why."""
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        yield ("kind",), "native models need the engine: pip install 'interlingua[engine]'"
+    folder = Path(options.model)
+    if not folder.is_dir():
+        yield ("model",), f"there is no folder {options.model}"
+    elif not (folder / "config.json").is_file():
+        yield ("model",), f"{options.model} has no config.json: it is not the folder of a checkpoint"
+    if options.images.folder is not None and not Path(options.images.folder).is_dir():
+        yield ("images", "folder"), f"there is no folder {options.images.folder}"

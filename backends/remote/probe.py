@@ -65,7 +65,7 @@ _QUESTIONS = (
         lambda answer: [endpoint["name"] for endpoint in answer["endpoints"]],
     ),
 )
-# Never probed for: its listing cannot be told from OpenAI's.
+# Never probed for: its listing looks like OpenAI's.
 _ANTHROPIC = _Question("anthropic", "", _get("/v1/models"), lambda answer: [model["id"] for model in answer["data"]])
 
 

@@ -99,7 +99,7 @@ class GeneralTransport:
             http1=is_secure or not http2,
             http2=http2,
             limits=httpx.Limits(max_connections=limits.connections, keepalive_expiry=limits.keep_alive),
-            proxy=_proxy(proxy) if proxy else None,
+            proxy=httpx.Proxy(proxy, ssl_context=_proxy_context(proxy)) if proxy else None,
             uds=unix_socket,
         )
         self._running = 0
@@ -213,16 +213,8 @@ class _Answer(Response):
         await self._answer.aclose()
 
 
-def _proxy(url: str) -> httpx.Proxy:
-    """The proxy at a URL.
-
-    Raises:
-        ValueError: it is no URL of a proxy.
-    """
-    try:
-        return httpx.Proxy(url, ssl_context=ssl.create_default_context() if url.startswith("https:") else None)
-    except (ValueError, httpx.InvalidURL):
-        raise ValueError("the proxy is not a URL of the form http://host:port, https://… or socks5://…") from None
+def _proxy_context(proxy: str) -> ssl.SSLContext | None:
+    return ssl.create_default_context() if proxy.startswith("https:") else None
 
 
 def _no_answer(error: Exception) -> GatewayError:

@@ -19,8 +19,10 @@ from gateway.config.endpoint import (
     Task,
     wrong_endpoint,
 )
-from gateway.config.file import BUNDLED, Config, default, load, parse, remote
+from gateway.config.file import BUNDLED, Config, Source, default, endpoints_for, examine_file, load, parse, remote
+from gateway.config.positions import KeyPath
 from gateway.config.server import Export, Limits, Listener, Mount, ServerSection
+from gateway.config.structure import Problem, examine
 
 __all__ = [
     "BUNDLED",
@@ -34,20 +36,26 @@ __all__ = [
     "Fallback",
     "FeedbackMetric",
     "Guardrail",
+    "KeyPath",
     "Limits",
     "Listener",
     "MetricGuardrail",
     "Mount",
     "Paired",
+    "Problem",
     "Ramp",
     "Routing",
     "Section",
     "ServedEntity",
     "ServerSection",
     "Shadow",
+    "Source",
     "Task",
     "aliases_of",
     "default",
+    "endpoints_for",
+    "examine",
+    "examine_file",
     "load",
     "nearest",
     "parse",
