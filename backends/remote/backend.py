@@ -12,22 +12,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import msgspec
 
 from adapters.base import TOKEN_IDS, ClientCodec, EmbeddingCodec, Outbound, RelayCodec, Reply
 from backends.base import Capabilities, Feature, Health
-from backends.native.text.tool_parser import offered_tools
 from backends.prompts import as_asked
 from backends.remote.breaker import Breaker
-from backends.remote.chat_text import CallReader, ChatText, load_chat_text
 from backends.remote.connect import Connected, connect
 from backends.remote.diagnosis import Diagnosis
 from backends.remote.event_stream import EventStream
 from backends.remote.health_check import HealthCheck
 from backends.remote.options import RemoteOptions
-from backends.remote.retokeniser import Retokeniser
 from backends.remote.retry import Retrier
 from backends.remote.spoken import Spoken, error_of
 from backends.transport import Exchanger, Response
@@ -53,6 +50,10 @@ from schemas.ir import (
     Usage,
 )
 from schemas.origin import Relay, RelayedAnswer
+
+if TYPE_CHECKING:
+    from backends.remote.chat_text import CallReader, ChatText
+    from backends.remote.retokeniser import Retokeniser
 
 R = TypeVar("R", Generate, Embed, Relay)
 
@@ -136,6 +137,9 @@ class RemoteBackend:
             self._connected = connected = connect(self.name, self._options)
             self._client = connected.requests
             if self._options.tokenizer is not None:
+                # Imported where a backend has one: 10 MB of memory.
+                from backends.remote.retokeniser import Retokeniser
+
                 # A tokenizer file has megabytes of JSON: in a thread, so that the event loop goes on.
                 self._retokeniser = await asyncio.to_thread(Retokeniser, self._options.tokenizer)
             if self._renders:
@@ -287,6 +291,10 @@ class RemoteBackend:
     async def _load_template(self) -> None:
         """Load the chat template of a server of raw text, if there is one."""
         options = self._options
+        if options.chat_template is None and options.tokenizer is None:
+            return
+        from backends.remote.chat_text import load_chat_text
+
         self._chat = await asyncio.to_thread(load_chat_text, options.chat_template, options.tokenizer)
         if self._chat is not None:
             found, offered = self._chat.features, options.features
@@ -307,7 +315,12 @@ class RemoteBackend:
 
     def _call_reader(self, request: Generate) -> CallReader | None:
         """The reader of the calls in an answer's text; None where the server parses them, or there are no tools."""
-        return CallReader(request) if self._chat is not None and request.tools and offered_tools(request) else None
+        if self._chat is None or not request.tools:
+            return None
+        from backends.native.text.tool_parser import offered_tools
+        from backends.remote.chat_text import CallReader
+
+        return CallReader(request) if offered_tools(request) else None
 
     def _with_remote_model(self, request: R) -> R:
         model = self._options.models.get(request.model)

@@ -18,10 +18,8 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from llguidance import regex_to_lark
 from msgspec.structs import replace
 
-from backends.native.grammar.grammar import schema_text
 from backends.native.grammar.schema_limits import check_schema
 from schemas.ir import Delta, Finished, FinishReason, Generate, Grammar, Token, Tool, ToolDelta
 
@@ -112,6 +110,9 @@ def _text_rules(limit: int, tags_are_tokens: bool, text_tokens: Sequence[str]) -
 
 
 def _call_rules(tools: Sequence[Tool], tags_are_tokens: bool, *, any_arguments: bool) -> str:
+    # llguidance is a part of the engine, which a gateway of remote servers does not install.
+    from backends.native.grammar.grammar import schema_text
+
     # In llguidance's Lark `<name>` without quotes is the special token of that name; in quotes it is text.
     opening, closing = (OPEN, CLOSE) if tags_are_tokens else (json.dumps(OPEN), json.dumps(CLOSE))
     names = " | ".join(f"call_{place}" for place in range(len(tools)))
@@ -139,6 +140,10 @@ def _arguments_schema(tool: Tool) -> dict[str, Any]:
 
 
 def _answer_rule(grammar: Grammar) -> str:
+    from llguidance import regex_to_lark
+
+    from backends.native.grammar.grammar import schema_text
+
     if grammar.kind == "regex":
         return f"answer: /{regex_to_lark(grammar.value)}/\n"
     schema = {"type": "object"} if grammar.kind == "json_object" else grammar.value
