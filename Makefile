@@ -61,7 +61,7 @@ bench: $(VENV)/.installed  ## what the gateway itself costs, in CPU time per req
 	$(VENV)/bin/python -m benchmarks.goodput --remote
 	$(VENV)/bin/python -m benchmarks.images
 
-bench-experiments: $(VENV)/.installed  ## how often the statistics of experiments are wrong, by simulation (a quarter of an hour)
+bench-experiments: $(VENV)/.installed  ## how often the statistics of experiments are wrong, by simulation (half an hour)
 	$(VENV)/bin/python -m benchmarks.experiments
 
 soak: $(VENV)/.installed  ## mixed traffic and faults for MINUTES: all requests accounted for, nothing left (an hour)

@@ -7,7 +7,7 @@ protocol and reads its answers. Only the protocol's own folder knows the fields 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -18,6 +18,7 @@ from schemas.completion import Completion
 from schemas.errors import GatewayError
 from schemas.ir import Embed, Embeddings, Events, Generate, Request, TokenIds, Tokenize, Tokens
 from schemas.origin import Relay
+from schemas.quota import Quota
 
 JSON = "application/json"
 Headers = tuple[tuple[str, str], ...]
@@ -177,6 +178,10 @@ class ServerCodec(Protocol):
 
     def error(self, error: GatewayError, request: Generate | None = None) -> Reply:
         """The error response while nothing of a stream is written; `request` is None if it could not be decoded."""
+        ...
+
+    def limit_headers(self, quotas: Sequence[Quota]) -> Headers:
+        """The headers of an answer to a client that has limits."""
         ...
 
 

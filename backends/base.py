@@ -9,6 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 import msgspec
 
 from backends.prompts import images_of
+from schemas.catalog import TokenizerInfo
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import (
     ChatPrompt,
@@ -53,16 +54,17 @@ class Feature(StrEnum):
 class Capabilities(msgspec.Struct, frozen=True):
     """What a backend supports, and its limits.
 
-    `tokenizer` names the vocabulary: token ids mean the same on all backends with an equal name. None: not known.
+    `tokenizer` names the vocabulary: token ids mean the same on all backends with an equal name, `tokenizer_info`
+    describes the tokenizer. None: not known.
     `max_choices` bounds prompts times choices of one request; `context_length` is in tokens of prompt and answer.
     `lora_adapters` are the LoRA adapters that it has, if known: the values of `lora_adapter` that it takes, and the
     only values of `model` that a served entity of it may have. `raw_text` False: it takes conversations only.
     `relays` are the dialects and operations whose bodies it sends on as they came. `known` False: the model is still
-    loading, and nothing else here says what it will support.
+    loading, and only `generates` says what it will support, as far as its folder tells.
     """
 
     known: bool = True
-    generates: bool = True  # False: a model that only makes embeddings
+    generates: bool | None = True  # False: a model that only makes embeddings; None: not known yet
     features: frozenset[Feature] = frozenset()
     raw_text: bool = True
     relays: frozenset[tuple[str, str]] = frozenset()
@@ -72,6 +74,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     context_length: int | None = None
     vocab_size: int | None = None
     tokenizer: str | None = None
+    tokenizer_info: TokenizerInfo | None = None
     dtype: str | None = None
     device: str | None = None
     lora_adapters: tuple[str, ...] = ()
@@ -128,6 +131,28 @@ class Relays(Protocol):
         Raises:
             schemas.errors.UnsupportedOperation: the remote does not have the operation.
         """
+        ...
+
+
+class EngineCommand(msgspec.Struct, frozen=True):
+    """How a supervisor starts the engine of a backend, if its class has `engine_command(options, socket)`.
+
+    Attributes:
+        arguments: the program and its arguments.
+        warm: whether the program only prepares itself and then waits for a line on standard input, so that a second
+            process of it can be kept in waiting.
+    """
+
+    arguments: tuple[str, ...]
+    warm: bool = False
+
+
+@runtime_checkable
+class WaitsForEngine(Protocol):
+    """A backend whose requests wait for the next engine when theirs has ended."""
+
+    def expect_no_engine(self) -> None:
+        """Let requests fail at once when the engine ends: whoever would start the next one is gone."""
         ...
 
 
@@ -226,7 +251,7 @@ def needs(request: Generate) -> frozenset[Feature]:
         # With `tool_choice` "none", the tools are not offered to the model.
         (Feature.TOOLS, bool(request.tools) and (request.tool_choice is None or request.tool_choice.mode != "none")),
         (Feature.GRAMMAR, request.grammar is not None),
-        (Feature.LOGPROBS, request.logprobs),
+        (Feature.LOGPROBS, request.logprobs and not request.logprobs_optional),
         (Feature.TOP_LOGPROBS, request.top_logprobs > 0),
         (Feature.PROMPT_LOGPROBS, request.prompt_logprobs),
         (Feature.LOGIT_BIAS, bool(sampling.logit_bias)),
@@ -249,11 +274,15 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
         schemas.errors.InvalidRequest: it asks for too many choices, or for a LoRA adapter that is not there.
         schemas.errors.UnsupportedFeature: a feature is missing; the first one in the order of `Feature` is named.
     """
-    if not capabilities.generates:
+    if capabilities.generates is False:
         raise UnsupportedFeature(f"The model '{model}' makes embeddings, and no text.", feature="generate")
     # A text that the chat template is for becomes a conversation.
     if not capabilities.raw_text and request.raw_prompt and any(isinstance(p, TextPrompt) for p in request.prompts):
         raise UnsupportedFeature(f"The model '{model}' takes conversations only, not raw text.", feature="raw_text")
+    for_template = not request.raw_prompt and any(isinstance(prompt, TextPrompt) for prompt in request.prompts)
+    if for_template and Feature.CHAT not in capabilities.features:
+        message = f"The model '{model}' takes raw text only: it has no chat template for the prompt."
+        raise UnsupportedFeature(message, feature="raw_prompt")
     # All candidates count, not only the returned ones: each is generated.
     choices = len(request.prompts) * max(request.n, request.best_of or 1)
     if choices > capabilities.max_choices:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -120,11 +120,11 @@ class SupervisedProcess:
             self._start_at = None
 
 
-def stop(processes: Sequence[SupervisedProcess], timeout: float) -> None:
-    """Send SIGTERM to all processes, and SIGKILL to those that hang or still run after `timeout` seconds. Blocks."""
+def stop(processes: Sequence[SupervisedProcess], timeout: float, number: int = signal.SIGTERM) -> None:
+    """Send a signal to all processes, and SIGKILL to those that hang or still run after `timeout` seconds. Blocks."""
     for each in processes:
         # All are signalled first, so that they stop side by side and share one timeout.
-        each.signal(signal.SIGTERM)
+        each.signal(number)
     deadline = time.monotonic() + timeout
     running = list(processes)
     while running and (now := time.monotonic()) < deadline:
@@ -142,14 +142,23 @@ def stop(processes: Sequence[SupervisedProcess], timeout: float) -> None:
         each.process.wait()
 
 
-def start_bound_to_parent(command: Sequence[str]) -> subprocess.Popen[bytes]:
+def start_bound_to_parent(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, stdin: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
     """Start a process that the kernel kills when this one ends, however it does, and whatever state that one is in.
 
     It has a session of its own: Ctrl-C at a terminal is handled here, and requests in flight still need the process.
+
+    Args:
+        command: starts it.
+        environment: its variables; None: those of this process.
+        stdin: as for `subprocess.Popen`.
     """
     # The kernel watches the thread that forks, not the process (prctl(2)): call this from a thread that lives as long.
     return subprocess.Popen(  # noqa: S603
         command,
+        env=environment,
+        stdin=stdin,
         start_new_session=True,
         preexec_fn=partial(signal_at_parents_end, signal.SIGKILL),  # noqa: PLW1509
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
-from schemas.ir import ChatPrompt, Message
+from msgspec.structs import replace
+
+from schemas.ir import ChatPrompt, Generate, Message
 
 T = TypeVar("T")
 
@@ -23,10 +25,29 @@ def shortened(prompt: ChatPrompt) -> tuple[ChatPrompt, ...]:
     if not turns:
         return (prompt,)
     forms = [prompt]
-    forms += [ChatPrompt((*kept, *sum(turns[dropped:], ()))) for dropped in range(1, len(turns))]
+    forms += [replace(prompt, messages=(*kept, *sum(turns[dropped:], ()))) for dropped in range(1, len(turns))]
     question, *steps = _groups(list(turns[-1]), "assistant")
-    forms += [ChatPrompt((*kept, *question, *sum(steps[dropped:], ()))) for dropped in range(1, len(steps))]
+    forms += [
+        replace(prompt, messages=(*kept, *question, *sum(steps[dropped:], ()))) for dropped in range(1, len(steps))
+    ]
     return tuple(forms)
+
+
+def shorter_requests(request: Generate) -> Iterator[Generate]:
+    """The request, and those to try in its place while a server finds it too long; none if it may not be shortened.
+
+    The first leaves out one turn, and each further one twice as many as the one before: a long conversation takes few
+    tries, and loses at most twice as many turns as it must. The last form of all is the last to be tried.
+    """
+    yield request
+    prompt = request.prompts[0]
+    if request.overflow != "drop_turns" or not isinstance(prompt, ChatPrompt):
+        return
+    forms = shortened(prompt)
+    dropped = 1
+    while dropped < len(forms):
+        yield replace(request, prompts=(forms[dropped],))
+        dropped = dropped * 2 if dropped == len(forms) - 1 else min(dropped * 2, len(forms) - 1)
 
 
 async def encode_fitting(

@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Callable, Coroutine
 from itertools import pairwise
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +61,13 @@ async def _beside(pid: int, port: int, attack: str | None) -> tuple[float, float
     for each in times:
         each.clear()
     before = most = _memory(pid)
-    began = time.monotonic()
     process = None
     if attack is not None:
-        process = multiprocessing.get_context("spawn").Process(target=_run, args=(port, attack))
+        spawn = multiprocessing.get_context("spawn")
+        process = spawn.Process(target=_run, args=(port, attack, begun := spawn.Event()))
         process.start()
+        await asyncio.to_thread(begun.wait)  # its imports take a part of a second
+    began = time.monotonic()
     while process.is_alive() if process is not None else time.monotonic() < began + ALONE:
         await asyncio.sleep(0.1)
         most = max(most, _memory(pid))
@@ -100,7 +103,8 @@ def _memory(pid: int) -> int:
     return total + sum(_memory(int(child)) for child in children)
 
 
-def _run(port: int, attack: str) -> None:
+def _run(port: int, attack: str, begun: Event) -> None:
+    begun.set()
     asyncio.run(ATTACKS[attack](port))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,11 @@ from litestar.handlers import HTTPRouteHandler
 
 from adapters.base import Adapter
 from backends.base import Backend
-from gateway.auth import Keys, keys_from
-from gateway.config import Config, ConfigError, nearest
+from gateway.access.keys import Keys, keys_from
+from gateway.config import Config, ConfigError, ServerSection, nearest
 from gateway.errors import to_client_error
 from gateway.http import feedback, health, ui
+from gateway.http import keys as keys_api
 from gateway.http.answering import status_headers
 from gateway.http.entrance import BrowserGuard, Entrance, cors
 from gateway.http.openapi import document
@@ -27,10 +30,15 @@ from gateway.service import Service
 from schemas.errors import GatewayError, InvalidRequest
 
 
+@functools.cache  # a scan reads the metadata of every installed package
+def _registered(group: str) -> Mapping[str, EntryPoint]:
+    """The entry points of a group (pyproject.toml): a package installed beside this one can add to it."""
+    return {point.name: point for point in entry_points(group=group)}
+
+
 def adapters() -> dict[str, Adapter]:
     """Every registered protocol."""
-    # Entry points (pyproject.toml): a package installed beside this one can add protocols and backends.
-    return {point.name: point.load() for point in entry_points(group="gateway.adapters")}
+    return {name: point.load() for name, point in _registered("gateway.adapters").items()}
 
 
 def backend_class(name: str, kind: str) -> Callable[[str, Mapping[str, Any]], Backend]:
@@ -43,7 +51,7 @@ def backend_class(name: str, kind: str) -> Callable[[str, Mapping[str, Any]], Ba
     Raises:
         ConfigError: no backend of this kind is registered.
     """
-    found = {point.name: point for point in entry_points(group="gateway.backends")}
+    found = _registered("gateway.backends")
     if kind not in found:
         from backends.remote.kinds import SPOKEN_BY
 
@@ -91,11 +99,11 @@ def create_app(
     Raises:
         ConfigError: the configuration names something that does not exist.
     """
-    keys = Keys(keys_from(config.server.keys_env), keys_from(config.server.admin_keys_env))
+    keys = make_keys(config.server)
     service = Service(config, make_backends(config) if backends is None else backends, keys, folder, slot)
     protocols = adapters()
     mounts = Mounts(protocols, config)
-    own = [*health.handlers(service), feedback.handler(service), *ui.handlers()]
+    own = [*health.handlers(service), feedback.handler(service), keys_api.handler(service), *ui.handlers()]
     describe, openapi = _description(protocols, own)
     app = Litestar(
         [mounts.handler(service), *own, describe],
@@ -118,6 +126,16 @@ def create_app(
     return app
 
 
+def make_keys(server: ServerSection) -> Keys:
+    """The keys that a configuration names.
+
+    Raises:
+        ConfigError: a variable is not set, or the file cannot be read.
+    """
+    file = Path(server.keys_file) if server.keys_file is not None else None
+    return Keys(keys_from(server.keys_env), keys_from(server.admin_keys_env), file)
+
+
 def _with_request_id(service: Service) -> Callable[[Response[Any]], Awaitable[Response[Any]]]:
     """Give every answer of Litestar's own paths a request id; the protocols' have one."""
 
@@ -129,15 +147,23 @@ def _with_request_id(service: Service) -> Callable[[Response[Any]], Awaitable[Re
     return add
 
 
-def _description(protocols: Mapping[str, Adapter], own: Sequence[HTTPRouteHandler]) -> tuple[HTTPRouteHandler, bytes]:
-    """`/openapi.json`, and the document, which describes the protocols' routes, those of `own`, and itself."""
+def _description(
+    protocols: Mapping[str, Adapter], own: Sequence[HTTPRouteHandler]
+) -> tuple[HTTPRouteHandler, Callable[[], bytes]]:
+    """`/openapi.json`, and what builds its document, which describes the protocols' routes, those of `own`, and itself.
+
+    The document takes 0.1 s to build, so it is built when it is first asked for and not at every start.
+    """
 
     @route("/openapi.json", http_method=health.READ, include_in_schema=False)
     async def describe() -> Response[bytes]:
         """The OpenAPI document."""
-        return Response(openapi, media_type="application/json")
+        return Response(await asyncio.to_thread(openapi), media_type="application/json")
 
-    openapi = document(protocols, [*own, describe])
+    @functools.cache
+    def openapi() -> bytes:
+        return document(protocols, [*own, describe])
+
     return describe, openapi
 
 

@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from gateway.app import adapters, backend_class
-from gateway.auth import keys_from
+from backends.base import Backend
+from gateway.access.keys import keys_from
+from gateway.app import adapters, backend_class, make_keys
 from gateway.config import Config, ConfigError, KeyPath, Problem, Source, examine, examine_file
+from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
-from gateway.experiments.guardrail import wrong_guardrail
+from gateway.experiments.metrics import wrong_metrics
 from gateway.http.routes import Mounts
-from gateway.rollout.ramp import wrong_ramp
 from gateway.storage.row_files import is_writable
 
 Change = Callable[[Config], Config]
@@ -69,21 +70,23 @@ def problems_of(
         insecure: as of `read_file`.
         skipped: sections that are known to be wrong: what is left of them would be called wrong once more.
     """
+    made: dict[str, Backend] = {}
     for name, section in config.backends.items():
         if isinstance(section.get("kind"), str):
-            yield from _backend(name, section, offline)
+            yield from _backend(name, section, offline, made)
     if "server" not in skipped:
         yield from _dialects(config)
     if not {"server", "endpoints"} & {*skipped}:
-        yield from _deployments(config)
-    if not config.server.is_private and config.server.keys_env is None and not insecure:
+        yield from _deployments(config, made)
+    if not config.server.is_private and not config.server.needs_key and not insecure:
         reached = f"server.host {config.server.host}: other machines can reach this address"
-        yield Problem(("server", "host"), f"{reached}; set keys_env (or pass --keys-env NAME), or pass --insecure")
+        what_to_do = "set keys_env (or pass --keys-env NAME) or keys_file, or pass --insecure"
+        yield Problem(("server", "host"), f"{reached}; {what_to_do}")
     if not offline:
         yield from _machine(config)
 
 
-def _backend(name: str, section: Mapping[str, Any], offline: bool) -> Iterator[Problem]:
+def _backend(name: str, section: Mapping[str, Any], offline: bool, made: dict[str, Backend]) -> Iterator[Problem]:
     path: KeyPath = ("backends", name)
     options = {key: value for key, value in section.items() if key != "kind"}
     try:
@@ -92,7 +95,7 @@ def _backend(name: str, section: Mapping[str, Any], offline: bool) -> Iterator[P
         yield Problem((*path, "kind"), str(error))
         return
     try:
-        make(name, options)
+        made[name] = make(name, options)
     except msgspec.ValidationError as error:
         found: list[Problem] = []
         examine(options, make.Options, path, found)
@@ -131,17 +134,20 @@ def _dialects(config: Config) -> Iterator[Problem]:
             yield Problem(path, str(error))
 
 
-def _deployments(config: Config) -> Iterator[Problem]:
+def _deployments(config: Config, made: Mapping[str, Backend]) -> Iterator[Problem]:
     try:
         deployments = LiveDeployments(config).deployments
     except ConfigError as error:
         yield Problem(("server", "state_file"), str(error))
         return
     for name, deployed in deployments.items():
-        if wrong := wrong_ramp(deployed.serving):
-            yield Problem(("endpoints", name, "experiment", "ramp"), f"endpoints.{name}{wrong}")
-        if wrong := wrong_guardrail(deployed.serving):
-            yield Problem(("endpoints", name, "experiment", "guardrails"), f"endpoints.{name}{wrong}")
+        if wrong := wrong_metrics(deployed.serving):
+            yield Problem(("endpoints", name, "experiment"), f"endpoints.{name}{wrong}")
+    # Only of the file: an endpoint that was changed while serving must not keep the server from starting again.
+    generates = generating(made)
+    for name, endpoint in config.endpoints.items():
+        if wrong := mixed_kinds(endpoint, generates):
+            yield Problem(("endpoints", name), f"endpoints.{name}{wrong}")
 
 
 def _machine(config: Config) -> Iterator[Problem]:
@@ -152,6 +158,11 @@ def _machine(config: Config) -> Iterator[Problem]:
             keys_from(getattr(server, key))
         except ConfigError as error:
             yield Problem(("server", key), str(error))
+    if server.keys_file is not None:
+        try:
+            make_keys(replace(server, keys_env=None, admin_keys_env=None))
+        except ConfigError as error:
+            yield Problem(("server", "keys_file"), str(error))
     if server.export is not None and not is_writable(Path(server.export.folder).absolute()):
         text = f"server.export: the folder '{server.export.folder}' cannot be written to"
         yield Problem(("server", "export", "folder"), text)

@@ -24,6 +24,7 @@ from backends.base import Health
 from gateway.config import Config, ConfigError, default, load, nearest
 from gateway.deployment.state_file import LiveDeployments
 from gateway.experiment_cli import experiment
+from gateway.keys_cli import keys
 from gateway.observability import logging
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def openapi() -> None:
     from gateway.app import create_app
 
     # That of a server without endpoints: the document does not depend on the configuration.
-    click.echo(create_app(Config()).state.openapi.decode())
+    click.echo(create_app(Config()).state.openapi().decode())
 
 
 @main.command("build-kernels")
@@ -181,6 +182,7 @@ def build_kernels(into: Path | None) -> None:
 
 
 main.add_command(experiment)
+main.add_command(keys)
 
 
 def _serve(read: Callable[[], Config], log_level: str) -> int:
@@ -268,7 +270,7 @@ class _StartupMonitor:
 
         self._close()
         model = self._config.server.default or next(iter(self._config.endpoints), "")
-        keys = "a key is needed" if self._config.server.keys_env else "no key needed"
+        keys = "a key is needed" if self._config.server.needs_key else "no key needed"
         click.echo(
             f"\nInterlingua {gateway.__version__} on {self._url}  ({keys}; {time.monotonic() - self._began:.1f} s)"
         )

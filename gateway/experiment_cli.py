@@ -1,8 +1,9 @@
-"""The commands `gateway experiment`: export rows of requests, replay them on another model, add up gateways."""
+"""The commands `gateway experiment`: export and replay requests, add up gateways, restart a ramp."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from itertools import islice
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import quote
 
 import click
 import msgspec
@@ -20,7 +22,7 @@ from gateway.observability import logging
 from schemas.errors import GatewayError
 
 if TYPE_CHECKING:
-    from gateway.experiments.confidence import Interval
+    from gateway.experiments.statistics.confidence import Interval
     from gateway.export.replay import Replayed, ReplayReport
 
 _LOCAL = "http://127.0.0.1:8000"
@@ -29,7 +31,7 @@ _ALPHA = 0.05  # of the intervals of a replay
 
 @click.group()
 def experiment() -> None:
-    """Export the requests of an experiment, replay them on another model, and add up gateways."""
+    """Export the requests of an experiment, replay them on another model, add up gateways, restart a ramp."""
 
 
 @experiment.command()
@@ -51,6 +53,27 @@ def add(folder: Path, target: Path, label: str) -> None:
     except (ValueError, OSError) as error:
         raise click.ClickException(str(error)) from None
     click.echo(f"{copied} files of counters in {target}")
+
+
+@experiment.command("restart-ramp")
+@click.argument("endpoint")
+@click.option("--url", default=_LOCAL, show_default=True, help="The gateway.")
+@click.option("--key-env", help="Name of the environment variable that holds an admin key.")
+def restart_ramp(endpoint: str, url: str, key_env: str | None) -> None:
+    """Begin the ramp of ENDPOINT anew: no share for its arm, and new figures."""
+    import httpx
+
+    key = os.environ.get(key_env, "") if key_env else ""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    path = f"{url.rstrip('/')}/serving-endpoints/{quote(endpoint, safe='')}/experiment/ramp/restart"
+    try:
+        answer = httpx.post(path, headers=headers, timeout=30.0)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise click.ClickException(f"{url}: {error}") from None
+    if answer.is_error:
+        raise click.ClickException(f"{url}: {answer.status_code}: {answer.text}")
+    ramp = answer.json()["ramp"]
+    click.echo(f"{endpoint}: {ramp['arm']} has {ramp['traffic_percentage']} %, next {ramp['next_percentage']} %")
 
 
 @experiment.command()

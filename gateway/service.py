@@ -13,11 +13,13 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from backends.base import Backend, Health
-from gateway.auth import Keys
+from backends.base import Backend, Health, WaitsForEngine
+from gateway.access.keys import Keys
+from gateway.access.keys_file import Key
+from gateway.access.limits import Limiter, Ticket, estimated_tokens, rules_for
 from gateway.config import Config, Export
 from gateway.deployment.catalog import catalog
-from gateway.deployment.deployments import mixed_kinds
+from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
 from gateway.experiments.experiments import Experiments
@@ -27,11 +29,12 @@ from gateway.rollout.full_report import FullReport
 from gateway.rollout.ramps import Ramps
 from gateway.routing.router import Router
 from gateway.routing.shares import Shares
-from gateway.routing.target import Target
+from gateway.routing.target import Plan, Target
 from gateway.storage.response_store import ResponseStore
 from gateway.storage.row_files import RowFiles
 from schemas.catalog import Catalog, Change, RequestCounts
-from schemas.errors import BackendUnavailable
+from schemas.errors import BackendUnavailable, Forbidden
+from schemas.ir import Embed, Generate, Request
 
 log = structlog.get_logger()
 
@@ -70,6 +73,7 @@ class Service:
         self.draining = False
         self.running = 0
         self.shares = Shares(self.limits.max_concurrent_requests, keys.owner, shared=keys.several)
+        self.limiter = Limiter(_limits_file(config, folder), folder)
         self._created = int(time.time())
         limit = config.server.limits.stored_responses
         self.responses = ResponseStore(limit, folder / "responses" if folder is not None else None) if limit else None
@@ -156,13 +160,27 @@ class Service:
         if self._is_changeable and self._live.refresh():
             self._serve()
 
+    def limit(self, key: Key | None, plan: Plan, request: Request) -> Ticket | None:
+        """Count a request for the limits of its key, its endpoint and its user; None if it has no limits.
+
+        Raises:
+            schemas.errors.Forbidden: the key may not ask the endpoint.
+            schemas.errors.RateLimited: a limit is reached.
+        """
+        endpoint = plan.targets[0].endpoint
+        if key is not None and not key.may_ask(endpoint):
+            raise Forbidden(f"This key may not ask the endpoint '{endpoint}'.")
+        user = request.user if isinstance(request, Generate | Embed) else None
+        rules = rules_for(key, endpoint, self._limits[endpoint], user)
+        return self.limiter.enter(rules, estimated_tokens(request)) if rules else None
+
     async def manage(self, change: Change) -> None:
         """Change what is deployed, for all workers.
 
         Raises:
             schemas.errors.RequestError: the change is refused.
         """
-        await self._live.change(change, self._health, self._generates())
+        await self._live.change(change, self._health, generating(self.backends))
         self.refresh()
         log.info("endpoint.changed", model=change.endpoint, action=change.action)
 
@@ -185,6 +203,16 @@ class Service:
         await self._live.reset(endpoint)
         self.refresh()
         log.info("experiment.reset", model=endpoint)
+
+    async def restart_ramp(self, endpoint: str) -> None:
+        """Have an endpoint's ramp begin anew, and the figures of its experiment, on all workers.
+
+        Raises:
+            schemas.errors.RequestError: the endpoint has no ramp or is being updated, or there is no state file.
+        """
+        await self._live.restart_ramp(endpoint)
+        self.refresh()
+        log.info("ramp.restarted", model=endpoint)
 
     def new_id(self) -> str:
         """A new id of a request, which also names what is stored of it: 128 random bits as hexadecimal digits.
@@ -223,6 +251,12 @@ class Service:
         self._tasks = [asyncio.create_task(self._start(name, backend)) for name, backend in self.backends.items()]
         self._tasks.append(asyncio.create_task(self._watch()))
 
+    def orphan(self) -> None:
+        """Learn that the supervisor is gone: no engine is started again."""
+        for backend in self.backends.values():
+            if isinstance(backend, WaitsForEngine):
+                backend.expect_no_engine()
+
     async def settled(self) -> None:
         """Wait until every endpoint has a backend that is ready.
 
@@ -250,6 +284,7 @@ class Service:
             await asyncio.to_thread(self.exporter.close)  # rows are written to the last
         if self.responses is not None:
             self.responses.close()
+        self.limiter.close()
         self.metrics.close()
 
     def _make_exporter(self, settings: Export | None) -> Exporter | None:
@@ -292,6 +327,7 @@ class Service:
     async def _watch(self) -> None:
         while True:
             await self._check_health()
+            self.metrics.tasks.set(len(asyncio.all_tasks()))
             await asyncio.sleep(_HEALTH_INTERVAL)
 
     async def _check_health(self) -> None:
@@ -321,23 +357,16 @@ class Service:
             {name: (found.serving, found.version, resets.get(name, 0)) for name, found in deployments.items()}
         )
         self.router = Router({name: found.serving for name, found in deployments.items()}, self.backends)
+        self._limits = {name: found.serving.limits for name, found in deployments.items()}
         self._stop_arms()
         # An endpoint that is created again begins at 0.
         self._counts = {name: counts for name, counts in self._counts.items() if name in deployments}
         self.catalog = self._catalog()
 
-    def _generates(self) -> dict[str, bool]:
-        """Whether a backend generates text or makes embeddings only, of those that are loaded."""
-        return {
-            name: backend.capabilities.generates
-            for name, backend in self.backends.items()
-            if self._health[name].status == "ready"
-        }
-
     def _warn_of_mixed_arms(self) -> None:
-        # What a backend of the configuration file makes is known only once it is loaded.
+        # What some backends make is known only once they are loaded, too late to refuse the configuration.
         for name, deployed in self._live.deployments.items():
-            if why := mixed_kinds(deployed.serving, self._generates()):
+            if why := mixed_kinds(deployed.serving, generating(self.backends)):
                 log.warning("arms.mixed", model=name, why=why.removeprefix(": "))
 
     def _stop_arms(self) -> None:
@@ -354,6 +383,14 @@ def _figures(config: Config, folder: Path | None) -> Path | None:
     if config.server.state_file is not None:
         return Path(f"{config.server.state_file}.experiments")
     return folder / "experiments" if folder is not None else None
+
+
+def _limits_file(config: Config, folder: Path | None) -> Path | None:
+    """Where limits are counted: beside a file that lasts, so that a month's does, too; else with the workers."""
+    lasting = config.server.keys_file or config.server.state_file
+    if lasting is not None:
+        return Path(f"{lasting}.limits")
+    return folder / "limits" if folder is not None else None
 
 
 async def _healthy(name: str, backend: Backend) -> Health:

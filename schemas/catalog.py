@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -55,6 +56,13 @@ class TensorNames(msgspec.Struct, frozen=True):
     own: dict[str, OwnInput] = {}
 
 
+class TokenizerInfo(msgspec.Struct, frozen=True):
+    """What a client needs to write prompts for a model: special tokens by name (`eos_token`) and the chat template."""
+
+    special_tokens: dict[str, str] = {}
+    chat_template: str | None = None
+
+
 # Counted per worker process: a statistics request is answered by one worker, about itself.
 class RequestCounts(msgspec.Struct, frozen=True):
     """Requests for a model in this worker since it started. `_ns` are nanoseconds, `last_ms` a Unix time."""
@@ -72,8 +80,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     `declared_task`: `task` is configured, and no default. `created` and `changed` are Unix times in seconds. `pending`
     are the served entities of an update under way, `version` counts those that were put in force. `lora_adapters` are
     the LoRA adapters that requests may name; the `parent` of an endpoint of nothing but LoRA adapters is the endpoint
-    of their base model, if there is one. `usage_tracking` is None where no client has configured it; `fallback`:
-    whether another served entity is asked if one fails.
+    of their base model, if there is one. `usage_tracking` is None where no client has configured it, and
+    `tokenizer` where it is not known; `fallback`: whether another served entity is asked if one fails.
     """
 
     name: str
@@ -94,6 +102,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     lora_adapters: tuple[str, ...] = ()
     parent: str | None = None
     tensors: TensorNames = TensorNames()
+    tokenizer: TokenizerInfo | None = None
     usage_tracking: bool | None = None
     fallback: bool = True
     counts: RequestCounts = RequestCounts()
@@ -131,6 +140,16 @@ class Catalog(msgspec.Struct, frozen=True):
         """The names that listings show: endpoints, then exact aliases, each with its endpoint."""
         aliases = [(alias, self.cards.get(name)) for alias, name in self.aliases.exact.items()]
         return [*self.cards.items(), *((alias, card) for alias, card in aliases if card is not None)]
+
+    def narrowed(self, shown: Callable[[str], bool]) -> Catalog:
+        """The catalog with nothing but the endpoints that are shown, and aliases of these."""
+        cards = {name: card for name, card in self.cards.items() if shown(name)}
+        aliases = Aliases(
+            {alias: name for alias, name in self.aliases.exact.items() if name in cards},
+            tuple(pair for pair in self.aliases.patterns if pair[1] in cards),
+        )
+        default = self.default if self.default in cards else next(iter(cards), None)
+        return msgspec.structs.replace(self, cards=cards, default=default, aliases=aliases)
 
     @property
     def ready(self) -> bool:

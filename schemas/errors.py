@@ -29,6 +29,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import ClassVar
 
+from schemas.quota import Quota
+
 
 class Fault(StrEnum):
     """How a backend broke off an answer, or never began one. Retries and the circuit breaker decide by it.
@@ -176,9 +178,10 @@ class RequestTimeout(RequestError):
 
 
 class RateLimited(RequestError):
-    """The client exceeds its own limit."""
+    """The client exceeds its own limit. `quotas`: the limit that is reached, for protocols that have headers for it."""
 
     kind = "rate_limited"
+    quotas: tuple[Quota, ...] = ()
 
 
 class Overloaded(GatewayError):

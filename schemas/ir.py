@@ -131,6 +131,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
 
     Several `prompts` and `n` give `len(prompts) * n` choices; choice `p * n + i` is the i-th answer to prompt p.
     `model_given` False: no name of the backend's is configured, and `model` is the endpoint's own.
+    `logprobs_optional`: the client's protocol has null for a token without log-probability, so that a backend without
+    any may answer.
     `keeps_partial`: if a backend times out, what it sent so far is the answer.
     `background`: lowest priority, where a backend has priorities; no client can set it.
     `extra` holds fields that no protocol here knows, `unknown` names them and nested ones, as paths, and `unread` names
@@ -163,6 +165,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     suffix: str | None = None
     raw_prompt: bool = True
     logprobs: bool = False
+    logprobs_optional: bool = False
     top_logprobs: int = 0
     prompt_logprobs: bool = False
     tools: tuple[Tool, ...] = ()

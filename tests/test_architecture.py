@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -27,6 +28,11 @@ MODULES = 16
 """Maximum number of modules of a folder."""
 UNTESTED = {"schemas", "schemas/openai"}
 """Folders without behavior of their own: wire structs, which the adapters' tests cover."""
+
+
+@functools.cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def test_every_adapter_folder_is_registered() -> None:
@@ -76,7 +82,7 @@ def test_modules_say_what_they_are(path: Path) -> None:
     source = path.read_text()
     assert not path.name.startswith(("utils", "common", "helpers"))
     if source.strip():
-        assert ast.get_docstring(ast.parse(source)), f"{path} has no docstring"
+        assert ast.get_docstring(parse(path)), f"{path} has no docstring"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -110,7 +116,7 @@ def test_no_decision_depends_on_the_code_of_an_error(path: Path) -> None:
     def is_code(node: ast.AST) -> bool:
         return isinstance(node, ast.Attribute) and node.attr == "code"
 
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.Compare):
             assert not any(map(is_code, (node.left, *node.comparators))), f"line {node.lineno} compares a code"
         elif isinstance(node, ast.Match):

@@ -15,7 +15,7 @@ from adapters.body import UNREADABLE
 from adapters.frames import FrameReader
 from adapters.remote_failures import REFUSED, failure_of, malformed, read_json, retry_after
 from schemas import anthropic as wire
-from schemas.errors import BackendError, BackendFailed, GatewayError, Incomplete
+from schemas.errors import BackendError, BackendFailed, ContextLengthExceeded, GatewayError, Incomplete
 from schemas.ir import Delta, Event, Events, Finished, Generate, Relayed, Started, ToolDelta, Usage
 
 # Strategy: the documented flow is message_start, then for each block content_block_start, content_block_delta* and
@@ -23,6 +23,7 @@ from schemas.ir import Delta, Event, Events, Finished, Generate, Relayed, Starte
 # the IR needs (start first, deltas of started blocks only) and closes at message_stop or at the end of the connection.
 _MAX_BLOCKS = 10_000
 """Blocks in one answer; a remote that sends more is malformed."""
+_TOO_LONG = ("prompt is too long", "exceed context limit", "maximum context length")
 
 
 class StreamReader(FrameReader):
@@ -178,6 +179,9 @@ def read_failure(reply: Reply) -> GatewayError:
         message = msgspec.json.decode(reply.body, type=wire.ErrorAnswer).error.message
     except UNREADABLE:
         message = REFUSED
+    # The protocol has no code for it, so Anthropic's sentences decide, and those of servers that use OpenAI's.
+    if reply.status == 400 and any(sign in message for sign in _TOO_LONG):
+        return ContextLengthExceeded(message)
     return failure_of(reply.status, message, retry_after(reply.headers))
 
 

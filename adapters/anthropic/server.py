@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import ClassVar
 
 import msgspec
@@ -11,11 +14,12 @@ from adapters.anthropic.decode import read_count, read_messages
 from adapters.anthropic.describe import list_models, retrieve_model
 from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.relay import relayed_headers
-from adapters.base import Call, Reply, Route
+from adapters.base import Call, Headers, Reply, Route
 from schemas import anthropic as wire
 from schemas.completion import Completion
 from schemas.errors import GatewayError, InternalError
 from schemas.ir import Embed, Embeddings, Generate, Origin, Request, Tokenize, Tokens
+from schemas.quota import Quota
 
 _VERSION = "anthropic-version"
 
@@ -98,6 +102,23 @@ class AnthropicServer:
         """
         return list_models(call) if route.name == "models" else retrieve_model(call)
 
+    def limit_headers(self, quotas: Sequence[Quota]) -> Headers:
+        """`anthropic-ratelimit-requests-limit`, `-remaining` and `-reset`, and the same for tokens."""
+        return tuple(
+            (f"anthropic-ratelimit-{quota.kind}-{what}", value)
+            for quota in quotas
+            for what, value in (
+                ("limit", str(quota.limit)),
+                ("remaining", str(quota.remaining)),
+                ("reset", _timestamp(time.time() + quota.reset)),
+            )
+        )
+
     def error(self, error: GatewayError, request: Generate | None = None) -> Reply:  # noqa: ARG002
         """The answer to an error before anything of a stream was written."""
         return error_reply(self._dialect, error)
+
+
+def _timestamp(seconds: float) -> str:
+    """A Unix time in the form of RFC 3339."""
+    return datetime.fromtimestamp(round(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+from msgspec.structs import replace
+
 from adapters.base import Outbound
 from adapters.openai.client import OpenAIClient
 from adapters.openai.remote.embeddings import write_embed
@@ -22,7 +24,9 @@ class DatabricksClient(OpenAIClient):
         """
         # A prompt without `use_raw_prompt` would be put into the chat template by the remote.
         raw = {} if is_chat_call(request) else {"use_raw_prompt": True}
-        return Outbound(_path(request.model), write_body(self._dialect, request, raw))
+        # The platform refuses a function without a description, which most other protocols allow.
+        tools = tuple(replace(tool, description=tool.description or tool.name) for tool in request.tools)
+        return Outbound(_path(request.model), write_body(self._dialect, replace(request, tools=tools), raw))
 
     def encode_embed(self, request: Embed) -> Outbound:
         """Write a request for embeddings."""

@@ -13,7 +13,7 @@ from adapters.openai.inbound.answers import encode_answer, encode_embeddings
 from adapters.openai.inbound.chat_stream import ChatStreamWriter
 from adapters.openai.inbound.completion_stream import CompletionStreamWriter
 from adapters.openai.inbound.decode import read_chat, read_completion, read_fields
-from adapters.openai.inbound.describe import list_models, retrieve_model
+from adapters.openai.inbound.describe import describe_tokenizer, list_models, retrieve_model
 from adapters.openai.inbound.embeddings import read_embed
 from adapters.openai.inbound.failures import error_body, error_reply
 from adapters.openai.inbound.tokens import encode_tokens, read_detokenize, read_tokenize
@@ -22,12 +22,13 @@ from adapters.openai.responses.answers import ResponseWriter, encode_response, e
 from adapters.openai.responses.decode import COUNT, OPERATION, read_count, read_response
 from adapters.openai.responses.stored import cancel, delete, list_items, retrieve
 from adapters.openai.routes import generation_routes, model_routes, response_routes
+from adapters.rate_limits import openai_limit_headers
 from schemas.catalog import Change
 from schemas.completion import Completion
 from schemas.errors import GatewayError
 from schemas.ir import ChatPrompt, Embed, Embeddings, Generate, Origin, Request, Tokenize, Tokens
 from schemas.openai import requests
-from schemas.openai.tokens import DetokenizedText, DetokenizeRequest, TokenizeRequest, TokenList
+from schemas.openai.tokens import DetokenizedText, DetokenizeRequest, TokenizerDescription, TokenizeRequest, TokenList
 from schemas.responses import ResponseRequest
 
 STORED_RESPONSES = {"response": retrieve, "forget": delete, "cancel": cancel, "input_items": list_items}
@@ -65,6 +66,14 @@ class OpenAIServer:
             "Turn tokens into text (vLLM)",
             body=DetokenizeRequest,
             answer=DetokenizedText,
+        ),
+        Route(
+            "GET",
+            "/tokenizer_info",
+            "tokenizer_info",
+            "describe",
+            "Describe the tokenizer (vLLM)",
+            answer=TokenizerDescription,
         ),
         # Azure's: the newer API, and the older one, whose paths name the deployment.
         *generation_routes("/openai/v1"),
@@ -135,14 +144,18 @@ class OpenAIServer:
         return encode_token_count(answer)
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:  # noqa: ARG002
-        """The model list, one model, or a stored response.
+        """The model list, one model, a tokenizer, or a stored response.
 
         Raises:
             schemas.errors.RequestError: there is no such model or stored response.
         """
         if route.name in STORED_RESPONSES:
             return STORED_RESPONSES[route.name](call)
+        if route.name == "tokenizer_info":
+            return describe_tokenizer(call)
         return (list_models if route.name == "models" else retrieve_model)(self._dialect, call)
+
+    limit_headers = staticmethod(openai_limit_headers)
 
     def error(self, error: GatewayError, request: Generate | None = None) -> Reply:
         """The answer to an error before anything of a stream was written."""

@@ -67,6 +67,7 @@ def read_generate(dialect: Dialect, operation: str, body: bytes, call: Call) -> 
         raw_prompt=not isinstance(prompt, ChatPrompt),
         # `best_of` compares candidates by their log-probabilities, so it needs them even where the client does not.
         logprobs=(details and dialect.requests.details_logprobs) or top_n > 0 or count > 1,
+        logprobs_optional=top_n == 0 and count == 1,
         top_logprobs=top_n,
         prompt_logprobs=bool(parameters.decoder_input_details) and dialect.answers.prefill,
         grammar=grammar,

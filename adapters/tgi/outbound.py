@@ -61,8 +61,7 @@ def _needs(dialect: Dialect, request: Generate) -> dict[str, bool]:
         "n": request.n > 1 and (request.stream or "best_of" not in dialect.requests.parameters or sampling.greedy),
         "best_of": (request.best_of or request.n) > request.n,
         "prompt_logprobs": request.prompt_logprobs and request.stream,
-        # For clients of TGI a log-probability may be null.
-        "logprobs": request.logprobs and not dialect.answers.scores and not _from_tgi(request),
+        "logprobs": request.logprobs and not dialect.answers.scores,
         "top_logprobs": request.top_logprobs > 0 and "top_n_tokens" in lacking,
         "grammar": request.grammar is not None
         and ("grammar" in lacking or request.grammar.kind in ("json_object", "ebnf")),
@@ -74,10 +73,6 @@ def _needs(dialect: Dialect, request: Generate) -> dict[str, bool]:
 
 
 _OPTIONAL_PARAMETERS = ("top_n_tokens", "grammar", "adapter_id", "frequency_penalty", "typical_p", "watermark")
-
-
-def _from_tgi(request: Generate) -> bool:
-    return request.origin is not None and request.origin.protocol == "tgi"
 
 
 def _parameters(dialect: Dialect, request: Generate) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from adapters.base import Call, Reply, Route
+from adapters.rate_limits import openai_limit_headers
 from adapters.tgi.decode import read_generate, read_tokenize
 from adapters.tgi.describe import info
 from adapters.tgi.dialects import Dialect
@@ -96,6 +97,8 @@ class TgiServer:
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:  # noqa: ARG002
         """The answer of `/info`."""
         return Reply(info(self._dialect, call))
+
+    limit_headers = staticmethod(openai_limit_headers)
 
     def error(self, error: GatewayError, request: Generate | None = None) -> Reply:
         """The error response while nothing of a stream is written."""

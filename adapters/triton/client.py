@@ -127,7 +127,7 @@ class TritonClient:
             return {}
         inputs = {"stream": request.stream, "exclude_input_in_output": True}
         if not self._dialect.remote.finish_reason_output:
-            if request.logprobs:
+            if request.logprobs and not request.logprobs_optional:
                 raise _unsupported("logprobs")
             return inputs
         outputs = [

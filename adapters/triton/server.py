@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from adapters.base import Call, Reply, Route
+from adapters.rate_limits import openai_limit_headers
 from adapters.triton import describe, failures, infer
 from adapters.triton.dialects import Dialect
 from adapters.triton.generate import body as generate_body
@@ -140,6 +141,8 @@ class TritonServer:
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:
         """Answer a route that runs no model."""
         return describe.describe(route, call, body)
+
+    limit_headers = staticmethod(openai_limit_headers)
 
     def error(self, error: GatewayError, request: Generate | None = None) -> Reply:
         """The error response while nothing of a stream is written.

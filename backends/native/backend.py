@@ -15,13 +15,13 @@ import asyncio
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from backends.base import Capabilities, EngineState, Feature, Health
+from backends.base import Capabilities, EngineCommand, EngineState, Feature, Health
 from backends.native import embedding
 from backends.native.answer import Answer
 from backends.native.client.engine_client import EngineClient
@@ -35,7 +35,7 @@ from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.multimodal.prompts import ImagePrompts
 from backends.native.options import NativeOptions, problems_of, read_options
 from backends.native.protocol.messages import Ready
-from backends.native.sentence_transformers import PLAIN, Recipe, RecipeError, read_recipe
+from backends.native.sentence_transformers import PLAIN, Recipe, RecipeError, generates, read_recipe
 from backends.native.text.codec import TextCodec
 from backends.native.text.tool_parser import is_free, offered_tools, tool_grammar
 from backends.prompts import as_asked, images_of
@@ -73,6 +73,7 @@ class NativeBackend:
     """
 
     Options = NativeOptions
+    problems = staticmethod(problems_of)
 
     def __init__(
         self,
@@ -82,9 +83,9 @@ class NativeBackend:
         connect: Connect | None = None,
     ) -> None:
         self.name = name
-        self.capabilities = Capabilities(known=False)
         self._started = False
         self._options = options if isinstance(options, NativeOptions) else read_options(options or {})
+        self.capabilities = Capabilities(known=False, generates=generates(self._options.model))
         self._recipe = PLAIN
         self._text: TextCodec | None = None
         self._grammars: GrammarCheck | None = None
@@ -99,12 +100,7 @@ class NativeBackend:
         )
 
     @staticmethod
-    def problems(options: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
-        """What `start` would refuse of valid options: the path of each option, and why."""
-        return problems_of(read_options(options))
-
-    @staticmethod
-    def engine_command(options: Mapping[str, Any], socket: Path) -> list[str] | None:
+    def engine_command(options: Mapping[str, Any], socket: Path) -> EngineCommand | None:
         """The command that starts the engine for these options, for a supervisor that shares one among workers.
 
         The workers are then given `socket` among their options. None if no engine process is to be started.
@@ -114,7 +110,10 @@ class NativeBackend:
         """
         given = read_options(options)
         shared = given.engine == "process" and given.socket is None
-        return engine_command(given.engine_options, socket) if shared else None
+        if not shared:
+            return None
+        command = engine_command(given.engine_options, socket, warm=given.warm_engine)
+        return EngineCommand(tuple(command), warm=given.warm_engine)
 
     async def start(self) -> None:
         """Load the tokenizer, and wait until the engine has loaded the model. May be called again after a failure.
@@ -330,6 +329,10 @@ class NativeBackend:
             raise InvalidRequest("A prompt with images cannot be truncated.", param="truncate")
         return await self._images.expand(prompts, encoded)
 
+    def expect_no_engine(self) -> None:
+        """Let requests fail at once when the engine ends: whoever would start the next one is gone."""
+        self._client.expect_no_engine()
+
     def _make_connect(self) -> Connect:
         """Choose the transport to the engine; a process of our own is prepared, but not started."""
         options = self._options
@@ -340,7 +343,8 @@ class NativeBackend:
         # A short path: the address of a Unix socket has 108 bytes at most on Linux (unix(7)).
         self._socket_folder = Path(tempfile.gettempdir(), f"engine-{secrets.token_hex(8)}")
         socket = self._socket_folder / "socket"
-        self._process = EngineProcess(engine_command(options.engine_options, socket), self._on_exit)
+        command = engine_command(options.engine_options, socket, warm=options.warm_engine)
+        self._process = EngineProcess(command, self._on_exit, warm=options.warm_engine)
         return over_socket(str(socket))
 
     def _on_exit(self, code: int) -> None:
@@ -388,6 +392,7 @@ def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilit
         context_length=ready.context_length,
         vocab_size=ready.vocab_size,
         tokenizer=text.vocabulary.digest,
+        tokenizer_info=text.info,
         dtype=ready.dtype,
         device=ready.device,
         lora_adapters=ready.lora_adapters,

@@ -33,6 +33,7 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
         heartbeat: seconds between pings to the engine.
         hung_after: seconds without a sign of life after which the engine is killed; while it loads, ten times as many.
         reconnect_timeout: seconds that requests wait for the next engine after a crash.
+        warm_engine: keep a second engine process that has done its imports and takes over when the engine ends.
     """
 
     model: str = str(WEIGHTS)
@@ -42,6 +43,7 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
     heartbeat: float = 1.0
     hung_after: float = 30.0
     reconnect_timeout: float = 30.0
+    warm_engine: bool = False
 
     @property
     def engine_options(self) -> EngineOptions:
@@ -72,8 +74,9 @@ def read_options(given: Mapping[str, Any]) -> NativeOptions:
     return msgspec.convert(fields, NativeOptions)
 
 
-def problems_of(options: NativeOptions) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What a start would refuse, by what is on this machine: the path of each option, and why."""
+def problems_of(given: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What a start would refuse of valid options on this machine: the path of each option, and why."""
+    options = read_options(given)
     if find_spec("torch") is None or find_spec("transformers") is None:
         yield ("kind",), "native models need the engine: pip install 'interlingua[engine]'"
     folder = Path(options.model)

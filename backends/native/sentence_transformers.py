@@ -111,6 +111,21 @@ def read_recipe(model: str) -> Recipe | None:
     )
 
 
+def generates(model: str) -> bool | None:
+    """Whether the model in a folder generates text (True) or makes embeddings only (False), as far as that can be known
+    without loading it; None: it cannot.
+    """
+    try:
+        if (Path(model) / "modules.json").is_file():
+            return False
+        architectures = (_read(Path(model) / "config.json") or {}).get("architectures") or ()
+    except (RecipeError, AttributeError):
+        return None  # what is wrong with it is said when it is loaded
+    # An encoder's checkpoint is published for masked tokens, or without an output layer.
+    is_text = [str(name).endswith(("ForCausalLM", "ForConditionalGeneration")) for name in architectures]
+    return True if is_text and all(is_text) else None
+
+
 def _read(file: Path) -> Any:
     """Decode a JSON file; None if there is none."""
     if not file.is_file():

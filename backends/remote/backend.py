@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from adapters.base import TOKEN_IDS, ClientCodec, EmbeddingCodec, Outbound, RelayCodec, Reply
+from adapters.base import ClientCodec, EmbeddingCodec, Outbound, RelayCodec, Reply
 from backends.base import Capabilities, Feature, Health
 from backends.prompts import as_asked
 from backends.remote.breaker import Breaker
@@ -24,13 +24,16 @@ from backends.remote.connect import Connected, connect
 from backends.remote.diagnosis import Diagnosis
 from backends.remote.event_stream import EventStream
 from backends.remote.health_check import HealthCheck
+from backends.remote.id_source import id_source, marked
 from backends.remote.options import RemoteOptions
 from backends.remote.retry import Retrier
 from backends.remote.spoken import Spoken, error_of
 from backends.transport import Exchanger, Response
+from backends.truncation import shorter_requests
 from schemas.errors import (
     BackendFailed,
     BackendUnavailable,
+    ContextLengthExceeded,
     Fault,
     GatewayError,
     UnsupportedFeature,
@@ -42,9 +45,7 @@ from schemas.ir import (
     Embeddings,
     Events,
     Generate,
-    Started,
     TextPrompt,
-    TokenIds,
     Tokenize,
     Tokens,
     Usage,
@@ -59,10 +60,6 @@ R = TypeVar("R", Generate, Embed, Relay)
 
 _OF_RAW_TEXT = frozenset({Feature.TOKEN_PROMPTS, Feature.PROMPT_LOGPROBS, Feature.SUFFIX, Feature.BEST_OF})
 """What servers have for raw text alone."""
-
-# "model" is left out: a gateway sends the header only for ids that may not be the model's (`token_id_headers`).
-_MARKS: dict[str, TokenIds] = {mark: mark for mark in get_args(TokenIds) if mark != "model"}
-"""What an upstream gateway of this project may say of its token ids in the header `TOKEN_IDS`."""
 
 
 class RemoteBackend:
@@ -218,7 +215,7 @@ class RemoteBackend:
         rewritten = self._chat is not None and isinstance(request.prompts[0], ChatPrompt)
         if rewritten or (self._options.raw_text == "as_chat" and isinstance(request.prompts[0], TextPrompt)):
             return request.foreign_fields
-        return self._encode(request)[0].ignored(request)
+        return self._encode(self._without_lacking(request))[0].ignored(request)
 
     async def tokenize(self, request: Tokenize) -> Tokens:
         """Tokenize with the configured tokenizer; the server's own cannot be called."""
@@ -236,17 +233,13 @@ class RemoteBackend:
         Closing the generator closes the connection, which is how the server learns to stop.
         """
         calls = self._call_reader(request)
-        request = await self._as_taken(self._with_remote_model(request))
-        # Encoded once: all attempts send the same bytes.
-        codec, outbound = self._encode(request)
+        request = self._without_lacking(self._with_remote_model(request))
         timeouts = self._options.timeouts
         # Set before the retries, so that waiting for a connection, pauses and all attempts share one deadline.
         deadline = asyncio.get_running_loop().time() + (timeouts.first_token if request.stream else timeouts.whole)
         try:
             # Retries end here: once there are events, another attempt would generate a second answer.
-            response, stream, events = await self._retrier.run(
-                partial(self._open, codec, request, outbound, deadline), deadline
-            )
+            response, stream, events, ids = await self._begin(request, deadline)
         except GatewayError as error:
             raise self._redact(error) from None
         try:
@@ -255,8 +248,8 @@ class RemoteBackend:
             events = calls.feed(events) if calls is not None else events
             filled = self._with_ids(events)
             # Only if the retokeniser had nothing to fill in does the server return ids where its protocol has them.
-            ids_from_server = codec.returns_token_ids(request) and filled == events
-            yield _marked(filled, self._id_source(response, from_server=ids_from_server))
+            retokenised = self._retokeniser is not None
+            yield marked(filled, id_source(response, from_server=ids and filled == events, retokenised=retokenised))
             # 2. The rest of a stream; each `read` has the idle timeout. Without a stream, the first batch was the whole
             # answer.
             while stream is not None and not ended:
@@ -279,14 +272,24 @@ class RemoteBackend:
     def _with_ids(self, events: Events) -> Events:
         return events if self._retokeniser is None else self._retokeniser.fill(events)
 
-    def _id_source(self, response: Response, *, from_server: bool) -> TokenIds:
-        """Where the token ids of the answer come from. A gateway like this one marks its own answers."""
-        # An unknown value is ignored: other software may send a header of this name.
-        if mark := _MARKS.get(response.header(TOKEN_IDS)):
-            return mark
-        if from_server:
-            return "model"
-        return "synthetic" if self._retokeniser is None else "retokenised"
+    async def _begin(self, request: Generate, deadline: float) -> tuple[Response, EventStream | None, Events, bool]:
+        """The first events, and whether the codec reads token ids where the server sends them.
+
+        A conversation that may be shortened is, turn by turn, as long as the server says that it is too long.
+        """
+        refusal: ContextLengthExceeded | None = None
+        for form in shorter_requests(request):
+            taken = await self._as_taken(form)
+            # Encoded once: all attempts send the same bytes.
+            codec, outbound = self._encode(taken)
+            try:
+                opened = await self._retrier.run(partial(self._open, codec, taken, outbound, deadline), deadline)
+            except ContextLengthExceeded as error:
+                refusal = error
+                continue
+            return *opened, codec.returns_token_ids(taken)
+        assert refusal is not None
+        raise refusal
 
     async def _load_template(self) -> None:
         """Load the chat template of a server of raw text, if there is one."""
@@ -315,12 +318,13 @@ class RemoteBackend:
 
     def _call_reader(self, request: Generate) -> CallReader | None:
         """The reader of the calls in an answer's text; None where the server parses them, or there are no tools."""
-        if self._chat is None or not request.tools:
-            return None
-        from backends.native.text.tool_parser import offered_tools
-        from backends.remote.chat_text import CallReader
+        return self._chat.call_reader(request) if self._chat is not None and request.tools else None
 
-        return CallReader(request) if offered_tools(request) else None
+    def _without_lacking(self, request: Generate) -> Generate:
+        """The request without log-probabilities that the server does not have and the client can do without."""
+        if request.logprobs_optional and Feature.LOGPROBS not in self.capabilities.features:
+            return msgspec.structs.replace(request, logprobs=False)
+        return request
 
     def _with_remote_model(self, request: R) -> R:
         model = self._options.models.get(request.model)
@@ -394,13 +398,3 @@ class RemoteBackend:
             error.param = error.param and error.param.replace(secret, "***")
             error.code = error.code and error.code.replace(secret, "***")
         return error
-
-
-def _marked(events: Events, ids: TokenIds) -> Events:
-    """Write where the answer's token ids come from into the `Started` of its first events."""
-    if ids == "model":
-        return events
-    # `Relayed` may precede `Started`.
-    place = [type(event) for event in events].index(Started)
-    started = msgspec.structs.replace(events[place], token_ids=ids)
-    return (*events[:place], started, *events[place + 1 :])

@@ -45,6 +45,10 @@ class ChatText:
         """Stop the template's processes."""
         self._template.close()
 
+    def call_reader(self, request: Generate) -> CallReader | None:
+        """The reader of the calls in an answer's text; None if no tool may be called."""
+        return CallReader(request) if offered_tools(request) else None
+
     async def text(self, prompt: ChatPrompt, tools: tuple[Tool, ...]) -> TextPrompt:
         """A chat as the server gets it, up to where the answer begins, with its images beside it.
 

@@ -108,6 +108,7 @@ _CHAT = frozenset(
         Feature.TOP_LOGPROBS,
         Feature.LOGIT_BIAS,
         Feature.MIN_P,
+        Feature.TRUNCATION,  # the server says when a conversation is too long
     }
 )
 # Completions (`/completions`) add what chats lack. `prompt_logprobs` is vLLM's extension.
@@ -134,10 +135,11 @@ _TGI = _TGI_09 | frozenset(
         Feature.BEST_OF,
         Feature.SUFFIX,
         Feature.LORA,
+        Feature.TRUNCATION,
     }
 )
 # MindIE's pages have no tools, grammars and log-probabilities.
-_MINDIE = frozenset({Feature.CHAT, Feature.IMAGES})
+_MINDIE = frozenset({Feature.CHAT, Feature.IMAGES, Feature.TRUNCATION})
 # No chats: Triton's generate extension takes one `text_input`. With a chat template, `ChatText` adds them.
 _TRITON = frozenset(
     {
@@ -153,7 +155,7 @@ _TRITON = frozenset(
     }
 )
 # The Messages API returns no log-probabilities.
-_ANTHROPIC = frozenset({Feature.CHAT, Feature.TOOLS, Feature.IMAGES, Feature.GRAMMAR})
+_ANTHROPIC = frozenset({Feature.CHAT, Feature.TOOLS, Feature.IMAGES, Feature.GRAMMAR, Feature.TRUNCATION})
 
 
 def _openai_at_v1(dialect: str, model: str | None = None) -> RemoteProtocol:
@@ -168,8 +170,7 @@ tgi = Kind((RemoteProtocol(_tgi.ADAPTER, "tgi"), _openai_at_v1("openai", model="
 tgi_09 = Kind((RemoteProtocol(_tgi.ADAPTER, "tgi-0.9"),), _TGI_09, "/health")
 mindie = Kind(
     (RemoteProtocol(_tgi.ADAPTER, "mindie"), _openai_at_v1("mindie-openai")),
-    # Clients of TGI's protocol may get tokens without log-probabilities; all others are refused by the codec.
-    _MINDIE | {Feature.TOKEN_PROMPTS, Feature.LORA, Feature.LOGPROBS, Feature.PROMPT_LOGPROBS},
+    _MINDIE | {Feature.TOKEN_PROMPTS, Feature.LORA, Feature.PROMPT_LOGPROBS},
     "/health",
 )
 triton = Kind((RemoteProtocol(_triton.ADAPTER, "triton"),), _TRITON, "/v2/health/ready")

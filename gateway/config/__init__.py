@@ -20,6 +20,7 @@ from gateway.config.endpoint import (
     wrong_endpoint,
 )
 from gateway.config.file import BUNDLED, Config, Source, default, endpoints_for, examine_file, load, parse, remote
+from gateway.config.limit import EndpointLimit, Limit, Price, Window
 from gateway.config.positions import KeyPath
 from gateway.config.server import Export, Limits, Listener, Mount, ServerSection
 from gateway.config.structure import Problem, examine
@@ -31,17 +32,20 @@ __all__ = [
     "Config",
     "ConfigError",
     "Endpoint",
+    "EndpointLimit",
     "Experiment",
     "Export",
     "Fallback",
     "FeedbackMetric",
     "Guardrail",
     "KeyPath",
+    "Limit",
     "Limits",
     "Listener",
     "MetricGuardrail",
     "Mount",
     "Paired",
+    "Price",
     "Problem",
     "Ramp",
     "Routing",
@@ -51,6 +55,7 @@ __all__ = [
     "Shadow",
     "Source",
     "Task",
+    "Window",
     "aliases_of",
     "default",
     "endpoints_for",

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from gateway.config.base import Count, Seconds, Section, nearest
+from gateway.config.limit import EndpointLimit, Price
 from schemas.catalog import OwnInput, TensorNames
 
 UNITS = (
@@ -75,6 +76,7 @@ class ServedEntity(Section, frozen=True):
         task: None: the endpoint's.
         shadow: makes it a shadow, which gets copies of generation requests and answers direct calls only.
         paired: has it compared with the first served entity token by token; it may be a shadow, too.
+        price: of its tokens; None: its answers cost nothing.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]+$", max_length=128)]
@@ -84,6 +86,7 @@ class ServedEntity(Section, frozen=True):
     task: Task | None = None
     shadow: Shadow | None = None
     paired: Paired | None = None
+    price: Price | None = None
 
 
 class Guardrail(Section, frozen=True):
@@ -97,11 +100,14 @@ class MetricGuardrail(Section, frozen=True):
 
     Attributes:
         metric: its name; it has a better direction.
-        worse_than: of rates (`refused`, `abandoned`, ...) in absolute terms, else a share of the first arm's mean.
+        worse_than: of rates (`refused`, `abandoned`, ...) in absolute terms, else a share of the first arm's mean or
+            quantile.
+        quantile: of a time: compare this instead of the mean.
     """
 
     metric: str
     worse_than: Annotated[float, msgspec.Meta(ge=0)]
+    quantile: Literal["p50", "p95"] | None = None
 
 
 class FeedbackMetric(Section, frozen=True):
@@ -119,6 +125,7 @@ class Ramp(Section, frozen=True):
         arm: the served entity.
         steps: its shares, ascending.
         hold: seconds of a step, at least.
+        hold_requests: requests of the arm in a step, at least.
         metrics: those by which the arm must be no worse.
         advance: "no_worse": a step waits until the arm is, with confidence, no worse by all `metrics`, within the
             experiment's margin. "unless_worse": it only waits for `hold`.
@@ -133,6 +140,7 @@ class Ramp(Section, frozen=True):
         100,
     )
     hold: Seconds = 3600.0
+    hold_requests: Annotated[int, msgspec.Meta(ge=0)] = 0
     metrics: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("success", "latency")
     advance: Literal["no_worse", "unless_worse"] = "no_worse"
 
@@ -144,6 +152,7 @@ class Experiment(Section, frozen=True):
         alpha: the chance that the report ever says a false word, over all metrics and arms.
         margin: a difference that counts as none: a share of the first arm's mean; for rates (`success`, ...),
             a tenth of it in absolute terms.
+        primary: the metrics that decide: they share most of alpha, and an arm is no worse only if it is so by all.
         guardrail: stops an arm that fails more often.
         guardrails: stop an arm that is worse by other metrics.
         ramp: raises an arm's share in steps.
@@ -154,6 +163,7 @@ class Experiment(Section, frozen=True):
 
     alpha: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
     margin: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
+    primary: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("success", "latency")
     guardrail: Guardrail | None = None
     guardrails: tuple[MetricGuardrail, ...] = ()
     ramp: Ramp | None = None
@@ -204,6 +214,7 @@ class Endpoint(Section, frozen=True):
         routing: the policy that picks the served entity.
         experiment: how served entities are compared.
         fallback: whether others are asked after a failure.
+        limits: of all requests together, or those of each key or user.
         usage_tracking: kept for Databricks' clients, which may set it; token counts are in `/metrics` in any case.
         inputs, outputs: other names for Triton's tensors.
         own_inputs: Triton inputs beside the usual ones, and which of those must be given.
@@ -215,6 +226,7 @@ class Endpoint(Section, frozen=True):
     routing: Routing = "hash"
     experiment: Experiment = Experiment()
     fallback: Fallback = Fallback()
+    limits: tuple[EndpointLimit, ...] = ()
     usage_tracking: bool | None = None
     inputs: dict[str, str] = msgspec.field(default_factory=dict)
     outputs: dict[str, str] = msgspec.field(default_factory=dict)

@@ -96,6 +96,7 @@ class ServerSection(Section, frozen=True):
         cors_origins: origins whose pages may use the server from a browser; "*": all.
         keys_env: environment variable with the API keys, separated by commas.
         admin_keys_env: the same for keys that may also change endpoints while the server runs.
+        keys_file: named keys with roles, endpoints and limits of their own; `gateway keys` makes them.
         state_file: keeps these changes.
         drain_delay: between SIGTERM and the end of accepting connections.
         drain_timeout: for running requests to finish.
@@ -119,6 +120,7 @@ class ServerSection(Section, frozen=True):
     cors_origins: tuple[Annotated[str, msgspec.Meta(pattern=r"^(\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/*]*)$")], ...] = ()
     keys_env: str | None = None
     admin_keys_env: str | None = None
+    keys_file: str | None = None
     state_file: str | None = None
     drain_delay: Delay = 0.0
     drain_timeout: Delay = 600.0
@@ -126,6 +128,11 @@ class ServerSection(Section, frozen=True):
     hung_after: Seconds = 15.0
     metrics: bool = True
     export: Export | None = None
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether requests need an API key."""
+        return self.keys_env is not None or self.keys_file is not None
 
     @property
     def is_private(self) -> bool:

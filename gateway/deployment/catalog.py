@@ -69,6 +69,7 @@ def _card(
         images=all(Feature.IMAGES in backend.capabilities.features for backend in used),
         lora_adapters=can.lora_adapters,
         tensors=endpoint.tensors,
+        tokenizer=can.tokenizer_info,
         usage_tracking=endpoint.usage_tracking,
         fallback=endpoint.fallback.enabled,
     )

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from backends.base import Health
+from backends.base import Backend, Health
 from gateway.config import ConfigError, Endpoint, Fallback, Section, ServedEntity, wrong_endpoint
-from gateway.deployment.ramp import Move, RampState, moved
+from gateway.deployment.ramp import Move, RampState, moved, with_share
 from schemas.catalog import Change
 from schemas.catalog import ServedEntity as ListedEntity
 from schemas.errors import Conflict, InvalidRequest, ModelNotFound
@@ -114,7 +114,7 @@ def changed(
         change: the requested change.
         health: of all backends, by name.
         now: Unix time in nanoseconds.
-        generates: whether a backend generates text or makes embeddings only, by name, of those that are loaded.
+        generates: of `generating`.
 
     Raises:
         schemas.errors.ModelNotFound: there is no such endpoint to change.
@@ -202,6 +202,27 @@ def ramped(deployment: Deployment, seen: RampState | None, move: Move, reason: s
     return replace(deployment, endpoint=new, version=deployment.version + 1, since=now, ramp=state)
 
 
+def restarted(name: str, deployment: Deployment, now: int) -> Deployment:
+    """Return the deployment with its ramp at the beginning: the arm has no share, and the first step is still to come.
+
+    Args:
+        name: the endpoint's.
+        deployment: as it is now.
+        now: Unix time in nanoseconds.
+
+    Raises:
+        schemas.errors.InvalidRequest: the endpoint has no ramp.
+        schemas.errors.Conflict: an update of it is pending.
+    """
+    endpoint = deployment.endpoint
+    if endpoint is None or deployment.pending is not None:
+        raise Conflict(f"Endpoint '{name}' is being updated.")
+    if (ramp := endpoint.experiment.ramp) is None:
+        raise InvalidRequest(f"The endpoint '{name}' has no ramp.")
+    new = with_share(endpoint, ramp.arm, 0)
+    return replace(deployment, endpoint=new, version=deployment.version + 1, since=now, ramp=None)
+
+
 def entity_name(entity: ServedEntity) -> str:
     """Return the name of a served entity's model in Databricks' API: `backend/model`, or the backend alone."""
     return entity.backend if entity.model is None else f"{entity.backend}/{entity.model}"
@@ -212,13 +233,21 @@ def _used_backends(endpoint: Endpoint) -> set[str]:
     return {entity.backend for entity in endpoint.served_entities if entity.traffic_percentage}
 
 
+def generating(backends: Mapping[str, Backend]) -> dict[str, bool]:
+    """Whether a backend generates text or makes embeddings only, by name, of those of which that is known by now."""
+    found = ((name, backend.capabilities.generates) for name, backend in backends.items())
+    return {name: generates for name, generates in found if generates is not None}
+
+
 def mixed_kinds(endpoint: Endpoint, generates: Mapping[str, bool]) -> str | None:
     """Which served entities cannot answer the same requests, as a text to append to the endpoint's name; None: all can.
 
     Args:
-        endpoint: its served entities.
-        generates: whether a backend generates text or makes embeddings only, by name, of those that are loaded.
+        endpoint: its served entities. With the declared task "embeddings" none has to generate text.
+        generates: of `generating`.
     """
+    if endpoint.task == "embeddings":
+        return None
     arms = [arm for arm in endpoint.served_entities if arm.backend in generates]
     text = [arm.name for arm in arms if generates[arm.backend]]
     embeddings = [arm.name for arm in arms if not generates[arm.backend]]

@@ -1,118 +1,29 @@
-"""What is deployed now, and the JSON file with the changes made while serving, which all workers share.
+"""What is deployed now: the configuration, and the changes made while serving, in a JSON file that all workers share.
 
-Strategy: the file is replaced as a whole and never written in place, so that a reader sees the old state or the new
-one. Changes are made under a lock file, so that none is lost. Before each request every worker compares the file's
-modification time with the one that it knows, which costs one `stat`: a change that one worker has confirmed is in force
+Before each request every worker looks whether the file has changed: a change that one worker has confirmed is in force
 on all. Why not SQLite: decision 15.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import structlog
 from msgspec.structs import replace
 
 from backends.base import Health
 from gateway.config import Config, ConfigError
-from gateway.deployment.deployments import Deployment, Deployments, State, changed, deployed, ramped, settled
+from gateway.deployment.deployments import Deployment, Deployments, State, changed, deployed, ramped, restarted, settled
 from gateway.deployment.ramp import Move, RampState
+from gateway.storage.json_file import JsonFile
 from schemas.catalog import Change
-from schemas.errors import BackendUnavailable, Forbidden
+from schemas.errors import BackendUnavailable, Forbidden, ModelNotFound
 
 log = structlog.get_logger()
-
-
-class StateFile:
-    """The state file; it need not exist yet."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def check(self) -> None:
-        """Check that the file could be written.
-
-        Raises:
-            ConfigError: its folder does not exist or is not writable.
-        """
-        # The folder must be writable: changes make a new file, a lock file, and rename.
-        if not os.access(self._path.parent, os.W_OK | os.X_OK):
-            raise ConfigError(f"server.state_file: the folder '{self._path.parent}' cannot be written to")
-
-    def stamp(self) -> int:
-        """Return a number that differs after each change: the modification time in nanoseconds, 0 without a file.
-
-        A file that cannot be examined (-1) counts as changed: `read` then raises the reason.
-        """
-        try:
-            return os.stat(self._path).st_mtime_ns
-        except FileNotFoundError:
-            return 0
-        except OSError:
-            return -1
-
-    def read(self) -> State:
-        """Return the state; an empty one without a file.
-
-        Raises:
-            ConfigError: the file cannot be read or decoded.
-        """
-        try:
-            return msgspec.json.decode(self._path.read_bytes(), type=State)
-        except FileNotFoundError:
-            return State()
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{self._path}: cannot be read: {error}") from None
-
-    def change(self, make: Callable[[State], State]) -> None:
-        """Replace the state with what `make` returns for it. Blocks. If `make` raises, nothing is changed.
-
-        Raises:
-            ConfigError: the file cannot be read or decoded.
-            OSError: it cannot be written.
-        """
-        with self._locked():
-            old = self.read()
-            if (new := make(old)) != old:  # another worker may have made the same change under the lock before
-                self._write(msgspec.json.format(msgspec.json.encode(new)))
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        # A file of its own: the state file is replaced, and a lock on a replaced file would exclude nobody. Closing the
-        # file releases the lock; the kernel does so for a worker that is killed.
-        with self._path.with_name(f"{self._path.name}.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-
-    def _write(self, data: bytes) -> None:
-        new = self._path.with_name(f"{self._path.name}.new")  # one name suffices: the lock is held
-        with new.open("wb") as file:
-            file.write(data)
-            file.flush()
-            # The data before the rename: after a power failure the name must not lead to an empty file.
-            os.fsync(file.fileno())
-        stamp = max(time.time_ns(), self.stamp() + 1)  # a file system's clock may stand still for milliseconds
-        os.utime(new, ns=(stamp, stamp))
-        new.replace(self._path)
-        _sync_folder(self._path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power failure, where the file system can."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 class LiveDeployments:
@@ -127,9 +38,9 @@ class LiveDeployments:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._file = StateFile(Path(config.server.state_file)) if config.server.state_file is not None else None
+        self._file = JsonFile(Path(config.server.state_file), State()) if config.server.state_file is not None else None
         if self._file is not None:
-            self._file.check()
+            self._file.check("server.state_file")
         # The stamp is taken before the file is read: a change in between is read once more, never missed.
         self._stamp = self._file.stamp() if self._file is not None else 0
         state = self._file.read() if self._file is not None else State()
@@ -158,7 +69,7 @@ class LiveDeployments:
         Args:
             change: the requested change.
             health: of all backends, by name.
-            generates: whether a backend generates text, by name, of those that are loaded.
+            generates: of `deployments.generating`.
 
         Raises:
             schemas.errors.RequestError: the change is invalid, or there is no state file.
@@ -244,6 +155,25 @@ class LiveDeployments:
 
         def edit(state: State) -> State:
             return replace(state, resets=state.resets | {name: time.time_ns()})
+
+        await asyncio.to_thread(self._file.change, edit)
+
+    async def restart_ramp(self, name: str) -> None:
+        """Have an endpoint's ramp and experiment begin anew on all workers, in one change.
+
+        Raises:
+            schemas.errors.RequestError: there is no such endpoint, it has no ramp, an update of it is pending, or there
+                is no state file.
+        """
+        if self._file is None:
+            raise Forbidden("Ramps cannot be restarted here: the server has no state file.")
+
+        def edit(state: State) -> State:
+            if (found := self._deployed(state).get(name)) is None:
+                raise ModelNotFound(f"Endpoint with name '{name}' does not exist.")
+            now = time.time_ns()
+            new = restarted(name, found, now)
+            return replace(state, endpoints=state.endpoints | {name: new}, resets=state.resets | {name: now})
 
         await asyncio.to_thread(self._file.change, edit)
 

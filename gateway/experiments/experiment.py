@@ -10,7 +10,9 @@ arm can answer.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +21,9 @@ import numpy as np
 import structlog
 
 from gateway.config import Endpoint
-from gateway.experiments.counters_file import CountersFile, Layout
+from gateway.experiments.counters_file import LAYOUT_VERSION, CountersFile, Layout
 from gateway.experiments.feedback_ring import Answered
 from gateway.experiments.guardrail import broken, has_guardrails
-from gateway.experiments.histogram import BINS, UNFINISHED, logarithm_and_bin
 from gateway.experiments.metrics import (
     DIVERGENCES_AT,
     EXCLUDED,
@@ -32,11 +33,12 @@ from gateway.experiments.metrics import (
     TIMES,
     TOTALS,
     UNPAIRED_AT,
-    Metric,
+    metrics_of,
 )
 from gateway.experiments.pairs.agreement import UNPAIRED, Agreement, Example
 from gateway.experiments.pairs.examples import Examples
 from gateway.experiments.report import Report, ShadowReport, SplitSums, build, shadow_report
+from gateway.experiments.statistics.histogram import BINS, UNFINISHED, logarithm_and_bin
 from gateway.experiments.stratum import LOGARITHMS_AT, PAIRS, REQUESTS, SHADOWS, SplitReport, Stratum, feedback_file
 from gateway.routing.target import Plan, Target
 from schemas.errors import InvalidRequest
@@ -44,12 +46,13 @@ from schemas.ir import FinishReason, Usage
 
 log = structlog.get_logger()
 
-# Rows of the counters: exposures are row 0.
-_ROWS = {metric.name: row for row, metric in enumerate(METRICS, 1)}
-_SUCCESS, _SERVED, _REFUSED, _ABANDONED = (_ROWS[name] for name in ("success", "served", "refused", "abandoned"))
-_PROMPT_TOKENS, _COMPLETION_TOKENS = _ROWS["prompt_tokens"], _ROWS["completion_tokens"]
+# Where a record of the counters has a metric's count; its sum follows. Exposures are row 0.
+_AT = {metric.name: 2 * row for row, metric in enumerate(METRICS, 1)}
+_SUCCESS, _SERVED, _REFUSED, _ABANDONED = (_AT[name] for name in ("success", "served", "refused", "abandoned"))
+_PROMPT_TOKENS, _COMPLETION_TOKENS = _AT["prompt_tokens"], _AT["completion_tokens"]
 _FIRST, _BETWEEN, _LATENCY = (TIMES.index(name) for name in ("time_to_first_token", "inter_token_latency", "latency"))
-_TIME_ROWS = [(_ROWS[name], LOGARITHMS_AT + number) for number, name in enumerate(TIMES)]
+_TIME_AT = tuple((_AT[name], 2 * (LOGARITHMS_AT + number)) for number, name in enumerate(TIMES))
+_EXPOSURES = 0
 _FELL_BACK = EXCLUDED.index("fell_back")
 
 
@@ -114,9 +117,7 @@ class Experiment:
         self._endpoint = endpoint
         self._arms = len(endpoint.served_entities)
         self._index = {arm.name: number for number, arm in enumerate(endpoint.served_entities)}
-        self._metrics = METRICS + tuple(
-            Metric(metric, bounds.better) for metric, bounds in endpoint.experiment.feedback_metrics.items()
-        )
+        self._metrics = metrics_of(endpoint)
         self.key = key(name, endpoint, reset)
         self._folder = folder / self.key if folder is not None else None
         self._slot = slot
@@ -132,13 +133,20 @@ class Experiment:
         self.takes_feedback = bool(endpoint.experiment.feedback)
         self.has_guardrails = has_guardrails(endpoint)
         self.known_stops: frozenset[str] = frozenset()
+        self.touch()
         self._examples = Examples(self._folder / "examples" if self._folder is not None else None, slot)
+
+    def touch(self) -> None:
+        """Note that the figures are in use now, so that they are not removed for their age (`old_figures`)."""
+        if self._folder is not None:
+            with suppress(FileNotFoundError):  # somebody has removed it
+                os.utime(self._folder)
 
     def exposed(self, plan: Plan) -> None:
         """Count a request that was assigned to an arm; not one that named its served entity."""
         if plan.unit is not None and not plan.only_one_arm:
             # Counted for the assigned arm, whoever answers in the end: the split is tested, not the fallbacks.
-            self._counters.add(self._index[plan.targets[0].entity.name], plan.unit.bucket, ((0, 0.0),))
+            self._counters.count_row(self._index[plan.targets[0].entity.name], plan.unit.bucket, _EXPOSURES)
 
     def ended(self, plan: Plan, ended: Outcome) -> Answered | None:
         """Count a request that ended, for the arm that it was assigned to.
@@ -155,25 +163,65 @@ class Experiment:
             self._counters.count(arm, EXCLUDED.index(why))
             return None
         assert plan.unit is not None
-        bucket, own, left = plan.unit.bucket, ended.own, ended.outcome == "client_gone"
-        failed = own in FAILURES
-        refused = not failed and own != "ok" and own != "client_gone"
-        rows: list[tuple[int, float]] = [(_REFUSED, refused), (_ABANDONED, left)]
-        bins: list[tuple[int, int]] = []
+        counters, bucket, own, left = self._counters, plan.unit.bucket, ended.own, ended.outcome == "client_gone"
+        record = counters.record(arm, bucket)
+        answered, failed = own == "ok", own in FAILURES
+        record[_REFUSED] += 1.0
+        if not (answered or failed or own == "client_gone"):
+            record[_REFUSED + 1] += 1.0
+        record[_ABANDONED] += 1.0
+        if left:
+            record[_ABANDONED + 1] += 1.0
         # What an arm that refused, or whose client left, would have done is unknown.
-        if failed or own == "ok":
-            rows.append((_SUCCESS, not failed))
+        if answered or failed:
+            record[_SUCCESS] += 1.0
+            record[_SUCCESS + 1] += answered
             if not left:
-                rows.append((_SERVED, ended.outcome == "ok"))
-        if own == "client_gone" or (own == "ok" and ended.usage is not None):
-            _add_times(rows, bins, ended)
+                record[_SERVED] += 1.0
+                record[_SERVED + 1] += ended.outcome == "ok"
+        if own == "client_gone" or (answered and ended.usage is not None):
+            self._add_times(arm, record, ended, left=left)
             for reason in ended.reasons:
-                self._counters.count(arm, REASON_AT[reason])
+                counters.count(arm, REASON_AT[reason])
         elif own != ended.outcome:
-            self._counters.count(arm, _FELL_BACK)
-        self._counters.add(arm, bucket, rows, bins)
-        takes_feedback = self.takes_feedback and own == "ok" and ended.usage is not None
+            counters.count(arm, _FELL_BACK)
+        counters.replace(arm, bucket, record)
+        takes_feedback = self.takes_feedback and answered and ended.usage is not None
         return Answered(self._tag, arm, bucket) if takes_feedback else None
+
+    def _add_times(self, arm: int, record: list[float], ended: Outcome, *, left: bool) -> None:
+        """Add the times and tokens of a request that its own arm answered, or whose client left meanwhile.
+
+        The times of the latter are censored: it would have lasted at least that long. Means have this lower bound, and
+        quantiles rank it as longest.
+        """
+        usage, total, first = ended.usage, ended.total, ended.first
+        times = [(_LATENCY, total)]
+        if first is not None:
+            times.append((_FIRST, first))
+        elif left and ended.streamed:
+            times.append((_FIRST, total))
+        if usage is not None and not left:
+            tokens = usage.completion_tokens
+            record[_PROMPT_TOKENS] += 1.0
+            record[_PROMPT_TOKENS + 1] += usage.prompt_tokens
+            record[_COMPLETION_TOKENS] += 1.0
+            record[_COMPLETION_TOKENS + 1] += tokens
+            # One token has no interval between tokens.
+            if first is not None and tokens > 1:
+                times.append((_BETWEEN, (total - first) / (tokens - 1)))
+        bins = []
+        for time, seconds in times:
+            at, logarithm_at = _TIME_AT[time]
+            logarithm, number = logarithm_and_bin(seconds)
+            record[at] += 1.0
+            record[at + 1] += seconds
+            record[logarithm_at] += 1.0
+            record[logarithm_at + 1] += logarithm
+            # A first token that came is no lower bound, whatever happened later.
+            censored = left and (time != _FIRST or first is None)
+            bins.append((time, UNFINISHED if censored else number))
+        self._counters.add_to_bins(arm, bins)
 
     def shadowed(self, target: Target, bucket: int, values: Sequence[float | None]) -> None:
         """Count a copy for a shadow that ended or was dropped.
@@ -300,38 +348,13 @@ class Experiment:
         return found
 
 
-def _add_times(rows: list[tuple[int, float]], bins: list[tuple[int, int]], ended: Outcome) -> None:
-    """Add the times and tokens of a request that its own arm answered, or whose client left meanwhile.
-
-    The times of the latter are censored: it would have lasted at least that long. Means have this lower bound, and
-    quantiles rank it as longest.
-    """
-    usage, total, first = ended.usage, ended.total, ended.first
-    left = ended.outcome == "client_gone"
-    times = [(_LATENCY, total, left)]
-    if first is not None:
-        times.append((_FIRST, first, False))
-    elif left and ended.streamed:
-        times.append((_FIRST, total, True))
-    if usage is not None and not left:
-        rows += ((_PROMPT_TOKENS, usage.prompt_tokens), (_COMPLETION_TOKENS, usage.completion_tokens))
-        # One token has no interval between tokens.
-        if first is not None and usage.completion_tokens > 1:
-            times.append((_BETWEEN, (total - first) / (usage.completion_tokens - 1), False))
-    for time, seconds, censored in times:
-        value_row, logarithm_row = _TIME_ROWS[time]
-        logarithm, number = logarithm_and_bin(seconds)
-        rows += ((value_row, seconds), (logarithm_row, logarithm))
-        bins.append((time, UNFINISHED if censored else number))
-
-
 def key(name: str, endpoint: Endpoint, reset: int) -> str:
     """What an experiment's figures belong to, as 32 hexadecimal digits: the endpoint, its arms, how units are assigned,
     and the last reset. Not how arms are compared: margins, guardrails or feedback change nothing that was counted.
     """
     arms = [(arm.name, arm.backend, arm.model) for arm in endpoint.served_entities]
     # What a release counts decides how its files are laid out: another one begins with files of its own.
-    counted = ([metric.name for metric in METRICS], TIMES, TOTALS, BINS)
+    counted = (LAYOUT_VERSION, [metric.name for metric in METRICS], TIMES, TOTALS, BINS)
     identity = (name, arms, endpoint.routing, endpoint.experiment.unit, reset, counted)
     return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:32]
 

@@ -12,13 +12,16 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 
-from gateway.auth import Keys
+import structlog
+
+from gateway.access.keys import Keys
 from gateway.config import Endpoint
 from gateway.experiments.experiment import Experiment, Outcome
 from gateway.experiments.feedback_ring import FeedbackRing, name_of
 from gateway.experiments.metrics import FAILURES
+from gateway.experiments.old_figures import remove_old
 from gateway.experiments.pairs.pairing import Pairing
 from gateway.experiments.report import Report
 from gateway.experiments.shadow import Shadows
@@ -28,6 +31,8 @@ from gateway.storage.slot import Slot
 from schemas.errors import InvalidRequest, ModelNotFound
 from schemas.ir import Events, Generate, Request, Tokenize
 from schemas.origin import Relay
+
+log = structlog.get_logger()
 
 _LOOK_SHARE = 0.1
 """Of a worker's time, for looks at the guardrails after failures."""
@@ -95,6 +100,7 @@ class Experiments:
         self._shadows = Shadows(metrics, can_answer)
         self._pairing = Pairing(metrics, can_answer)
         self._experiments: dict[str, Experiment] = {}
+        self._removed = False
 
     def serve(self, endpoints: Mapping[str, tuple[Endpoint, int, int]]) -> None:
         """Replace the experiments by those of the deployed endpoints, whose figures go on as long as their arms are the
@@ -104,12 +110,19 @@ class Experiments:
             endpoints: by name, each with the version of its configuration and the time of the last reset of its figures
                 (Unix time in nanoseconds; 0: none).
         """
+        for experiment in self._experiments.values():
+            experiment.touch()  # they may end here
         # Requests in flight keep their experiment (`Exposure`), whose files are those of the next one if figures go on.
         self._experiments = {
             name: Experiment(name, endpoint, self._folder, self._number, version=version, reset=reset)
             for name, (endpoint, version, reset) in endpoints.items()
             if endpoint.has_experiment
         }
+        if self._folder is not None and not self._removed and self._number == 0:  # one worker, once
+            self._removed = True
+            served = {experiment.key for experiment in self._experiments.values()}
+            if removed := remove_old(self._folder, served, time()):
+                log.info("figures.removed", experiments=removed)
 
     def enter(self, request: Request, plan: Plan, headers: Mapping[str, str], *, shadowed: bool = True) -> Exposure:
         """Count that a request was assigned, and send its copies to the shadows.

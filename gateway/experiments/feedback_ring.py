@@ -18,9 +18,11 @@ import mmap
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
+
+import msgspec
 
 from gateway.config import FEEDBACK_METRICS
 from gateway.storage.mapped_file import map_file
@@ -31,7 +33,7 @@ _NAME_SIZE = 16
 _CELLS_AT = _NAME_SIZE + _WORDS.size
 _ENTRY_SIZE = _CELLS_AT + FEEDBACK_METRICS * _CELL.size
 _SET_SIZE = _WAYS * _ENTRY_SIZE
-_NO_VALUES = bytes(FEEDBACK_METRICS * _CELL.size)
+_NEW = struct.Struct(f"{_WORDS.format}{FEEDBACK_METRICS * _CELL.size}s")  # cells without values, or another name
 _IS_ALIAS = 0xFFFFFFFF  # in place of an arm: the cells are the name of another entry
 _SIZE = _SETS + _SETS * _SET_SIZE  # first, for each set, the place of its next entry
 
@@ -39,7 +41,7 @@ Place = tuple[mmap.mmap, int]
 """A table, and the offset of an entry in it."""
 
 
-class Answered(NamedTuple):
+class Answered(msgspec.Struct, frozen=True, gc=False):
     """Who answered a request: the tag of an experiment's stratum, the index of its arm, and the unit's bucket."""
 
     stratum: int
@@ -55,8 +57,14 @@ def name_of(id: str, owner: bytes, *, of_client: bool = False) -> bytes:
         owner: of the key that asked, at most 64 bytes; empty if no key is needed.
         of_client: whether the id is the client's own.
     """
-    data = (b"client " if of_client else b"") + id.encode("utf-8", "surrogatepass")
-    return blake2b(data, digest_size=_NAME_SIZE, key=owner).digest()
+    hasher = _keyed(owner).copy()
+    hasher.update((b"client " if of_client else b"") + id.encode("utf-8", "surrogatepass"))
+    return hasher.digest()
+
+
+@lru_cache(maxsize=1024)  # as many keys as a gateway may have; a copy of a state costs half of a new one
+def _keyed(owner: bytes) -> blake2b:
+    return blake2b(digest_size=_NAME_SIZE, key=owner)
 
 
 class FeedbackRing:
@@ -79,9 +87,9 @@ class FeedbackRing:
             answered: who answered.
             alias: its name by the client's own id, if it has one.
         """
-        self._write(name, _WORDS.pack(*answered) + _NO_VALUES)
+        self._write(name, answered.stratum, answered.arm, answered.bucket)
         if alias:
-            self._write(alias, _WORDS.pack(0, _IS_ALIAS, 0) + name)
+            self._write(alias, 0, _IS_ALIAS, 0, name)
 
     def find(self, name: bytes) -> Answered | None:
         """Return who answered a request of any worker; None if the entry was never written or is overwritten."""
@@ -113,14 +121,14 @@ class FeedbackRing:
             if table[at : at + _NAME_SIZE] == name:
                 _CELL.pack_into(table, cells[number], wanted, value)
 
-    def _write(self, name: bytes, data: bytes) -> None:
+    def _write(self, name: bytes, stratum: int, arm: int, bucket: int, of: bytes = b"") -> None:
         table, number = self._table, _set_of(name)
         way = table[number]
         table[number] = (way + 1) % _WAYS
         at = _SETS + number * _SET_SIZE + way * _ENTRY_SIZE
         # The name last, so that who finds it finds the rest. No lock: the client does not have the end of the answer
         # yet, and its earlier feedback finds no entry.
-        table[at + _NAME_SIZE : at + _NAME_SIZE + len(data)] = data
+        _NEW.pack_into(table, at + _NAME_SIZE, stratum, arm, bucket, of)
         table[at : at + _NAME_SIZE] = name
 
     @contextmanager

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from gateway.config import Endpoint
 from gateway.experiments.pairs.agreement import DIVERGENCES, UNPAIRED
 from schemas.ir import FinishReason
 
@@ -95,3 +96,27 @@ TOTALS = (*EXCLUDED, *FinishReason, *UNPAIRED, *DIVERGENCES)
 REASON_AT = {reason: TOTALS.index(reason) for reason in FinishReason}
 UNPAIRED_AT = range(len(TOTALS) - len(DIVERGENCES) - len(UNPAIRED), len(TOTALS) - len(DIVERGENCES))
 DIVERGENCES_AT = range(UNPAIRED_AT.stop, len(TOTALS))
+
+
+def metrics_of(endpoint: Endpoint) -> tuple[Metric, ...]:
+    """The compared metrics of an endpoint: those of every request, then its feedback metrics."""
+    feedback = endpoint.experiment.feedback_metrics
+    return METRICS + tuple(Metric(name, bounds.better) for name, bounds in feedback.items())
+
+
+def wrong_metrics(endpoint: Endpoint) -> str | None:
+    """Which metric in an endpoint's experiment cannot be used there, as a text to append to its name; None: all can."""
+    settings = endpoint.experiment
+    known = {metric.name: metric for metric in metrics_of(endpoint) if metric.better is not None}
+    named = [("primary", name) for name in settings.primary]
+    named += [("guardrails", guardrail.metric) for guardrail in settings.guardrails]
+    named += [("ramp", name) for name in (settings.ramp.metrics if settings.ramp is not None else ())]
+    for key, name in named:
+        if name not in known:
+            names = ", ".join(known)
+            return f".experiment.{key}: there is no metric '{name}' with a better direction; there are {names}"
+    for guardrail in settings.guardrails:
+        if guardrail.quantile is not None and known[guardrail.metric].kind != "time":
+            times = ", ".join(TIMES)
+            return f".experiment.guardrails: '{guardrail.metric}' has no quantiles; {times} have"
+    return None

@@ -10,18 +10,7 @@ import msgspec
 import numpy as np
 
 from gateway.config import Endpoint
-from gateway.experiments.comparison import (
-    Comparison,
-    QuantileRatio,
-    compare,
-    compare_quantiles,
-    means,
-    metric_alphas,
-    row_of,
-)
-from gateway.experiments.confidence import Array, mean, rate_difference, sample_ratio_mismatch
 from gateway.experiments.counters_file import Sums
-from gateway.experiments.histogram import log_design_effect, quantile_bounds
 from gateway.experiments.metrics import (
     DIVERGENCES_AT,
     EXCLUDED,
@@ -33,6 +22,17 @@ from gateway.experiments.metrics import (
 )
 from gateway.experiments.pairs.agreement import Pairs, mean_estimate, rate_estimate, summarize
 from gateway.experiments.pairs.verdict import Estimate
+from gateway.experiments.statistics.comparison import (
+    Comparison,
+    QuantileRatio,
+    compare,
+    compare_quantiles,
+    means,
+    metric_alphas,
+    row_of,
+)
+from gateway.experiments.statistics.confidence import Array, mean, rate_difference, sample_ratio_mismatch
+from gateway.experiments.statistics.histogram import log_design_effect, quantile_bounds
 from schemas.ir import FinishReason
 
 SRM_ALPHA = 0.001
@@ -62,6 +62,7 @@ class ArmReport(msgspec.Struct, frozen=True):
         geometric_means: of times, in seconds: a typical request's, which a few long ones hardly change. Arms are
             compared by them.
         quantiles: of times; the bounds of each ever miss with a chance of the report's `alpha`.
+        exposures_in_split: requests assigned to it under the present split.
     """
 
     name: str
@@ -74,6 +75,7 @@ class ArmReport(msgspec.Struct, frozen=True):
     effective_units: float = 0.0
     geometric_means: dict[str, float] = {}
     quantiles: dict[str, dict[str, Quantile]] = {}
+    exposures_in_split: int = 0
 
 
 class ShadowReport(msgspec.Struct, frozen=True):
@@ -114,6 +116,7 @@ class Report(msgspec.Struct, frozen=True):
         quantiles: of each other arm's times, relative to the control's. They carry no decision: the bounds of each ever
             miss with a chance of `alpha` over the number of arms.
         shadows: of the served entities that get copies.
+        primary: the metrics that decide the verdict, which have most of `alpha`.
         uneven_losses: the arms of whose ended requests another share reaches the comparison of `success` than of the
             control's: they are refused, or their clients leave, more or less often. The rest is a selection then.
     """
@@ -128,6 +131,7 @@ class Report(msgspec.Struct, frozen=True):
     alphas: dict[str, float] = {}
     quantiles: tuple[QuantileRatio, ...] = ()
     shadows: tuple[ShadowReport, ...] = ()
+    primary: tuple[str, ...] = ()
     uneven_losses: tuple[str, ...] = ()
 
 
@@ -155,7 +159,7 @@ def build(name: str, endpoint: Endpoint, metrics: Sequence[Metric], splits: Sequ
     whole = rows.sum(axis=0)
     logarithms_at = 1 + len(metrics)
     arms, settings, alpha = endpoint.served_entities, endpoint.experiment, arm_alpha(endpoint)
-    alphas = metric_alphas(metrics, settings.alpha)
+    alphas = metric_alphas(metrics, settings.primary, settings.alpha)
     return Report(
         name,
         arms[0].name,
@@ -163,6 +167,7 @@ def build(name: str, endpoint: Endpoint, metrics: Sequence[Metric], splits: Sequ
         tuple(
             msgspec.structs.replace(
                 _arm(arm.name, arm.traffic_percentage, metrics, whole[at], totals[at]),
+                exposures_in_split=int(rows[-1, at, 0, 0].sum()),
                 **_times(whole[at, logarithms_at:], histograms[:, at].sum(axis=0), settings.alpha),
             )
             for at, arm in enumerate(arms)
@@ -195,6 +200,7 @@ def build(name: str, endpoint: Endpoint, metrics: Sequence[Metric], splits: Sequ
                 arms[number].name, time, rows[:, [0, number], logarithms_at + at], histograms[:, [0, number], at], alpha
             )
         ),
+        primary=settings.primary,
         uneven_losses=_uneven_losses([arm.name for arm in arms], [metric.name for metric in metrics], rows),
     )
 

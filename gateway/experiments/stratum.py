@@ -17,10 +17,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gateway.experiments.confidence import Array
 from gateway.experiments.counters_file import CountersFile, Layout, Sums, read, zeros
 from gateway.experiments.metrics import METRICS, SHADOW_METRICS, TIMES, TOTALS
 from gateway.experiments.pairs.agreement import PAIR_METRICS
+from gateway.experiments.statistics.confidence import Array
 
 ABOUT = "about.json"
 """The name of the file that says since when a split is served."""

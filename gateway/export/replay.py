@@ -17,9 +17,9 @@ import numpy as np
 from adapters.base import Adapter, Call
 from backends.base import Backend
 from gateway.errors import to_client_error
-from gateway.experiments.confidence import Interval
 from gateway.experiments.pairs.agreement import mean_estimate
 from gateway.experiments.pairs.bounded_mean import bounded_mean
+from gateway.experiments.statistics.confidence import Interval
 from gateway.export.rows import Response, Row
 from gateway.routing.assignment import BUCKETS, bucket_of
 from schemas.catalog import Catalog, ModelCard

@@ -9,11 +9,14 @@ from typing import Literal
 
 import structlog
 
+from gateway.access.keys_file import Key
+from gateway.access.limits import Ticket
 from gateway.experiments.experiment import Outcome
 from gateway.experiments.experiments import Exposure
 from gateway.routing.target import Plan, Target
 from gateway.service import Service
 from schemas.ir import Delta, Events, Finished, FinishReason, Generate, Request, Usage
+from schemas.quota import Quota
 
 log = structlog.get_logger()
 
@@ -32,6 +35,10 @@ class RequestAccount:
         service: where it is counted.
         protocol, route: whose route was asked.
         request_id: sent as `x-request-id`.
+        key: who asks; None if no key is needed, and before the headers are read.
+        ticket: what it counts for in limits; None without limits.
+        quotas: what is left of them.
+        cost: of the answer, by the price of the served entity.
         request, plan, exposure: None until the request is decoded and routed; `exposure` is None without an experiment.
         target: the one asked last.
         own_failure: why the assigned target did not answer, an error's kind or `IN_TROUBLE`; empty if nothing is known.
@@ -54,6 +61,10 @@ class RequestAccount:
     route: str
     request_id: str
     began: float = field(default_factory=monotonic)
+    key: Key | None = None
+    ticket: Ticket | None = None
+    quotas: tuple[Quota, ...] = ()
+    cost: float = 0.0
     request: Request | None = None
     plan: Plan | None = None
     exposure: Exposure | None = None
@@ -104,6 +115,7 @@ class RequestAccount:
             return
         self.outcome = outcome
         self.duration = monotonic() - self.began
+        self._charge()
         # `exposure` is None without an experiment, and before routing.
         if self.exposure is not None or self.service.exporter is not None:
             own = self.own_failure or outcome
@@ -113,6 +125,18 @@ class RequestAccount:
             self.ended = Outcome(outcome, own, streamed, self.first_token, self.duration, self.usage, reasons)
         if self.exposure is not None and self.ended is not None:
             self.exposure.end(self.ended)
+
+    def _charge(self) -> None:
+        """Work out the cost, and correct what the request counts for in its limits."""
+        usage, tokens = self.usage, None
+        if usage is not None:
+            tokens = usage.prompt_tokens + usage.completion_tokens
+            if self.target is not None and (price := self.target.entity.price) is not None:
+                self.cost = price.of(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens or 0)
+        elif not self.first_event:
+            tokens = 0  # the model has done nothing; else the estimate is the best that is known of a broken answer
+        if self.ticket is not None:
+            self.service.limiter.leave(self.ticket, tokens, self.cost)
 
     @property
     def _endpoint(self) -> str | None:
@@ -157,6 +181,8 @@ class RequestAccount:
                 finish_reason=list(map(str, self.finish_reasons)),
                 model=self._endpoint,
                 served=served,
+                key=self.key.name if self.key is not None else None,
+                cost=self.cost if target is not None and target.entity.price is not None else None,
                 unit=unit.source if unit is not None else None,
                 prompt_tokens=usage.prompt_tokens if usage is not None else None,
                 completion_tokens=usage.completion_tokens if usage is not None else None,

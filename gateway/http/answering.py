@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 from time import monotonic
+from typing import Protocol
 
 import structlog
 from litestar.types import HTTPResponseBodyEvent, Send
@@ -40,6 +41,9 @@ from schemas.origin import Relay
 
 log = structlog.get_logger()
 
+FLOW_EXTENSION = "interlingua.flow"
+"""The scope's extension whose `flow` is the connection's `Flow`."""
+
 _END: HTTPResponseBodyEvent = {"type": "http.response.body", "body": b"", "more_body": False}
 # RFC 9112, section 9.3: a server reads the whole request body or closes the connection after its response; otherwise
 # the rest of the body would be read as the next request. RFC 9110, section 11.6.1: 401 says how to authenticate.
@@ -52,6 +56,20 @@ def status_headers(status: int) -> tuple[tuple[str, str], ...]:
     return _BY_STATUS.get(status, ())
 
 
+class Flow(Protocol):
+    """Back-pressure of a connection. ASGI has no word for it, so the server passes it in the scope's extensions.
+
+    Attributes:
+        write_paused: whether the transport's buffer is above its high-water mark.
+    """
+
+    write_paused: bool
+
+    async def drain(self) -> None:
+        """Wait until it is below again, or the connection is lost."""
+        ...
+
+
 class Responder:
     """Writes one answer.
 
@@ -59,16 +77,20 @@ class Responder:
         codec: the protocol's.
         account: the request's; records target, stage, usage and outcome.
         send: ASGI's.
+        flow: whether the client takes what is written; None: it is not known.
         head: whether the body is left out, as HEAD wants it.
     """
 
-    __slots__ = ("_account", "_head", "_send", "_service", "codec", "responses")
+    __slots__ = ("_account", "_flow", "_head", "_send", "_service", "codec", "responses")
 
-    def __init__(self, codec: ServerCodec, account: RequestAccount, send: Send, *, head: bool) -> None:
+    def __init__(
+        self, codec: ServerCodec, account: RequestAccount, send: Send, flow: Flow | None = None, *, head: bool
+    ) -> None:
         self.codec = codec
         self._account = account
         self._service = account.service
         self._send = send
+        self._flow = flow
         self._head = head
         self.responses: KeyResponses | None = None
 
@@ -216,11 +238,11 @@ class Responder:
         await self._start(200, encoder.media_type, encoder.headers)
         try:
             await self._write(data)
+            del data  # see `_taken`
             async for batch in events:
-                data = self._encode(encoder, batch)
-                if isinstance(last := batch[-1], Usage):
-                    await self._complete(encoder, last)
-                await self._write(data)
+                await self._write_batch(encoder, batch)
+                if self._flow is not None and self._flow.write_paused:
+                    await self._taken(self._flow)
             # The generator ended without an error and without usage: a truncated answer must not look complete.
             if self._account.usage is None:
                 raise Incomplete("The backend's answer stopped before it was finished.")
@@ -281,6 +303,8 @@ class Responder:
         headers = [(b"content-type", media_type.encode()), (b"x-request-id", account.request_id.encode())]
         for name, value in (*more, *ignored_header(account.ignored), *status_headers(status)):
             headers.append((name.encode(), value.encode()))
+        if account.quotas:
+            headers += [(name.encode(), value.encode()) for name, value in self.codec.limit_headers(account.quotas)]
         if length >= 0:
             headers.append((b"content-length", b"%d" % length))
         if account.target is not None:
@@ -295,6 +319,22 @@ class Responder:
             stage, self._account.stage = self._account.stage, "send"
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
             self._account.stage = stage
+
+    async def _write_batch(self, encoder: StreamEncoder, batch: Events) -> None:
+        data = self._encode(encoder, batch)
+        if isinstance(last := batch[-1], Usage):
+            await self._complete(encoder, last)
+        await self._write(data)
+
+    async def _taken(self, flow: Flow) -> None:
+        """Wait until the client has taken what is written.
+
+        `send` would wait, too, but with the next batch at hand: for a client that reads nothing, one batch in the
+        transport's buffer is enough. So nothing on the way here holds one.
+        """
+        stage, self._account.stage = self._account.stage, "send"
+        await flow.drain()
+        self._account.stage = stage
 
     def _log_fallback(self, target: Target, why: str) -> None:
         self._service.metrics.fallbacks.add((target.endpoint, target.entity.name))

@@ -1,4 +1,4 @@
-"""The report of an endpoint's experiment, and the reset of its figures. Routes of no protocol.
+"""The report of an endpoint's experiment, the reset of its figures, the restart of its ramp. Routes of no protocol.
 
 Raw ASGI: Litestar would match the mount of the protocols before a route with a path parameter. These handlers run
 without a `RequestHandler`, so they check the key and refresh by themselves.
@@ -13,7 +13,7 @@ from litestar.types import HTTPScope, Send
 
 from gateway.http.request import decode_headers
 from gateway.service import Service
-from schemas.errors import MethodNotAllowed, ModelNotFound
+from schemas.errors import ModelNotFound
 
 Handler = Callable[[Service, str, HTTPScope, Send], Awaitable[None]]
 
@@ -22,10 +22,9 @@ async def report(service: Service, name: str, scope: HTTPScope, send: Send) -> N
     """Send the report of the endpoint `name`.
 
     Raises:
-        schemas.errors.RequestError: a wrong method or key, no such endpoint, or it has no experiment.
+        schemas.errors.RequestError: a wrong key, no such endpoint, or it has no experiment.
     """
-    _allow(scope, "GET", "HEAD")
-    service.keys.check(decode_headers(scope["headers"]))
+    service.keys.check(decode_headers(scope["headers"]), "metrics")
     _find(service, name)
     await _reply(service, scope, send, msgspec.json.encode(service.report(name)))
 
@@ -34,24 +33,32 @@ async def reset(service: Service, name: str, scope: HTTPScope, send: Send) -> No
     """Have the figures of the endpoint `name` begin anew; arms that guardrails have stopped get their share again.
 
     Raises:
-        schemas.errors.RequestError: a wrong method or key, no such endpoint, or it has no experiment.
+        schemas.errors.RequestError: a wrong key, no such endpoint, or it has no experiment.
     """
-    _allow(scope, "POST")
     service.keys.check_reset(decode_headers(scope["headers"]))
     _find(service, name)
     await service.reset(name)
     await _reply(service, scope, send, msgspec.json.encode(service.report(name)))
 
 
-PATHS: dict[str, Handler] = {
-    "/serving-endpoints/{name}/experiment": report,
-    "/serving-endpoints/{name}/experiment/reset": reset,
+async def restart_ramp(service: Service, name: str, scope: HTTPScope, send: Send) -> None:
+    """Have the ramp of the endpoint `name` begin anew, with no share for its arm and new figures.
+
+    Raises:
+        schemas.errors.RequestError: a wrong key, no such endpoint, it has no ramp, or is being updated.
+    """
+    service.keys.check_reset(decode_headers(scope["headers"]))
+    _find(service, name)
+    await service.restart_ramp(name)
+    await _reply(service, scope, send, msgspec.json.encode(service.report(name)))
+
+
+PATHS: dict[str, tuple[str, Handler]] = {
+    "/serving-endpoints/{name}/experiment": ("GET", report),
+    "/serving-endpoints/{name}/experiment/reset": ("POST", reset),
+    "/serving-endpoints/{name}/experiment/ramp/restart": ("POST", restart_ramp),
 }
-
-
-def _allow(scope: HTTPScope, *methods: str) -> None:
-    if scope["method"] not in methods:
-        raise MethodNotAllowed(f"Method {scope['method']} is not allowed here.", allowed=methods)
+"""Path -> method and handler."""
 
 
 def _find(service: Service, name: str) -> None:

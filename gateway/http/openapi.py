@@ -15,8 +15,8 @@ from litestar.handlers import HTTPRouteHandler
 
 import gateway
 from adapters.base import Adapter, Call, Route, ServerCodec
-from gateway.auth import KEY_HEADERS
-from gateway.http import experiment
+from gateway.access.keys import KEY_HEADERS
+from gateway.http import experiment, keys
 from schemas import errors
 from schemas.catalog import Catalog, ModelCard
 from schemas.ir import Delta, Finished, FinishReason, Generate, Started, Token, Usage
@@ -158,9 +158,8 @@ def _own_operations(own: Iterable[HTTPRouteHandler]) -> Iterable[tuple[str, str,
             for method in sorted(set(handler.http_methods) - {"HEAD"}):
                 yield path, method.lower(), _own_operation(handler.fn.__doc__, open=not handler.opt.get("needs_key"))
     yield "/", "get", _own_operation("Answer while the process lives.", open=True)
-    for path, answer in experiment.PATHS.items():
-        changes = answer is experiment.reset
-        yield path, "post" if changes else "get", _own_operation(answer.__doc__, open=False, parameter="name")
+    for path, (verb, answer) in (experiment.PATHS | keys.PATHS).items():
+        yield path, verb.lower(), _own_operation(answer.__doc__, open=False, parameter="name")
 
 
 def _own_operation(doc: str | None, *, open: bool, parameter: str | None = None) -> Json:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from math import inf
 from time import monotonic
+from typing import cast
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -20,16 +21,16 @@ from msgspec.structs import replace
 
 from adapters.base import Call, Route, ServerCodec
 from adapters.body import UNREADABLE
-from gateway.auth import KEY_HEADERS
+from gateway.access.keys import KEY_HEADERS, given_key
 from gateway.http.accounting import RequestAccount
-from gateway.http.answering import Responder
+from gateway.http.answering import FLOW_EXTENSION, Flow, Responder
 from gateway.http.body import read_body
 from gateway.http.disconnect import cancel_on_disconnect
 from gateway.http.export import row_of
 from gateway.routing.target import Plan
 from gateway.service import Service
 from schemas.catalog import Change
-from schemas.errors import InvalidRequest, Overloaded, RequestTimeout
+from schemas.errors import InvalidRequest, Overloaded, RateLimited, RequestTimeout
 from schemas.ir import Request
 
 MODEL_HEADER = "x-gateway-model-name"
@@ -94,7 +95,8 @@ class RequestHandler:
         self._scope = scope
         self._owner: bytes | None = None
         self._account = RequestAccount(service, operation.protocol, operation.route.name, service.new_id())
-        self._responder = Responder(operation.codec, self._account, send, head=scope["method"] == "HEAD")
+        flow = cast(Flow | None, (scope.get("extensions") or {}).get(FLOW_EXTENSION, {}).get("flow"))
+        self._responder = Responder(operation.codec, self._account, send, flow, head=scope["method"] == "HEAD")
 
     async def run(self, receive: Receive) -> None:
         """Answer the request. Raises nothing but a cancellation that was not caused by the client's leaving."""
@@ -142,12 +144,17 @@ class RequestHandler:
             account.stage, account.request = "route", request
             # No `await` between the plan and the exposure: a change of what is deployed would replace the experiment.
             account.plan = plan = service.router.plan(request, call.headers)
+            account.ticket = ticket = service.limit(account.key, plan, request)
+            if ticket is not None:
+                account.quotas = ticket.quotas
             if service.exporter is not None:
                 account.version = service.catalog.cards[plan.targets[0].endpoint].version
                 account.texts = {} if service.exporter.with_text else None
             if plan.has_experiment:
                 account.exposure = service.experiments.enter(request, plan, call.headers, shadowed=not service.draining)
         except Exception as error:  # whatever it is, the client gets it in its protocol
+            if isinstance(error, RateLimited):
+                account.quotas = error.quotas
             await responder.refuse(error)
             return None
         return request, plan
@@ -171,7 +178,7 @@ class RequestHandler:
         if route.kind == "manage":
             service.keys.check_admin(headers)
         elif service.keys.required and not route.open:
-            service.keys.check(headers)
+            self._account.key = service.keys.check(headers)
         # Before the body, too: under overload a refusal must cost little.
         if route.kind != "describe":
             self._admit(headers)
@@ -181,9 +188,11 @@ class RequestHandler:
         # After the body, which may take a minute: the request gets what is deployed now, not what was at its beginning.
         service.refresh()
         if route.stores and service.responses is not None:
-            self._responder.responses = service.responses.of(headers)
+            self._responder.responses = service.responses.of(given_key(headers))
         query = self._scope.get("query_string", b"")
         catalog = service.catalog
+        if (key := self._account.key) is not None and key.endpoints != ("*",):
+            catalog = catalog.narrowed(key.may_ask)
         if default := headers.get(MODEL_HEADER) or self._operation.endpoint:
             catalog = replace(catalog, default=default)
         call = Call(
@@ -231,7 +240,9 @@ class RequestHandler:
             schemas.errors.RequestError: what it asks about is not there.
         """
         # Counts change with every request, so they are joined to the cached catalog only where they are shown.
-        call = replace(call, catalog=replace(self._service.counted_catalog(), default=call.catalog.default))
+        counted = self._service.counted_catalog()
+        cards = {name: card for name, card in counted.cards.items() if name in call.catalog.cards}
+        call = replace(call, catalog=replace(counted, cards=cards, default=call.catalog.default))
         await self._responder.reply(self._operation.codec.describe(self._operation.route, call, body))
 
 

@@ -20,7 +20,7 @@ from litestar.types import HTTPScope, Receive, Send
 from adapters.base import Adapter, Reply, Route
 from adapters.dialect import option_names, with_options
 from gateway.config import Config, ConfigError, ServerSection, nearest
-from gateway.http import experiment
+from gateway.http import experiment, keys
 from gateway.http.answering import status_headers
 from gateway.http.request import Operation, RequestHandler
 from gateway.service import Service
@@ -119,7 +119,7 @@ class Mounts:
                 await _alive(service, send)
                 return
             if found is None:
-                await _report_or_refuse(service, self.nearest(path, port), path, scope, send)
+                await _answer_or_refuse(service, self.nearest(path, port), path, scope, send)
                 return
             methods, parameters = found
             # RFC 9110, section 9.3.2: HEAD is GET without content. `Responder` leaves the content out.
@@ -261,18 +261,20 @@ async def _alive(service: Service, send: Send) -> None:
 
 
 # Paths outside of all protocols, looked up only if no protocol has the path.
-_REPORTS: Paths[experiment.Handler] = Paths()
-for _path, _handler in experiment.PATHS.items():
-    _REPORTS.add(_path, _handler)
+_OWN: Paths[tuple[str, experiment.Handler]] = Paths()
+for _path, _handler in (experiment.PATHS | keys.PATHS).items():
+    _OWN.add(_path, _handler)
 
 
-async def _report_or_refuse(service: Service, nearest: Operation, path: str, scope: HTTPScope, send: Send) -> None:
-    """Answer a path of no protocol: of an experiment, or with a refusal."""
-    found = _REPORTS.find(path)
+async def _answer_or_refuse(service: Service, nearest: Operation, path: str, scope: HTTPScope, send: Send) -> None:
+    """Answer a path of no protocol: of an experiment or a key, or with a refusal."""
+    found = _OWN.find(path)
     try:
         if found is None:
             raise not_found(path)
-        handler, parameters = found
+        (allowed, handler), parameters = found
+        if (method := scope["method"]) != allowed and not (method == "HEAD" and allowed == "GET"):
+            raise not_allowed(method, [allowed, "HEAD"] if allowed == "GET" else [allowed])
         await handler(service, parameters["name"], scope, send)
     except GatewayError as error:
         await refuse(service, nearest, error, scope, send)

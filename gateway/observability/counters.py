@@ -123,6 +123,10 @@ class Gauge:
         """Change the number by `value`."""
         self._cells[0] += value
 
+    def set(self, value: float) -> None:
+        """Replace the number."""
+        self._cells[0] = value
+
     def expose(self, totals: Totals, living: Totals) -> Metric:  # noqa: ARG002 - `Instrument`
         """Return the sum over living workers."""
         (value,) = living.get(self._name, {}).get((), [0.0])  # no living worker has the series: 0

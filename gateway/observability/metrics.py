@@ -23,7 +23,7 @@ class Metrics:
 
     Labels are given in the order of their names: protocol, route and outcome for `requests`; protocol and route for
     `ignored_fields`; endpoint and served entity
-    for the others, and then the outcome for `served_requests`, `shadow_requests` and `pairs`. `running` has none.
+    for the others, and then the outcome for `served_requests`, `shadow_requests` and `pairs`. Gauges have none.
 
     Args:
         backends: by name; those that run an engine have metrics of their own.
@@ -53,6 +53,7 @@ class Metrics:
         self.request_latency = Histogram(file, "e2e_request_latency_seconds", "Time to the last event", _ARM, _SECONDS)
         self.export_lost = Counter(file, "gw_export_rows_lost", "Rows of the export that could not be written", ())
         self.running = Gauge(file, "gw_requests_running", "Running requests")
+        self.tasks = Gauge(file, "gw_event_loop_tasks", "Tasks of the workers' event loops")
         self.refused = Counter(
             file, "gw_refused", "Requests refused, and connections ended, by their form", ("reason",)
         )
@@ -69,6 +70,7 @@ class Metrics:
             self.request_latency,
             self.export_lost,
             self.running,
+            self.tasks,
             self.refused,
         )
         # A registry of its own: the default one would add metrics of this process alone, which differ by worker.

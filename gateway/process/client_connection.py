@@ -18,6 +18,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.config import Limits
+from gateway.http.answering import FLOW_EXTENSION
 from gateway.process.client_transport import ClientTransport
 from gateway.process.request_head import END, Framing, RefusedHead, check_head, check_part, without_trailing_space
 
@@ -87,6 +88,7 @@ class ClientConnection(HttpToolsProtocol):
         if not self.url.startswith(b"/"):
             self.url = _origin_form(self.url)
         self.transport.begin_answer()
+        self.scope["extensions"] = {FLOW_EXTENSION: {"flow": self.flow}}
         super().on_headers_complete()
         # The request has the list of its headers by now; trailers go to another one, which nobody reads.
         self.headers = []

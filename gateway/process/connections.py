@@ -14,6 +14,8 @@ from gateway.process.client_connection import ClientConnection
 
 _RESERVED_FILES = 64
 _FEWEST = 8
+_SWEEP = 0.25
+"""Seconds between two sweeps: a stalled reader may be noticed one late and ended another one late."""
 
 
 class Connections:
@@ -32,8 +34,8 @@ class Connections:
         self._open: set[Any] = set()
         self._sweeping = False
         # One timer for all connections, instead of one or two for each request. A limit is kept to a quarter of itself,
-        # or to a second.
-        self._interval = min(1.0, limits.header_timeout / 4, limits.write_stall / 4)
+        # or to `_SWEEP`.
+        self._interval = min(_SWEEP, limits.header_timeout / 4, limits.write_stall / 4)
 
     def __call__(self, **arguments: Any) -> ClientConnection:
         """Make the protocol of a new connection."""

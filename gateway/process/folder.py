@@ -1,7 +1,8 @@
 """The folder that the processes of one supervisor share: sockets, counters, stored responses.
 
 It has prompts in it, and a supervisor that is killed cannot remove it. So each folder has a lock, held for as long as
-the supervisor or one of its workers lives, and a supervisor that starts removes the folders whose lock nobody holds.
+the supervisor or one of its workers lives, and a supervisor that starts or stops removes the folders whose lock nobody
+holds.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ class SharedFolder:
         new.rename(self.path / _LOCK)
 
     def remove(self) -> None:
-        """Remove the folder, and all that is in it."""
+        """Remove the folder, and all that is in it; also those of others whose last worker has ended since then."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.lock)
+        _remove_ownerless()
 
 
 def _remove_ownerless() -> None:

@@ -9,6 +9,9 @@ engines, and continues workers that are stopped. A worker whose event loop does 
 On SIGHUP it reads the configuration again. The workers of the new configuration (a generation) start beside the old
 ones, share their sockets, and listen once every endpoint can answer; then the old ones finish their streams and exit.
 An engine whose options are the same is kept.
+
+On SIGUSR2 a second supervisor is started in the same way as this one, with new code if that has been installed
+(`successor`). It serves beside this one from the moment when its workers listen; then this one ends.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -31,11 +33,15 @@ from typing import Any
 import msgspec
 import structlog
 
+from backends.base import EngineCommand
 from backends.process import BackOff, SupervisedProcess, signal_at_parents_end, start_bound_to_parent, stop
+from backends.standby import WarmProcess
 from gateway.app import backend_class
 from gateway.config import Config, ConfigError
 from gateway.process.folder import SharedFolder
 from gateway.process.heartbeat import Heartbeat
+from gateway.process.listeners import addresses, listen
+from gateway.process.successor import Predecessor, Successor
 from gateway.process.worker import Orders
 
 log = structlog.get_logger()
@@ -47,15 +53,13 @@ _POLL_INTERVAL = 0.05
 _ENGINE_BACK_OFF = BackOff(longest=2.0)
 _WORKER_BACK_OFF = BackOff(longest=1.0)
 
-Command = tuple[str, ...]
-
 
 @dataclass(slots=True, eq=False)
 class Generation:
     """The processes that serve one reading of the configuration."""
 
     config: Config
-    engines: dict[Command, SupervisedProcess]
+    engines: dict[EngineCommand, SupervisedProcess]
     workers: list[SupervisedProcess]
 
 
@@ -74,7 +78,7 @@ class Supervisor:
         self._read = read
         self.config = read()
         # The sockets outlive every worker: while workers are replaced, the kernel queues connections on them.
-        self._sockets = _listen(self.config)
+        self._sockets = listen(self.config)
         self._folder = SharedFolder()
         try:
             # Only for its errors: a wrong engine option is reported before any process starts.
@@ -85,6 +89,9 @@ class Supervisor:
         self._log_level = log_level
         self._stop_requested = False
         self._reload_requested = False
+        self._restart_requested = False
+        self._predecessor = Predecessor()
+        self._successor: Successor | None = None
         self._current: Generation | None = None
         self._next: Generation | None = None
         self._leaving: list[Generation] = []
@@ -103,11 +110,15 @@ class Supervisor:
             signal.signal(number, self._request_stop)
         # At a terminal SIGHUP means that the terminal is gone.
         signal.signal(signal.SIGHUP, self._request_stop if sys.stdin.isatty() else self._request_reload)
-        self._current = current = self._start(self.config)
-        failed = False
+        signal.signal(signal.SIGUSR2, self._request_restart)
+        current = self._start(self.config)
+        failed = self._predecessor.waits and not self._succeed(current)
+        self._current = current
+        replaced = False
         # Every 50 ms: 1. start the generation that SIGHUP asks for; 2. switch to it once it listens; 3. stop engines
-        # that nobody uses; 4. restart processes that ended.
-        while not self._stop_requested and not failed:
+        # that nobody uses; 4. restart processes that ended; 5. start the supervisor that SIGUSR2 asks for, and leave
+        # once it serves.
+        while not self._stop_requested and not failed and not replaced:
             if self._reload_requested:
                 self._reload_requested = False
                 self._prepare(current)
@@ -117,8 +128,16 @@ class Supervisor:
             # leaves is meant to end.
             for process in (*current.engines.values(), *current.workers):
                 process.poll(time.monotonic())
+            replaced = self._is_replaced()
             failed = not tend()
             time.sleep(_POLL_INTERVAL)
+        self._end(current, failed=failed, replaced=replaced)
+        return 1 if failed else 0
+
+    def _end(self, current: Generation, *, failed: bool, replaced: bool) -> None:
+        """Stop all processes. Streams finish first, unless serving has failed."""
+        if self._successor is not None and not replaced:
+            self._successor.stop()
         if self._next is not None:
             self._drop(self._next, current)
         # Workers have descriptors of their own: the socket closes, and refuses connections, when the last worker has
@@ -127,11 +146,37 @@ class Supervisor:
         drain = current.config.server.drain_delay + current.config.server.drain_timeout + _DRAIN_MARGIN
         # Workers end before engines: answers in flight still need them.
         running = [current, *self._leaving]
-        stop([worker for each in running for worker in each.workers], _WORKER_STOP_TIMEOUT if failed else drain)
+        # SIGINT: others accept connections already, so that no drain delay is needed.
+        number = signal.SIGINT if replaced else signal.SIGTERM
+        stop([worker for each in running for worker in each.workers], _WORKER_STOP_TIMEOUT if failed else drain, number)
         stop([engine for each in running for engine in each.engines.values()], _ENGINE_STOP_TIMEOUT)
         self._forget(worker for each in running for worker in each.workers)
         self.close()
-        return 1 if failed else 0
+
+    def _succeed(self, first: Generation) -> bool:
+        """Wait until the first workers listen, and release the supervisor before this one; False if that fails."""
+        while not self._stop_requested:
+            if any(process.ended for process in (*first.engines.values(), *first.workers)):
+                return False
+            if all(self._listening_mark(worker.process.pid).exists() for worker in first.workers):
+                self._predecessor.release()
+                return True
+            time.sleep(_POLL_INTERVAL)
+        return False
+
+    def _is_replaced(self) -> bool:
+        """Start a successor if that was asked for; whether one serves."""
+        if self._restart_requested:
+            self._restart_requested = False
+            if self._successor is not None:
+                self._successor.stop()
+            self._successor = Successor(self._sockets)
+        if self._successor is None:
+            return False
+        state = self._successor.poll()
+        if state == "failed":
+            self._successor = None
+        return state == "serving"
 
     def close(self) -> None:
         """Close the listening sockets and remove the folder of the processes. They must have ended."""
@@ -148,6 +193,9 @@ class Supervisor:
     def _request_reload(self, *_: Any) -> None:
         self._reload_requested = True
 
+    def _request_restart(self, *_: Any) -> None:
+        self._restart_requested = True
+
     def _prepare(self, current: Generation) -> None:
         """Read the configuration and start its processes. An invalid one changes nothing. A generation that still waits
         for its backends is dropped.
@@ -155,7 +203,7 @@ class Supervisor:
         # A bad reload must not end a server that works: the error is logged and the current generation goes on.
         try:
             config = self._read()
-            if _addresses(config) != _addresses(self.config):
+            if addresses(config) != addresses(self.config):
                 raise ConfigError("an address to listen on can only be changed by a restart")
             if self._next is not None:
                 # If `_start` raises after this, `_next` still names the dropped generation, and `_take_over` clears it.
@@ -207,9 +255,7 @@ class Supervisor:
         kept = self._current.engines if self._current is not None else {}
         # The command holds a digest of the options (see `_with_engines`): an equal command is an engine to keep.
         engines = {
-            command: kept.get(command)
-            or SupervisedProcess(f"engine {name}", partial(start_bound_to_parent, command), _ENGINE_BACK_OFF)
-            for name, command in commands.items()
+            command: kept.get(command) or _engine(f"engine {name}", command) for name, command in commands.items()
         }
         # A generation has slots of its own: workers of two generations run side by side, and a slot has one writer. A
         # worker that is restarted gets the slot of the one that died, and continues its files.
@@ -232,9 +278,9 @@ class Supervisor:
             if worker.process.stdin is not None:
                 worker.process.stdin.close()
 
-    def _with_engines(self, config: Config) -> tuple[Config, dict[str, Command]]:
+    def _with_engines(self, config: Config) -> tuple[Config, dict[str, EngineCommand]]:
         """Return the configuration for workers, with the sockets of engines, and the commands that start engines."""
-        commands: dict[str, Command] = {}
+        commands: dict[str, EngineCommand] = {}
         backends: dict[str, dict[str, Any]] = {}
         for name, section in config.backends.items():
             options = {key: value for key, value in section.items() if key != "kind"}
@@ -249,7 +295,7 @@ class Supervisor:
             # Workers find the engine by its socket. A backend class without `engine_command` runs in the worker.
             backends[name] = section if command is None else section | {"socket": str(path)}
             if command is not None:
-                commands[name] = tuple(command)
+                commands[name] = command
         return msgspec.structs.replace(config, backends=backends), commands
 
     def _start_worker(self, config: Config, slot: str, heartbeat: Heartbeat) -> subprocess.Popen[bytes]:
@@ -269,8 +315,8 @@ class Supervisor:
             os.close(beats)
         assert process.stdin is not None
         # A worker of the next generation waits until its endpoints can answer; the first ones, and restarted ones,
-        # listen at once.
-        first = self._current is None or self._current.config is config
+        # listen at once. The first ones of a successor wait, too: until then its predecessor answers.
+        first = not self._predecessor.waits if self._current is None else self._current.config is config
         orders = Orders(
             config,
             descriptors,
@@ -291,33 +337,14 @@ class Supervisor:
         return self._folder.path / f"serving-{pid}"
 
 
+def _engine(name: str, command: EngineCommand) -> SupervisedProcess:
+    start = partial(start_bound_to_parent, command.arguments)
+    if command.warm:
+        return WarmProcess(name, start, _ENGINE_BACK_OFF)
+    return SupervisedProcess(name, start, _ENGINE_BACK_OFF)
+
+
 def _without(
-    engines: Mapping[Command, SupervisedProcess], others: Collection[Command]
-) -> dict[Command, SupervisedProcess]:
+    engines: Mapping[EngineCommand, SupervisedProcess], others: Collection[EngineCommand]
+) -> dict[EngineCommand, SupervisedProcess]:
     return {command: engine for command, engine in engines.items() if command not in others}
-
-
-def _addresses(config: Config) -> tuple[str, list[int]]:
-    server = config.server
-    return server.host, [server.port, *(listener.port for listener in server.listeners)]
-
-
-def _listen(config: Config) -> list[socket.socket]:
-    host, ports = _addresses(config)
-    sockets: list[socket.socket] = []
-    for port in ports:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        sockets.append(listener)
-        # A restarted server can bind while connections of its predecessor are in TIME_WAIT.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except OSError as error:
-            for opened in sockets:
-                opened.close()
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-        listener.listen(2048)  # uvicorn's default backlog
-        # Python makes descriptors non-inheritable (PEP 446).
-        listener.set_inheritable(True)
-    return sockets

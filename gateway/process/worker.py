@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -60,12 +61,40 @@ class Orders(msgspec.Struct, frozen=True):
     heartbeat: int | None = None
 
 
+class ParentWatch:
+    """Notices that the supervisor is gone: standard input, which it holds open, ends.
+
+    Attributes:
+        on_end: called then, in a thread; until it is set, the process ends at once, as it serves nobody.
+    """
+
+    def __init__(self) -> None:
+        self.on_end: Callable[[], None] = lambda: os._exit(0)
+        # A thread, since reading the pipe blocks, and a supervisor that was killed sends no signal.
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def _wait(self) -> None:
+        # Nothing is sent after the orders; `read` returns b"" when the last writer is gone, however it ended.
+        while os.read(0, 1):
+            pass
+        self.on_end()
+
+
 class _Server(uvicorn.Server):
     """A uvicorn server that drains connections before it stops, and exits with 0."""
 
-    def __init__(self, config: uvicorn.Config, service: Any, serving: str | None, heartbeat: int | None = None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        service: Any,
+        serving: str | None,
+        heartbeat: int | None = None,
+        parent: ParentWatch | None = None,
+    ) -> None:
         super().__init__(config)
         self._service = service
+        self._parent = parent
+        self._orphaned = False
         self._serving = serving
         self._heartbeat = heartbeat
         self._is_stopping = threading.Event()
@@ -75,9 +104,12 @@ class _Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         if self._heartbeat is not None:
             beat(self._loop, self._heartbeat)
-        # A thread, since reading the pipe blocks, and a supervisor that was killed sends no signal.
-        threading.Thread(target=self._stop_when_orphaned, daemon=True).start()
+        if self._parent is not None:
+            self._parent.on_end = self._stop_orphaned
         await super().serve(sockets)
+        if self._orphaned:
+            # All is closed. The end of the process would wait for threads, which may be importing for half a minute.
+            os._exit(0)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -161,11 +193,10 @@ class _Server(uvicorn.Server):
         self.should_exit = True
         self._is_stopping.set()
 
-    def _stop_when_orphaned(self) -> None:
-        # Nothing is sent after the orders; `read` returns b"" when the last writer is gone, however it ended.
-        while os.read(0, 1):
-            pass
+    def _stop_orphaned(self) -> None:
         assert self._loop is not None
+        self._orphaned = True
+        self._loop.call_soon_threadsafe(self._service.orphan)
         self._loop.call_soon_threadsafe(self._stop)
         # Nobody is left to kill a worker whose loop does not turn any more.
         if not self._is_stopping.wait(self._service.config.server.hung_after):
@@ -199,13 +230,15 @@ def uvicorn_config(app: Litestar, server: ServerSection) -> uvicorn.Config:
 def main() -> None:
     """Serve until a signal or the end of standard input."""
     orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
+    parent = ParentWatch()  # before the application is built, which may take seconds
     logging.configure(orders.log_level)
     folder = Path(orders.folder) if orders.folder else None
     app = create_app(orders.config, folder=folder, slot=orders.slot, waits=orders.serving is not None)
     # `freeze` moves what the application is made of out of the collector's sight.
     gc.freeze()  # many short-lived objects are in flight: by default the collector walks them all too often
     gc.set_threshold(50_000, 20, 50)
-    server = _Server(uvicorn_config(app, orders.config.server), app.state.service, orders.serving, orders.heartbeat)
+    settings = uvicorn_config(app, orders.config.server)
+    server = _Server(settings, app.state.service, orders.serving, orders.heartbeat, parent)
     # The sockets are bound and listening: uvicorn only accepts.
     server.run([socket.socket(fileno=fd) for fd in orders.sockets])
 

@@ -7,10 +7,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from gateway.config import Endpoint, Ramp
-from gateway.experiments.comparison import Comparison
-from gateway.experiments.metrics import METRICS
+from gateway.config import Ramp
 from gateway.experiments.report import Report
+from gateway.experiments.statistics.comparison import Comparison
 from gateway.rollout.verdict import NO_WORSE
 
 
@@ -71,25 +70,14 @@ def decide(report: Report, ramp: Ramp, held: float) -> RampDecision:
         return RampDecision("roll_back", _in_words(report, worse))
     if held < ramp.hold:
         return RampDecision("hold", f"{ramp.hold - held:.0f} s of {ramp.hold:g} s")
+    if of.exposures_in_split < ramp.hold_requests:
+        return RampDecision("hold", f"{of.exposures_in_split} requests of {ramp.hold_requests}")
     undecided = [each for each in found if each.decision not in NO_WORSE]
     if undecided and ramp.advance == "no_worse":
         names = ", ".join(each.metric for each in undecided)
         return RampDecision("hold", f"more requests, to say that it is no worse by {names}")
     names = ", ".join(each.metric for each in found if each not in undecided)
     return RampDecision("advance", f"no worse than {report.control} by {names}" if names else "not worse")
-
-
-def wrong_ramp(endpoint: Endpoint) -> str | None:
-    """What is wrong with the metrics of a ramp, as a text to append to the endpoint's name; None if nothing is."""
-    if (ramp := endpoint.experiment.ramp) is None:
-        return None
-    known = [metric.name for metric in METRICS if metric.better] + list(endpoint.experiment.feedback)
-    for name in ramp.metrics:
-        if name not in known:
-            return (
-                f".experiment.ramp: there is no metric '{name}' with a better direction; there are {', '.join(known)}"
-            )
-    return None
 
 
 def _in_words(report: Report, worse: Sequence[Comparison]) -> str:

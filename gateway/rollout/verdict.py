@@ -8,17 +8,14 @@ from typing import Literal
 
 import msgspec
 
-from gateway.experiments.comparison import Comparison
-from gateway.experiments.confidence import boundary
 from gateway.experiments.metrics import METRICS
-from gateway.experiments.power import POWER_QUANTILE, days_until
 from gateway.experiments.report import Report
+from gateway.experiments.statistics.comparison import Comparison
+from gateway.experiments.statistics.confidence import boundary
+from gateway.experiments.statistics.power import POWER_QUANTILE, days_until
 
 NO_WORSE = ("better", "no difference")
 """Decisions after which an arm is no worse by a metric."""
-
-REQUIRED = ("success", "latency")
-"""An arm is no worse only if that is known by these."""
 
 _DAY = 86400.0
 
@@ -30,8 +27,8 @@ class ArmVerdict(msgspec.Struct, frozen=True):
 
     Attributes:
         arm: its name.
-        word: "stop": it is worse by a metric. "better": it is better by one, and no worse by success and latency. "no
-            worse": by success and latency, within the margin. "do not trust": its requests contradict its share.
+        word: "stop": it is worse by a metric. "better": it is better by one, and no worse by all primary ones.
+            "no worse": by these, within the margin. "do not trust": its requests contradict its share.
         reason: as a sentence.
         requests: behind each comparison, of the control and the arm together.
         requests_needed: about how many more decide, by metric, if the figures stay; null: not known.
@@ -110,8 +107,10 @@ def _word(report: Report, name: str, compared: Sequence[Comparison]) -> tuple[Wo
         return "stop", f"A guardrail has stopped {name}."
     settled = [each for each in compared if each.decision in NO_WORSE]
     waiting = _waiting([each for each in compared if each.decision == "keep collecting" and each.requests])
-    if not {each.metric for each in settled}.issuperset(REQUIRED):
-        reasons = {each.metric: each.reason for each in compared if each.metric in REQUIRED and each not in settled}
+    if not {each.metric for each in settled}.issuperset(report.primary):
+        reasons = {
+            each.metric: each.reason for each in compared if each.metric in report.primary and each not in settled
+        }
         return "keep collecting", f"{_undecided(reasons)}{waiting}."
     if better := [each for each in settled if each.decision == "better"]:
         listed = _listed([_in_words(each) for each in better])

@@ -8,12 +8,12 @@ arm and the unit alone, so a change of weights moves the fewest units: only thos
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping
 from math import log
-from typing import NamedTuple
 
-from gateway.auth import given_key
+import msgspec
+
+from gateway.access.keys import given_key
 from schemas.ir import ChatPrompt, Generate, Message, Request, TextPart
 
 # A power of two: `feedback_ring` stores a bucket in 9 bits, and the 16-bit hash of `bucket_of` divides evenly.
@@ -21,9 +21,11 @@ BUCKETS = 512
 """Number of groups in which units are counted."""
 
 _SCALE = 2.0**-64  # a 64-bit hash to [0, 1)
+_EMPTY = hashlib.blake2b(digest_size=2)  # a copy of a state costs half of a new one
+_integer = int.from_bytes
 
 
-class Unit(NamedTuple):
+class Unit(msgspec.Struct, frozen=True, gc=False):
     """What is assigned to an arm and keeps it.
 
     Attributes:
@@ -37,36 +39,57 @@ class Unit(NamedTuple):
     bucket: int
 
 
-def assign(endpoint: str, weights: Mapping[str, float], unit: str) -> str:
-    """The arm of a unit: the one with the highest score.
+class Rendezvous:
+    """The arms of an endpoint, prepared for scores: what does not depend on the unit is computed once.
 
     Args:
         endpoint: keys the hash, so that experiments on different endpoints are independent.
         weights: by arm, not negative; at least one is positive.
-        unit: any text.
 
     Raises:
         ValueError: no weight is positive.
     """
-    data, best, chosen = _bytes(unit), 0.0, ""
-    for arm, weight in weights.items():
-        if weight > 0 and (score := _score(endpoint, arm, weight, data)) > best:
-            best, chosen = score, arm
-    if not chosen:
-        raise ValueError(f"no arm of {endpoint} has a positive weight")
-    return chosen
+
+    def __init__(self, endpoint: str, weights: Mapping[str, float]) -> None:
+        if not any(weight > 0 for weight in weights.values()):
+            raise ValueError(f"no arm of {endpoint} has a positive weight")
+        self._arms = [(_keyed(endpoint, arm).copy, float(weight)) for arm, weight in weights.items()]
+
+    def scores(self, unit: str) -> list[float]:
+        """Each arm's score, `w / -ln u` with u the hash of (endpoint, arm, unit) in (0, 1); 0 for a weight of 0."""
+        data, found = _bytes(unit), []
+        for copy, weight in self._arms:
+            hasher = copy()
+            hasher.update(data)
+            # Half a step keeps u above 0. -ln(u) is exponential with rate 1, -ln(u) / w with rate w, and the arm with
+            # the smallest wins with a chance of w over the sum of weights: the score is the reciprocal.
+            found.append(weight / -log((_integer(hasher.digest()) + 0.5) * _SCALE))
+        return found
+
+    def chosen(self, unit: str) -> int:
+        """The place of the unit's arm: the one with the highest score."""
+        scores = self.scores(unit)
+        return scores.index(max(scores))
 
 
-def scores(endpoint: str, weights: Mapping[str, float], unit: str) -> dict[str, float]:
-    """Each arm's score, `w / -ln u` with u the hash of (endpoint, arm, unit) in (0, 1); 0 for a weight of 0."""
-    data = _bytes(unit)
-    return {arm: _score(endpoint, arm, weight, data) if weight > 0 else 0.0 for arm, weight in weights.items()}
+def assign(endpoint: str, weights: Mapping[str, float], unit: str) -> str:
+    """The arm of a unit; the arguments and errors are those of `Rendezvous`, which decides for many units."""
+    return list(weights)[Rendezvous(endpoint, weights).chosen(unit)]
 
 
-def unit_of(request: Request, headers: Mapping[str, str], order: Sequence[str]) -> Unit:
+Source = tuple[str, Callable[[Request, Mapping[str, str]], str | None]]
+"""Where a unit may come from: its name, and what reads it from a request and its headers."""
+
+
+def sources(names: Iterable[str]) -> tuple[Source, ...]:
+    """The sources of these names: `header:<name>` or one of `gateway.config.UNITS`."""
+    return tuple((name, _reader(name)) for name in names)
+
+
+def unit_of(request: Request, headers: Mapping[str, str], order: Iterable[Source]) -> Unit:
     """The unit from the first source of `order` that the request has; else its own id."""
-    for source in order:
-        if value := _value(request, headers, source):
+    for source, read in order:
+        if value := read(request, headers):
             return Unit(source, value, bucket_of(value))
     return Unit("request", request.id, bucket_of(request.id))
 
@@ -74,15 +97,9 @@ def unit_of(request: Request, headers: Mapping[str, str], order: Sequence[str]) 
 def bucket_of(value: str) -> int:
     """The group of a unit."""
     # Not keyed by endpoint or arm: a bucket says nothing about the assignment, as the statistics require.
-    return int.from_bytes(hashlib.blake2b(value.encode("utf-8", "surrogateescape"), digest_size=2).digest()) % BUCKETS
-
-
-def _score(endpoint: str, arm: str, weight: float, unit: bytes) -> float:
-    hasher = _keyed(endpoint, arm).copy()
-    hasher.update(unit)
-    # Half a step keeps u above 0. -ln(u) is exponential with rate 1, -ln(u) / w with rate w, and the arm with the
-    # smallest wins with a chance of w over the sum of weights: the score is the reciprocal.
-    return weight / -log((int.from_bytes(hasher.digest()) + 0.5) * _SCALE)
+    hasher = _EMPTY.copy()
+    hasher.update(_bytes(value))
+    return _integer(hasher.digest()) % BUCKETS
 
 
 def _bytes(unit: str) -> bytes:
@@ -90,28 +107,30 @@ def _bytes(unit: str) -> bytes:
     return unit.encode("utf-8", "surrogateescape")
 
 
-@lru_cache(maxsize=4096)
 def _keyed(endpoint: str, arm: str) -> hashlib.blake2b:
-    # Endpoint and arm are the hash's key, prepared once per arm; `scores` copies the state for each unit. The length
-    # keeps endpoint and arm apart: ("ab", "c") and ("a", "bc") differ.
+    # Endpoint and arm are the hash's key; `scores` copies the state for each unit. The length keeps endpoint and arm
+    # apart: ("ab", "c") and ("a", "bc") differ.
     key = hashlib.blake2b(f"{len(endpoint)}:{endpoint}{arm}".encode(), digest_size=32).digest()
     return hashlib.blake2b(key=key, digest_size=8)
 
 
-def _value(request: Request, headers: Mapping[str, str], source: str) -> str | None:
+def _reader(source: str) -> Callable[[Request, Mapping[str, str]], str | None]:
     if source.startswith("header:"):
-        return headers.get(source.removeprefix("header:").lower())
-    if source == "request":
-        return request.id
-    if source == "api_key":
-        key = given_key(headers)
-        # A unit may be shown, a key never.
-        return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest() if key else None
-    if source == "conversation":
-        return _conversation(request) if isinstance(request, Generate) else None
+        name = source.removeprefix("header:").lower()
+        return lambda _, headers: headers.get(name)
+    readers: dict[str, Callable[[Request, Mapping[str, str]], str | None]] = {
+        "request": lambda request, _: request.id,
+        "api_key": lambda _, headers: _api_key(headers),
+        "conversation": lambda request, _: _conversation(request) if isinstance(request, Generate) else None,
+    }
     # The others are fields, which not every kind of request has.
-    value: str | None = getattr(request, source, None)
-    return value
+    return readers.get(source, lambda request, _: getattr(request, source, None))
+
+
+def _api_key(headers: Mapping[str, str]) -> str | None:
+    key = given_key(headers)
+    # A unit may be shown, a key never.
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest() if key else None
 
 
 def _conversation(request: Generate) -> str | None:

@@ -6,15 +6,17 @@ A policy is an entry in `POLICIES`, under the name that an endpoint's `routing` 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from gateway.config import Endpoint, Routing
-from gateway.routing.assignment import Unit, assign, scores, unit_of
+from gateway.routing.assignment import Rendezvous, Unit, assign, sources, unit_of
 from gateway.routing.target import Target
 from schemas.ir import Request
 
 
-class Order(NamedTuple):
+class Order(msgspec.Struct, frozen=True):
     """A policy's decision: `targets` in the order in which they are asked, and the unit that it was made by."""
 
     targets: tuple[Target, ...]
@@ -55,20 +57,30 @@ class WeightedRendezvous:
     def __init__(self, name: str, endpoint: Endpoint) -> None:
         self._name = name
         self._units = endpoint.experiment.unit
+        self._sources = sources(self._units)
+        self._targets: Sequence[Target] | None = None
+        self._prepared: tuple[Rendezvous, list[tuple[Target, ...]]]
 
     def order(self, request: Request, headers: Mapping[str, str], targets: Sequence[Target]) -> Order:
         """The target with the unit's highest score, then the others."""
-        unit = unit_of(request, headers, self._units)
-        weights = {target.entity.name: target.weight for target in targets}
-        chosen = list(weights).index(assign(self._name, weights, unit.value))
-        return Order((targets[chosen], *targets[:chosen], *targets[chosen + 1 :]), unit)
+        # Targets change when an arm is stopped, and for kinds of requests that not every arm takes.
+        if targets is not self._targets:
+            self._prepared, self._targets = self._prepare(targets), targets
+        rendezvous, orders = self._prepared
+        unit = unit_of(request, headers, self._sources)
+        return Order(orders[rendezvous.chosen(unit.value)], unit)
+
+    def _prepare(self, targets: Sequence[Target]) -> tuple[Rendezvous, list[tuple[Target, ...]]]:
+        """The scores of targets, and for each of them the order in which it is the first."""
+        rendezvous = Rendezvous(self._name, {target.entity.name: target.weight for target in targets})
+        return rendezvous, [(each, *targets[:at], *targets[at + 1 :]) for at, each in enumerate(targets)]
 
     def explain(self, unit: str, weights: Mapping[str, float]) -> Iterator[str]:
         """The winner, where units come from, and every served entity's score."""
         yield f"{self._name}: unit '{unit}' is answered by {assign(self._name, weights, unit)}"
         yield f"  the unit is the first that a request has of: {', '.join(self._units)}"
         yield "  the highest score, weight / -ln(hash of endpoint, entity and unit), wins:"
-        for name, score in scores(self._name, weights, unit).items():
+        for name, score in zip(weights, Rendezvous(self._name, weights).scores(unit), strict=True):
             yield f"    {name:20} {weights[name]:3.0f} %  {score:10.3f}"
 
 

@@ -80,6 +80,7 @@ class _Route:
         )
         # A shadow gets copies, and answers clients that name it; the policy never picks it.
         self._live = tuple(target for target in self.targets if target.entity.shadow is None)
+        self._live_backends = [target.backend for target in self._live]
         self._candidates = self._live
         self._first = self.targets[0].entity
         self._shadows = tuple(target for target in self.targets if target.entity.shadow is not None)
@@ -90,17 +91,18 @@ class _Route:
 
     def plan(self, request: Request, headers: Mapping[str, str]) -> Plan:
         candidates = self._candidates if self._are_alike() else self._able(request)
-        targets, unit = self._policy.order(request, headers, candidates)
+        order = self._policy.order(request, headers, candidates)
+        targets = order.targets
         only_one_arm = len(candidates) < len(self._live)
         # Pairs compare with the control's answers, so only requests assigned to the control can make one.
         paired = self._paired if targets[0].entity is self._first and not only_one_arm else ()
         targets = targets if self._falls_back else targets[:1]
-        return Plan(targets, unit, self._shadows, paired, has_experiment=True, only_one_arm=only_one_arm)
+        return Plan(targets, order.unit, self._shadows, paired, has_experiment=True, only_one_arm=only_one_arm)
 
     def _are_alike(self) -> bool:
         """Whether all arms take the same kinds of requests."""
         # A native backend's capabilities are replaced once its model is loaded; else these are the same objects.
-        known = [target.backend.capabilities for target in self._live]
+        known = [backend.capabilities for backend in self._live_backends]
         if known != self._known:
             self._known = known
             self._alike = len({_kinds(each) for each in known if each.known}) <= 1

@@ -10,13 +10,11 @@ import asyncio
 import hashlib
 import sqlite3
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
 import structlog
 
 from adapters.base import Record
-from gateway.auth import given_key
 from gateway.storage.database import connect, is_busy, transaction
 
 log = structlog.get_logger()
@@ -58,9 +56,9 @@ class ResponseStore:
         self._lock = threading.Lock()  # large bodies are decoded, and ask for responses, in threads
         self._unwritten_uses: set[bytes] = set()
 
-    def of(self, headers: Mapping[str, str]) -> KeyResponses:
-        """Return the responses of the API key in a request's headers."""
-        return KeyResponses(self, given_key(headers))
+    def of(self, key: str) -> KeyResponses:
+        """Return the responses of an API key; "" stands for requests without one."""
+        return KeyResponses(self, key)
 
     def get(self, name: bytes) -> bytes | None:
         """Return a response and mark it as used; None if there is none."""

@@ -36,6 +36,13 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...]
 
 
+class TokenizerDescription(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Answer of `/tokenizer_info`. The special tokens are fields beside these, by their names (`eos_token`)."""
+
+    model_max_length: int | None = None
+    chat_template: str | None = None
+
+
 class DetokenizedText(msgspec.Struct, frozen=True):
     """Answer of `/detokenize`."""
 

@@ -37,6 +37,7 @@ async def test_metrics_count_requests_and_tokens() -> None:
     assert any('outcome="backend_failed"' in line and line.endswith(" 1.0") for line in lines), lines
 
 
+@pytest.mark.slow
 async def test_the_openapi_document_names_every_route() -> None:
     app, _ = scripted("echo")
     async with running(app) as client:
@@ -110,6 +111,7 @@ async def test_dialect_options_override_a_dialects_field() -> None:
         assert answer.json()["error"].startswith("no: ")
 
 
+@pytest.mark.slow
 async def test_a_listener_has_its_own_dialects() -> None:
     app, _ = scripted("echo")
     async with listening(app) as port:
@@ -144,6 +146,7 @@ async def read_raw(port: int, model: str) -> bytes:
     return data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("abort", [False, True])
 async def test_a_failed_stream_ends_with_an_error_event_or_an_aborted_connection(abort: bool) -> None:
     options: dict[str, Any] = {"triton": {"abort_on_error": abort}}
@@ -170,6 +173,7 @@ async def test_requests_over_the_concurrency_limit_get_retry_after() -> None:
         assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "status"),
     [("error-before", 500), ("error-after-0", 500), ("truncate-after-0", 500), ("error-after-1", 200)],

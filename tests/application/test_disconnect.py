@@ -33,6 +33,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("model", ["hang", "hang-after-2"])
 async def test_a_disconnect_cancels_the_request(model: str, stream: bool) -> None:

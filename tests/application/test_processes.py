@@ -119,6 +119,19 @@ def test_a_killed_engine_is_replaced(native: Gateway) -> None:
 
 
 @pytest.mark.torch
+def test_an_engine_in_waiting_takes_over(tmp_path: Path, log: Path) -> None:
+    config = without_reconnect_timeout(tmp_path, workers=1, more="warm_engine = true")
+    with serving("--config", config, log=log) as gateway:
+        before = gateway.ask("/v1/chat/completions", GREETING)["choices"]
+        (engine,) = gateway.engines()
+        until(lambda: len(gateway.engines()) == 2, log)
+        (waiting,) = set(gateway.engines()) - {engine}
+        os.kill(engine, signal.SIGKILL)
+        assert gateway.ask("/v1/chat/completions", GREETING)["choices"] == before
+        assert waiting in gateway.engines()
+
+
+@pytest.mark.torch
 def test_a_hung_engine_is_replaced(tmp_path: Path, log: Path) -> None:
     config = without_reconnect_timeout(tmp_path, workers=1, more="heartbeat = 0.1\nhung_after = 5.0")
     with serving("--config", config, log=log) as gateway:

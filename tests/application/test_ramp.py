@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from gateway.experiment_cli import experiment
 from tests.gateway.processes import LIMIT, Gateway, serving
 
 pytestmark = pytest.mark.slow
@@ -30,7 +32,7 @@ served_entities = [
 ]
 [endpoints.chat.experiment]
 margin = 0.95
-ramp = {{ arm = "b", steps = [40, 100], hold = 0.5, metrics = ["success"] }}
+ramp = {{ arm = "b", steps = [40, 100], hold = 0.5, hold_requests = 50, metrics = ["success"] }}
 """
 
 
@@ -82,3 +84,10 @@ def test_a_worse_arm_goes_back_to_nothing(tmp_path: Path) -> None:
             body = {"model": "chat", "user": f"user {user}", "messages": [{"role": "user", "content": "Hi"}]}
             with gateway.open("/v1/chat/completions", body) as answer:
                 assert answer.headers["served-model-name"] == "a"
+        done = CliRunner().invoke(experiment, ["restart-ramp", "chat", "--url", gateway.url])
+        assert (done.exit_code, done.output) == (0, "chat: b has 0 %, next 40 %\n"), done.output
+        # The arm still fails, and the new figures say so again.
+        again = asked_until(gateway, "rolled_back")
+        assert again["history"][0]["since"] > found["history"][-1]["since"]
+        unknown = CliRunner().invoke(experiment, ["restart-ramp", "none", "--url", gateway.url])
+        assert (unknown.exit_code, "404" in unknown.output) == (1, True)

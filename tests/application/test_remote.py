@@ -14,6 +14,7 @@ from tests.faults.upstream import Asked, Hang, Step, response, upstream
 from tests.gateway.serving import listening, running, scripted
 
 
+@pytest.mark.slow
 async def test_every_protocol_over_a_probed_server() -> None:
     inner, _ = scripted("echo", "flaky")
     async with listening(inner) as port:
@@ -33,6 +34,7 @@ async def test_every_protocol_over_a_probed_server() -> None:
             assert answer["generated_text"] == "hello there"
 
 
+@pytest.mark.slow
 async def test_a_gateway_over_a_gateway_by_tgi_needs_no_name_of_a_model() -> None:
     inner, _ = scripted("echo", "flaky")
     async with listening(inner) as port:

@@ -33,6 +33,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYS", "a,b")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_any_worker_returns_a_stored_response(tmp_path: Path, stream: bool) -> None:
     async with workers(tmp_path) as (one, other):

@@ -23,6 +23,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", REQUESTS)
 async def test_an_unknown_field_is_named_and_counted(path: str) -> None:
     app, _ = scripted("echo")

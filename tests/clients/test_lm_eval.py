@@ -74,3 +74,24 @@ def _loglikelihood(model: LocalCompletionsAPI, context: str, continuation: str) 
     logprobs, ids = logits.log_softmax(-1), torch.tensor(after)
     total = logprobs.gather(1, ids[:, None]).sum().item()
     return total, bool((logprobs.argmax(-1) == ids).all())
+
+
+def test_the_tokenizer_of_the_server(server: Server) -> None:
+    """`tokenizer_backend="remote"` asks /tokenizer_info, /tokenize and /detokenize instead of loading a tokenizer."""
+    options = {"tokenizer_backend": "remote", "max_retries": 1}
+    model = LocalCompletionsAPI(base_url=f"{server.url}/v1/completions", model=server.model, **options)
+    reference = transformers.AutoTokenizer.from_pretrained(WEIGHTS)
+    text = "The capital of France is"
+    ids = reference.encode(text, add_special_tokens=False)
+    assert model.tok_encode(text) == ids
+    assert model.decode_batch([ids]) == [text]
+    assert model.eot_token_id == reference.eos_token_id
+    turns = [{"role": "user", "content": CAPITAL}]
+    assert model.tokenizer.apply_chat_template(turns, tools=None) == reference.apply_chat_template(
+        turns, tokenize=False, add_generation_prompt=True
+    )
+    with_tokenizer = LocalCompletionsAPI(
+        base_url=f"{server.url}/v1/completions", model=server.model, tokenizer=WEIGHTS, max_retries=1
+    )
+    asked = _instances("loglikelihood", PAIRS[:3])
+    assert model.loglikelihood(asked, disable_tqdm=True) == with_tokenizer.loglikelihood(asked, disable_tqdm=True)

@@ -44,3 +44,13 @@ def test_validation_error(server: Server) -> None:
         client.generate(PROMPT, temperature=-1.0)
     with pytest.raises(ValidationError):
         client.generate(PROMPT, max_new_tokens=1_000_000)
+
+
+def test_chat(server: Server) -> None:
+    """Whole: its `chat(stream=True)` wants role and calls in every delta, which no server of the protocol sends."""
+    client = text_generation.Client(server.url, timeout=LIMIT)
+    question = {"role": "user", "content": "What is the capital of France?"}
+    answer = client.chat([question], temperature=0.01, seed=1, max_tokens=40, logprobs=True, top_logprobs=2)
+    assert answer.choices[0].message.content == "The capital of France is Paris."
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage["completion_tokens"] == len(answer.choices[0].logprobs["content"]) + 1  # the end token

@@ -33,6 +33,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> str:
     return KEY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", ["400 Bad Request", "401 No", "403 No", "404 No", "422 No", "429 No", "500 No"])
 @pytest.mark.parametrize("kind", ["openai", "tgi", "triton", "databricks"])
 async def test_no_error_holds_the_key(kind: str, status: str, key: str) -> None:
@@ -46,6 +47,7 @@ async def test_no_error_holds_the_key(kind: str, status: str, key: str) -> None:
             assert error.kind == "backend_failed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/serving-endpoints/m/invocations", "/generate"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_no_answer_and_no_log_line_holds_the_key(path: str, stream: bool, key: str) -> None:

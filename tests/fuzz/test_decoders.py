@@ -74,6 +74,7 @@ def example(route: Route) -> Any:
     return json.loads(json.dumps(route.example)) if route.example is not None else {"model": "m", "input": "Hi"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("server", "route"), [case[1:] for case in SERVERS], ids=[case[0] for case in SERVERS])
 @given(data=st.data())
 @settings(max_examples=6)
@@ -118,6 +119,7 @@ def test_the_header_of_an_image_is_read_or_refused(magic: bytes, rest: bytes) ->
 EXAMPLE = (ROOT / "examples/gateway.toml").read_text()
 
 
+@pytest.mark.slow
 @given(st.integers(0, len(EXAMPLE)), st.text(max_size=8), st.integers(0, 40))
 @settings(max_examples=60)
 def test_a_configuration_is_read_or_refused(at: int, text: str, dropped: int) -> None:

@@ -73,6 +73,7 @@ def test_explain_suggests_the_nearest_endpoint(file: Path) -> None:
     assert result.output == f"Error: {file}: there is no endpoint 'chatt'; did you mean 'chat'?\n"
 
 
+@pytest.mark.slow
 def test_openapi_prints_the_document() -> None:
     document = json.loads(run("openapi").output)
     assert document["info"] == {"title": "Interlingua", "version": gateway.__version__}

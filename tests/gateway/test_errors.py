@@ -31,6 +31,7 @@ def test_a_bug_is_not_passed_to_another() -> None:
     assert not is_failover_eligible(KeyError())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_upstream_that_shuts_down_is_passed_over(stream: bool) -> None:
     async with running(application(chat=endpoint(("a", "shutting-down", 100), ("b", "echo", 0)))) as client:

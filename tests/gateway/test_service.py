@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from backends.base import Health
 from backends.scripted import ScriptedBackend
 from gateway import service as module
-from gateway.auth import Keys
+from gateway.access.keys import Keys
 from gateway.config import Config, Endpoint, ServedEntity
 from gateway.routing.target import Target
 from gateway.service import Service
@@ -89,6 +89,7 @@ async def test_a_backend_that_was_ready_waits_for_itself() -> None:
         await served.ready("s", wait=False)
 
 
+@pytest.mark.slow
 def test_an_id_cannot_be_guessed_from_others() -> None:
     one, other = service(), service()
     ids = [each.new_id() for each in (one, other) for _ in range(2000)]

@@ -33,6 +33,7 @@ def test_which_licences_are_compatible(expression: str, wrong: list[str]) -> Non
     assert incompatible(expression) == wrong
 
 
+@pytest.mark.slow
 def test_no_package_has_an_incompatible_licence() -> None:
     found = {package.metadata["Name"]: licence(package) for package in closure()}
     assert {name: stated for name, stated in found.items() if incompatible(stated)} == {}
@@ -40,6 +41,7 @@ def test_no_package_has_an_incompatible_licence() -> None:
     assert {name: stated for name, stated in listed.items() if incompatible(stated)} == {}
 
 
+@pytest.mark.slow
 def test_every_package_is_listed_and_locked() -> None:
     needed = {canonical(package.metadata["Name"]) for package in closure()}
     assert len(needed) > 20

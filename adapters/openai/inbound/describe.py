@@ -10,6 +10,7 @@ from adapters.openai.dialects import Dialect
 from schemas.catalog import ModelCard
 from schemas.errors import ModelNotFound
 from schemas.openai.answers import Model, ModelList
+from schemas.openai.tokens import TokenizerDescription
 
 
 def list_models(dialect: Dialect, call: Call) -> Reply:
@@ -30,6 +31,20 @@ def retrieve_model(dialect: Dialect, call: Call) -> Reply:
     if card is None:
         raise ModelNotFound(f"The model '{name}' does not exist", param="model")
     return Reply(msgspec.json.encode(_model(dialect, card, name)))
+
+
+def describe_tokenizer(call: Call) -> Reply:
+    """The answer of vLLM's `GET /tokenizer_info`, which names no model: the default endpoint's.
+
+    Raises:
+        schemas.errors.ModelNotFound: its tokenizer is not known.
+    """
+    card = call.catalog.find(call.catalog.default or "")
+    if card is None or card.tokenizer is None:
+        name = "" if card is None else card.name
+        raise ModelNotFound(f"The tokenizer of the model '{name}' is not known here.", param="model")
+    described = TokenizerDescription(card.context_length, card.tokenizer.chat_template)
+    return Reply(msgspec.json.encode(card.tokenizer.special_tokens | msgspec.to_builtins(described)))
 
 
 def _model(dialect: Dialect, card: ModelCard, name: str) -> Model:

@@ -13,12 +13,14 @@ from adapters.remote_failures import REFUSED, failure_of, read_error, retry_afte
 from schemas.errors import ContextLengthExceeded, GatewayError, InvalidRequest
 from schemas.openai.remote import RemoteAnswer
 
-# Servers agree on no code: OpenAI's code, vLLM's and SGLang's sentences.
+# Servers agree on no code: OpenAI's code, vLLM's, SGLang's and TGI's sentences.
 _CONTEXT_LENGTH_SIGNS = (
     "context_length_exceeded",
     "maximum context length",
     "max_model_len",
     "longer than the model's context",
+    "`inputs` tokens + `max_new_tokens` must be",
+    "`inputs` must have less than",
 )
 _STATUS_OF_CODE = {
     "context_length_exceeded": 400,
@@ -48,8 +50,9 @@ def is_error(answer: RemoteAnswer) -> bool:
 def event_failure(answer: RemoteAnswer) -> GatewayError:
     """The error of an event, or of an answer with status 200."""
     error = answer.error if isinstance(answer.error, dict) else {}
-    # A number is a status itself (vLLM's `code`, TGI's `http_status_code`), a word is looked up.
-    for code in (answer.code, error.get("code"), error.get("http_status_code"), answer.error_code, answer.error_type):
+    # A number is a status itself (vLLM's `code`, TGI's `http_status_code`, Groq's `status_code`), a word is looked up.
+    codes = (answer.code, *map(error.get, ("code", "http_status_code", "status_code")))
+    for code in (*codes, answer.error_code, answer.error_type):
         status = _STATUS_OF_CODE.get(code) if isinstance(code, str) else code
         if isinstance(status, int) and 400 <= status < 600:
             return _failure(status, answer, None)

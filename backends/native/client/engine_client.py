@@ -139,6 +139,13 @@ class EngineClient:
         if not self._start_decided.is_set():
             self._fail(reason)
 
+    def expect_no_engine(self) -> None:
+        """Wait for no engine after the present one."""
+        self._reconnect_timeout = 0.0
+        if self._reconnect_timer is not None:
+            self._cancel_reconnect_timer()
+            self._start_reconnect_timer()
+
     async def _run(self) -> None:
         """Connect again and again, with exponential back-off until an engine was ready."""
         delay = _FIRST_DELAY

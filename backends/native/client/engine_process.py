@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 
 from backends.native.protocol.engine_options import EngineOptions
-from backends.process import BackOff, SupervisedProcess, stop
+from backends.process import BackOff, SupervisedProcess, start_bound_to_parent, stop
+from backends.standby import WarmProcess
 
 # The repository root or `site-packages`: the folder from which `backends` is imported, 3 levels above this one.
 _ROOT = Path(__file__).resolve().parents[3]
@@ -27,6 +28,7 @@ class EngineProcess:
     Args:
         command: starts the engine.
         on_exit: called with the exit code each time the engine has ended by itself.
+        warm: whether the command waits for a line on standard input, and another process of it is kept in waiting.
         stop_timeout: seconds that its last step may take after SIGTERM.
         back_off: the delays before it is started again.
     """
@@ -36,11 +38,13 @@ class EngineProcess:
         command: list[str],
         on_exit: Callable[[int], None],
         *,
+        warm: bool = False,
         stop_timeout: float = 10.0,
         back_off: BackOff = _BACK_OFF,
     ) -> None:
         self._command = command
         self._on_exit = on_exit
+        self._warm = warm
         self._stop_timeout = stop_timeout
         self._back_off = back_off
         self._process: SupervisedProcess | None = None
@@ -52,7 +56,8 @@ class EngineProcess:
         Raises:
             OSError: it cannot be started.
         """
-        self._process = SupervisedProcess("engine", self._spawn, self._back_off, self._on_exit)
+        make = WarmProcess if self._warm else SupervisedProcess
+        self._process = make("engine", self._spawn, self._back_off, self._on_exit)
         self._task = asyncio.create_task(self._keep_running(self._process), name="engine-process")
 
     async def aclose(self) -> None:
@@ -72,20 +77,22 @@ class EngineProcess:
             process.poll(time.monotonic())
             await asyncio.sleep(_POLL_INTERVAL)
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
+    def _spawn(self, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         # The engine must import the same code as this process, also if this one was started from a checkout.
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-        return subprocess.Popen(  # noqa: S603 - our own program
-            self._command,
-            env={**os.environ, "PYTHONPATH": path},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is handled here: requests in flight still need the engine
-        )
+        return start_bound_to_parent(self._command, {**os.environ, "PYTHONPATH": path}, stdin)
 
 
-def engine_command(options: EngineOptions, socket: Path) -> list[str]:
-    """Return the command of an engine that listens on `socket`; `engine.serving.__main__` reads the options back."""
+def engine_command(options: EngineOptions, socket: Path, *, warm: bool = False) -> list[str]:
+    """Return the command of an engine that listens on `socket`; `engine.serving.__main__` reads the options back.
+
+    Args:
+        options: the engine's.
+        socket: where it listens.
+        warm: whether it only does its imports, and then waits for a line on standard input.
+    """
     command = [sys.executable, "-m", "backends.native.engine.serving", "--socket", str(socket)]
+    command += ["--standby"] if warm else []
     for field in msgspec.structs.fields(EngineOptions):
         flag, value = field.name.replace("_", "-"), getattr(options, field.name)
         # `--flag=value` in one argument: argparse would take a separate value that begins with a dash for an option.

@@ -26,6 +26,7 @@ from backends.native.protocol.messages import Logprobs
 from backends.native.text.infill import Infill
 from backends.native.text.tool_parser import CLOSE, OPEN, can_call
 from backends.native.text.vocabulary import HfVocabulary
+from schemas.catalog import TokenizerInfo
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import (
     ChatPrompt,
@@ -70,6 +71,8 @@ class TextCodec:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         source = tokenizer.chat_template
         self._template = ChatTemplate(source, tokenizer.special_tokens_map) if source else None
+        named = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+        self.info = TokenizerInfo(named, source or None)
         # All added tokens, special or not: the tokenizer finds each of them in any text. `(?!)` never matches.
         self._control_tokens = re.compile("|".join(map(re.escape, tokenizer.added_tokens_encoder)) or "(?!)")
         self._mark = _marker(tokenizer, self._template.literals) if self._template is not None else None

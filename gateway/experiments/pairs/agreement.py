@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from gateway.experiments.confidence import Array, mean, radius
 from gateway.experiments.pairs.bounded_mean import bounded_mean
 from gateway.experiments.pairs.verdict import Estimate, PairedVerdict, verdict
+from gateway.experiments.statistics.confidence import Array, mean, radius
 
 Ids = tuple[int, ...]
 

@@ -12,7 +12,7 @@ from math import inf, lgamma, log, nan
 
 import numpy as np
 
-from gateway.experiments.confidence import FEWEST_CLUSTERS, Array, Interval, mean, radius
+from gateway.experiments.statistics.confidence import FEWEST_CLUSTERS, Array, Interval, mean, radius
 
 _PRIOR = 0.5
 """Both parameters of the mixture's beta distribution: 1/2 is narrowest near 0 and 1, where agreement is."""

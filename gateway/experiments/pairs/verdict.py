@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from gateway.experiments.confidence import FEWEST_REQUESTS
 from gateway.experiments.pairs.bounded_mean import exact_bounds
+from gateway.experiments.statistics.confidence import FEWEST_REQUESTS
 
 SAME = 0.95
 """Answers are the same if, with confidence, at least this share of them is identical token by token."""

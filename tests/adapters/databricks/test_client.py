@@ -30,6 +30,7 @@ from schemas.ir import (
     Started,
     Stopping,
     TextPrompt,
+    Tool,
     Usage,
 )
 from tests.adapters.databricks.scenes import GOLDEN, ROUTES, call, client, completion, server
@@ -155,3 +156,9 @@ def test_errors_are_the_same_in_a_stream(status: int, code: str, kind: type[Gate
 def test_a_prompt_that_exceeds_the_context() -> None:
     sent = {"error_code": "BAD_REQUEST", "message": "This model's maximum context length is 8 tokens."}
     assert isinstance(client().error(reply(sent, 400)), ContextLengthExceeded)
+
+
+def test_a_function_without_a_description_is_described_by_its_name() -> None:
+    tools = (Tool("f"), Tool("g", "Does it."))
+    sent = [tool["function"] for tool in body(asked(tools=tools))["tools"]]
+    assert sent == [{"name": "f", "description": "f"}, {"name": "g", "description": "Does it."}]

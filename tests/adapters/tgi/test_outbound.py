@@ -25,7 +25,7 @@ from schemas.ir import (
     Tool,
     ToolChoice,
 )
-from tests.adapters.tgi.scenes import NAMES, ask, client
+from tests.adapters.tgi.scenes import NAMES, client
 
 PLAIN = Generate(id="a", model="m", prompts=(TextPrompt("Who?"),))
 
@@ -240,7 +240,3 @@ def test_a_request_that_the_dialect_cannot_express_is_refused(name: str, feature
 )
 def test_a_request_that_the_dialect_can_express_is_accepted(name: str, fields: dict[str, Any]) -> None:
     assert client(name).encode(having(**fields))
-
-
-def test_logprobs_are_optional_for_clients_of_tgi() -> None:
-    assert client("mindie").encode(ask("tgi", {"details": True}))

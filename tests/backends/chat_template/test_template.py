@@ -96,6 +96,7 @@ async def test_a_bomb_is_refused(name: str, make: Make) -> None:
     assert len(text) < STRICT.output_bytes
 
 
+@pytest.mark.slow
 async def test_an_allocation_is_refused_and_the_child_goes_on(make: Make) -> None:
     template = make("{% if messages | length == 2 %}{{ messages[0].content * 300000000 }}{% endif %}ok")
     assert await template.render(HI) == "ok"
@@ -106,6 +107,7 @@ async def test_an_allocation_is_refused_and_the_child_goes_on(make: Make) -> Non
     assert child_of(template) is child
 
 
+@pytest.mark.slow
 async def test_a_child_that_computes_too_long_is_killed_and_replaced(make: Make) -> None:
     template = make(
         "{% if messages | length == 2 %}" + LOOP + "{% endif %}ok",
@@ -120,6 +122,7 @@ async def test_a_child_that_computes_too_long_is_killed_and_replaced(make: Make)
     assert child.returncode in (-signal.SIGPROF, -signal.SIGKILL)
 
 
+@pytest.mark.slow
 async def test_a_cancelled_chat_neither_blocks_nor_harms_the_next_one(make: Make) -> None:
     source = "{% if messages | length == 2 %}" + LOOP + "{% endif %}{{ messages[0].content }}"
     template = make(source, limits=STRICT)
@@ -131,6 +134,7 @@ async def test_a_cancelled_chat_neither_blocks_nor_harms_the_next_one(make: Make
         assert await template.render([{"role": "user", "content": "mine"}]) == "mine"
 
 
+@pytest.mark.slow
 async def test_a_child_that_was_killed_is_replaced(make: Make) -> None:
     template = make("{{ messages[0].content }}")
     assert await template.render(HI) == "Hi"
@@ -140,6 +144,7 @@ async def test_a_child_that_was_killed_is_replaced(make: Make) -> None:
     assert await template.render(HI) == "Hi"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source", ["{{ ''.__class__.__mro__ }}", "{{ cycler.__init__.__globals__ }}", "{% set n = namespace(_a=1) %}"]
 )
@@ -177,6 +182,7 @@ async def test_the_template_for_tools_is_used_with_tools(make: Make) -> None:
     assert await template.render(HI, [{"type": "function", "function": {"name": "f"}}]) == "f"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl(2)")
 async def test_a_stopped_child_dies_with_its_parent(tmp_path: Path) -> None:
     script = (
@@ -258,6 +264,7 @@ TURNS = [{"role": "user", "content": "Count."}, {"role": "assistant", "content":
 ASKED = "<|im_start|>user\nCount.<|im_end|>\n<|im_start|>assistant\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "end"),
     [

@@ -41,6 +41,7 @@ def by_pillow(data: bytes) -> Image.Image:
     return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("orientation", range(10))
 @pytest.mark.parametrize(
     ("format", "mode"), [*product(["PNG"], ["RGB", "RGBA", "LA", "L", "P"]), *product(["JPEG"], ["RGB", "L", "CMYK"])]

@@ -32,6 +32,7 @@ async def test_after_a_process_ran_out_of_memory_the_next_image_is_decoded() -> 
     await loader.aclose()
 
 
+@pytest.mark.slow
 async def test_a_process_that_hangs_is_killed_and_replaced() -> None:
     loader = ImageLoader(UNHURRIED)
     assert await load(loader, [files.part(files.file())])
@@ -47,6 +48,7 @@ async def test_a_process_that_hangs_is_killed_and_replaced() -> None:
     await loader.aclose()
 
 
+@pytest.mark.slow
 async def test_an_image_that_takes_too_much_cpu_time_is_the_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder, "_WALL_FACTOR", 3000)
     loader = ImageLoader(ImageOptions(decode_seconds=0.02))
@@ -113,6 +115,7 @@ async def test_the_start_of_a_process_does_not_count_as_decoding_time(
     await loader.aclose()
 
 
+@pytest.mark.slow
 async def test_a_slow_image_does_not_block_others() -> None:
     loader = ImageLoader(UNHURRIED)
     await load(loader, [files.part(files.file())])
@@ -129,6 +132,7 @@ async def test_a_slow_image_does_not_block_others() -> None:
     await loader.aclose()
 
 
+@pytest.mark.slow
 async def test_a_cancelled_decode_frees_its_slot() -> None:
     loader = ImageLoader(UNHURRIED)
     large = files.part(files.file(mode="1", size=(4000, 4000), color=0))

@@ -148,6 +148,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "words"), BAD.values(), ids=BAD)
 async def test_a_response_without_a_usable_image_is_refused(answer: bytes, words: str) -> None:
     async with site(answer) as there:

@@ -69,6 +69,7 @@ async def test_a_forbidden_url_is_not_even_resolved(url: str) -> None:
     assert not secret.requests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("url", [*FORBIDDEN_URLS, *LOOPBACKS])
 async def test_a_redirect_leads_to_no_forbidden_url(url: str) -> None:
     """Only the listed site is connected to; the secret one is at another port of the same address."""

@@ -447,8 +447,13 @@ async def test_a_folder_without_a_tokenizer(tmp_path: Any) -> None:
 def test_the_command_for_a_shared_engine() -> None:
     command = NativeBackend.engine_command({"model": "folder", "threads": 3}, Path("/run/engine"))
     assert command is not None
-    assert command[1:5] == ["-m", "backends.native.engine.serving", "--socket", "/run/engine"]
-    assert {"--model=folder", "--threads=3", "--prefix-caching"} <= set(command)
+    assert command.arguments[1:5] == ("-m", "backends.native.engine.serving", "--socket", "/run/engine")
+    assert {"--model=folder", "--threads=3", "--prefix-caching"} <= set(command.arguments)
+    assert not command.warm
+    warm = NativeBackend.engine_command({"warm_engine": True}, Path("s"))
+    assert warm is not None
+    assert warm.warm
+    assert "--standby" in warm.arguments
     assert NativeBackend.engine_command({"engine": "inprocess"}, Path("s")) is None
     assert NativeBackend.engine_command({"socket": "/run/other"}, Path("s")) is None
     with pytest.raises(msgspec.ValidationError, match="thread"):

@@ -52,7 +52,7 @@ def test_present_names_are_read_without_a_warning() -> None:
 def test_the_former_name_reaches_a_shared_engine_process_too() -> None:
     command = NativeBackend.engine_command({"adapters": LORA}, Path("socket"))
     assert command is not None
-    assert f"--lora-adapters={msgspec.json.encode(LORA).decode()}" in command
+    assert f"--lora-adapters={msgspec.json.encode(LORA).decode()}" in command.arguments
 
 
 @pytest.mark.parametrize(

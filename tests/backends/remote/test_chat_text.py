@@ -94,6 +94,7 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PLAYS)
 async def test_a_chat_is_rendered(kind: str) -> None:
     async with (
@@ -110,6 +111,7 @@ async def test_a_chat_is_rendered(kind: str) -> None:
             assert sent_text(there.asked) == RENDERED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "size"), [("triton", 1), ("triton", 200), ("tgi-0.9", 3)])
 async def test_calls_are_read(kind: str, size: int) -> None:
     body = {"model": "m", "messages": CHAT, "tools": [TOOL]}
@@ -137,6 +139,7 @@ REFUSED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 async def test_what_text_cannot_promise_is_refused_before_the_server_is_called() -> None:
     async with upstream(triton("x", 1)) as there:
         async with running(app("triton", there.url, chat_template=TEMPLATE)) as http:
@@ -146,12 +149,21 @@ async def test_what_text_cannot_promise_is_refused_before_the_server_is_called()
         assert not [asked for asked in there.asked if asked.line.startswith("POST")]
 
 
+@pytest.mark.slow
 async def test_databricks_applies_the_template_to_a_prompt_unless_it_is_raw() -> None:
     async with upstream(triton("x", 1)) as there, running(app("triton", there.url, chat_template=TEMPLATE)) as http:
         await http.post("/serving-endpoints/m/invocations", json={"prompt": "Hi"})
         assert sent_text(there.asked) == "[user]Hi[assistant]"
         await http.post("/serving-endpoints/m/invocations", json={"prompt": "Hi", "use_raw_prompt": True})
         assert sent_text(there.asked) == "Hi"
+
+
+async def test_a_prompt_for_the_template_is_refused_where_there_is_none() -> None:
+    async with upstream(triton("x", 1)) as there, running(app("triton", there.url)) as http:
+        reply = await http.post("/serving-endpoints/m/invocations", json={"prompt": "Hi"})
+        assert reply.status_code == 400
+        assert "it has no chat template for the prompt" in reply.json()["message"]
+        assert not [asked for asked in there.asked if asked.line.startswith("POST")]
 
 
 TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -188,6 +200,7 @@ async def test_raw_text_is_one_turn_or_refused(kind: str) -> None:
         assert len([asked for asked in there.asked if asked.line.startswith("POST")]) == len(TEXTS)
 
 
+@pytest.mark.slow
 async def test_a_control_token_in_a_message_is_refused() -> None:
     source = "{% for m in messages %}<|im_start|>[INST]{{ m.content }}[/INST]</s><|im_end|>{% endfor %}"
     chat = ChatText(source)
@@ -200,6 +213,7 @@ async def test_a_control_token_in_a_message_is_refused() -> None:
     other.close()
 
 
+@pytest.mark.slow
 async def test_images_are_beside_the_text_where_the_template_has_a_place_for_them() -> None:
     image = ImagePart("data:,", "data")
     chat = ChatText(
@@ -210,6 +224,7 @@ async def test_images_are_beside_the_text_where_the_template_has_a_place_for_the
     assert (rendered.text, rendered.images) == ("What?<img>", (image,))
 
 
+@pytest.mark.slow
 async def test_the_bundled_tokenizers_template() -> None:
     """Its control tokens are refused, and the beginning-of-sequence token is left to the server."""
     chat = await asyncio.to_thread(load_chat_text, None, "backends/native/demo/weights")

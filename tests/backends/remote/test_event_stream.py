@@ -38,6 +38,7 @@ def text_of(stream: str) -> str:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", BREAKS)
 @pytest.mark.parametrize("ends", [b"\n\n", b"\r\n\r\n", b"\r\r"])
 async def test_clients_receive_all_text_before_the_error(broken: str, ends: bytes) -> None:

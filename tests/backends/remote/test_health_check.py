@@ -60,6 +60,7 @@ async def test_a_server_that_comes_up_becomes_ready() -> None:
                 await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_an_open_breaker_still_serves_and_a_check_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_check, "CHECK_TIMEOUT", 60.0)
     good = response(await record("openai", stream=False))

@@ -87,6 +87,7 @@ ASKS: dict[Feature, tuple[Generate, ...]] = {
         Feature.SUFFIX: ({"prompts": (TEXT,), "suffix": "x"},),
         Feature.WATERMARK: ({"prompts": (TEXT,), "sampling": Sampling(temperature=0.5, watermark=True)},),
         Feature.LORA: ({"prompts": (TEXT,), "lora_adapter": "a"},),
+        Feature.TRUNCATION: ({"prompts": (HI,), "overflow": "drop_turns"},),
     }.items()
     for each in (tuple({"sampling": SAMPLED} | fields for fields in each),)
 }
@@ -94,7 +95,7 @@ ASKS: dict[Feature, tuple[Generate, ...]] = {
 
 OF_THE_PROTOCOL = {
     "databricks": {Feature.BAD_WORDS, Feature.BEST_OF, Feature.LOGIT_BIAS, Feature.MIN_P, Feature.SUFFIX},
-    "mindie": {Feature.LOGPROBS, Feature.PROMPT_LOGPROBS},
+    "mindie": {Feature.PROMPT_LOGPROBS},
 }
 """Features that only requests of clients of the same protocol can have."""
 

@@ -23,6 +23,7 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ROUTES)
 async def test_unknown_fields_of_requests_pass(protocol: str) -> None:
     path, body = ROUTES[protocol]
@@ -67,6 +68,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "path", "body", "removed"),
     [
@@ -115,6 +117,7 @@ FRAMES: dict[str, tuple[dict[str, Any], ...]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "path", "body", "removed"),
     [

@@ -81,6 +81,7 @@ async def test_an_answer_of_any_media_type_passes() -> None:
         assert (reply.content, reply.headers["content-type"]) == (b"\xff\xfb", "audio/mpeg")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["far", "claude", "tgi", "s"])
 async def test_what_nobody_has_is_refused_by_name(model: str) -> None:
     async with over({}) as (client, _):

@@ -30,6 +30,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "cert.pem"
 
 
+@pytest.mark.slow
 async def test_only_a_server_with_a_trusted_certificate_for_its_name_is_reached(certificate: Path) -> None:
     there = Upstream(lambda _: (response(b"ok"),))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -107,6 +107,33 @@ def test_what_cannot_be_served_is_said_before_anything_starts(text: str, message
     assert str(error.value).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("files", "refused"),
+    [
+        ({"modules.json": "[]", "config.json": '{"architectures": ["BertModel"]}'}, True),
+        ({"config.json": '{"architectures": ["LlamaForCausalLM"]}'}, False),
+        # Not known before it is loaded: a warning then.
+        ({"config.json": '{"architectures": ["BertModel"]}'}, False),
+        ({"config.json": "{"}, False),
+        ({}, False),
+    ],
+)
+def test_arms_for_text_and_for_embeddings_are_refused_as_far_as_folders_tell(
+    tmp_path: Path, files: dict[str, str], refused: bool
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    mixed = GOOD.replace("./models/llama", str(tmp_path))
+    if not refused:
+        validate(parse(mixed))
+        return
+    with pytest.raises(ConfigError) as error:
+        validate(parse(mixed))
+    assert str(error.value) == ("endpoints.chat: 'challenger' generates text, and 'current' makes embeddings only")
+    validate(parse(mixed.replace('task = "chat"', 'task = "embeddings"')))
+
+
 def test_the_files_name_comes_first(tmp_path: Path) -> None:
     path = tmp_path / "gateway.toml"
     with pytest.raises(ConfigError, match="cannot be read"):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from backends.base import Health
 from gateway.config import ConfigError, Endpoint, Paired, ServedEntity, Shadow
-from gateway.deployment.deployments import Deployment, State, changed, deployed, entity_name, settled
+from gateway.deployment.deployments import Deployment, State, changed, deployed, entity_name, mixed_kinds, settled
 from schemas.catalog import Change
 from schemas.catalog import ServedEntity as ListedEntity
 from schemas.errors import Conflict, InvalidRequest, ModelNotFound
@@ -101,6 +102,12 @@ def test_arms_that_cannot_answer_the_same_requests_are_refused() -> None:
         assert changed({"chat": OLD}, change, BACKENDS, NOW, generates) is not None
     with pytest.raises(InvalidRequest, match="'a' generates text, and 'b' makes embeddings only"):
         changed({"chat": OLD}, change, BACKENDS, NOW, {"s": True, "t": False})
+
+
+def test_arms_of_an_endpoint_for_embeddings_need_not_generate_text() -> None:
+    mixed = Endpoint(served_entities=(ServedEntity(name="a", backend="s"), ServedEntity(name="b", backend="t")))
+    assert mixed_kinds(mixed, {"s": True, "t": False}) is not None
+    assert mixed_kinds(replace(mixed, task="embeddings"), {"s": True, "t": False}) is None
 
 
 @pytest.mark.parametrize(

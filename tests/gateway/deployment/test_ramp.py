@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from backends.base import Health
 from gateway.config import Endpoint, Experiment, Ramp, ServedEntity
-from gateway.deployment.deployments import Deployment, changed, ramped
+from gateway.deployment.deployments import Deployment, changed, ramped, restarted
 from gateway.deployment.ramp import Move, RampState, RampStep, next_percentage, with_share
 from schemas.catalog import Change
 from schemas.catalog import ServedEntity as Entity
+from schemas.errors import Conflict, InvalidRequest
 
 
 def endpoint(steps: tuple[int, ...] = (1, 5, 100), **shares: int) -> Endpoint:
@@ -101,3 +103,16 @@ def test_an_update_by_hand_ends_the_ramp() -> None:
 )
 def test_the_others_divide_what_is_left_as_before(before: dict[str, int], share: int, expected: dict[str, int]) -> None:
     assert shares(with_share(endpoint(**before), "b", share)) == expected
+
+
+def test_a_restart_takes_the_share_and_forgets_the_steps() -> None:
+    for moves in (("begin", "advance", "roll_back"), ("begin", "advance"), ("begin", "advance", "advance")):
+        before = after(*moves)  # type: ignore[arg-type]
+        found = restarted("chat", before, 20)
+        assert (shares(found.serving), found.ramp, found.since) == ({"a": 100, "b": 0}, None, 20)
+        assert found.version == before.version + 1
+        assert next_percentage(found.serving, found.ramp) == 1
+    with pytest.raises(Conflict):
+        restarted("chat", replace(after("begin"), pending=endpoint(a=70, b=30)), 20)
+    with pytest.raises(InvalidRequest):
+        restarted("chat", Deployment(endpoint=replace(endpoint(), experiment=Experiment())), 20)

@@ -14,8 +14,10 @@ ONE = Layout(arms=1, rows=1, totals=1)
 
 def test_counts_and_sums_are_those_of_all_workers(tmp_path: Path) -> None:
     one, two = (CountersFile(LAYOUT, tmp_path / "key", slot) for slot in (0, 1))
-    one.add(1, 511, ((2, 0.5), (1, 4.0)), ((1, 7),))
-    two.add(1, 511, ((2, 1.5),), ((1, 7),))
+    one.add(1, 511, ((2, 0.5), (1, 4.0)))
+    two.add(1, 511, ((2, 1.5),))
+    for each in (one, two):
+        each.add_to_bins(1, [(1, 7)])
     two.correct(1, 511, 2, -1.0)
     two.add(0, 0, ((0, 7.0),))
     for each in (one, two):
@@ -35,6 +37,17 @@ def test_a_worker_continues_the_file_of_the_one_that_it_replaces(tmp_path: Path)
     CountersFile(ONE, tmp_path / "key", 0).count(0, 0)
     CountersFile(ONE, tmp_path / "key", 0).count(0, 0)
     assert CountersFile(ONE, tmp_path / "key", 1).read().totals.tolist() == [[2.0]]
+
+
+def test_a_record_is_the_counters_of_an_arm_and_a_bucket() -> None:
+    counters = CountersFile(LAYOUT)
+    counters.add(1, 5, ((0, 1.0), (2, 3.0)))
+    record = counters.record(1, 5)
+    assert record == [1.0, 1.0, 0.0, 0.0, 1.0, 3.0]
+    record[3] += 0.5
+    counters.replace(1, 5, record)
+    assert counters.read().rows[1, :, :, 5].tolist() == [[1.0, 1.0], [0.0, 0.5], [1.0, 3.0]]
+    assert np.count_nonzero(counters.read().rows) == 5
 
 
 def test_without_a_folder_the_counters_are_in_memory() -> None:

@@ -13,11 +13,11 @@ from backends.scripted import ScriptedBackend
 from gateway.app import create_app
 from gateway.config import Config, Endpoint, Fallback, Guardrail
 from gateway.config import Experiment as Settings
-from gateway.experiments.comparison import decide
-from gateway.experiments.confidence import Interval
 from gateway.experiments.experiment import Experiment, Outcome
 from gateway.experiments.metrics import METRICS
 from gateway.experiments.report import Report
+from gateway.experiments.statistics.comparison import decide
+from gateway.experiments.statistics.confidence import Interval
 from gateway.routing.assignment import bucket_of
 from gateway.routing.router import Router
 from gateway.routing.target import Plan
@@ -118,6 +118,7 @@ def test_figures_last_until_the_arms_or_their_units_change_or_they_are_reset(tmp
     assert exposures(PAIR, reset=1) == 0
 
 
+@pytest.mark.slow
 def test_a_ramp_ends_in_one_verdict_from_all_its_data(tmp_path: Path) -> None:
     """The traffic of later steps is slower for both arms: means over all steps would call the arm slower."""
     steps = [endpoint(("a", "scripted", 100 - share), ("b", "scripted", share)) for share in (1, 5, 25, 50)]

@@ -77,6 +77,7 @@ def _receive_feedback(folder: Path, replaced: SimpleQueue[float | None]) -> None
         replaced.put(replace(ring, NAME, "liked", 1.0))
 
 
+@pytest.mark.slow
 def test_feedback_given_several_times_to_several_processes_is_new_once(tmp_path: Path) -> None:
     FeedbackRing(tmp_path, 0).note(NAME, SOMEBODY)
     FeedbackRing(tmp_path, 1)

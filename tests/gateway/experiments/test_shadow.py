@@ -59,6 +59,7 @@ COPIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("model", COPIES)
 async def test_the_answer_is_the_same_whatever_becomes_of_the_copy(model: str, stream: bool) -> None:
@@ -73,6 +74,7 @@ async def test_the_answer_is_the_same_whatever_becomes_of_the_copy(model: str, s
         assert (found["copy"]["exposures"], found["copy"]["means"], found["copy"]["apart"]["shadow"]) == (0, {}, 1)
 
 
+@pytest.mark.slow
 async def test_copies_are_figures_in_the_report() -> None:
     app, _ = application("slow", Shadow(max_concurrent_requests=8))
     async with running(app) as client:

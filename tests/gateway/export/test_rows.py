@@ -91,6 +91,7 @@ async def test_what_a_row_holds(tmp_path: Path) -> None:
     assert "user 0" not in str(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [False, True])
 async def test_texts_are_exported_only_if_allowed(text: bool, tmp_path: Path) -> None:
     rows, _ = await exported(tmp_path, text=text, requests=6)
@@ -168,6 +169,7 @@ def test_the_command_writes_an_endpoint_and_a_range_of_time(tmp_path: Path, row:
     assert [each.databricks_request_id for each in read_rows(out)] == ["id-2", "id-3"]
 
 
+@pytest.mark.slow
 def test_parquet_has_every_column_with_its_type(tmp_path: Path, row: Callable[[int], Row]) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason=missing("pyarrow"))
     assert write_parquet((row(number) for number in range(3)), tmp_path / "rows") == 3

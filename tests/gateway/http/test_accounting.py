@@ -39,6 +39,7 @@ def cut(lines: list[dict[str, Any]]) -> tuple[str, str | None, list[str]]:
     return line["outcome"], line["stage"], line["finish_reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_an_answer_has_all_finish_reasons_and_no_stage(stream: bool) -> None:
     async with logged(scripted("echo")[0]) as (client, lines):
@@ -66,6 +67,7 @@ BEFORE_THE_FIRST_EVENT: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BEFORE_THE_FIRST_EVENT)
 async def test_where_a_request_fails_before_the_first_event(case: str) -> None:
     sent, outcome, stage = BEFORE_THE_FIRST_EVENT[case]
@@ -76,6 +78,7 @@ async def test_where_a_request_fails_before_the_first_event(case: str) -> None:
     assert cut(lines) == (outcome, stage, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(
     ("model", "outcome"), [("error-after-2", "backend_failed"), ("truncate-after-2", "incomplete")]
@@ -187,6 +190,7 @@ LEAVES: dict[str, tuple[dict[str, Any], int, int, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", LEAVES)
 async def test_where_a_client_left(case: str) -> None:
     asked, accepts, after, stage = LEAVES[case]
@@ -202,6 +206,7 @@ async def test_where_a_client_left(case: str) -> None:
     assert (outcome, where) == ("client_gone", stage)
 
 
+@pytest.mark.slow
 async def test_a_request_that_the_server_cancels_is_no_client_that_left() -> None:
     app, backend = scripted("hang")
     async with logged(app) as (_, lines):
@@ -213,6 +218,7 @@ async def test_a_request_that_the_server_cancels_is_no_client_that_left() -> Non
     assert cut(lines) == ("cancelled", "generate", [])
 
 
+@pytest.mark.slow
 async def test_a_body_that_does_not_arrive_is_cut_while_reading() -> None:
     app, _ = scripted("echo", server=ServerSection(limits=Limits(body_idle=0.05)))
     async with listening(app) as port:
@@ -225,6 +231,7 @@ async def test_a_body_that_does_not_arrive_is_cut_while_reading() -> None:
     assert cut([entry for entry in entries if entry["event"] == "request.finished"]) == ("request_timeout", "read", [])
 
 
+@pytest.mark.slow
 async def test_an_assigned_request_names_the_source_of_its_unit() -> None:
     app = application(chat=endpoint(("a", "echo", 50), ("b", "echo", 50)), alone=endpoint(("a", "echo", 100)))
     async with logged(app) as (client, lines):

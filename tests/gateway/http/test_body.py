@@ -48,6 +48,7 @@ async def test_the_total_limit_ends_a_body_whose_parts_are_never_late() -> None:
         await read_body(arriving(*[b"x"] * 200, pause=0.02), {}, Limits(body_idle=30.0, body_total=0.2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "ends"), [(1, True), (10_000, False)])
 async def test_a_body_that_drips_ends_and_a_large_one_on_a_slow_line_does_not(size: int, ends: bool) -> None:
     limits = Limits(body_idle=0.2, body_rate=10_000, body_total=60.0)
@@ -96,6 +97,7 @@ async def test_a_body_that_cannot_be_taken_is_refused_unread(headers: dict[str, 
         await read_body(receive, headers, Limits(max_body=10, max_image_body=40))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "status"),
     [(b"content-length: 10\r\n\r\n{", 408), (b"content-length: 10000000\r\n\r\n{", 413)],

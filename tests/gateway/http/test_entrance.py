@@ -25,6 +25,7 @@ OURS = "https://app.example"
 BODY = {"model": "echo", "messages": [{"role": "user", "content": "Hi"}]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "headers",
     [
@@ -114,6 +115,7 @@ async def test_options_tells_nothing_without_a_preflight() -> None:
             assert "OPTIONS" not in answer.headers["allow"]
 
 
+@pytest.mark.slow
 async def test_every_answer_has_a_request_id() -> None:
     app, _ = scripted("echo")
     async with running(app) as client:
@@ -123,6 +125,7 @@ async def test_every_answer_has_a_request_id() -> None:
     assert len(set(ids)) == len(ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["//metrics", "//health", "/v1//models", "/ui//app.js", "//"])
 async def test_two_slashes_are_not_one(path: str) -> None:
     app, _ = scripted("echo")

@@ -43,6 +43,7 @@ async def test_feedback_is_counted_for_the_arm_whichever_worker_receives_it(tmp_
             assert "liked" not in found["a"]["means"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_feedback_is_accepted_as_soon_as_the_end_of_the_answer_is_sent(stream: bool, tmp_path: Path) -> None:
     """The client has the last bytes while the worker that sent them has not returned yet."""
@@ -79,6 +80,7 @@ async def send_feedback(client: httpx.AsyncClient, id: str, value: float, metric
     assert (await client.post("/v1/feedback", json=feedback)).status_code == 204
 
 
+@pytest.mark.slow
 async def test_of_feedback_sent_twice_the_last_counts_whichever_worker_receives_it(tmp_path: Path) -> None:
     async with running(worker(tmp_path)) as one, running(worker(tmp_path)) as two, running(worker(tmp_path)) as three:
         ids = [(await chat(one, user=unit_for("b"))).headers["x-request-id"] for _ in range(2)]
@@ -107,6 +109,7 @@ async def test_a_worker_continues_the_counters_of_the_one_that_it_replaces(tmp_p
     assert kept(tmp_path, "experiments/answers/*") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("feedback", "word"),
     [

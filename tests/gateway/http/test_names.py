@@ -38,6 +38,7 @@ async def arm(client: httpx.AsyncClient, path: str, body: dict[str, Any], **head
 CHAT = "/v1/chat/completions"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "served"),
     [
@@ -95,6 +96,7 @@ async def test_routes_without_a_model_go_to_the_default_of_their_mount_or_header
         assert (wrong.status_code, wrong.json()["error"]) == (404, "The model 'nobody' does not exist.")
 
 
+@pytest.mark.slow
 async def test_a_listener_has_an_endpoint_of_its_own() -> None:
     async with listening(create_app(config(**SERVER))) as free:
         pass  # the port is free again, and is then configured as the listener's

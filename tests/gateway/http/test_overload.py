@@ -38,6 +38,7 @@ async def test_a_full_server_refuses_before_it_has_the_body() -> None:
         first.cancel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_a_client_no_longer_waits_for_is_not_generated(stream: bool) -> None:
     app, backend = scripted("hang", "echo")
@@ -49,6 +50,7 @@ async def test_what_a_client_no_longer_waits_for_is_not_generated(stream: bool) 
         assert good.status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf"])
 async def test_a_deadline_is_a_number_of_seconds(value: str) -> None:
     app, _ = scripted("echo")

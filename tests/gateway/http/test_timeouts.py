@@ -36,6 +36,7 @@ async def test_the_tokens_so_far_are_a_complete_stream() -> None:
     assert (last["choices"][0]["finish_reason"], last["usage"]["completion_tokens"]) == ("length", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "fields", "status"),
     [

@@ -21,6 +21,7 @@ FILES = {
 VENDORED = {"/docs/swagger-ui.css": "text/css", "/docs/swagger-ui-bundle.js": "text/javascript"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES)
 async def test_the_files_are_served_without_a_key_and_name_no_other_host(
     path: str, monkeypatch: pytest.MonkeyPatch

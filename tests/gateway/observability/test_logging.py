@@ -46,6 +46,7 @@ def test_events_are_json_lines_without_secrets() -> None:
     assert str(finished["timestamp"]).endswith("Z")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("level", "events"),
     [
@@ -78,6 +79,7 @@ except ValueError:
 """
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_no_control_bytes_from_outside() -> None:
     ours, terminal = pty.openpty()
     subprocess.run([sys.executable, "-c", ON_A_TERMINAL], stderr=terminal, check=True, timeout=60)

@@ -14,13 +14,14 @@ def samples(metrics: Metrics) -> dict[str, float]:
 
 def test_a_request_is_running_until_it_ends() -> None:
     metrics = Metrics({})
-    assert samples(metrics) == {"gw_requests_running": 0.0}
+    assert samples(metrics) == {"gw_requests_running": 0.0, "gw_event_loop_tasks": 0.0}
     metrics.running.add(1.0)
     metrics.running.add(1.0)
     metrics.running.add(-1.0)
     metrics.requests.add(("openai", "chat", "ok"))
     assert samples(metrics) == {
         "gw_requests_running": 1.0,
+        "gw_event_loop_tasks": 0.0,
         'gw_requests_total{outcome="ok",protocol="openai",route="chat"}': 1.0,
     }
 
@@ -62,10 +63,16 @@ def test_any_worker_shows_the_sums_and_a_successor_continues_them(tmp_path: Path
         metrics.running.add(-1.0)
         metrics.requests.add(("tgi", "generate", "ok"))
     two.running.add(1.0)
-    expected = {"gw_requests_running": 1.0, 'gw_requests_total{outcome="ok",protocol="tgi",route="generate"}': 3.0}
+    one.tasks.set(5.0)
+    two.tasks.set(2.0)
+    expected = {
+        "gw_requests_running": 1.0,
+        "gw_event_loop_tasks": 7.0,
+        'gw_requests_total{outcome="ok",protocol="tgi",route="generate"}': 3.0,
+    }
     assert samples(one) == samples(two) == expected
     two.close()
-    assert samples(one) == expected | {"gw_requests_running": 0.0}
+    assert samples(one) == expected | {"gw_requests_running": 0.0, "gw_event_loop_tasks": 5.0}
     successor = Metrics({}, tmp_path, "worker-1")
     successor.running.add(1.0)
     successor.running.add(-1.0)

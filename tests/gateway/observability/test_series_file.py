@@ -48,6 +48,7 @@ def test_a_series_is_the_same_when_asked_for_again(tmp_path: Path) -> None:
         assert file.read() == file.read(living=True) == {"requests": {("a",): [2.0]}}
 
 
+@pytest.mark.slow
 def test_a_line_that_a_killed_worker_left_unfinished_is_dropped(tmp_path: Path) -> None:
     killed(tmp_path)
     with (tmp_path / "0.index").open("ab") as index:

@@ -13,6 +13,7 @@ import pytest
 from backends.scripted import ScriptedBackend
 from gateway.app import create_app
 from gateway.config import Limits, ServerSection
+from gateway.process.client_connection import _MOST_AHEAD
 from tests.gateway.serving import config, listening, scripted
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -33,6 +34,7 @@ async def read(port: int, sent: bytes) -> bytes:
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "answer"),
     [(b"", b""), (b"G", b"HTTP/1.1 408 "), (GET[:-2] + b"X: ", b"HTTP/1.1 408 ")],
@@ -44,6 +46,7 @@ async def test_a_head_that_does_not_come_ends_the_connection(sent: bytes, answer
         assert (await read(port, sent))[: len(answer) or None] == answer
 
 
+@pytest.mark.slow
 async def test_a_head_that_drips_ends_in_the_same_time() -> None:
     app, _ = scripted("echo", server=limits(header_timeout=0.3))
     async with listening(app) as port:
@@ -80,6 +83,7 @@ async def test_a_body_that_does_not_come_ends_the_connection() -> None:
     assert status == dict.fromkeys(paths, 408) | {"/api/2.0/serving-endpoints": 403, "/health": 405, "/none": 404}
 
 
+@pytest.mark.slow
 async def test_a_reader_that_stalls_frees_the_backend() -> None:
     """Also one whose answer is in the kernel's buffer: the application sees no full buffer there."""
     script = {"tokens": [{"id": 1, "text": "x" * 8192}], "repeat": 3000}
@@ -103,7 +107,9 @@ async def test_a_reader_that_stalls_frees_the_backend() -> None:
 
 
 @pytest.mark.slow
-async def test_requests_in_a_row_wait_in_the_client_until_it_leaves() -> None:
+@pytest.mark.parametrize("resets", [True, False])
+async def test_requests_in_a_row_wait_in_the_client_until_it_leaves(*, resets: bool) -> None:
+    """A client that leaves without a reset is noticed if what it has sent fits into the kernel's buffer."""
     app, _ = scripted("hang")
     body = json.dumps({"model": "hang", "messages": [{"role": "user", "content": "Hi"}]}).encode()
     request = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (CHAT.encode(), len(body), body)
@@ -112,11 +118,16 @@ async def test_requests_in_a_row_wait_in_the_client_until_it_leaves() -> None:
             client.setblocking(False)
             loop = asyncio.get_running_loop()
             await loop.sock_sendall(client, request)
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await loop.sock_sendall(client, GET * 1_000_000)
-            assert app.state.service.running == 1
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # `close` resets
+            if resets:
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(1.0):
+                        await loop.sock_sendall(client, GET * 1_000_000)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # `close` resets
+            else:
+                await loop.sock_sendall(client, GET * (_MOST_AHEAD // len(GET) + 100))
+            async with asyncio.timeout(60):
+                while app.state.service.running != 1:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
         async with asyncio.timeout(60):
             while app.state.service.running:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
@@ -161,6 +172,7 @@ def _post(port: int, size: int) -> tuple[int, bytes]:
     return answer.status, answer.read()
 
 
+@pytest.mark.slow
 async def test_a_client_reads_why_its_headers_are_refused() -> None:
     app, _ = scripted("echo")
     async with listening(app) as port:

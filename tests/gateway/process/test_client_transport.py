@@ -62,6 +62,7 @@ async def test_closing_sends_what_waits(transport: Any, recorder: Recorder) -> N
     assert transport.is_closing()
 
 
+@pytest.mark.slow
 async def test_requests_in_a_row_and_a_head_without_body() -> None:
     app, _ = scripted("m")
     async with listening(app) as port:

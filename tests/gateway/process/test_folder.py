@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.process.folder import SharedFolder
+from tests.gateway.processes import state
 
 OWNER = """
 import os, signal, subprocess, sys, tempfile
@@ -37,6 +38,7 @@ def test_a_folder_in_use_stays_and_goes_with_its_owner(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_supervisor_left_is_removed_once_its_workers_have_ended(tmp_path: Path) -> None:
     owner = subprocess.run([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, check=False)
     worker = int(owner.stdout)
@@ -56,3 +58,15 @@ def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "interlingua-link").symlink_to(elsewhere)
     SharedFolder().remove()
     assert {path.name for path in tmp_path.iterdir()} == {"interlingua-unlocked", "interlingua-link", "elsewhere"}
+
+
+def test_a_supervisor_that_stops_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    owner = subprocess.run([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, check=False)
+    worker = int(owner.stdout)
+    following = SharedFolder()
+    assert len(list(tmp_path.iterdir())) == 2
+    os.kill(worker, 9)
+    while state(worker) not in ("", "Z"):  # its descriptors are closed by then
+        pass
+    following.remove()
+    assert list(tmp_path.iterdir()) == []

@@ -259,6 +259,7 @@ def limited() -> ServerSection:
     return ServerSection(limits=Limits(header_timeout=0.4))
 
 
+@pytest.mark.slow
 async def test_what_is_not_correct_is_refused_once_and_the_connection_closed() -> None:
     app, _ = scripted("echo", server=limited())
     wrong = {}
@@ -274,6 +275,7 @@ async def test_what_is_not_correct_is_refused_once_and_the_connection_closed() -
     assert len(REFUSED) + len(TAKEN) >= 150
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 7], ids=["at once", "in pieces"])
 async def test_what_is_correct_is_answered(step: int) -> None:
     app, _ = scripted("echo", server=ServerSection())
@@ -287,6 +289,7 @@ async def test_what_is_correct_is_answered(step: int) -> None:
     assert wrong == {}
 
 
+@pytest.mark.slow
 async def test_a_trailer_is_no_header() -> None:
     """A proxy in front has not seen it among the headers."""
     app, _ = scripted("echo", server=ServerSection(keys_env=None))

@@ -91,6 +91,7 @@ def test_reloads_leave_no_descriptor_open() -> None:
     supervisor.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["invalid", "backend", "address"])
 def test_a_refused_configuration_leaves_nothing_open(
     fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

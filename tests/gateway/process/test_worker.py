@@ -35,6 +35,7 @@ async def ending() -> AsyncIterator[tuple[_Server, asyncio.StreamReader, asyncio
         await serving
 
 
+@pytest.mark.slow
 async def test_a_client_that_has_just_connected_is_still_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_CLOSE_GRACE", 0.0)
     monkeypatch.setattr(worker, "_FIRST_REQUEST_GRACE", 60.0)
@@ -47,12 +48,14 @@ async def test_a_client_that_has_just_connected_is_still_answered(monkeypatch: p
     assert b"\r\nconnection: close\r\n" in answer
 
 
+@pytest.mark.slow
 async def test_a_client_that_never_sends_a_request_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_FIRST_REQUEST_GRACE", 3 * worker._POLL_INTERVAL)
     async with ending() as (_, reader, _writer):
         assert await reader.read() == b""
 
 
+@pytest.mark.slow
 async def test_connections_that_are_still_queued_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_CLOSE_GRACE", 0.0)
     app, _ = scripted("echo")

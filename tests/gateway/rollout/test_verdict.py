@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.experiments.comparison import Comparison, Decision
 from gateway.experiments.report import ArmReport, Report
+from gateway.experiments.statistics.comparison import Comparison, Decision
 from gateway.rollout.verdict import verdict
 
 DAY = 86400.0
@@ -21,7 +21,7 @@ def compared(metric: str, decision: Decision, arm: str = "b", **fields: Any) -> 
 def report(*comparisons: Comparison, mismatch: bool = False, stopped: int = 0) -> Report:
     names = dict.fromkeys(["a", *(each.arm for each in comparisons)])
     arms = tuple(ArmReport(name, 50, 500, {}, {}, {"stopped": stopped if name == "b" else 0}) for name in names)
-    return Report("chat", "a", 0.05, arms, comparisons, mismatch, ())
+    return Report("chat", "a", 0.05, arms, comparisons, mismatch, (), primary=("success", "latency"))
 
 
 def word_and_reason(found: Report) -> tuple[str, str]:

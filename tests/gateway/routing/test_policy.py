@@ -6,7 +6,7 @@ from typing import get_args
 
 from backends.scripted import ScriptedBackend
 from gateway.config import Routing
-from gateway.routing.assignment import assign, bucket_of
+from gateway.routing.assignment import Unit, assign, bucket_of
 from gateway.routing.policy import POLICIES, WeightedRendezvous, policy_for
 from gateway.routing.target import Target
 from schemas.ir import Generate, TextPrompt
@@ -34,7 +34,7 @@ def test_the_unit_picks_the_first_and_the_others_follow_in_their_order() -> None
         first, *others = (target.entity.name for target in order.targets)
         assert first == assign("chat", WEIGHTS, user)
         assert others == [name for name in "abc" if name != first]
-        assert order.unit == ("user", user, bucket_of(user))
+        assert order.unit == Unit("user", user, bucket_of(user))
         seen.add(first)
     assert seen == {"a", "b", "c"}
 

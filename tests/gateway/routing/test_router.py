@@ -37,6 +37,7 @@ async def test_every_protocol_says_which_arm_answered(protocol: str) -> None:
             assert (answer.status_code, answer.headers["served-model-name"]) == (200, arm)
 
 
+@pytest.mark.slow
 async def test_a_user_keeps_the_arm() -> None:
     async with running(application(chat=endpoint(("a", "scripted", 50), ("b", "echo", 50)))) as client:
         for user in map(str, range(12)):
@@ -45,6 +46,7 @@ async def test_a_user_keeps_the_arm() -> None:
                 assert answer.headers["served-model-name"] == assign("chat", HALF, user)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("served", ["a", "b"])
 async def test_an_arm_can_be_called_directly(served: str) -> None:
     async with running(application(chat=endpoint(("a", "scripted", 100), ("b", "echo", 0)))) as client:
@@ -73,6 +75,7 @@ async def test_the_next_arm_answers_where_the_first_fails_before_its_first_event
         assert [('served="a"' in line, line.endswith(" 1.0")) for line in passed_on] == [(True, True), (False, True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", STAYS)
 async def test_no_other_arm_is_asked_where_that_would_not_help(fault: str) -> None:
     async with running(application(chat=endpoint(("a", fault, 100), ("b", "echo", 0)))) as client:
@@ -81,6 +84,7 @@ async def test_no_other_arm_is_asked_where_that_would_not_help(fault: str) -> No
         assert answer.headers["served-model-name"] == "a"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_no_other_arm_is_asked_after_the_first_event(stream: bool) -> None:
     async with running(application(chat=endpoint(("a", "error-after-3", 100), ("b", "echo", 0)))) as client:
@@ -90,6 +94,7 @@ async def test_no_other_arm_is_asked_after_the_first_event(stream: bool) -> None
         assert answer.status_code == (200 if stream else 502)
 
 
+@pytest.mark.slow
 async def test_the_last_failure_is_sent_and_fallback_can_be_off() -> None:
     dead = endpoint(("a", "error", 100), ("b", "overloaded", 0))
     alone = endpoint(("a", "error", 100), ("b", "echo", 0), fallback=False)
@@ -102,6 +107,7 @@ async def test_the_last_failure_is_sent_and_fallback_can_be_off() -> None:
         assert answer.status_code >= 500
 
 
+@pytest.mark.slow
 async def test_an_entity_that_lacks_a_feature_is_passed_over_and_its_error_is_not_sent() -> None:
     backends = {"s": ScriptedBackend("s"), "t": ScriptedBackend("t", {"features": ["chat"]})}
     config = Config(
@@ -122,6 +128,7 @@ async def test_an_entity_that_lacks_a_feature_is_passed_over_and_its_error_is_no
         assert "logprobs" not in failed.text
 
 
+@pytest.mark.slow
 async def test_a_request_that_only_one_arm_can_answer_goes_there_and_is_counted_apart() -> None:
     backends = {"s": ScriptedBackend("s"), "t": ScriptedBackend("t", {"features": ["chat"]})}
     for share in (50, 100):  # also where the arm that can has no share
@@ -143,6 +150,7 @@ async def test_a_request_that_only_one_arm_can_answer_goes_there_and_is_counted_
             assert (found["a"]["exposures"], found["a"]["apart"]["only_one_arm"]) == (1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_model_that_an_upstream_does_not_have_is_its_arms_failure(stream: bool) -> None:
     arms = endpoint(("a", "echo", 50), ("b", "model-not-found", 50))
@@ -158,6 +166,7 @@ async def test_a_model_that_an_upstream_does_not_have_is_its_arms_failure(stream
         }
 
 
+@pytest.mark.slow
 async def test_a_backend_in_trouble_is_asked_last() -> None:
     backends = {name: ScriptedBackend(name) for name in "st"}
     arms = tuple(
@@ -188,6 +197,7 @@ async def test_a_backend_in_trouble_is_asked_last() -> None:
         assert re.search(r'gw_fallbacks_total{[^}]*served="a"[^}]*} 1\.0', metrics)
 
 
+@pytest.mark.slow
 async def test_all_units_of_a_dead_backend_are_answered_by_the_next() -> None:
     dead, living = ScriptedBackend("dead"), ScriptedBackend("living")
     arms = tuple(

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
@@ -31,8 +32,10 @@ from backends.native.protocol.messages import Failed, Loading
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run an engine process and return its exit code."""
-    socket, options = parse(argv)
+    socket, options, standby = parse(argv)
     _log_as_json()
+    if standby and not _is_called():
+        return 0
     inbox: Inbox = SimpleQueue()
     server = SocketServer(socket, inbox)
     try:
@@ -41,10 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         server.close()
 
 
-def parse(argv: Sequence[str] | None) -> tuple[Path, EngineOptions]:
-    """Parse the command line: every field of `EngineOptions` is an option of the same name, tables are JSON."""
+def parse(argv: Sequence[str] | None) -> tuple[Path, EngineOptions, bool]:
+    """Parse the command line: every field of `EngineOptions` is an option of the same name, tables are JSON.
+
+    Returns:
+        The socket's path, the options, and whether the process waits until it is called.
+    """
     parser = argparse.ArgumentParser(prog="python -m backends.native.engine.serving", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True, help="path of the Unix socket to listen on")
+    parser.add_argument("--standby", action="store_true", help="import, then wait for a line on standard input")
     for option in msgspec.structs.fields(EngineOptions):
         flag = f"--{option.name.replace('_', '-')}"
         if option.type is bool:
@@ -56,23 +64,18 @@ def parse(argv: Sequence[str] | None) -> tuple[Path, EngineOptions]:
             default = None if required else option.default
             parser.add_argument(flag, type=option.type, required=required, default=default)
     given = vars(parser.parse_args(argv))
-    return given.pop("socket"), EngineOptions(**given)
+    socket, standby = given.pop("socket"), given.pop("standby")
+    return socket, EngineOptions(**given), standby
 
 
 def _run(options: EngineOptions, inbox: Inbox, server: SocketServer) -> int:
     server.announce(Loading(0.0, "torch"))
-    # Before the import of transformers: huggingface_hub reads the variable once, when it is imported.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    gc.disable()  # imported objects are never garbage: collecting during the imports takes an eighth of the start
-    from transformers.utils.logging import disable_progress_bar  # takes seconds; workers can connect already
+    _import()  # takes seconds; workers can connect already
+    from transformers.utils.logging import disable_progress_bar
 
     from backends.native.engine.errors import LoadError
     from backends.native.engine.factory import load_engine
 
-    # Moves all that was imported to a permanent generation: later collections, also those within steps, do not visit
-    # it.
-    gc.freeze()
-    gc.enable()
     disable_progress_bar()
     try:
         engine, ready = load_engine(options, server.announce)
@@ -92,6 +95,23 @@ def _run(options: EngineOptions, inbox: Inbox, server: SocketServer) -> int:
     server.announce(ready)
     serve(engine, inbox, server.send, stopping)
     return 0
+
+
+def _is_called() -> bool:
+    """Prepare to load, as far as that is possible beside an engine that runs, and wait; False if nobody will call."""
+    _import()
+    return bool(sys.stdin.buffer.readline())
+
+
+def _import() -> None:
+    # Before the import of transformers: huggingface_hub reads the variable once, when it is imported.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    gc.disable()  # imported objects are never garbage: collecting during the imports takes an eighth of the start
+    import_module("backends.native.engine.factory")
+    # Moves all that was imported to a permanent generation: later collections, also those within steps, do not visit
+    # it.
+    gc.freeze()
+    gc.enable()
 
 
 def _log_as_json() -> None:

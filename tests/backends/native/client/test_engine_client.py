@@ -241,6 +241,7 @@ async def test_releasing_the_request_on_trial_submits_the_next_quarantined_one(
     client.release(second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 1, 5])
 async def test_a_poison_request_is_rejected_and_no_other_request_fails(
     engine: FakeEngine, client: EngineClient, place: int
@@ -317,6 +318,23 @@ async def test_requests_fail_after_the_reconnect_timeout(engine: FakeEngine, has
     await until(lambda: client.health == Health("ready"))
 
 
+@pytest.mark.parametrize("before", [True, False])
+async def test_requests_fail_at_once_if_no_engine_is_expected(
+    engine: FakeEngine, client: EngineClient, *, before: bool
+) -> None:
+    request = ask(client, 5)
+    if before:
+        client.expect_no_engine()
+    engine.up = False
+    engine.die()
+    await until(lambda: client.ready is None)
+    if not before:
+        client.expect_no_engine()
+    with pytest.raises(BackendUnavailable):
+        await request.outputs()
+    client.release(request)
+
+
 async def test_requests_wait_again_once_the_next_engine_loads(engine: FakeEngine, hasty: EngineClient) -> None:
     client = hasty
     engine.up = False
@@ -387,6 +405,7 @@ async def test_fail_start_ends_only_a_start_in_progress(engine: FakeEngine, clie
     assert client.health == Health("ready"), "it has no effect after a successful start"
 
 
+@pytest.mark.slow
 async def test_a_silent_engine_is_killed_and_its_requests_fail() -> None:
     engine = FakeEngine(auto=False)
     client = new_client(engine, heartbeat=0.005, hung_after=0.2)

@@ -53,6 +53,7 @@ async def test_it_runs_until_it_is_stopped(tmp_path: Path) -> None:
     assert exits == []
 
 
+@pytest.mark.slow
 async def test_it_is_started_again_although_that_fails_at_first(tmp_path: Path) -> None:
     engine = process(tmp_path / "notes", "calm", exits := [])
     await engine.start()
@@ -85,12 +86,36 @@ async def test_its_exit_is_reported(tmp_path: Path) -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+@pytest.mark.slow
 async def test_a_stubborn_one_is_killed(tmp_path: Path) -> None:
     engine = process(tmp_path / "notes", "stubborn", [])
     await engine.start()
     await until(lambda: bool(pids(tmp_path / "notes")))
     await engine.aclose()
     assert not any(map(alive, pids(tmp_path / "notes")))
+
+
+PARENT = """
+import asyncio, sys
+from backends.native.client.engine_process import EngineProcess
+async def main():
+    await EngineProcess(sys.argv[1:], print).start()
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+async def test_it_ends_with_the_process_that_started_it(tmp_path: Path, number: int) -> None:
+    notes = tmp_path / "notes"
+    command = [sys.executable, "-c", PARENT, sys.executable, "-c", NOTES, str(notes), "stubborn"]
+    parent = await asyncio.create_subprocess_exec(*command)
+    await until(lambda: bool(pids(notes)))
+    parent.send_signal(number)
+    await parent.wait()
+    # The kernel hands it to init, which reaps it.
+    await until(lambda: not alive(pids(notes)[0]))
 
 
 @pytest.mark.torch
@@ -106,4 +131,5 @@ def test_the_engine_reads_its_arguments() -> None:
         execution_path="per_sequence",
         lora_adapters=lora_adapters,
     )
-    assert parse(engine_command(options, Path("s"))[3:]) == (Path("s"), options)
+    assert parse(engine_command(options, Path("s"))[3:]) == (Path("s"), options, False)
+    assert parse(engine_command(options, Path("s"), warm=True)[3:]) == (Path("s"), options, True)

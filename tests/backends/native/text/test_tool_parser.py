@@ -156,6 +156,7 @@ PLAIN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "fits"), PLAIN)
 def test_a_tag_that_is_text_begins_an_offered_call(grammars: Grammars, text: str, fits: bool) -> None:
     request = Generate(id="r", model="m", prompts=(), tools=TOOLS)

@@ -72,6 +72,7 @@ def application(
     return create_app(config, backends), backends["s"], backends["t"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shadow", [None, Shadow()])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_pair_is_counted_exactly_and_the_answer_is_the_controls(stream: bool, shadow: Shadow | None) -> None:
@@ -89,6 +90,7 @@ async def test_a_pair_is_counted_exactly_and_the_answer_is_the_controls(stream: 
     ]
 
 
+@pytest.mark.slow
 async def test_the_report_names_the_requests_that_differ_and_shows_texts_only_if_allowed() -> None:
     for text in (False, True):
         app, control, arm = application(paired=Paired(share=1.0, text=text))
@@ -110,6 +112,7 @@ async def test_answers_that_are_identical_are_no_examples() -> None:
     assert (found["identical"]["mean"], found["examples"]) == (1.0, [])
 
 
+@pytest.mark.slow
 async def test_length_and_speed_of_both_arms_on_the_same_prompt() -> None:
     app, *_ = application(arm="halting", options={"scripts": {"halting": {"texts": [TWO], "interval": 0.02}}})
     async with running(app) as client:
@@ -122,6 +125,7 @@ async def test_length_and_speed_of_both_arms_on_the_same_prompt() -> None:
     assert arm["tokens_per_second"]["mean"] == pytest.approx(1 / arm["inter_token_latency"]["mean"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["chat", "completions", "generate"])
 async def test_both_arms_have_the_same_seed_and_prompt(path: str) -> None:
     """The script picks its text by the seed: with the same one, both say the same."""
@@ -176,6 +180,7 @@ async def test_what_is_more_than_one_text_is_not_paired(fields: dict[str, Any]) 
     assert arm.asked == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("control", "arm", "why"),
     [
@@ -239,6 +244,7 @@ async def test_no_pair_is_made_of_what_the_control_has_not_answered() -> None:
         assert (found["pairs"], found["identical"]["mean"]) == (0, None)
 
 
+@pytest.mark.slow
 async def test_a_share_is_drawn() -> None:
     app, *_ = application(paired=Paired(share=0.25, max_concurrent_requests=64))
     async with running(app) as client:

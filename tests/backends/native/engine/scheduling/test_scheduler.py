@@ -388,4 +388,4 @@ class Interleavings(RuleBasedStateMachine):
 
 
 Interleavings.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
-TestInterleavings = Interleavings.TestCase
+TestInterleavings = pytest.mark.slow(Interleavings.TestCase)

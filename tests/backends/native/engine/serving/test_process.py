@@ -126,7 +126,7 @@ def test_a_process_that_cannot_load_says_why_and_exits(tmp_path: Path) -> None:
 
 def test_command_line_options_are_the_fields_of_engine_options(tmp_path: Path) -> None:
     given = ["--socket", "s", "--model", "m", "--no-prefix-caching", "--kv-tokens", "99", "--dtype", "bfloat16"]
-    assert parse(given) == (Path("s"), EngineOptions("m", dtype="bfloat16", kv_tokens=99, prefix_caching=False))
+    assert parse(given) == (Path("s"), EngineOptions("m", dtype="bfloat16", kv_tokens=99, prefix_caching=False), False)
 
 
 @contextmanager

@@ -1,0 +1,35 @@
+"""Where the token ids of a remote's answer come from, and the mark of that in the answer's first event."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import msgspec
+
+from adapters.base import TOKEN_IDS
+from backends.transport import Response
+from schemas.ir import Events, Started, TokenIds
+
+# "model" is left out: a gateway sends the header only for ids that may not be the model's (`token_id_headers`).
+_MARKS: dict[str, TokenIds] = {mark: mark for mark in get_args(TokenIds) if mark != "model"}
+"""What an upstream gateway of this project may say of its token ids in the header `TOKEN_IDS`."""
+
+
+def id_source(response: Response, *, from_server: bool, retokenised: bool) -> TokenIds:
+    """The source of an answer's token ids. A gateway like this one marks its own answers."""
+    # An unknown value is ignored: other software may send a header of this name.
+    if mark := _MARKS.get(response.header(TOKEN_IDS)):
+        return mark
+    if from_server:
+        return "model"
+    return "retokenised" if retokenised else "synthetic"
+
+
+def marked(events: Events, ids: TokenIds) -> Events:
+    """Write where the answer's token ids come from into the `Started` of its first events."""
+    if ids == "model":
+        return events
+    # `Relayed` may precede `Started`.
+    place = [type(event) for event in events].index(Started)
+    started = msgspec.structs.replace(events[place], token_ids=ids)
+    return (*events[:place], started, *events[place + 1 :])

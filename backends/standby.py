@@ -1,0 +1,82 @@
+"""A process in waiting: it has done its imports, and takes the place of another one that ends."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from backends.process import BackOff, SupervisedProcess
+
+_SETTLING = 10.0
+"""Seconds after a start before the next process is made to wait: two that import side by side are both late."""
+
+
+class Start(Protocol):
+    """Starts a process."""
+
+    def __call__(self, *, stdin: int) -> subprocess.Popen[bytes]:
+        """Start one whose standard input is as given, as for `subprocess.Popen`."""
+        ...
+
+
+class WarmProcess(SupervisedProcess):
+    """A supervised process with a second one in waiting.
+
+    Args:
+        name, back_off, on_exit: as for `SupervisedProcess`.
+        start: starts a process that prepares itself, waits for a line on standard input, and then does its work. If its
+            input ends instead, it ends.
+        settling: seconds after a start before the next process is started.
+
+    Raises:
+        OSError: it cannot be started the first time.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        start: Start,
+        back_off: BackOff,
+        on_exit: Callable[[int], None] = lambda _: None,
+        *,
+        settling: float = _SETTLING,
+    ) -> None:
+        self._start_waiting = start
+        self._settling = settling
+        self._waiting: subprocess.Popen[bytes] | None = None
+        self._next_at = 0.0  # when the next process is started, on the clock of `time.monotonic`
+        super().__init__(name, self._call, back_off, on_exit)
+
+    def poll(self, now: float) -> None:
+        """Keep the process running, as `SupervisedProcess` does, and another one waiting."""
+        super().poll(now)
+        if not self.ended and now >= self._next_at and (self._waiting is None or self._waiting.poll() is not None):
+            self._drop_waiting()
+            self._waiting = self._start_waiting(stdin=subprocess.PIPE)
+            # One that cannot even wait is not started again at once.
+            self._next_at = now + self._settling
+
+    def signal(self, number: int) -> None:
+        """Send the process a signal, and end the one in waiting: whoever signals wants an end."""
+        super().signal(number)
+        self._drop_waiting()
+
+    def _drop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.kill()
+            self._waiting.communicate()  # closes its input, and reaps it
+            self._waiting = None
+
+    def _call(self) -> subprocess.Popen[bytes]:
+        """Call the process in waiting, or start one that need not wait."""
+        if self._waiting is None or self._waiting.poll() is not None:
+            self._drop_waiting()
+            self._waiting = self._start_waiting(stdin=subprocess.PIPE)
+        called, self._waiting = self._waiting, None
+        assert called.stdin is not None
+        called.stdin.write(b"\n")
+        called.stdin.close()
+        self._next_at = time.monotonic() + self._settling
+        return called

@@ -1,0 +1,65 @@
+"""Limits of an API key or an endpoint, and prices of a served entity."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from gateway.config.base import Count, Section
+
+Window = Literal["minute", "hour", "day", "month"]
+"""`minute` and `hour` slide: at most the limit in any 60 seconds, or in any 60 minutes. `day` and `month` are those of
+the calendar, in UTC.
+"""
+
+Amount = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Limit(Section, frozen=True):
+    """At most so much in a window; what is None is not limited.
+
+    Attributes:
+        requests: that are answered, whatever becomes of them.
+        tokens: of prompts and answers together. Until an answer has ended, its prompt counts by estimate and its answer
+            with the most that the request allows.
+        cost: in the currency of the prices; counted when an answer has ended.
+        concurrent: requests at the same time, of all workers; it has no window.
+        window: of requests, tokens and cost.
+    """
+
+    requests: Count | None = None
+    tokens: Count | None = None
+    cost: Amount | None = None
+    concurrent: Count | None = None
+    window: Window = "minute"
+
+
+class EndpointLimit(Limit, frozen=True):
+    """A limit of an endpoint.
+
+    Attributes:
+        per: "endpoint": of all requests together; "key": of each API key; "user": of each user that requests name.
+    """
+
+    per: Literal["endpoint", "key", "user"] = "endpoint"
+
+
+class Price(Section, frozen=True):
+    """What a million tokens cost, in any currency, the same everywhere.
+
+    Attributes:
+        prompt: tokens of the prompt.
+        cached: tokens of the prompt that the model had in its cache; None: like the others.
+        completion: tokens of the answer.
+    """
+
+    prompt: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    cached: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    completion: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+    def of(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:
+        """The cost of an answer with so many tokens; `cached_tokens` are among `prompt_tokens`."""
+        cached = self.prompt if self.cached is None else self.cached
+        millions = self.prompt * (prompt_tokens - cached_tokens) + cached * cached_tokens
+        return (millions + self.completion * completion_tokens) / 1e6

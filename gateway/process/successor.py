@@ -1,0 +1,122 @@
+"""A restart onto new code: a second supervisor is started by the same command, takes the listening sockets over, and
+says when its workers listen; then the first one finishes its streams and ends.
+
+The sockets are never closed, so that no connection is refused. A successor that ends before it serves (its code does
+not start, its configuration is wrong, a model does not load) changes nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Literal, NoReturn
+
+import structlog
+
+from gateway.process.listeners import FIRST_DESCRIPTOR
+
+log = structlog.get_logger()
+
+_VARIABLE = "INTERLINGUA_PREDECESSOR"
+"""Names the descriptor of the pipe to the supervisor before."""
+_CANNOT_EXECUTE = 127
+
+State = Literal["starting", "serving", "failed"]
+
+
+class Successor:
+    """The supervisor's side: starts the next supervisor, and knows what became of it.
+
+    Args:
+        sockets: handed over, in the order of the configuration.
+
+    Raises:
+        OSError: no process can be started.
+    """
+
+    def __init__(self, sockets: Sequence[socket.socket]) -> None:
+        self._reader, writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        # Not `subprocess`: LISTEN_PID must be known before `exec`, and descriptors must have certain numbers. A
+        # supervisor has one thread, so that `fork` copies no lock that somebody holds.
+        self._pid = os.fork()
+        if self._pid == 0:
+            _execute([*(each.fileno() for each in sockets), writer])
+        os.close(writer)
+        log.info("successor.started", pid=self._pid)
+
+    def poll(self) -> State:
+        """What it does now. A failure is logged, with the exit code."""
+        with suppress(BlockingIOError):
+            if os.read(self._reader, 1):
+                log.info("successor.took_over", pid=self._pid)
+                _notify(f"MAINPID={self._pid}")
+                return "serving"
+        ended, status = os.waitpid(self._pid, os.WNOHANG)
+        if not ended:
+            return "starting"
+        log.error("successor.failed", pid=self._pid, code=os.waitstatus_to_exitcode(status))
+        os.close(self._reader)
+        return "failed"
+
+    def stop(self) -> None:
+        """Stop one that is still starting. Blocks until it has ended."""
+        os.kill(self._pid, signal.SIGTERM)
+        os.waitpid(self._pid, 0)
+        os.close(self._reader)
+
+
+class Predecessor:
+    """The successor's side: the supervisor that started this one, if one did.
+
+    Attributes:
+        waits: whether one serves until this one does.
+    """
+
+    def __init__(self) -> None:
+        given = os.environ.pop(_VARIABLE, None)
+        self._writer = int(given) if given is not None else None
+        if self._writer is not None:
+            os.set_inheritable(self._writer, False)
+
+    @property
+    def waits(self) -> bool:
+        """Whether one serves until this one does."""
+        return self._writer is not None
+
+    def release(self) -> None:
+        """Tell it that this one serves."""
+        if self._writer is not None:
+            with suppress(BrokenPipeError):  # it was killed
+                os.write(self._writer, b".")
+            os.close(self._writer)
+            self._writer = None
+
+
+def _execute(descriptors: list[int]) -> NoReturn:
+    """Become the successor, with descriptors from `FIRST_DESCRIPTOR` on. For a process that was just forked."""
+    try:
+        # First above all the numbers that they shall have. All other descriptors are closed by `exec` (PEP 446).
+        above = FIRST_DESCRIPTOR + len(descriptors)
+        moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, above) for each in descriptors]
+        for number, each in enumerate(moved, FIRST_DESCRIPTOR):
+            os.dup2(each, number)
+        more = {"LISTEN_FDS": str(len(moved) - 1), "LISTEN_PID": str(os.getpid()), _VARIABLE: str(above - 1)}
+        # `orig_argv`, as `argv` lacks the interpreter's own arguments; `executable` is absolute.
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | more)  # noqa: S606
+    finally:
+        os._exit(_CANNOT_EXECUTE)
+
+
+def _notify(message: str) -> None:
+    """Tell systemd (sd_notify(3)), if it started this process and listens."""
+    path = os.environ.get("NOTIFY_SOCKET")
+    if path:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end, suppress(OSError):
+            # A leading @ stands for the NUL of an abstract address (unix(7)).
+            end.sendto(message.encode(), "\0" + path[1:] if path[0] == "@" else path)

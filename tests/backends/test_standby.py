@@ -1,0 +1,79 @@
+"""A process in waiting takes the place of one that ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from backends.process import BackOff, stop
+from backends.standby import WarmProcess
+from tests.gateway.processes import alive
+
+PROGRAM = """
+import os, pathlib, sys, time
+if sys.stdin.readline():
+    pathlib.Path(sys.argv[1], str(os.getpid())).touch()
+    time.sleep(60)
+"""
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def warm(calls: Path, program: str = PROGRAM, settling: float = 0.0) -> tuple[WarmProcess, list[int]]:
+    """A process that notes its number in a folder once it is called, and the numbers of all that were started."""
+    pids: list[int] = []
+
+    def start(*, stdin: int) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([sys.executable, "-S", "-c", program, str(calls)], stdin=stdin)
+        pids.append(process.pid)
+        return process
+
+    return WarmProcess("p", start, BackOff(), settling=settling), pids
+
+
+def called(calls: Path) -> list[int]:
+    return sorted(int(each.name) for each in calls.iterdir())
+
+
+@pytest.mark.slow
+def test_the_process_in_waiting_takes_over_and_another_one_waits(tmp_path: Path) -> None:
+    process, pids = warm(tmp_path)
+    until(lambda: called(tmp_path) == pids[:1])
+    process.poll(time.monotonic())
+    process.process.kill()
+    process.process.wait()
+    while process.ended:
+        process.poll(time.monotonic())
+    assert process.process.pid == pids[1]
+    until(lambda: called(tmp_path) == sorted(pids[:2]))
+    process.poll(time.monotonic())
+    assert len(pids) == 3
+    stop([process], 5.0)
+    assert not any(map(alive, pids))
+    assert len(called(tmp_path)) == 2
+
+
+def test_one_that_cannot_wait_is_not_started_again_at_once(tmp_path: Path) -> None:
+    process, pids = warm(tmp_path, "import sys, time; sys.stdin.readline(); time.sleep(60)", settling=30.0)
+    now = time.monotonic()
+    for seconds in (0.0, 10.0, 31.0, 31.1, 32.0):
+        process.poll(now + seconds)
+    assert len(pids) == 2
+    subprocess.run(["kill", str(pids[1])], check=True)
+    until(lambda: not alive(pids[1]))
+    process.poll(now + 40.0)
+    assert len(pids) == 2
+    process.poll(now + 62.0)
+    assert len(pids) == 3
+    stop([process], 5.0)
+    assert not any(map(alive, pids))

@@ -1,0 +1,34 @@
+"""Metrics: which of them may decide something."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.config import Endpoint, Experiment, MetricGuardrail, Ramp, ServedEntity
+from gateway.experiments.metrics import metrics_of, wrong_metrics
+
+ARMS = tuple(ServedEntity(name=name, backend="s", traffic_percentage=50) for name in "ab")
+
+
+@pytest.mark.parametrize("metric", ["success", "thumbs", "completion_tokens", "unknown"])
+def test_metrics_without_a_better_direction_decide_nothing(metric: str) -> None:
+    wrong = metric not in ("success", "thumbs")
+    for settings in (
+        Experiment(ramp=Ramp(arm="b", metrics=(metric,)), feedback={"thumbs": "higher"}),
+        Experiment(guardrails=(MetricGuardrail(metric=metric, worse_than=0.1),), feedback={"thumbs": "higher"}),
+        Experiment(primary=("latency", metric), feedback={"thumbs": "higher"}),
+    ):
+        found = wrong_metrics(Endpoint(served_entities=ARMS, experiment=settings))
+        assert (found is not None) == wrong
+        assert found is None or f"there is no metric '{metric}'" in found
+
+
+@pytest.mark.parametrize(("metric", "wrong"), [("latency", False), ("refused", True)])
+def test_only_times_have_quantiles(metric: str, wrong: bool) -> None:
+    settings = Experiment(guardrails=(MetricGuardrail(metric=metric, worse_than=0.1, quantile="p95"),))
+    assert (wrong_metrics(Endpoint(served_entities=ARMS, experiment=settings)) is not None) == wrong
+
+
+def test_feedback_metrics_come_last() -> None:
+    found = metrics_of(Endpoint(served_entities=ARMS, experiment=Experiment(feedback={"thumbs": "higher"})))
+    assert (found[0].name, found[-1].name, found[-1].better) == ("success", "thumbs", "higher")

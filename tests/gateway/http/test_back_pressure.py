@@ -1,0 +1,79 @@
+"""Back-pressure: while a client takes nothing, its backend is asked for nothing more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from backends.scripted import ScriptedBackend
+from gateway.app import create_app
+from gateway.http.answering import FLOW_EXTENSION
+from schemas.ir import Events, Generate
+from tests.gateway.serving import MESSAGES, config, ready
+
+
+class CountingBackend(ScriptedBackend):
+    """Counts the batches that it was asked for."""
+
+    batches = 0
+
+    async def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
+        async for batch in super().generate(request):
+            self.batches += 1
+            yield batch
+
+
+class Connection:
+    """A client's connection whose buffer is full from the first part of the body on, until it is drained."""
+
+    def __init__(self, body: bytes) -> None:
+        self.write_paused = False
+        self.sent: list[bytes] = []
+        self.full, self.drained = asyncio.Event(), asyncio.Event()
+        self._body = body
+
+    async def receive(self) -> dict[str, Any]:
+        if self._body:
+            body, self._body = self._body, b""
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await asyncio.get_running_loop().create_future()  # the client stays
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.body":
+            self.sent.append(message["body"])
+            self.write_paused = not self.drained.is_set()
+            self.full.set()
+
+    async def drain(self) -> None:
+        await self.drained.wait()
+        self.write_paused = False
+
+
+async def test_no_batch_is_made_while_the_client_takes_none() -> None:
+    backend = CountingBackend("s", {"scripts": {"long": {"texts": ["word "], "repeat": 50}}})
+    app = create_app(config("long"), {"s": backend})
+    body = json.dumps({"model": "long", "messages": MESSAGES, "stream": True, "max_tokens": 50}).encode()
+    connection = Connection(body)
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "raw_path": b"/v1/chat/completions",
+        "query_string": b"",
+        "server": ("127.0.0.1", 80),
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+        "extensions": {FLOW_EXTENSION: {"flow": connection}},
+    }
+    async with app.lifespan():
+        await ready(app)
+        asked = asyncio.create_task(app(scope, connection.receive, connection.send))  # type: ignore[arg-type]
+        await connection.full.wait()
+        before = backend.batches
+        await asyncio.sleep(0.1)
+        assert backend.batches == before < 10
+        connection.drained.set()
+        await asked
+    assert backend.batches > 50
+    assert b"".join(connection.sent).endswith(b"data: [DONE]\n\n")

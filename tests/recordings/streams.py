@@ -1,0 +1,26 @@
+"""The recorded streams by name, and the protocol that each is of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_FILES = sorted((Path(__file__).parent / "streams").glob("*.sse"))
+
+ALL = {file.stem: file.read_bytes() for file in _FILES}
+"""Name -> the bytes of the body. The provider's name comes first."""
+
+FAILED = ("groq-error",)
+"""Streams that end in an error."""
+
+WHOLE = {name: data for name, data in ALL.items() if name not in FAILED}
+"""The streams that end as they should."""
+
+
+def protocol(name: str) -> str:
+    """The adapter and dialect of a stream: all providers but Anthropic speak like OpenAI."""
+    return "anthropic" if name.startswith("anthropic-") else "openai"
+
+
+def choices(name: str) -> int:
+    """How many answers were asked for."""
+    return 2 if name == "openai-two-choices" else 1
