@@ -59,7 +59,11 @@ def backend_class(name: str, kind: str) -> Callable[[str, Mapping[str, Any]], Ba
         raise ConfigError(
             f"backends.{name}: there is no backend of kind '{kind}'; there are {', '.join(sorted(found))}{hint}"
         )
-    made: Callable[[str, Mapping[str, Any]], Backend] = found[kind].load()
+    try:
+        made: Callable[[str, Mapping[str, Any]], Backend] = found[kind].load()
+    except ModuleNotFoundError as error:
+        what = f"kind '{kind}' needs the package '{error.name}', which a gateway alone does not bring"
+        raise ConfigError(f"backends.{name}: {what}: pip install 'interlingua[engine]'") from None
     return made
 
 

@@ -5,30 +5,21 @@ Each option has an environment variable: INTERLINGUA_SERVE_PORT for `serve --por
 
 from __future__ import annotations
 
-import json
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
-from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
 import gateway
-from backends.base import Health
 from gateway.config import Config, ConfigError, default, load, nearest
 from gateway.deployment.state_file import LiveDeployments
 from gateway.experiment_cli import experiment
 from gateway.keys_cli import keys
 from gateway.observability import logging
-
-if TYPE_CHECKING:
-    from rich.status import Status
 
 
 @click.group()
@@ -186,107 +177,11 @@ main.add_command(keys)
 
 
 def _serve(read: Callable[[], Config], log_level: str) -> int:
+    from gateway.process.startup import StartupMonitor
     from gateway.process.supervisor import Supervisor
 
     supervisor = Supervisor(read, log_level)
-    return supervisor.run(_StartupMonitor(supervisor.config, supervisor.port).poll)
-
-
-class _StartupMonitor:
-    """Reports how the server starts: progress while a model loads, then a greeting with its URL and examples.
-
-    A server with a single backend is stopped if that fails before it was ever ready; among several, the others answer.
-
-    Args:
-        config: what is served.
-        port: where the workers listen.
-    """
-
-    def __init__(self, config: Config, port: int) -> None:
-        self._config = config
-        self._port = port
-        self._done = False
-        self._next_poll = 0.0
-        self._began = time.monotonic()
-        self._spinner: Status | None = None
-
-    def poll(self) -> bool:
-        """Ask for the health once more, at most ten times a second; False if the server is to be stopped."""
-        if self._done or time.monotonic() < self._next_poll:
-            return True
-        # The supervisor calls this between its own steps: an answer takes milliseconds, a worker that hangs costs the
-        # timeout of 1 s.
-        self._next_poll = time.monotonic() + 0.1
-        health = self._health()
-        if health is None:
-            return True
-        if health.status != "ready":
-            return self._report_progress(health)
-        self._greet()
-        return True
-
-    def _health(self) -> Health | None:
-        """A worker's health; None if no worker listens yet, or it ended in the middle of its answer."""
-        try:
-            try:
-                answer = urllib.request.urlopen(f"{self._url}/health/ready", timeout=1)  # noqa: S310 - http, our own
-            except urllib.error.HTTPError as not_ready:  # 503: not ready, with the reason in the body
-                answer = not_ready
-            with answer:
-                return msgspec.json.decode(answer.read(), type=Health)
-        except (OSError, HTTPException, msgspec.DecodeError):
-            return None
-
-    @property
-    def _url(self) -> str:
-        host = self._config.server.host
-        # A wildcard address cannot be connected to everywhere.
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
-
-    def _report_progress(self, health: Health) -> bool:
-        # A wrong model path or URL would be retried for ever; at a first start, that is a mistake to report.
-        if health.status == "failed" and len(self._config.backends) == 1:
-            self._close()
-            click.echo(f"Error: {health.detail}", err=True)
-            return False
-        if sys.stderr.isatty():  # a spinner in a log file would be noise
-            if self._spinner is None:
-                from rich.console import Console
-
-                self._spinner = Console(stderr=True).status("")
-                self._spinner.start()
-            self._spinner.update(health.detail)
-        return True
-
-    def _close(self) -> None:
-        self._done = True
-        if self._spinner is not None:
-            self._spinner.stop()
-
-    def _greet(self) -> None:
-        from gateway.app import adapters
-        from gateway.http.routes import routes
-
-        self._close()
-        model = self._config.server.default or next(iter(self._config.endpoints), "")
-        keys = "a key is needed" if self._config.server.needs_key else "no key needed"
-        click.echo(
-            f"\nInterlingua {gateway.__version__} on {self._url}  ({keys}; {time.monotonic() - self._began:.1f} s)"
-        )
-        click.echo(f"Models: {', '.join(self._config.endpoints)}")
-        click.echo(f"In a browser: {self._url}/ui\n")
-        printed: set[str] = set()
-        for protocol, route in routes(adapters()):
-            if route.example is None or protocol in printed:
-                continue
-            printed.add(protocol)
-            path = route.path.replace("{model}", model).replace("{name}", model)
-            # POSIX shell: a quote inside single quotes.
-            body = json.dumps(route.example).replace("{model}", model).replace("'", "'\\''")
-            click.echo(f"# {protocol}\ncurl {self._url}{path} -H 'content-type: application/json' -d '{body}'\n")
-        # Into a pipe, standard output is buffered, and the process goes on for days.
-        sys.stdout.flush()
+    return supervisor.run(StartupMonitor(supervisor.config, supervisor.port).poll)
 
 
 def _check_siblings() -> None:

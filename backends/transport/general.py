@@ -103,7 +103,7 @@ class GeneralTransport:
             uds=unix_socket,
         )
         self._running = 0
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()  # the event loop holds weak references only
 
     async def exchange(self, request: Outbound, deadline: float | None = None) -> Response:
         """Send a request and return once the head of its answer has arrived. Redirects within the origin are followed.
@@ -138,15 +138,23 @@ class GeneralTransport:
             content=content,
             extensions={"timeout": self._timeout},
         )
+        begun = asyncio.Event()
+
+        async def note_begin(*_: object) -> None:
+            begun.set()
+
+        sent.extensions["trace"] = note_begin
         self._running += 1
+        # A task of its own: httpcore loses a connection whose request is cancelled between its assignment and its use.
+        asking = asyncio.ensure_future(self._http.handle_async_request(sent))
         try:
             async with asyncio.timeout_at(deadline):
-                answer = await self._http.handle_async_request(sent)
+                answer = await asyncio.shield(asking)
         except (TimeoutError, httpx.HTTPError) as error:
-            self._running -= 1
+            self._end(_abandon(asking, begun))
             raise _no_answer(error) from error
         except BaseException:
-            self._running -= 1
+            self._end(_abandon(asking, begun))
             raise
         response = _Answer(answer, self._limits, self._end)
         if response.header("content-encoding") not in ("", "identity"):
@@ -211,6 +219,17 @@ class _Answer(Response):
                 async for _ in self._pieces:
                     pass
         await self._answer.aclose()
+
+
+async def _abandon(asking: asyncio.Task[httpx.Response], begun: asyncio.Event) -> None:
+    """End a request for whose answer nobody waits any more."""
+    if not asking.done():
+        beginning = asyncio.ensure_future(begun.wait())
+        await asyncio.wait((asking, beginning), return_when=asyncio.FIRST_COMPLETED)
+        beginning.cancel()
+        asking.cancel()
+    with suppress(asyncio.CancelledError, httpx.HTTPError):
+        await (await asking).aclose()
 
 
 def _proxy_context(proxy: str) -> ssl.SSLContext | None:
