@@ -26,8 +26,8 @@ MINUTES ?= 60
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
-serve: $(VENV)/.installed  ## serve the bundled model on HOST:PORT
-	@$(VENV)/bin/gateway serve --host $(HOST) --port $(PORT)
+serve: $(VENV)/.installed  ## serve the bundled model, or MODEL (smollm2, a folder, …), on HOST:PORT
+	@$(VENV)/bin/gateway serve --host $(HOST) --port $(PORT) $(if $(MODEL),--model '$(MODEL)')
 
 lint: $(VENV)/.checked  ## format, lint, types, import contracts
 	$(VENV)/bin/ruff format --check .
@@ -72,7 +72,6 @@ bench-engine: $(VENV)/.installed  ## the native engine beside transformers' own,
 	$(VENV)/bin/python -m benchmarks.lora
 
 bench-rivals: $(VENV)/.installed  ## the native engine beside openvino-genai and llama-server, installed first
-	$(VENV)/bin/pip $(PIP) --constraint constraints.txt --editable '.[engine,rivals]'
 	-$(MAKE) --keep-going --file benchmarks/rivals/install.mk FOLDER=$(RIVALS)
 	$(VENV)/bin/python -m benchmarks.rivals --folder $(RIVALS)
 

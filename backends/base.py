@@ -111,6 +111,10 @@ class EngineState(msgspec.Struct, frozen=True):
 
 
 # `runtime_checkable`, because the backends of a configuration are found at run time and most have no engine.
+class NotPrepared(Exception):
+    """What a backend's options name cannot be had or read; the text is for the operator."""
+
+
 @runtime_checkable
 class RunsEngine(Protocol):
     """A backend with a native engine, whose state it knows."""

@@ -16,7 +16,7 @@ from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 
 from adapters.base import Adapter
-from backends.base import Backend
+from backends.base import Backend, NotPrepared
 from gateway.access.keys import Keys, keys_from
 from gateway.config import Config, ConfigError, ServerSection, nearest
 from gateway.errors import to_client_error
@@ -81,6 +81,27 @@ def make_backends(config: Config) -> dict[str, Backend]:
         except msgspec.ValidationError as error:
             raise ConfigError(f"backends.{name}: {error}") from None
     return made
+
+
+def prepare(config: Config, report: Callable[[str], None], *, fetch: bool) -> Config:
+    """The configuration with the options that backends have made of theirs: models fetched, formats converted.
+
+    Args:
+        config: as it was read.
+        report: called with a sentence before each step that takes time.
+        fetch: whether anything may be fetched.
+
+    Raises:
+        ConfigError: what a backend's options name cannot be had or read.
+    """
+    made = {}
+    for name, section in config.backends.items():
+        prepare_options = getattr(backend_class(name, section["kind"]), "prepare", None)
+        try:
+            made[name] = section if prepare_options is None else prepare_options(section, report, fetch=fetch)
+        except NotPrepared as error:
+            raise ConfigError(f"backends.{name}: {error}") from None
+    return msgspec.structs.replace(config, backends=made)
 
 
 def create_app(

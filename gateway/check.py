@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from backends.base import Backend
+from backends.base import Backend, NotPrepared
 from gateway.access.keys import keys_from
 from gateway.app import adapters, backend_class, make_keys
 from gateway.config import Config, ConfigError, KeyPath, Problem, Source, examine, examine_file
@@ -49,13 +49,13 @@ def read_file(
     return config
 
 
-def validate(config: Config, *, insecure: bool = True) -> None:
-    """Pass a configuration that can be served.
+def validate(config: Config, *, offline: bool = False, insecure: bool = True) -> None:
+    """Pass a configuration that can be served; the arguments are those of `read_file`.
 
     Raises:
         ConfigError: it cannot; the text has a line for each mistake.
     """
-    if problems := list(problems_of(config, insecure=insecure)):
+    if problems := list(problems_of(config, offline=offline, insecure=insecure)):
         raise Source("", None).refusal(problems)
 
 
@@ -101,10 +101,17 @@ def _backend(name: str, section: Mapping[str, Any], offline: bool, made: dict[st
         examine(options, make.Options, path, found)
         yield from found or [Problem(path, f"backends.{name}: {error}")]
         return
-    # Kinds of other packages need not have it.
-    if not offline and (problems := getattr(make, "problems", None)) is not None:
+    if offline:
+        return
+    # Kinds of other packages need have neither.
+    if (problems := getattr(make, "problems", None)) is not None:
         for inner, text in problems(options):
             yield Problem((*path, *inner), f"backends.{name}: {text}")
+    if (check := getattr(make, "check", None)) is not None:
+        try:
+            check(section)
+        except NotPrepared as error:
+            yield Problem((*path, "model"), f"backends.{name}: {error}")
 
 
 def _dialects(config: Config) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""The command `gateway`: serve, check, explain, experiment, openapi.
+"""The command `gateway`: serve, check, explain, experiment, models, openapi.
 
 Each option has an environment variable: INTERLINGUA_SERVE_PORT for `serve --port`.
 """
@@ -6,7 +6,7 @@ Each option has an environment variable: INTERLINGUA_SERVE_PORT for `serve --por
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ import click
 import msgspec
 
 import gateway
+from backends.base import NotPrepared
 from gateway.config import Config, ConfigError, default, load, nearest
 from gateway.deployment.state_file import LiveDeployments
 from gateway.experiment_cli import experiment
 from gateway.keys_cli import keys
+from gateway.models_cli import models
 from gateway.observability import logging
 
 
@@ -34,7 +36,10 @@ main.context_settings["auto_envvar_prefix"] = "INTERLINGUA"
 
 
 @main.command()
-@click.option("--model", type=click.Path(exists=True, file_okay=False), help="Serve this checkpoint folder.")
+@click.argument("path", required=False)
+@click.option(
+    "--model", help="Serve this model: a folder, a GGUF file, smollm2 or minilm, or owner/name[@revision] of the hub."
+)
 @click.option("--config", "file", type=click.Path(path_type=Path), help="Serve what this TOML file describes.")
 @click.option("--backend", help="Serve the models of the remote server at this URL; its kind is probed.")
 @click.option(
@@ -52,6 +57,7 @@ main.context_settings["auto_envvar_prefix"] = "INTERLINGUA"
 @click.option("--insecure", is_flag=True, help="Listen on a public address without keys.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 def serve(
+    path: str | None,
     model: str | None,
     file: Path | None,
     backend: str | None,
@@ -61,7 +67,12 @@ def serve(
     log_level: str,
     **server: Any,
 ) -> None:
-    """Serve models: of --config, --model or --backend; the bundled model by default."""
+    """Serve models: PATH or --model, those of --config or --backend; the bundled model by default."""
+    if path is not None and model is not None:
+        raise click.UsageError("give the model once: as PATH or by --model")
+    model = model if path is None else path
+    if model is not None and model.endswith(".toml"):
+        raise click.UsageError(f"{model} is no model: give a configuration by --config")
     if sum(given is not None for given in (model, file, backend)) > 1:
         raise click.UsageError("--model, --config and --backend exclude each other: give one of them")
     if names and file is not None:
@@ -69,6 +80,7 @@ def serve(
     if backend_key_env is not None and backend is None:
         raise click.UsageError("--backend-key-env needs --backend")
     # Imported here: `gateway --version` and completion should not wait for Litestar.
+    from gateway.app import prepare
     from gateway.check import read_file, validate
     from gateway.listed_models import probed, with_listed
 
@@ -79,13 +91,17 @@ def serve(
     def change(config: Config) -> Config:
         return msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **given))
 
+    # At a reload nothing is fetched: that may take minutes, in which no process would be restarted.
+    fetches = iter((True,))
+
     # Called again for each SIGHUP, with the same options.
     def read() -> Config:
         if file is not None:
-            return with_listed(read_file(file, change, insecure=insecure))
-        config = change(probed(backend, backend_key_env, names) if backend else default(model, names))
-        validate(config, insecure=insecure)
-        return config
+            config = with_listed(read_file(file, change, insecure=insecure))
+        else:
+            config = change(probed(backend, backend_key_env, names) if backend else _local(model, names))
+            validate(config, insecure=insecure)
+        return prepare(config, lambda said: click.echo(said, err=True), fetch=next(fetches, False))
 
     try:
         sys.exit(_serve(read, log_level))
@@ -174,6 +190,24 @@ def build_kernels(into: Path | None) -> None:
 
 main.add_command(experiment)
 main.add_command(keys)
+main.add_command(models)
+
+
+def _local(model: str | None, names: Sequence[str]) -> Config:
+    """A configuration that serves a native model, called `names`, or like its folder, file or model of the hub.
+
+    Raises:
+        ConfigError: there is no such model, or it cannot be read.
+    """
+    if model is None:
+        return default(None, names)
+    from backends.native.checkpoints.reference import check, names_of
+
+    try:
+        check(model)
+    except NotPrepared as error:
+        raise ConfigError(str(error)) from None
+    return default(model, names or names_of(model))
 
 
 def _serve(read: Callable[[], Config], log_level: str) -> int:

@@ -28,7 +28,7 @@ _file = click.option(
 
 @click.group()
 def keys() -> None:
-    """Make, list and revoke API keys. A running gateway heeds a change with its next request."""
+    """Make, list and revoke API keys. A running gateway applies a change at once."""
 
 
 @keys.command()

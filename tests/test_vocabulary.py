@@ -70,6 +70,7 @@ FORMER_OPTIONS = {
 
 ALLOWED = {
     "hugging face": "a name",
+    "hugging_face": "the same in CamelCase",
     "what is in the picture?": "a prompt: the demo model was trained on it",
     "how many shapes are in the picture?": "a prompt: the demo model was trained on it",
 }

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from backends.base import Capabilities, EngineCommand, EngineState, Feature, Health
 from backends.native import embedding
 from backends.native.answer import Answer
+from backends.native.checkpoints import reference
 from backends.native.client.engine_client import EngineClient
 from backends.native.client.engine_process import EngineProcess, engine_command
 from backends.native.client.inflight import Diverged
@@ -74,13 +75,12 @@ class NativeBackend:
 
     Options = NativeOptions
     problems = staticmethod(problems_of)
+    # Before a backend is made: the gateway has models fetched and converted once, not by each worker.
+    prepare = staticmethod(reference.prepare_options)
+    check = staticmethod(reference.check_options)
 
     def __init__(
-        self,
-        name: str,
-        options: NativeOptions | Mapping[str, Any] | None = None,
-        *,
-        connect: Connect | None = None,
+        self, name: str, options: NativeOptions | Mapping[str, Any] | None = None, *, connect: Connect | None = None
     ) -> None:
         self.name = name
         self._started = False

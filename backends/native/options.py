@@ -79,10 +79,5 @@ def problems_of(given: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str
     options = read_options(given)
     if find_spec("torch") is None or find_spec("transformers") is None:
         yield ("kind",), "native models need the engine: pip install 'interlingua[engine]'"
-    folder = Path(options.model)
-    if not folder.is_dir():
-        yield ("model",), f"there is no folder {options.model}"
-    elif not (folder / "config.json").is_file():
-        yield ("model",), f"{options.model} has no config.json: it is not the folder of a checkpoint"
     if options.images.folder is not None and not Path(options.images.folder).is_dir():
         yield ("images", "folder"), f"there is no folder {options.images.folder}"

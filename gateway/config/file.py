@@ -139,12 +139,12 @@ def foreign(text: str) -> str:
 
 
 def default(model: str | None = None, names: Sequence[str] = ()) -> Config:
-    """A configuration of one endpoint over one native backend: the bundled model, or the checkpoint folder `model`.
+    """A configuration of one endpoint over one native backend: the bundled model, or `model`.
 
     The first of `names` is the endpoint's name, the others are aliases; without them it is called like the folder.
     """
     name, *aliases = names or (Path(model).resolve().name if model else BUNDLED,)
-    backend: dict[str, Any] = {"kind": "native"} | ({"model": str(Path(model).resolve())} if model else {})
+    backend: dict[str, Any] = {"kind": "native"} | ({"model": model} if model else {})
     entity = ServedEntity(name=name, backend="local")
     endpoint = Endpoint(served_entities=(entity,), aliases=tuple(aliases))
     return Config(backends={"local": backend}, endpoints={name: endpoint})

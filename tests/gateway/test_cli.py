@@ -60,6 +60,25 @@ def test_check_says_what_is_wrong(file: Path) -> None:
     )
 
 
+def test_a_model_that_cannot_be_read_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    for words in (("serve", tmp_path), ("serve", "--model", tmp_path), ("models", "get", tmp_path)):
+        result = run(*words)
+        assert (result.exit_code, result.output) == (
+            1,
+            f"Error: '{tmp_path}' holds no config.json and no *.gguf: it is no checkpoint\n",
+        )
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "hqq"}}')
+    (tmp_path / "model.safetensors").touch()
+    file = tmp_path / "gateway.toml"
+    file.write_text(f'[backends.x]\nkind = "native"\nmodel = "{tmp_path}"\n[endpoints.y]\n')
+    file.write_text(file.read_text() + 'served_entities = [{ name = "a", backend = "x" }]\n')
+    for words in (("check", file), ("serve", "--config", file)):
+        result = run(*words)
+        assert result.exit_code == 1
+        text = f"backends.x: '{tmp_path}' is quantized by 'hqq', which is not read"
+        assert result.output.startswith(f"Error: {file}:3: {text}")
+
+
 def test_explain_names_the_winner_first_and_every_score(file: Path) -> None:
     result = run("explain", "--config", file, "--endpoint", "chat", "--unit", "somebody")
     first, *_, a, b, c = result.output.splitlines()
@@ -86,7 +105,8 @@ def test_openapi_prints_the_document() -> None:
         (["--backend-key-env", "KEY"], "--backend-key-env needs --backend"),
         (["--config", "x", "--name", "mine"], "--served-model-name names a model that has no --config"),
         (["--workers", "0"], "0 is not in the range"),
-        (["--model", "/nowhere/at/all"], "does not exist"),
+        (["./here", "--model", "./there"], "give the model once"),
+        (["gateway.toml"], "give a configuration by --config"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(words: list[str], message: str) -> None:

@@ -121,17 +121,16 @@ def test_what_cannot_be_served_is_said_before_anything_starts(text: str, message
 def test_arms_for_text_and_for_embeddings_are_refused_as_far_as_folders_tell(
     tmp_path: Path, files: dict[str, str], refused: bool
 ) -> None:
-    (tmp_path / "config.json").write_text("{}")
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     mixed = GOOD.replace("./models/llama", str(tmp_path))
     if not refused:
-        validate(parse(mixed))
+        validate(parse(mixed), offline=True)
         return
     with pytest.raises(ConfigError) as error:
-        validate(parse(mixed))
+        validate(parse(mixed), offline=True)
     assert str(error.value) == ("endpoints.chat: 'challenger' generates text, and 'current' makes embeddings only")
-    validate(parse(mixed.replace('task = "chat"', 'task = "embeddings"')))
+    validate(parse(mixed.replace('task = "chat"', 'task = "embeddings"')), offline=True)
 
 
 def test_the_files_name_comes_first(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from gateway.auth import Keys
+from gateway.access.keys import Keys
 from gateway.config import Endpoint
 from gateway.experiments.experiments import Experiments
 from gateway.experiments.old_figures import KEPT_DAYS, remove_old

@@ -69,7 +69,7 @@ LIMITED: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("protocol", LIMITED)
-async def test_a_limit_is_told_in_the_protocols_words(protocol: str) -> None:
+async def test_a_limit_is_a_refusal_in_the_protocols_words(protocol: str) -> None:
     path, body, headers = LIMITED[protocol]
     async with running(application(None, EndpointLimit(requests=1))) as client:
         first, second = [await client.post(path, json=body) for _ in range(2)]

@@ -1,8 +1,9 @@
 """Load a checkpoint folder into a model of transformers, offline, with the facts that the engine needs.
 
-Only local safetensors files and classes that ship with transformers are used: nothing is downloaded, and no code from
-the folder is run. A composite checkpoint (LLaVA and the like) is loaded whole. An encoder, which makes embeddings and
-no text, is loaded by `load_encoder` without an output layer.
+Only local safetensors and GGUF files and classes that ship with transformers are used: nothing is downloaded, and no
+code from the folder is run. `engine.formats` reads weights of other formats than transformers' own. A composite
+checkpoint (LLaVA and the like) is loaded whole. An encoder, which makes embeddings and no text, is loaded by
+`load_encoder` without an output layer.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from transformers import (
     GenerationConfig,
 )
 
+from backends.native.checkpoints.errors import CheckpointError
+from backends.native.checkpoints.layout import gguf_of
 from backends.native.engine.errors import LoadError
+from backends.native.engine.formats.tensors import float32_bytes, model_class, read_tensors
 from backends.native.engine.layers.quantized_linear import BITS
 from backends.native.engine.loading.module import read_module
 from backends.native.multimodal.interfaces import SupportsMultiModal
@@ -164,7 +168,7 @@ def pick_dtype(dtype: str, path: Path, config: Any, device: torch.device) -> tor
     weights everything else is bfloat16 on CPUs that have such units.
 
     Raises:
-        LoadError: the dtype is unknown, or for another device.
+        LoadError: the dtype is unknown or for another device, or the weights cannot be read.
     """
     if dtype in BITS:
         if device.type != "cpu":
@@ -174,11 +178,12 @@ def pick_dtype(dtype: str, path: Path, config: Any, device: torch.device) -> tor
         if dtype not in _DTYPES:
             raise LoadError(f"'{dtype}' is not a dtype; it must be one of auto, {', '.join((*_DTYPES, *BITS))}.")
         return _DTYPES[dtype]
-    # Files may be in any dtype; their size is converted to what it would be in float32.
-    own = config.dtype or config.get_text_config(decoder=True).dtype or torch.float32
-    size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    small = size * torch.float32.itemsize // own.itemsize <= _SMALL_BYTES
-    return torch.float32 if device.type == "cpu" and small else own
+    own: torch.dtype = config.dtype or config.get_text_config(decoder=True).dtype or torch.float32
+    try:
+        small = device.type == "cpu" and float32_bytes(path, own) <= _SMALL_BYTES
+    except CheckpointError as error:
+        raise LoadError(str(error)) from error
+    return torch.float32 if small else own
 
 
 def _read_config(path: Path) -> Any:
@@ -186,7 +191,7 @@ def _read_config(path: Path) -> Any:
         raise LoadError(f"There is no model folder '{path}'.")
     if not (path / "config.json").is_file():
         raise LoadError(f"The model folder '{path}' has no config.json.")
-    if not any(path.glob("*.safetensors")):
+    if not any(path.glob("*.safetensors")) and gguf_of(path) is None:
         raise LoadError(f"The model folder '{path}' has no *.safetensors file; other formats are not loaded.")
     # Registered models may add configuration classes (`AutoConfig.register`).
     MULTIMODAL_REGISTRY.load()
@@ -198,8 +203,12 @@ def _read_config(path: Path) -> Any:
 
 def _read_model(path: Path, config: Any, auto_class: Any, dtype: torch.dtype, device: torch.device) -> Any:
     try:
-        model, found = auto_class.from_pretrained(
-            path,
+        tensors = read_tensors(path, config, auto_class, dtype)
+        # transformers reads the tensors itself, or is given them, and then no folder.
+        source = {"pretrained_model_name_or_path": path} if tensors is None else {"state_dict": tensors}
+        reader = auto_class if tensors is None else model_class(auto_class, config)
+        model, found = reader.from_pretrained(
+            **{"pretrained_model_name_or_path": None, **source},
             config=config,
             dtype=dtype,
             attn_implementation="eager",  # the only one that implements every feature: sdpa drops a softcap
@@ -209,6 +218,8 @@ def _read_model(path: Path, config: Any, auto_class: Any, dtype: torch.dtype, de
             output_loading_info=True,
         )
         model = model.to(device).eval()
+    except CheckpointError as error:
+        raise LoadError(str(error)) from error
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise LoadError(f"The model in '{path}' does not fit into the memory of {device}.") from error
     except (
