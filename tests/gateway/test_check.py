@@ -185,7 +185,7 @@ def test_there_are_enough_bad_files() -> None:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_mistake_is_told_with_its_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_is_reported_with_its_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOT_SET", raising=False)
     change, line, words = BAD[name]
     file = tmp_path / "gateway.toml"
@@ -202,7 +202,7 @@ def test_a_mistake_is_told_with_its_line(name: str, tmp_path: Path, monkeypatch:
     assert first
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
     text = GOOD.replace("port = 0", "prt = 0\nworkers = 0").replace("scripted", "scriptd").replace('"b"', '"b c"')
     file.write_text(text + "task = 'x'\nkeys = 1\n")
