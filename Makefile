@@ -29,7 +29,7 @@ help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 serve: $(VENV)/.installed  ## serve the bundled model, or MODEL (smollm2, a folder, …), on HOST:PORT
-	$(VENV)/bin/gateway serve --host $(HOST) --port $(PORT) $(if $(MODEL),--model '$(MODEL)')
+	@$(VENV)/bin/gateway serve --host $(HOST) --port $(PORT) $(if $(MODEL),--model '$(MODEL)')
 
 lint: $(VENV)/.checked  ## format, lint, types, import contracts
 	$(VENV)/bin/ruff format --check .
@@ -101,13 +101,13 @@ clean:  ## remove what make built
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
-	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (once; torch and transformers take a minute or two) ..."
-	$(VENV)/bin/pip $(PIP) --constraint constraints.txt --editable .
+	$(VENV)/bin/pip $(PIP) --constraint constraints.txt --editable '.[engine]'
 	touch $@
 
 $(VENV)/.checked: $(VENV)/.installed tests/clients/lm-eval.txt
-	$(VENV)/bin/pip $(PIP) --constraint constraints.txt --editable '.[check]'
+	$(VENV)/bin/pip $(PIP) --constraint constraints.txt --editable '.[engine,check]'
 	$(VENV)/bin/pip $(PIP) --no-deps --requirement tests/clients/lm-eval.txt
 	touch $@
 

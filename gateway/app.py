@@ -18,11 +18,8 @@ from litestar.handlers import HTTPRouteHandler
 from adapters.base import Adapter
 from backends.base import Backend, NotPrepared
 from gateway.access.keys import Keys, keys_from
-from gateway.config import Config, ConfigError, ServerSection
-from gateway.deployment.deployments import generating, mixed_kinds
-from gateway.deployment.state_file import LiveDeployments
+from gateway.config import Config, ConfigError, ServerSection, nearest
 from gateway.errors import to_client_error
-from gateway.experiments.metrics import wrong_metrics
 from gateway.http import feedback, health, ui
 from gateway.http import keys as keys_api
 from gateway.http.answering import status_headers
@@ -30,7 +27,6 @@ from gateway.http.entrance import BrowserGuard, Entrance, cors
 from gateway.http.openapi import document
 from gateway.http.routes import Mounts, not_allowed, not_found
 from gateway.service import Service
-from gateway.storage.row_files import is_writable
 from schemas.errors import GatewayError, InvalidRequest
 
 
@@ -57,10 +53,17 @@ def backend_class(name: str, kind: str) -> Callable[[str, Mapping[str, Any]], Ba
     """
     found = _registered("gateway.backends")
     if kind not in found:
+        from backends.remote.kinds import SPOKEN_BY
+
+        hint = f"; for {kind} say '{SPOKEN_BY[kind]}'" if kind in SPOKEN_BY else nearest(kind, found)
         raise ConfigError(
-            f"backends.{name}: there is no backend of kind '{kind}'; there are {', '.join(sorted(found))}"
+            f"backends.{name}: there is no backend of kind '{kind}'; there are {', '.join(sorted(found))}{hint}"
         )
-    made: Callable[[str, Mapping[str, Any]], Backend] = found[kind].load()
+    try:
+        made: Callable[[str, Mapping[str, Any]], Backend] = found[kind].load()
+    except ModuleNotFoundError as error:
+        what = f"kind '{kind}' needs the package '{error.name}', which a gateway alone does not bring"
+        raise ConfigError(f"backends.{name}: {what}: pip install 'interlingua[engine]'") from None
     return made
 
 
@@ -101,42 +104,6 @@ def prepare(config: Config, report: Callable[[str], None], *, fetch: bool) -> Co
     return msgspec.structs.replace(config, backends=made)
 
 
-def check_backends(config: Config) -> None:
-    """Check what the backends' options name, as far as it is on this machine. Nothing is fetched or converted.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    for name, section in config.backends.items():
-        check_options = getattr(backend_class(name, section["kind"]), "check", None)
-        try:
-            if check_options is not None:
-                check_options(section)
-        except NotPrepared as error:
-            raise ConfigError(f"backends.{name}: {error}") from None
-
-
-def validate(config: Config) -> None:
-    """Check a configuration by building what a worker would build, without starting it.
-
-    Raises:
-        ConfigError: the configuration names something that does not exist, or contradicts itself.
-    """
-    # The objects are thrown away: only the errors of building them matter.
-    generates = generating(make_backends(config))
-    _keys(config.server)
-    Mounts(adapters(), config)
-    if (export := config.server.export) is not None and not is_writable(Path(export.folder).absolute()):
-        raise ConfigError(f"server.export: the folder '{export.folder}' cannot be written to")
-    for name, deployed in LiveDeployments(config).deployments.items():
-        if wrong := wrong_metrics(deployed.serving):
-            raise ConfigError(f"endpoints.{name}{wrong}")
-    # Only of the file: an endpoint that was changed while serving must not keep the server from starting again.
-    for name, endpoint in config.endpoints.items():
-        if wrong := mixed_kinds(endpoint, generates):
-            raise ConfigError(f"endpoints.{name}{wrong}")
-
-
 def create_app(
     config: Config,
     backends: Mapping[str, Backend] | None = None,
@@ -157,7 +124,7 @@ def create_app(
     Raises:
         ConfigError: the configuration names something that does not exist.
     """
-    keys = _keys(config.server)
+    keys = make_keys(config.server)
     service = Service(config, make_backends(config) if backends is None else backends, keys, folder, slot)
     protocols = adapters()
     mounts = Mounts(protocols, config)
@@ -184,7 +151,7 @@ def create_app(
     return app
 
 
-def _keys(server: ServerSection) -> Keys:
+def make_keys(server: ServerSection) -> Keys:
     """The keys that a configuration names.
 
     Raises:

@@ -5,33 +5,23 @@ Each option has an environment variable: INTERLINGUA_SERVE_PORT for `serve --por
 
 from __future__ import annotations
 
-import asyncio
-import json
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
-from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
 import gateway
-from backends.base import Health, NotPrepared
-from gateway.config import Config, ConfigError, default, load, nearest, remote
+from backends.base import NotPrepared
+from gateway.config import Config, ConfigError, default, load, nearest
 from gateway.deployment.state_file import LiveDeployments
 from gateway.experiment_cli import experiment
 from gateway.keys_cli import keys
 from gateway.models_cli import models
 from gateway.observability import logging
-from schemas.errors import GatewayError
-
-if TYPE_CHECKING:
-    from rich.status import Status
 
 
 @click.group()
@@ -80,27 +70,19 @@ def serve(
     **server: Any,
 ) -> None:
     """Serve models: PATH or --model, those of --config or --backend; the bundled model by default."""
-    if path is not None and model is not None:
-        raise click.UsageError("give the model once: as PATH or by --model")
-    model = model if path is None else path
-    if model is not None and model.endswith(".toml"):
-        raise click.UsageError(f"{model} is no model: give a configuration by --config")
-    if sum(given is not None for given in (model, file, backend)) > 1:
-        raise click.UsageError("--model, --config and --backend exclude each other: give one of them")
-    if names and file is not None:
-        raise click.UsageError("--served-model-name names a model that has no --config: there, endpoints have names")
-    if speculation and (file is not None or backend is not None):
-        raise click.UsageError(
-            "--speculation is for a native model without --config: there, backends have `speculation`"
-        )
-    if backend_key_env is not None and backend is None:
-        raise click.UsageError("--backend-key-env needs --backend")
+    model = _model_of(path, model)
+    _check_options(model, file, backend, names, backend_key_env, speculation=speculation)
     # Imported here: `gateway --version` and completion should not wait for Litestar.
-    from gateway.app import prepare, validate
+    from gateway.app import prepare
+    from gateway.check import read_file, validate
+    from gateway.listed_models import probed, with_listed
 
     logging.configure(log_level)
     # Options that were given override the file; None was not.
     given = {name: value for name, value in server.items() if value is not None}
+
+    def change(config: Config) -> Config:
+        return msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **given))
 
     # At a reload nothing is fetched: that may take minutes, in which no process would be restarted.
     fetches = iter((True,))
@@ -108,14 +90,12 @@ def serve(
     # Called again for each SIGHUP, with the same options.
     def read() -> Config:
         if file is not None:
-            config = load(file)
+            config = with_listed(read_file(file, change, insecure=insecure))
         else:
-            config = (
-                _remote(backend, backend_key_env, names) if backend else _local(model, names, speculation=speculation)
+            config = change(
+                probed(backend, backend_key_env, names) if backend else _local(model, names, speculation=speculation)
             )
-        config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **given))
-        _check_address(config, insecure)
-        validate(config)
+            validate(config, insecure=insecure)
         return prepare(config, lambda said: click.echo(said, err=True), fetch=next(fetches, False))
 
     try:
@@ -126,22 +106,28 @@ def serve(
 
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path))
-def check(file: Path) -> None:
-    """Check a configuration FILE, and list what it would serve."""
-    from gateway.app import check_backends, validate
+@click.option(
+    "--offline", is_flag=True, help="Leave out variables, files and addresses: this is not where it will run."
+)
+@click.option("--insecure", is_flag=True, help="Allow a public address without keys.")
+def check(file: Path, offline: bool, insecure: bool) -> None:
+    """Check a configuration FILE: print all for which `serve` would refuse it, or what it would serve."""
+    from gateway.check import read_file
 
     try:
-        config = load(file)
-        validate(config)
-        check_backends(config)
+        config = read_file(file, offline=offline, insecure=insecure)
         # With the changes in the state file, as a server would start with them.
         deployments = LiveDeployments(config).deployments
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
+    if not deployments:
+        for name, section in config.backends.items():
+            click.echo(f"every model that {name} ({section['kind']}) lists")
     for name, deployed in deployments.items():
         endpoint = deployed.serving
         also = f", also {', '.join(endpoint.aliases)}" if endpoint.aliases else ""
-        click.echo(f"{name}  ({endpoint.task or 'chat'}){also}")
+        changed = "" if endpoint == config.endpoints.get(name) else f"  (from {config.server.state_file})"
+        click.echo(f"{name}  ({endpoint.task or 'chat'}){also}{changed}")
         for entity in endpoint.served_entities:
             kind = config.backends[entity.backend]["kind"]
             shadow = ", a shadow" if entity.shadow is not None else ""
@@ -202,6 +188,46 @@ main.add_command(keys)
 main.add_command(models)
 
 
+def _model_of(path: str | None, model: str | None) -> str | None:
+    """The model that is given as an argument or as an option.
+
+    Raises:
+        click.UsageError: it is given twice, or is a configuration.
+    """
+    if path is not None and model is not None:
+        raise click.UsageError("give the model once: as PATH or by --model")
+    model = model if path is None else path
+    if model is not None and model.endswith(".toml"):
+        raise click.UsageError(f"{model} is no model: give a configuration by --config")
+    return model
+
+
+def _check_options(
+    model: str | None,
+    file: Path | None,
+    backend: str | None,
+    names: Sequence[str],
+    key_env: str | None,
+    *,
+    speculation: bool,
+) -> None:
+    """Refuse options of `serve` that contradict each other.
+
+    Raises:
+        click.UsageError: two of them do.
+    """
+    if sum(given is not None for given in (model, file, backend)) > 1:
+        raise click.UsageError("--model, --config and --backend exclude each other: give one of them")
+    if names and file is not None:
+        raise click.UsageError("--served-model-name names a model that has no --config: there, endpoints have names")
+    if speculation and (file is not None or backend is not None):
+        raise click.UsageError(
+            "--speculation is for a native model without --config: there, backends have `speculation`"
+        )
+    if key_env is not None and backend is None:
+        raise click.UsageError("--backend-key-env needs --backend")
+
+
 def _local(model: str | None, names: Sequence[str], *, speculation: bool) -> Config:
     """A configuration that serves a native model, called `names`, or like its folder, file or model of the hub.
 
@@ -219,134 +245,12 @@ def _local(model: str | None, names: Sequence[str], *, speculation: bool) -> Con
     return default(model, names or names_of(model), speculation=speculation)
 
 
-def _remote(url: str, key_env: str | None, names: Sequence[str] = ()) -> Config:
-    """A configuration that serves the models of the server at `url`.
-
-    Raises:
-        ConfigError: the server does not answer, or has no model that can be served.
-    """
-    from backends.remote.options import RemoteOptions
-    from backends.remote.probe import probe
-
-    try:
-        found = asyncio.run(probe(RemoteOptions(url=url, api_key_env=key_env)))
-    except GatewayError as error:
-        raise ConfigError(f"--backend {url}: {error.message}") from None
-    except ValueError as error:
-        raise ConfigError(f"--backend {url}: {error}") from None
-    return remote(found.kind, found.url, found.models, key_env, names)
-
-
 def _serve(read: Callable[[], Config], log_level: str) -> int:
+    from gateway.process.startup import StartupMonitor
     from gateway.process.supervisor import Supervisor
 
     supervisor = Supervisor(read, log_level)
-    return supervisor.run(_StartupMonitor(supervisor.config, supervisor.port).poll)
-
-
-class _StartupMonitor:
-    """Reports how the server starts: progress while a model loads, then a greeting with its URL and examples.
-
-    A server with a single backend is stopped if that fails before it was ever ready; among several, the others answer.
-
-    Args:
-        config: what is served.
-        port: where the workers listen.
-    """
-
-    def __init__(self, config: Config, port: int) -> None:
-        self._config = config
-        self._port = port
-        self._done = False
-        self._next_poll = 0.0
-        self._began = time.monotonic()
-        self._spinner: Status | None = None
-
-    def poll(self) -> bool:
-        """Ask for the health once more, at most ten times a second; False if the server is to be stopped."""
-        if self._done or time.monotonic() < self._next_poll:
-            return True
-        # The supervisor calls this between its own steps: an answer takes milliseconds, a worker that hangs costs the
-        # timeout of 1 s.
-        self._next_poll = time.monotonic() + 0.1
-        health = self._health()
-        if health is None:
-            return True
-        if health.status != "ready":
-            return self._report_progress(health)
-        self._greet()
-        return True
-
-    def _health(self) -> Health | None:
-        """A worker's health; None if no worker listens yet, or it ended in the middle of its answer."""
-        try:
-            try:
-                answer = urllib.request.urlopen(f"{self._url}/health/ready", timeout=1)  # noqa: S310 - http, our own
-            except urllib.error.HTTPError as not_ready:  # 503: not ready, with the reason in the body
-                answer = not_ready
-            with answer:
-                return msgspec.json.decode(answer.read(), type=Health)
-        except (OSError, HTTPException, msgspec.DecodeError):
-            return None
-
-    @property
-    def _url(self) -> str:
-        host = self._config.server.host
-        # A wildcard address cannot be connected to everywhere.
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
-
-    def _report_progress(self, health: Health) -> bool:
-        # A wrong model path or URL would be retried for ever; at a first start, that is a mistake to report.
-        if health.status == "failed" and len(self._config.backends) == 1:
-            self._close()
-            click.echo(f"Error: {health.detail}", err=True)
-            return False
-        if sys.stderr.isatty():  # a spinner in a log file would be noise
-            if self._spinner is None:
-                from rich.console import Console
-
-                self._spinner = Console(stderr=True).status("")
-                self._spinner.start()
-            self._spinner.update(health.detail)
-        return True
-
-    def _close(self) -> None:
-        self._done = True
-        if self._spinner is not None:
-            self._spinner.stop()
-
-    def _greet(self) -> None:
-        from gateway.app import adapters
-        from gateway.http.routes import routes
-
-        self._close()
-        model = self._config.server.default or next(iter(self._config.endpoints), "")
-        keys = "a key is needed" if self._config.server.needs_key else "no key needed"
-        click.echo(
-            f"\nInterlingua {gateway.__version__} on {self._url}  ({keys}; {time.monotonic() - self._began:.1f} s)"
-        )
-        click.echo(f"Models: {', '.join(self._config.endpoints)}")
-        click.echo(f"In a browser: {self._url}/ui\n")
-        printed: set[str] = set()
-        for protocol, route in routes(adapters()):
-            if route.example is None or protocol in printed:
-                continue
-            printed.add(protocol)
-            path = route.path.replace("{model}", model).replace("{name}", model)
-            # POSIX shell: a quote inside single quotes.
-            body = json.dumps(route.example).replace("{model}", model).replace("'", "'\\''")
-            click.echo(f"# {protocol}\ncurl {self._url}{path} -H 'content-type: application/json' -d '{body}'\n")
-        # Into a pipe, standard output is buffered, and the process goes on for days.
-        sys.stdout.flush()
-
-
-def _check_address(config: Config, insecure: bool) -> None:
-    host = config.server.host
-    if not config.server.is_private and not config.server.needs_key and not insecure:
-        raise ConfigError(
-            f"server.host {host}: other machines can reach this address; set keys_env or keys_file, or pass --insecure"
-        )
+    return supervisor.run(StartupMonitor(supervisor.config, supervisor.port).poll)
 
 
 def _check_siblings() -> None:

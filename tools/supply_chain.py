@@ -52,13 +52,13 @@ _UNSTATED = {"rich-click": "MIT", "torch": "BSD-3-Clause"}
 
 
 def closure(root: str = DISTRIBUTION) -> list[Distribution]:
-    """The distributions that `root` needs to run here, by name, itself and what torch brings excluded.
+    """The distributions that `root` needs with its engine, by name, itself and what torch brings excluded.
 
     Raises:
         importlib.metadata.PackageNotFoundError: `root` is not installed.
     """
     found: dict[str, Distribution] = {}
-    waiting = [(root, frozenset[str]())]
+    waiting = [(root, frozenset({"engine"}))]
     while waiting:
         name, extras = waiting.pop()
         key = canonical(name)

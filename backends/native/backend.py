@@ -35,7 +35,7 @@ from backends.native.import_lock import with_import_lock
 from backends.native.model_files import check_sizes
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.multimodal.prompts import ImagePrompts
-from backends.native.options import NativeOptions, read_options
+from backends.native.options import NativeOptions, problems_of, read_options
 from backends.native.protocol.messages import Ready
 from backends.native.sentence_transformers import PLAIN, Recipe, RecipeError, generates, read_recipe
 from backends.native.text.codec import TextCodec
@@ -77,6 +77,7 @@ class NativeBackend:
     """
 
     Options = NativeOptions
+    problems = staticmethod(problems_of)
     # Before a backend is made: the gateway has models fetched and converted once, not by each worker.
     prepare = staticmethod(reference.prepare_options)
     check = staticmethod(reference.check_options)

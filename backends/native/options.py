@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -80,3 +82,12 @@ def read_options(given: Mapping[str, Any]) -> NativeOptions:
             fields[name] = value
             log.warning("backend.option_deprecated", option=f'{name} = "{former_value}"', use=f'{name} = "{value}"')
     return msgspec.convert(fields, NativeOptions)
+
+
+def problems_of(given: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What a start would refuse of valid options on this machine: the path of each option, and why."""
+    options = read_options(given)
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        yield ("kind",), "native models need the engine: pip install 'interlingua[engine]'"
+    if options.images.folder is not None and not Path(options.images.folder).is_dir():
+        yield ("images", "folder"), f"there is no folder {options.images.folder}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -20,14 +20,12 @@ from adapters.base import ClientCodec, EmbeddingCodec, Outbound, RelayCodec, Rep
 from backends.base import Capabilities, Feature, Health
 from backends.prompts import as_asked
 from backends.remote.breaker import Breaker
-from backends.remote.chat_text import ChatText, load_chat_text
 from backends.remote.connect import Connected, connect
 from backends.remote.diagnosis import Diagnosis
 from backends.remote.event_stream import EventStream
 from backends.remote.health_check import HealthCheck
 from backends.remote.id_source import id_source, marked
 from backends.remote.options import RemoteOptions
-from backends.remote.retokeniser import Retokeniser
 from backends.remote.retry import Retrier
 from backends.remote.spoken import Spoken, error_of
 from backends.transport import Exchanger, Response
@@ -53,6 +51,10 @@ from schemas.ir import (
     Usage,
 )
 from schemas.origin import Relay, RelayedAnswer
+
+if TYPE_CHECKING:
+    from backends.remote.chat_text import ChatText
+    from backends.remote.retokeniser import Retokeniser
 
 R = TypeVar("R", Generate, Embed, Relay)
 
@@ -132,6 +134,9 @@ class RemoteBackend:
             self._connected = connected = connect(self.name, self._options)
             self._client = connected.requests
             if self._options.tokenizer is not None:
+                # Imported where a backend has one: 10 MB of memory.
+                from backends.remote.retokeniser import Retokeniser
+
                 # A tokenizer file has megabytes of JSON: in a thread, so that the event loop goes on.
                 self._retokeniser = await asyncio.to_thread(Retokeniser, self._options.tokenizer)
             if self._renders:
@@ -292,6 +297,10 @@ class RemoteBackend:
     async def _load_template(self) -> None:
         """Load the chat template of a server of raw text, if there is one."""
         options = self._options
+        if options.chat_template is None and options.tokenizer is None:
+            return
+        from backends.remote.chat_text import load_chat_text
+
         self._chat = await asyncio.to_thread(load_chat_text, options.chat_template, options.tokenizer)
         if self._chat is not None:
             found, offered = self._chat.features, options.features

@@ -9,14 +9,17 @@ import os
 import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from adapters.base import Headers
 from backends.remote.key_ring import Key, KeyRing
 from backends.remote.options import FromEnvironment, RemoteOptions, Value
-from backends.transport import Exchanger, Transport, check_headers, environment_proxy, split_url
+from backends.transport import Exchanger, Transport, check_headers, check_proxy, environment_proxy, split_url
 from backends.transport.general import GeneralTransport
+
+_MISSING = "a package is missing: pip install 'interlingua[{}]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,8 @@ def connect(name: str, options: RemoteOptions) -> Connected:
         general = GeneralTransport(
             options.url, **common, proxy=proxy, http2=options.http2, unix_socket=options.unix_socket
         )
-    except ImportError as error:
-        raise ValueError(_missing_package(options, error)) from None
+    except ImportError as error:  # httpx names it
+        raise ValueError(_MISSING.format("http2" if "h2" in str(error) else "socks")) from None
     needs_general = proxy or options.http2 or options.unix_socket is not None
     requests: Exchanger = general if needs_general else Transport(options.url, **common, general=general)
     checks: Exchanger = general
@@ -84,12 +87,21 @@ def problems_of(options: RemoteOptions) -> Iterator[tuple[tuple[str, ...], str]]
     for name, value in options.headers.items():
         yield from _tried(("headers", name), lambda name=name, value=value: _header(name, value))  # type: ignore[misc]
     yield from _tried(("proxy",), lambda: read_proxy(options))
+    if options.http2 and find_spec("h2") is None:
+        yield ("http2",), _MISSING.format("http2")
+    if str(options.proxy).startswith("socks") and find_spec("socksio") is None:
+        yield ("proxy",), _MISSING.format("socks")
     for key in ("ca_file", "extra_ca_file", "client_cert", "client_key"):
         path = getattr(options, key)
         if path is not None and not Path(path).is_file():
             yield (key,), f"there is no file {path}"
             return
     yield from _tried(("client_cert" if options.client_cert else "ca_file",), lambda: make_context(options))
+    for key in ("tokenizer", "chat_template"):
+        path = getattr(options, key)
+        # A template may be given itself; it has braces, which no name of a file has.
+        if path is not None and "{" not in path and not Path(path).exists():
+            yield (key,), f"there is no file or folder {path}"
 
 
 def _tried(path: tuple[str, ...], read: Callable[[], object]) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -145,8 +157,9 @@ def read_proxy(options: RemoteOptions) -> str:
     if options.unix_socket is not None or options.proxy == "direct":
         return ""
     if options.proxy is None:
-        return environment_proxy(split_url(options.url), os.environ)
-    return _read(options.proxy)
+        found = environment_proxy(split_url(options.url), os.environ)
+        return check_proxy(found) if found else ""
+    return check_proxy(_read(options.proxy))
 
 
 def make_context(options: RemoteOptions) -> ssl.SSLContext | None:
@@ -184,9 +197,3 @@ def _secret_values(options: RemoteOptions) -> tuple[str, ...]:
 def _without_user(proxy: str) -> str:
     scheme, separator, rest = proxy.partition("://")
     return scheme + separator + rest.rpartition("@")[2]
-
-
-def _missing_package(options: RemoteOptions, error: ImportError) -> str:
-    # httpx checks HTTP/2 first.
-    extra = "http2" if options.http2 and "h2" in str(error) else "socks"
-    return f"a package is missing: pip install 'interlingua[{extra}]'"

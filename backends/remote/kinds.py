@@ -6,9 +6,11 @@ several protocols. A request goes through the first one that can express it, so 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from adapters import anthropic as _anthropic
 from adapters import databricks as _databricks
@@ -18,8 +20,15 @@ from adapters import triton as _triton
 from adapters.base import Adapter, ClientCodec, EmbeddingCodec, RelayCodec
 from backends.base import Feature
 from backends.remote.backend import RemoteBackend
+from backends.remote.connect import problems_of
 from backends.remote.options import RemoteOptions
 from backends.remote.spoken import Spoken
+
+SPOKEN_BY = dict.fromkeys(
+    ("vllm", "sglang", "llama.cpp", "llama-server", "ollama", "azure", "lmdeploy", "litellm", "groq", "mistral"),
+    "openai",
+) | {"claude": "anthropic", "tensorrt-llm": "triton", "text-generation-inference": "tgi", "huggingface": "tgi"}
+"""The kinds of servers that are often named by their own names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,11 @@ class Kind:
             raw_text=self.raw_text,
             relay=relay if isinstance(relay, RelayCodec) else None,
         )
+
+    @staticmethod
+    def problems(options: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+        """What `start` would refuse of valid options: the path of each option, and why."""
+        return problems_of(msgspec.convert(options, RemoteOptions))
 
     # Without an annotation, and so no field of the dataclass: a constant with the name it has in backend classes.
     Options = RemoteOptions

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from backends.base import Feature
-from backends.transport import TransportLimits, split_url
+from backends.transport import TransportLimits, check_proxy, split_url
 
 
 class Timeouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -116,7 +116,7 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise ValueError("`client_key` needs a `client_cert`")
         if self.unix_socket is not None and self.proxy not in (None, "direct"):
             raise ValueError("a `unix_socket` cannot be reached through a `proxy`")
-        if isinstance(self.proxy, str) and self.proxy != "direct" and "@" in urlsplit(self.proxy).netloc:
+        if isinstance(self.proxy, str) and self.proxy != "direct" and "@" in urlsplit(check_proxy(self.proxy)).netloc:
             raise ValueError('the password of a `proxy` is a secret: say `proxy = { env = "NAME" }`')
 
     @property

@@ -7,8 +7,17 @@ proxies, HTTP/2, Unix sockets and redirects. Both have one method, `exchange`, w
 
 from backends.transport.client import Exchanger, Transport
 from backends.transport.limits import TransportLimits
-from backends.transport.proxies import environment_proxy
+from backends.transport.proxies import check_proxy, environment_proxy
 from backends.transport.response import Response
 from backends.transport.url import check_headers, split_url
 
-__all__ = ["Exchanger", "Response", "Transport", "TransportLimits", "check_headers", "environment_proxy", "split_url"]
+__all__ = [
+    "Exchanger",
+    "Response",
+    "Transport",
+    "TransportLimits",
+    "check_headers",
+    "check_proxy",
+    "environment_proxy",
+    "split_url",
+]

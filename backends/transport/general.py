@@ -99,11 +99,11 @@ class GeneralTransport:
             http1=is_secure or not http2,
             http2=http2,
             limits=httpx.Limits(max_connections=limits.connections, keepalive_expiry=limits.keep_alive),
-            proxy=_proxy(proxy) if proxy else None,
+            proxy=httpx.Proxy(proxy, ssl_context=_proxy_context(proxy)) if proxy else None,
             uds=unix_socket,
         )
         self._running = 0
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()  # the event loop holds weak references only
 
     async def exchange(self, request: Outbound, deadline: float | None = None) -> Response:
         """Send a request and return once the head of its answer has arrived. Redirects within the origin are followed.
@@ -138,15 +138,23 @@ class GeneralTransport:
             content=content,
             extensions={"timeout": self._timeout},
         )
+        begun = asyncio.Event()
+
+        async def note_begin(*_: object) -> None:
+            begun.set()
+
+        sent.extensions["trace"] = note_begin
         self._running += 1
+        # A task of its own: httpcore loses a connection whose request is cancelled between its assignment and its use.
+        asking = asyncio.ensure_future(self._http.handle_async_request(sent))
         try:
             async with asyncio.timeout_at(deadline):
-                answer = await self._http.handle_async_request(sent)
+                answer = await asyncio.shield(asking)
         except (TimeoutError, httpx.HTTPError) as error:
-            self._running -= 1
+            self._end(_abandon(asking, begun))
             raise _no_answer(error) from error
         except BaseException:
-            self._running -= 1
+            self._end(_abandon(asking, begun))
             raise
         response = _Answer(answer, self._limits, self._end)
         if response.header("content-encoding") not in ("", "identity"):
@@ -213,16 +221,19 @@ class _Answer(Response):
         await self._answer.aclose()
 
 
-def _proxy(url: str) -> httpx.Proxy:
-    """The proxy at a URL.
+async def _abandon(asking: asyncio.Task[httpx.Response], begun: asyncio.Event) -> None:
+    """End a request for whose answer nobody waits any more."""
+    if not asking.done():
+        beginning = asyncio.ensure_future(begun.wait())
+        await asyncio.wait((asking, beginning), return_when=asyncio.FIRST_COMPLETED)
+        beginning.cancel()
+        asking.cancel()
+    with suppress(asyncio.CancelledError, httpx.HTTPError):
+        await (await asking).aclose()
 
-    Raises:
-        ValueError: it is no URL of a proxy.
-    """
-    try:
-        return httpx.Proxy(url, ssl_context=ssl.create_default_context() if url.startswith("https:") else None)
-    except (ValueError, httpx.InvalidURL):
-        raise ValueError("the proxy is not a URL of the form http://host:port, https://… or socks5://…") from None
+
+def _proxy_context(proxy: str) -> ssl.SSLContext | None:
+    return ssl.create_default_context() if proxy.startswith("https:") else None
 
 
 def _no_answer(error: Exception) -> GatewayError:

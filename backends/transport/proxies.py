@@ -8,9 +8,25 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from urllib.parse import SplitResult
+from urllib.parse import SplitResult, urlsplit
 
 _PORTS = {"http": 80, "https": 443}
+
+
+def check_proxy(url: str) -> str:
+    """The URL of a proxy.
+
+    Raises:
+        ValueError: it is none; the text does not repeat it, since it may hold a password.
+    """
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https", "socks5", "socks5h") and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError("a proxy is a URL: http://host:port, https://host:port or socks5://host:port")
+    return url
 
 
 def environment_proxy(url: SplitResult, environment: Mapping[str, str]) -> str:

@@ -19,9 +19,11 @@ from gateway.config.endpoint import (
     Task,
     wrong_endpoint,
 )
-from gateway.config.file import BUNDLED, Config, default, load, parse, remote
+from gateway.config.file import BUNDLED, Config, Source, default, endpoints_for, examine_file, load, parse, remote
 from gateway.config.limit import EndpointLimit, Limit, Price, Window
+from gateway.config.positions import KeyPath
 from gateway.config.server import Export, Limits, Listener, Mount, ServerSection
+from gateway.config.structure import Problem, examine
 
 __all__ = [
     "BUNDLED",
@@ -36,6 +38,7 @@ __all__ = [
     "Fallback",
     "FeedbackMetric",
     "Guardrail",
+    "KeyPath",
     "Limit",
     "Limits",
     "Listener",
@@ -43,16 +46,21 @@ __all__ = [
     "Mount",
     "Paired",
     "Price",
+    "Problem",
     "Ramp",
     "Routing",
     "Section",
     "ServedEntity",
     "ServerSection",
     "Shadow",
+    "Source",
     "Task",
     "Window",
     "aliases_of",
     "default",
+    "endpoints_for",
+    "examine",
+    "examine_file",
     "load",
     "nearest",
     "parse",

@@ -5,7 +5,7 @@ Names follow Databricks where it has them (endpoint, served_entities, traffic_pe
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -244,27 +244,48 @@ class Endpoint(Section, frozen=True):
         return TensorNames(self.inputs, self.outputs, own)
 
 
+Wrong = tuple[tuple[str | int, ...], str]
+"""A mistake in an endpoint: its path below it, and a text to append to the endpoint's name."""
+
+
 def wrong_endpoint(endpoint: Endpoint, backends: Collection[str]) -> str | None:
-    """What is wrong with an endpoint, as a text to append to its name; None if nothing is."""
+    """The first mistake in an endpoint, as a text to append to its name; None if there is none."""
+    return next((text for _, text in wrong_in_endpoint(endpoint, backends)), None)
+
+
+def wrong_in_endpoint(endpoint: Endpoint, backends: Collection[str]) -> Iterator[Wrong]:
+    """All mistakes in an endpoint."""
     arms = endpoint.served_entities
     if not arms:
-        return ": `served_entities` is empty"
-    for arm in arms:
-        if arm.backend not in backends:
-            return f".{arm.name}: no backend is called '{arm.backend}'{nearest(arm.backend, backends)}"
-        if arm.shadow is not None and arm.traffic_percentage:
-            return f".{arm.name}: a shadow answers no client, so its `traffic_percentage` must be 0"
-    if arms[0].paired is not None:
-        return f".{arms[0].name}: the first served entity is the one that others are `paired` with"
+        yield ("served_entities",), ": `served_entities` is empty"
+        return
+    yield from _wrong_arms(arms, backends)
     if (total := sum(arm.traffic_percentage for arm in arms)) != 100:
-        return f": traffic percentages add up to {total}, not 100"
+        yield (), f": traffic percentages add up to {total}, not 100"
     # Names identify arms in assignment, metrics and `endpoint:served`.
     if len({arm.name for arm in arms}) != len(arms):
-        return ": two served entities have the same name"
+        yield (), ": two served entities have the same name"
     for unit in endpoint.experiment.unit:
         if unit not in UNITS and not unit.startswith("header:"):
-            return f": there is no unit '{unit}'; there are header:<name>, {', '.join(UNITS)}"
-    return _wrong_ramp(endpoint) or _wrong_task(endpoint)
+            text = f": there is no unit '{unit}'; there are header:<name>, {', '.join(UNITS)}"
+            yield ("experiment", "unit"), text
+    if wrong := _wrong_ramp(endpoint):
+        yield ("experiment", "ramp"), wrong
+    if wrong := _wrong_task(endpoint):
+        yield ("task",) if endpoint.task is not None else (), wrong
+
+
+def _wrong_arms(arms: Sequence[ServedEntity], backends: Collection[str]) -> Iterator[Wrong]:
+    for place, arm in enumerate(arms):
+        at = ("served_entities", place)
+        if arm.backend not in backends:
+            text = f".{arm.name}: no backend is called '{arm.backend}'{nearest(arm.backend, backends)}"
+            yield (*at, "backend"), text
+        if arm.shadow is not None and arm.traffic_percentage:
+            yield at, f".{arm.name}: a shadow answers no client, so its `traffic_percentage` must be 0"
+    if arms[0].paired is not None:
+        text = f".{arms[0].name}: the first served entity is the one that others are `paired` with"
+        yield ("served_entities", 0), text
 
 
 def _wrong_ramp(endpoint: Endpoint) -> str | None:

@@ -1,35 +1,24 @@
 """The configuration file: TOML, decoded into structs that forbid unknown keys.
 
-Checks that need backends or protocols are in `gateway.app.validate`.
+Checks that need backends or protocols are in `gateway.check`.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from gateway.config.aliases import wrong_aliases
 from gateway.config.base import ConfigError, Section, nearest
-from gateway.config.endpoint import (
-    Endpoint,
-    Experiment,
-    Fallback,
-    FeedbackMetric,
-    Guardrail,
-    MetricGuardrail,
-    Paired,
-    Ramp,
-    ServedEntity,
-    Shadow,
-    wrong_endpoint,
-)
-from gateway.config.limit import EndpointLimit, Price
-from gateway.config.server import Export, Limits, Listener, Mount, ServerSection
+from gateway.config.endpoint import Endpoint, ServedEntity, wrong_in_endpoint
+from gateway.config.positions import KeyPath, Positions
+from gateway.config.server import ServerSection
+from gateway.config.structure import Problem, examine, show
 
 _T = TypeVar("_T")
 
@@ -45,26 +34,54 @@ class Config(Section, frozen=True):
     endpoints: dict[str, Endpoint] = msgspec.field(default_factory=dict)
 
 
+class Source(NamedTuple):
+    """What a configuration was read from: the file's name, and where its keys stand; None if it is of no text."""
+
+    name: str
+    positions: Positions | None
+
+    def refusal(self, problems: Iterable[Problem]) -> ConfigError:
+        """An error with all problems, a line each, in the order of the file."""
+        if self.positions is None:
+            return ConfigError("\n".join(dict.fromkeys(text for _, text in problems)))
+        found = sorted((self.positions.line(path), text) for path, text in problems)
+        prefix = f"{self.name}:" if self.name else ""
+        return ConfigError("\n".join(dict.fromkeys(f"{prefix}{line}: {text}" for line, text in found)))
+
+
 def load(path: Path) -> Config:
     """The configuration in a TOML file.
 
     Raises:
-        ConfigError: it cannot be read, is wrong or cut; the text names file, line and key.
+        ConfigError: it cannot be read, is wrong or cut; the text names file, line and key of every mistake.
+    """
+    config, problems, source = examine_file(path)
+    if problems:
+        raise source.refusal(problems)
+    return config
+
+
+def examine_file(path: Path) -> tuple[Config, list[Problem], Source]:
+    """The configuration in a TOML file without what is wrong in it, and what is wrong.
+
+    Raises:
+        ConfigError: it cannot be read, or is no TOML.
     """
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")  # editors on Windows put a byte order mark in front
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     try:
         _check_whole(text)
-        return parse(text)
+        config, problems, positions = examine_text(text)
     except ConfigError as error:
         raise ConfigError(f"{path}:{error}") from None
+    return config, problems, Source(str(path), positions)
 
 
 def _check_whole(text: str) -> None:
     """Reject a file that was cut while it was written: `port = 80` may be the beginning of `port = 8000`."""
-    if not text.endswith("\n"):
+    if not text.endswith("\n") and not foreign(text):
         last = text.count("\n") + 1
         raise ConfigError(f"{last}: the file is empty or cut: its last line has no line end")
 
@@ -73,20 +90,52 @@ def parse(text: str) -> Config:
     """The configuration in the text of a TOML file.
 
     Raises:
-        ConfigError: it is wrong; the text begins with the line's number.
+        ConfigError: it is wrong; each line of the error begins with a line's number.
+    """
+    config, problems, positions = examine_text(text)
+    if problems:
+        raise Source("", positions).refusal(problems)
+    return config
+
+
+def examine_text(text: str) -> tuple[Config, list[Problem], Positions]:
+    """The configuration in a text without what is wrong in it, what is wrong, and where its keys stand.
+
+    Raises:
+        ConfigError: it is no TOML.
     """
     try:
         fields = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         # `tomllib` has the position only in its text (until Python 3.14).
-        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        raise ConfigError(f"{found[1] if found else 1}: {error}") from None
-    try:
-        config = msgspec.convert(fields, Config)
-    except msgspec.ValidationError as error:
-        raise ConfigError(_explain(text, str(error))) from None
-    _check(text, config)
-    return config
+        found = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)", str(error))
+        line = (found and found[1]) or text.count("\n")
+        what = str(error).removesuffix(found[0]) if found else str(error)
+        raise ConfigError(f"{line}: {foreign(text) or what}") from None
+    positions = Positions(text)
+    problems: list[Problem] = []
+    config = msgspec.convert(examine(fields, Config, (), problems), Config)
+    # What is left of a section that is wrong would be called wrong once more.
+    broken = {path[:2] for path, _ in problems}
+    names = fields.get("endpoints")
+    named = set(names) if isinstance(names, dict) else set()
+    problems += [problem for problem in _contradictions(config, named) if problem.path[:2] not in broken]
+    if not problems and not config.endpoints and not config.backends and config.server.state_file is None:
+        problems.append(Problem((), "there are no endpoints and no backends: nothing would be served"))
+    return config, problems, positions
+
+
+def foreign(text: str) -> str:
+    """What a text is that is no TOML, with what to do; "" if that is not known."""
+    if text.lstrip().startswith(("{", "[{")):
+        language = "JSON"
+    elif re.search(r"^(---|[\w-]+:(\s|$)|- )", text, re.MULTILINE) and not re.search(
+        r"^\s*\[?[\w.-]+\]?\s*=", text, re.MULTILINE
+    ):
+        language = "YAML"
+    else:
+        return ""
+    return f"this is {language}, and the gateway reads TOML: `gateway import` translates the files of other servers"
 
 
 def default(model: str | None = None, names: Sequence[str] = (), *, speculation: bool = False) -> Config:
@@ -119,117 +168,78 @@ def remote(kind: str, url: str, models: Sequence[str], key_env: str | None = Non
             "name them as endpoints of a configuration file"
         )
     if names:
-        entity = ServedEntity(name=names[0], backend="remote", model=models[0])
+        entity = ServedEntity(name=_entity_name(names[0]), backend="remote", model=models[0])
         endpoints = {names[0]: Endpoint(served_entities=(entity,), aliases=tuple(names[1:]))}
     else:
-        endpoints = {name: Endpoint(served_entities=(ServedEntity(name=name, backend="remote"),)) for name in models}
+        endpoints = endpoints_for("remote", models)
     return Config(backends={"remote": backend}, endpoints=endpoints)
 
 
-def _check(text: str, config: Config) -> None:
+def endpoints_for(backend: str, models: Sequence[str]) -> dict[str, Endpoint]:
+    """An endpoint for each model of a backend, called like the model."""
+    return {
+        name: Endpoint(served_entities=(ServedEntity(name=_entity_name(name), backend=backend, model=name),))
+        for name in models
+    }
+
+
+def _entity_name(model: str) -> str:
+    """A model's name as that of a served entity, which is sent in a header and has no slashes."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", model)[:128]
+
+
+def _contradictions(config: Config, endpoints: Collection[str]) -> Iterator[Problem]:
+    """What contradicts itself. `endpoints` are all names in the file, those of wrong endpoints included."""
     for name, backend in config.backends.items():
         if not isinstance(backend.get("kind"), str):
-            raise ConfigError(f"{_line(text, name)}: backends.{name}: `kind` is missing")
-    prefixes = [mount.prefix.rstrip("/") for mount in config.server.mounts]
-    if twice := _twice(prefixes):
-        raise ConfigError(f"{_line(text, 'mounts')}: server.mounts: two of them have the prefix '{twice}'")
-    if port := _twice([config.server.port, *(listener.port for listener in config.server.listeners)]):
-        raise ConfigError(f"{_line(text, 'listeners')}: server.listeners: the port {port} is taken twice")
+            yield Problem(("backends", name), f"backends.{name}: `kind` is missing")
+    yield from _twice_in_server(config.server)
     if config.server.export is not None and config.server.export.files <= config.server.workers:
         # Workers write side by side: with fewer files, one would remove what another is writing.
-        raise ConfigError(f"{_line(text, 'export')}: server.export: `files` must be more than the number of workers")
-    _check_endpoints(text, config)
-    if config.server.state_file is None:
-        _check_stateless(text, config)
-    _check_defaults(text, config)
-    # With a state file, the first endpoint may be one that a client creates.
-    if not config.endpoints and config.server.state_file is None:
-        raise ConfigError("1: there are no endpoints: nothing would be served")
-
-
-def _check_endpoints(text: str, config: Config) -> None:
+        text = "server.export: `files` must be more than the number of workers"
+        yield Problem(("server", "export", "files"), text)
     for name, endpoint in config.endpoints.items():
-        if wrong := wrong_endpoint(endpoint, config.backends):
-            raise ConfigError(f"{_line(text, name)}: endpoints.{name}{wrong}")
+        for path, wrong in wrong_in_endpoint(endpoint, config.backends):
+            yield Problem(("endpoints", name, *path), f"endpoints.{name}{wrong}")
     if clash := wrong_aliases(config.endpoints):
-        raise ConfigError(f"{_line(text, clash[0])}: endpoints.{clash[0]}{clash[1]}")
+        yield Problem(("endpoints", clash[0], "aliases"), f"endpoints.{clash[0]}{clash[1]}")
+    if config.server.state_file is None:
+        yield from _stateless(config, endpoints)
 
 
-def _check_stateless(text: str, config: Config) -> None:
-    """Refuse what needs a state file."""
-    if config.server.admin_keys_env is not None and config.server.keys_file is None:
-        line = _line(text, "admin_keys_env")
-        raise ConfigError(
-            f"{line}: server: `admin_keys_env` needs a `state_file` or a `keys_file`, which admins change"
-        )
+def _twice_in_server(server: ServerSection) -> Iterator[Problem]:
+    prefixes = [mount.prefix.rstrip("/") for mount in server.mounts]
+    if (place := _second(prefixes)) is not None:
+        text = f"server.mounts: two of them have the prefix '{prefixes[place]}'"
+        yield Problem(("server", "mounts", place), text)
+    ports = [server.port, *(listener.port for listener in server.listeners)]
+    if (place := _second(ports)) is not None:
+        text = f"server.listeners: the port {ports[place]} is taken twice"
+        yield Problem(("server", "listeners", place - 1), text)
+
+
+def _stateless(config: Config, endpoints: Collection[str]) -> Iterator[Problem]:
+    """What needs a state file: changes while serving, and names of endpoints that may be created later."""
+    server = config.server
+    if server.admin_keys_env is not None and server.keys_file is None:
+        text = "server: `admin_keys_env` needs a `state_file` or a `keys_file`, which admins change"
+        yield Problem(("server", "admin_keys_env"), text)
     for name, endpoint in config.endpoints.items():
         if endpoint.experiment.ramp is not None:
-            raise ConfigError(f"{_line(text, 'ramp')}: endpoints.{name}: a `ramp` needs a `state_file`, which keeps it")
+            text = f"endpoints.{name}: a `ramp` needs a `state_file`, which keeps it"
+            yield Problem(("endpoints", name, "experiment", "ramp"), text)
+    # Without endpoints, backends serve the models that they list, whose names are not known here.
+    if not endpoints:
+        return
+    named: dict[KeyPath, str | None] = {("default",): server.default}
+    named |= {("mounts", place, "endpoint"): mount.endpoint for place, mount in enumerate(server.mounts)}
+    named |= {("listeners", place, "endpoint"): each.endpoint for place, each in enumerate(server.listeners)}
+    for path, missing in named.items():
+        if missing is not None and missing not in endpoints:
+            where = show(("server", *path))
+            yield Problem(("server", *path), f"{where}: there is no endpoint '{missing}'{nearest(missing, endpoints)}")
 
 
-def _check_defaults(text: str, config: Config) -> None:
-    """Refuse defaults that are no endpoints. With a state file, the endpoint may be created later."""
-    server = config.server
-    named = {"default": server.default}
-    named |= {f"mounts[{place}].endpoint": mount.endpoint for place, mount in enumerate(server.mounts)}
-    named |= {f"listeners[{place}].endpoint": listener.endpoint for place, listener in enumerate(server.listeners)}
-    for key, name in named.items():
-        if name is not None and name not in config.endpoints and server.state_file is None:
-            line = _line(text, key.rpartition(".")[2])
-            raise ConfigError(f"{line}: server.{key}: there is no endpoint '{name}'{nearest(name, config.endpoints)}")
-
-
-def _twice(values: Sequence[_T]) -> _T | None:
-    """The first value that occurs twice; None if none does."""
-    return next((value for place, value in enumerate(values) if value in values[:place]), None)
-
-
-# msgspec reports the path in its text only: "... - at `$.endpoints.chat`".
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]+)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
-_WRONG = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$")
-
-
-def _explain(text: str, message: str) -> str:
-    """msgspec's message with a line number and, for an unknown key, the nearest known one."""
-    if unknown := _UNKNOWN.match(message):
-        field, path = unknown["field"], unknown["path"] or ""
-        where = f"{path}.{field}".removeprefix(".")
-        return f"{_line(text, field)}: {where}: unknown field{nearest(field, _all_fields())}"
-    wrong = _WRONG.match(message)
-    assert wrong is not None, message
-    path = wrong["path"] or ""
-    return f"{_line(text, path.rpartition('.')[2])}: {path}: {wrong['what']}"
-
-
-def _all_fields() -> set[str]:
-    structs: tuple[type[msgspec.Struct], ...] = (
-        Config,
-        ServerSection,
-        Mount,
-        Listener,
-        Limits,
-        Export,
-        Endpoint,
-        ServedEntity,
-        Shadow,
-        Paired,
-        Guardrail,
-        MetricGuardrail,
-        Ramp,
-        Experiment,
-        FeedbackMetric,
-        Fallback,
-        EndpointLimit,
-        Price,
-    )
-    return {field.name for struct in structs for field in msgspec.structs.fields(struct)}
-
-
-def _line(text: str, word: str) -> int:
-    """Number of the first line that sets `word` or opens a section of that name; 1 if none does."""
-    word = re.sub(r"\[.*", "", word)  # `served_entities[0]`: the index is not in the file
-    pattern = re.compile(rf"^\s*(\[.*\b)?{re.escape(word)}\b|[{{,]\s*{re.escape(word)}\s*=") if word else None
-    for number, line in enumerate(text.splitlines(), 1):
-        if pattern is not None and pattern.search(line):
-            return number
-    return 1
+def _second(values: Sequence[_T]) -> int | None:
+    """The place of the first value that occurred before; None if none did."""
+    return next((place for place, value in enumerate(values) if value in values[:place]), None)

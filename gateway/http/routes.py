@@ -116,7 +116,7 @@ class Mounts:
             port = scope["server"][1] if scope["server"] is not None else None  # None on a Unix socket
             found = self._paths_by_port.get(port or 0, self._paths).find(path)
             if path == "/" and method in ("GET", "HEAD"):
-                await _alive(service, send)
+                await _alive(service, scope, send)
                 return
             if found is None:
                 await _answer_or_refuse(service, self.nearest(path, port), path, scope, send)
@@ -253,10 +253,13 @@ def _common(asked: list[str], known: list[str]) -> int:
     return count
 
 
-async def _alive(service: Service, send: Send) -> None:
-    """Answer `GET /`, which is TGI's health check, whatever other routes that path has."""
+async def _alive(service: Service, scope: HTTPScope, send: Send) -> None:
+    """Answer `GET /`, which is TGI's health check, whatever other routes that path has. A browser gets the page."""
     headers = [(b"content-length", b"0"), (b"x-request-id", service.new_id().encode())]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    is_browser = any(name == b"accept" and b"text/html" in value for name, value in scope["headers"])
+    if is_browser:
+        headers.append((b"location", b"/ui"))
+    await send({"type": "http.response.start", "status": 307 if is_browser else 200, "headers": headers})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 from typing import Any
@@ -41,7 +42,11 @@ def configure(level: str = "info") -> None:
         processors += [
             structlog.processors.format_exc_info,  # first: an exception's text may come from a client, too
             _escape_controls,
-            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+            _shorten,
+            structlog.dev.ConsoleRenderer(
+                colors=not os.environ.get("NO_COLOR"),  # https://no-color.org
+                exception_formatter=structlog.dev.plain_traceback,
+            ),
         ]
     else:
         processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_dumps)]
@@ -67,6 +72,22 @@ def _escape_controls(_: Any, __: str, event: Any) -> Any:
             if escaped is not text:
                 event[name] = escaped
     return event
+
+
+def _shorten(_: Any, __: str, event: Any) -> Any:
+    """Make one short line of a request: what was asked, who answered, how it ended, how long it took, its tokens."""
+    if event.get("event") != "request.finished" or "outcome" not in event:
+        return event
+    words = [f"{event['protocol']} {event['route']}"]
+    if event.get("model"):
+        words.append(f"{event['model']}->{event['served']}")
+    words += [str(event["status"]), f"{event['duration_s'] * 1000:.0f} ms"]
+    if event.get("prompt_tokens") is not None:
+        words.append(f"{event['prompt_tokens']}+{event['completion_tokens']} tok")
+    if event["outcome"] != "ok":
+        words.append(f"{event['outcome']} at {event['stage']} ({event['request_id']})")
+    kept = {name: event[name] for name in ("level", "timestamp", "exception") if name in event}
+    return kept | {"event": " ".join(words)}
 
 
 def _dumps(event: Any, **_: Any) -> bytes:

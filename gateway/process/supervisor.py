@@ -38,6 +38,7 @@ from backends.process import BackOff, SupervisedProcess, signal_at_parents_end, 
 from backends.standby import WarmProcess
 from gateway.app import backend_class
 from gateway.config import Config, ConfigError
+from gateway.config.changes import changes
 from gateway.process.folder import SharedFolder
 from gateway.process.heartbeat import Heartbeat
 from gateway.process.listeners import addresses, listen
@@ -226,8 +227,7 @@ class Supervisor:
         if not all(self._listening_mark(worker.process.pid).exists() for worker in next.workers):
             return current
         # A file that was cut at the end of a section looks like one that was edited: the log says what is gone.
-        removed = sorted(current.config.endpoints.keys() - next.config.endpoints.keys())
-        log.info("config.changed", **({"removed_endpoints": removed} if removed else {}))
+        log.info("config.applied", **changes(current.config, next.config))
         self._current, self._next = next, None
         # SIGINT, not SIGTERM: the new workers listen on the same sockets already, so no drain delay is needed.
         for worker in current.workers:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from gateway.cli import _StartupMonitor
-from gateway.config import Config
+from gateway.config import Config, ServerSection
+from gateway.process.startup import StartupMonitor
 
 LIMIT = 60.0  # seconds
 
@@ -54,14 +54,34 @@ def test_only_a_failed_backend_ends_the_startup_monitor(
     answer: bytes, goes_on: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with worker(answer) as port:
-        monitor = _StartupMonitor(Config(backends={"s": {"kind": "scripted"}}), port)
+        monitor = StartupMonitor(Config(backends={"s": {"kind": "scripted"}}), port)
         assert monitor.poll() is goes_on
     printed = capsys.readouterr()
-    assert (printed.out, printed.err) == ("", "" if goes_on else "Error: weights\n")
+    loads = answer == ANSWERS["loading"][0]
+    # It greets as soon as it listens, and names what it waits for.
+    assert (f"http://127.0.0.1:{port}/ui" in printed.out) is loads
+    assert "curl" not in printed.out
+    assert printed.err == ("waiting for weights\n" if loads else "" if goes_on else "Error: weights\n")
 
 
 def test_the_address_is_printed_when_the_server_is_ready(capsys: pytest.CaptureFixture[str]) -> None:
     with worker(reply("200 OK", READY)) as port:
-        monitor = _StartupMonitor(Config(backends={"s": {"kind": "scripted"}}), port)
+        monitor = StartupMonitor(Config(backends={"s": {"kind": "scripted"}}), port)
         assert monitor.poll()
     assert f"http://127.0.0.1:{port}/ui" in capsys.readouterr().out
+
+
+def test_the_servers_own_health_page_is_never_asked_through_a_proxy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    with worker(reply("200 OK", READY)) as port:
+        config = Config(backends={"s": {"kind": "scripted"}}, server=ServerSection(keys_env="KEYS"))
+        assert StartupMonitor(config, port).poll()
+    printed = capsys.readouterr().out
+    assert "Ready after" in printed
+    curls = [line for line in printed.splitlines() if line.startswith("curl")]
+    assert len(curls) > 3
+    assert all('-H "authorization: Bearer $KEY"' in line for line in curls)
+    assert [line for line in curls if line.startswith("curl -N") and '"stream": true' in line]

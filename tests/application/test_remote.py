@@ -8,8 +8,8 @@ import json
 import pytest
 
 from gateway.app import create_app
-from gateway.cli import _remote
 from gateway.config import ConfigError, parse
+from gateway.listed_models import probed
 from tests.faults.upstream import Asked, Hang, Step, response, upstream
 from tests.gateway.serving import listening, running, scripted
 
@@ -18,7 +18,7 @@ from tests.gateway.serving import listening, running, scripted
 async def test_every_protocol_over_a_probed_server() -> None:
     inner, _ = scripted("echo", "flaky")
     async with listening(inner) as port:
-        config = await asyncio.to_thread(_remote, f"http://127.0.0.1:{port}", None)
+        config = await asyncio.to_thread(probed, f"http://127.0.0.1:{port}", None)
         assert list(config.endpoints) == ["echo", "flaky"]
         async with running(create_app(config)) as client:
             models = (await client.get("/v1/models")).json()["data"]
@@ -59,17 +59,17 @@ async def test_the_configuration_names_the_keys_variable_and_not_the_key(monkeyp
         return (response(b'{"data":[{"id":"a"}]}') if allowed else response(b"", "401 Unauthorized"),)
 
     async with upstream(play) as there:
-        config = await asyncio.to_thread(_remote, there.url, "FAR_KEY")
+        config = await asyncio.to_thread(probed, there.url, "FAR_KEY")
         assert config.backends["remote"]["api_key_env"] == "FAR_KEY"
         assert "secret" not in repr(config)
         with pytest.raises(ConfigError, match="key"):
-            await asyncio.to_thread(_remote, there.url, None)
+            await asyncio.to_thread(probed, there.url, None)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense", "ftp://x"])
 def test_a_url_without_a_server_is_rejected(url: str) -> None:
     with pytest.raises(ConfigError):
-        _remote(url, None)
+        probed(url, None)
 
 
 @pytest.mark.parametrize(

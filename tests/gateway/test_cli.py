@@ -75,7 +75,8 @@ def test_a_model_that_cannot_be_read_is_refused_before_anything_starts(tmp_path:
     for words in (("check", file), ("serve", "--config", file)):
         result = run(*words)
         assert result.exit_code == 1
-        assert result.output.startswith(f"Error: backends.x: '{tmp_path}' is quantized by 'hqq', which is not read")
+        text = f"backends.x: '{tmp_path}' is quantized by 'hqq', which is not read"
+        assert result.output.startswith(f"Error: {file}:3: {text}")
 
 
 def test_explain_names_the_winner_first_and_every_score(file: Path) -> None:

@@ -8,7 +8,6 @@ whitespace of `json.dumps`: if whitespace is free, a weak model generates it wit
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 import threading
@@ -24,12 +23,11 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from backends.native.grammar.regex_limits import check_regex
 from backends.native.grammar.schema_limits import MAX_BYTES, check_schema
+from backends.native.grammar.schema_text import schema_text
 from schemas.errors import InvalidRequest
 from schemas.ir import Grammar
 
 log = structlog.get_logger()
-
-_JSON_WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 _LIMITS = LLParserLimits(
     max_items_in_row=5_000,
@@ -237,8 +235,3 @@ def text_without(words: Sequence[str], text_tokens: Sequence[str], param: str) -
     literals = "|".join("".join(f"\\x{{{ord(character):X}}}" for character in word) for word in words)
     before = f"(TEXT ({' | '.join(text_tokens)}))* " if text_tokens else ""
     return f"start: {before}TEXT\nTEXT: /(?s:.*)/ & ~/(?s:.*)({literals})(?s:.*)/\n"
-
-
-def schema_text(schema: dict[str, Any], *, lenient: bool = False) -> str:
-    """A JSON schema as text for llguidance; with `lenient`, unsupported keywords are ignored."""
-    return json.dumps(schema | {"x-guidance": _JSON_WHITESPACE | {"lenient": lenient}})

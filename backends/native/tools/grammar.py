@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from llguidance import regex_to_lark
 
-from backends.native.grammar.grammar import grammar_source, schema_text
+from backends.native.grammar.grammar import grammar_source
 from backends.native.grammar.schema_limits import check_schema
+from backends.native.grammar.schema_text import schema_text
 from backends.native.tools.arguments.schema import arguments_schema
 from backends.native.tools.choice import callable_tools, is_free, max_calls, must_call, offered_tools
 from backends.native.tools.family import CallFormat, Family

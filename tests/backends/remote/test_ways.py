@@ -386,7 +386,10 @@ async def test_keys_take_turns_and_one_that_is_refused_rests(monkeypatch: pytest
 
 
 async def test_cancelled_requests_leave_no_connection_behind() -> None:
-    async with upstream(lambda _: (STREAM,)) as there, forward_proxy() as proxy:  # type: ignore[attr-defined]
+    def begins(asked: Asked) -> tuple[Step, ...]:
+        return (response(b"{}"),) if asked.line.startswith("GET") else (STREAM,)
+
+    async with upstream(begins) as there, forward_proxy() as proxy:  # type: ignore[attr-defined]
         options = {"proxy": f"http://127.0.0.1:{proxy.port}", "limits": {"connections": 4}}
         async with remote("openai", f"http://models.example:{there.port}", **options) as backend:
             assert isinstance(backend._client, GeneralTransport)

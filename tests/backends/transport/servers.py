@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import h2.config
 import h2.connection
@@ -79,17 +80,38 @@ async def _join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port
     """Connect a client with a port of this machine, whatever name it has asked for."""
     there_reader, there_writer = await asyncio.open_connection("127.0.0.1", port)
     there_writer.write(first)
-    await asyncio.gather(_pipe(reader, there_writer), _pipe(there_reader, writer))
+    try:
+        await asyncio.gather(_pipe(reader, there_writer), _pipe(there_reader, writer))
+    finally:
+        there_writer.transport.abort()
 
 
 @asynccontextmanager
-async def _listening(made: Proxy, serve: object) -> AsyncIterator[Proxy]:
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)  # type: ignore[arg-type]
+async def _listening(
+    made: Proxy, serve: Callable[..., Coroutine[Any, Any, None]], context: ssl.SSLContext | None = None
+) -> AsyncIterator[Proxy]:
+    running: set[asyncio.Task[None]] = set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        running.add(task)
+        try:
+            await serve(reader, writer)
+        finally:
+            writer.transport.abort()
+            running.discard(task)
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=context)
     made.port = server.sockets[0].getsockname()[1]
     try:
         yield made
     finally:
         server.close()
+        tasks = [*running]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def forward_proxy(credentials: str = "") -> object:
@@ -159,9 +181,5 @@ async def http2_server(body: bytes, context: ssl.SSLContext | None = None) -> As
 
     if context is not None:
         context.set_alpn_protocols(["h2"])
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    made.port = server.sockets[0].getsockname()[1]
-    try:
+    async with _listening(made, serve, context):
         yield made
-    finally:
-        server.close()

@@ -52,3 +52,12 @@ def test_the_viewer_has_its_licence_and_is_small() -> None:
     assert "Apache License" in (folder / "LICENSE").read_text()
     assert re.match(r"Swagger UI \d+\.\d+\.\d+ ", (folder / "README.md").read_text())
     assert sum(file.stat().st_size for file in folder.iterdir()) < 2_000_000
+
+
+async def test_a_browser_at_the_root_is_sent_to_the_page() -> None:
+    app, _ = scripted("echo")
+    async with running(app) as client:
+        found = await client.get("/", headers={"accept": "text/html,*/*;q=0.8"})
+        assert (found.status_code, found.headers["location"]) == (307, "/ui")
+        # TGI's health check.
+        assert (await client.get("/")).status_code == 200

@@ -93,3 +93,15 @@ def test_a_terminal_gets_no_control_bytes_from_outside() -> None:
     assert "end" in text
     assert re.findall(r"[^\n\r\t -~]", text) == []
     assert "\r" not in text.replace("\r\n", "\n"), "the terminal's own line ends"
+
+
+def test_a_request_is_one_short_line_on_a_terminal() -> None:
+    from gateway.observability.logging import _shorten
+
+    event = {"event": "request.finished", "level": "info", "protocol": "openai", "route": "chat", "status": 200}
+    event |= {"model": "interlingua", "served": "demo", "duration_s": 0.162, "outcome": "ok", "stage": None}
+    event |= {"prompt_tokens": 4, "completion_tokens": 10, "request_id": "r1"}
+    assert _shorten(None, "info", event)["event"] == "openai chat interlingua->demo 200 162 ms 4+10 tok"
+    failed = event | {"status": 502, "outcome": "incomplete", "stage": "stream", "prompt_tokens": None}
+    assert _shorten(None, "info", failed)["event"].endswith("502 162 ms incomplete at stream (r1)")
+    assert _shorten(None, "info", {"event": "backend.reached"}) == {"event": "backend.reached"}

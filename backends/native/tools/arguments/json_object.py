@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from backends.native.grammar.grammar import schema_text
+from backends.native.grammar.schema_text import schema_text
 from backends.native.tools.arguments.base import Arguments, ArgumentsReader, Step
 from backends.native.tools.arguments.scanner import Scanner
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from backends.native.grammar.grammar import schema_text
+from backends.native.grammar.schema_text import schema_text
 from backends.native.tools.arguments.base import ArgumentsReader, Step
 from backends.native.tools.arguments.scanner import Scanner
 from backends.native.tools.arguments.schema import is_open, properties, resolved, types, values

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import regex
 
-from backends.native.grammar.grammar import schema_text
+from backends.native.grammar.schema_text import schema_text
 from backends.native.tools.arguments.base import ArgumentsReader, Step
 from backends.native.tools.arguments.schema import (
     arguments_schema,

@@ -1,0 +1,181 @@
+"""Everything for which `gateway serve` refuses a configuration: all mistakes at once, with their lines.
+
+`serve` and `check` both read configurations here, so that they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from backends.base import Backend, NotPrepared
+from gateway.access.keys import keys_from
+from gateway.app import adapters, backend_class, make_keys
+from gateway.config import Config, ConfigError, KeyPath, Problem, Source, examine, examine_file
+from gateway.deployment.deployments import generating, mixed_kinds
+from gateway.deployment.state_file import LiveDeployments
+from gateway.experiments.metrics import wrong_metrics
+from gateway.http.routes import Mounts
+from gateway.storage.row_files import is_writable
+
+Change = Callable[[Config], Config]
+
+
+def read_file(
+    path: Path, change: Change = lambda config: config, *, offline: bool = False, insecure: bool = False
+) -> Config:
+    """The configuration in a file, as it is served.
+
+    Args:
+        path: the file.
+        change: what options of the command line change in it.
+        offline: leaves out what depends on the machine: variables, files, addresses, and installed packages.
+        insecure: allows a public address without keys.
+
+    Raises:
+        ConfigError: it would not be served; the text has a line for each mistake.
+    """
+    config, problems, source = examine_file(path)
+    config = change(config)
+    skipped = [str(path[0]) for path, _ in problems if path]
+    problems += problems_of(config, offline=offline, insecure=insecure, skipped=skipped)
+    if problems:
+        raise source.refusal(problems)
+    return config
+
+
+def validate(config: Config, *, offline: bool = False, insecure: bool = True) -> None:
+    """Pass a configuration that can be served; the arguments are those of `read_file`.
+
+    Raises:
+        ConfigError: it cannot; the text has a line for each mistake.
+    """
+    if problems := list(problems_of(config, offline=offline, insecure=insecure)):
+        raise Source("", None).refusal(problems)
+
+
+def problems_of(
+    config: Config, *, offline: bool = False, insecure: bool = True, skipped: Collection[str] = ()
+) -> Iterator[Problem]:
+    """What is wrong with a configuration whose structure is right.
+
+    Args:
+        config: the configuration.
+        offline: as of `read_file`.
+        insecure: as of `read_file`.
+        skipped: sections that are known to be wrong: what is left of them would be called wrong once more.
+    """
+    made: dict[str, Backend] = {}
+    for name, section in config.backends.items():
+        if isinstance(section.get("kind"), str):
+            yield from _backend(name, section, offline, made)
+    if "server" not in skipped:
+        yield from _dialects(config)
+    if not {"server", "endpoints"} & {*skipped}:
+        yield from _deployments(config, made)
+    if not config.server.is_private and not config.server.needs_key and not insecure:
+        reached = f"server.host {config.server.host}: other machines can reach this address"
+        what_to_do = "set keys_env (or pass --keys-env NAME) or keys_file, or pass --insecure"
+        yield Problem(("server", "host"), f"{reached}; {what_to_do}")
+    if not offline:
+        yield from _machine(config)
+
+
+def _backend(name: str, section: Mapping[str, Any], offline: bool, made: dict[str, Backend]) -> Iterator[Problem]:
+    path: KeyPath = ("backends", name)
+    options = {key: value for key, value in section.items() if key != "kind"}
+    try:
+        make: Any = backend_class(name, section["kind"])
+    except ConfigError as error:
+        yield Problem((*path, "kind"), str(error))
+        return
+    try:
+        made[name] = make(name, options)
+    except msgspec.ValidationError as error:
+        found: list[Problem] = []
+        examine(options, make.Options, path, found)
+        yield from found or [Problem(path, f"backends.{name}: {error}")]
+        return
+    if offline:
+        return
+    # Kinds of other packages need have neither.
+    if (problems := getattr(make, "problems", None)) is not None:
+        for inner, text in problems(options):
+            yield Problem((*path, *inner), f"backends.{name}: {text}")
+    if (check := getattr(make, "check", None)) is not None:
+        try:
+            check(section)
+        except NotPrepared as error:
+            yield Problem((*path, "model"), f"backends.{name}: {error}")
+
+
+def _dialects(config: Config) -> Iterator[Problem]:
+    """Each part by itself, and then all together: `Mounts` stops at the first mistake."""
+    server = config.server
+    bare = replace(server, mounts=(), listeners=(), dialects={}, dialect_options={})
+    parts: dict[KeyPath, Any] = {
+        ("server", "dialects", protocol): replace(bare, dialects={protocol: dialect})
+        for protocol, dialect in server.dialects.items()
+    }
+    parts |= {
+        ("server", "dialect_options", dialect): replace(bare, dialect_options={dialect: fields})
+        for dialect, fields in server.dialect_options.items()
+    }
+    parts |= {("server", "mounts", place): replace(bare, mounts=(each,)) for place, each in enumerate(server.mounts)}
+    parts |= {
+        ("server", "listeners", place): replace(bare, listeners=(each,)) for place, each in enumerate(server.listeners)
+    }
+    found = False
+    for path, part in (parts | {("server",): server}).items():
+        if found and path == ("server",):
+            return
+        try:
+            Mounts(adapters(), replace(config, server=part))
+        except ConfigError as error:
+            found = True
+            yield Problem(path, str(error))
+
+
+def _deployments(config: Config, made: Mapping[str, Backend]) -> Iterator[Problem]:
+    try:
+        deployments = LiveDeployments(config).deployments
+    except ConfigError as error:
+        yield Problem(("server", "state_file"), str(error))
+        return
+    for name, deployed in deployments.items():
+        if wrong := wrong_metrics(deployed.serving):
+            yield Problem(("endpoints", name, "experiment"), f"endpoints.{name}{wrong}")
+    # Only of the file: an endpoint that was changed while serving must not keep the server from starting again.
+    generates = generating(made)
+    for name, endpoint in config.endpoints.items():
+        if wrong := mixed_kinds(endpoint, generates):
+            yield Problem(("endpoints", name), f"endpoints.{name}{wrong}")
+
+
+def _machine(config: Config) -> Iterator[Problem]:
+    """What the machine lacks: variables, folders, the address."""
+    server = config.server
+    for key in ("keys_env", "admin_keys_env"):
+        try:
+            keys_from(getattr(server, key))
+        except ConfigError as error:
+            yield Problem(("server", key), str(error))
+    if server.keys_file is not None:
+        try:
+            make_keys(replace(server, keys_env=None, admin_keys_env=None))
+        except ConfigError as error:
+            yield Problem(("server", "keys_file"), str(error))
+    if server.export is not None and not is_writable(Path(server.export.folder).absolute()):
+        text = f"server.export: the folder '{server.export.folder}' cannot be written to"
+        yield Problem(("server", "export", "folder"), text)
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in server.host else socket.AF_INET) as probe:
+            probe.bind((server.host, 0))
+    except OSError as error:
+        text = f"server.host: cannot listen on {server.host}: {error.strerror}"
+        yield Problem(("server", "host"), text)

@@ -1,0 +1,25 @@
+"""What differs between two configurations, for the log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gateway.config.file import Config
+
+
+def changes(old: Config, new: Config) -> dict[str, list[str]]:
+    """The names of what was added, removed and changed, by section; sections without a change are left out."""
+    found: dict[str, list[str]] = {}
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    for section in ("endpoints", "backends"):
+        before, after = getattr(old, section), getattr(new, section)
+        found[f"added_{section}"] = sorted(after.keys() - before.keys())
+        found[f"removed_{section}"] = sorted(before.keys() - after.keys())
+        found[f"changed_{section}"] = sorted(name for name in after.keys() & before if after[name] != before[name])
+    names = (field.name for field in msgspec.structs.fields(old.server))
+    found["changed_server"] = [name for name in names if getattr(old.server, name) != getattr(new.server, name)]
+    return {name: values for name, values in found.items() if values}
