@@ -230,8 +230,7 @@ class NativeBackend:
     @property
     def engine_state(self) -> EngineState | None:
         """The engine's latest answer to a ping; None while there is no engine."""
-        pong = self._client.pong
-        if pong is None or self._client.ready is None:
+        if (pong := self._client.pong) is None or self._client.ready is None:
             return None
         return EngineState(
             running=pong.running,
