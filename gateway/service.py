@@ -16,7 +16,7 @@ import structlog
 from backends.base import Backend, Health, WaitsForEngine
 from gateway.access.keys import Keys
 from gateway.access.keys_file import Key
-from gateway.access.limits import Limiter, Ticket, estimated_tokens, rules_for
+from gateway.access.limits import Limiter, Ticket, estimated_tokens, limits_file, rules_for
 from gateway.config import Config, Export
 from gateway.deployment.catalog import catalog
 from gateway.deployment.deployments import generating, mixed_kinds
@@ -73,7 +73,7 @@ class Service:
         self.draining = False
         self.running = 0
         self.shares = Shares(self.limits.max_concurrent_requests, keys.owner, shared=keys.several)
-        self.limiter = Limiter(_limits_file(config, folder), folder)
+        self.limiter = Limiter(limits_file(config.server, folder), folder)
         self._created = int(time.time())
         limit = config.server.limits.stored_responses
         self.responses = ResponseStore(limit, folder / "responses" if folder is not None else None) if limit else None
@@ -384,14 +384,6 @@ def _figures(config: Config, folder: Path | None) -> Path | None:
     if config.server.state_file is not None:
         return Path(f"{config.server.state_file}.experiments")
     return folder / "experiments" if folder is not None else None
-
-
-def _limits_file(config: Config, folder: Path | None) -> Path | None:
-    """Where limits are counted: beside a file that lasts, so that a month's does, too; else with the workers."""
-    lasting = config.server.keys_file or config.server.state_file
-    if lasting is not None:
-        return Path(f"{lasting}.limits")
-    return folder / "limits" if folder is not None else None
 
 
 async def _healthy(name: str, backend: Backend) -> Health:

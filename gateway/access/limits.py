@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.access.counters import COUNTS, RUNNING, CounterTable, Name, Span, name_of, spans
 from gateway.access.keys_file import Key
-from gateway.config import EndpointLimit, Limit, Window
+from gateway.config import EndpointLimit, Limit, ServerSection, Window
 from gateway.storage.slot import Slot
 from schemas.errors import RateLimited
 from schemas.ir import Embed, Generate, Request, Tokenize
@@ -224,6 +224,19 @@ class Limiter:
 
 
 _NOUNS = {"requests": "requests", "tokens": "tokens", "cost": "(cost)"}
+
+
+def limits_file(server: ServerSection, folder: Path | None) -> Path | None:
+    """Where limits are counted: beside a file that lasts, so that a month's does, too; else with the workers.
+
+    Args:
+        server: the configuration.
+        folder: shared by the workers; None for a worker alone.
+    """
+    lasting = server.keys_file or server.state_file
+    if lasting is not None:
+        return Path(f"{lasting}.limits")
+    return folder / "limits" if folder is not None else None
 
 
 def rules_for(key: Key | None, endpoint: str, limits: Sequence[EndpointLimit], user: str | None) -> Rules | None:

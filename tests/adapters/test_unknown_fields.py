@@ -94,7 +94,11 @@ BODIES: dict[str, dict[str, Any]] = {
     "DetokenizeRequest": {"model": "m", "tokens": [1]},
     "ConfigRequest": CONFIG,
     "CreateRequest": {"name": "new", "config": CONFIG},
-    "AiGatewayRequest": {"usage_tracking_config": {"enabled": True}, "fallback_config": {"enabled": False}},
+    "AiGatewayRequest": {
+        "usage_tracking_config": {"enabled": True},
+        "fallback_config": {"enabled": False},
+        "rate_limits": [{"renewal_period": "minute", "calls": 9}],
+    },
 }
 """The name of a route's wire struct -> a body that has every struct within it."""
 

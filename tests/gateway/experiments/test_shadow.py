@@ -159,5 +159,5 @@ kind = "scripted"
 [endpoints.chat]
 served_entities = [{ name = "a", backend = "s", shadow = {} }]
 """
-    with pytest.raises(ConfigError, match=r"3: endpoints.chat.a: a shadow answers no client"):
+    with pytest.raises(ConfigError, match=r"4: endpoints.chat.a: a shadow answers no client"):
         parse(text)

@@ -274,5 +274,5 @@ kind = "scripted"
 [endpoints.chat]
 served_entities = [{ name = "a", backend = "s", paired = {} }]
 """
-    with pytest.raises(ConfigError, match=r"3: endpoints.chat.a: the first served entity is the one"):
+    with pytest.raises(ConfigError, match=r"4: endpoints.chat.a: the first served entity is the one"):
         parse(text)
