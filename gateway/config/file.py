@@ -135,7 +135,7 @@ def foreign(text: str) -> str:
         language = "YAML"
     else:
         return ""
-    return f"this is {language}, and the gateway reads TOML: `gateway import` translates the files of other servers"
+    return f"this is {language}, and the gateway reads TOML: see docs/configuration.md"
 
 
 def default(model: str | None = None, names: Sequence[str] = (), *, speculation: bool = False) -> Config:

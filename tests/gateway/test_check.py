@@ -47,14 +47,14 @@ BAD: dict[str, tuple[Change | str, int, str]] = {
     "quote": (('kind = "scripted"', 'kind = "scripted'), 5, "Illegal character"),
     "key twice": (("port = 0", "port = 0\nport = 1"), 3, "Cannot overwrite"),
     "section twice": ("[backends.toy]\n", END, "Cannot declare"),
-    "json": ('{"model_list": []}\n', -1, "this is JSON, and the gateway reads TOML: `gateway import` translates"),
+    "json": ('{"model_list": []}\n', -1, "this is JSON, and the gateway reads TOML"),
     "yaml": (
         "model_list:\n  - model_name: x\n",
         -1,
-        "this is YAML, and the gateway reads TOML: `gateway import` translates",
+        "this is YAML, and the gateway reads TOML",
     ),
     "other yaml": ("server:\n  port: 1\n", -1, "this is YAML"),
-    "mindie": ('{"ServerConfig": {}}\n', -1, "`gateway import`"),
+    "mindie": ('{"ServerConfig": {}}\n', -1, "this is JSON"),
     "cut": ("[server.limits]\nmax_body = 80", END + 1, "cut"),
     "nothing": ("\n", -1, "no endpoints and no backends"),
     # --- unknown keys, with a suggestion from the right table

@@ -83,7 +83,6 @@ class PackedRunner:
 
     execution_path = "packed"
     chunked = True
-    speculates = True
 
     def __init__(
         self,
@@ -100,6 +99,8 @@ class PackedRunner:
         self._model = model
         self.cache = cache
         self.states = StatePool(cache.block_size, snapshots) if separate_sequences(text_part(model)) else None
+        # A recurrent state cannot go back to where a draft was wrong.
+        self.speculates = self.states is None
         self._kernel = kernel
         self._device = model.device
         self._embedder = embedder

@@ -250,3 +250,8 @@ def test_logits_of_a_row_do_not_depend_on_the_other_rows() -> None:
         alone = torch.cat([engine._runner.run([Work(at(end + 1), end, 1, True)]).clone() for end in range(20, 28)])
         together = engine._runner.run([Work(at(21), 20, 8, True, tuple(tokens[21:28]))])
     assert torch.equal(alone, together)
+
+
+def test_a_model_with_recurrent_states_does_without() -> None:
+    assert packed_runner("llama").speculates
+    assert not packed_runner("lfm2").speculates
