@@ -24,7 +24,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from backends.native.grammar.regex_limits import check_regex
 from backends.native.grammar.schema_limits import MAX_BYTES, check_schema
 from backends.native.grammar.schema_text import schema_text
-from schemas.errors import InvalidRequest
+from schemas.errors import InvalidRequest, Overloaded
 from schemas.ir import Grammar
 
 log = structlog.get_logger()
@@ -124,6 +124,7 @@ class GrammarCheck:
 
         Raises:
             schemas.errors.InvalidRequest: the grammar is not supported, or takes too long to compile.
+            schemas.errors.Overloaded: it waited too long for a thread.
         """
         # Compiled here although the engine compiles it again: the engine's threads see only grammars that are known to
         # compile, and the client gets its 400 before a stream begins.
@@ -133,7 +134,8 @@ class GrammarCheck:
             if not result.done():  # shielded: other requests may wait for the same result
                 await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(result)), _CHECK_TIMEOUT)
         except TimeoutError:
-            raise InvalidRequest("The grammar takes too long to compile.", param=param) from None
+            # Whether it is the grammar's fault is decided by CPU time (`_check`), and cached for the next request.
+            raise Overloaded("The server is too busy to check the grammar.", retry_after=1.0) from None
         if (reason := result.result()) is not None:
             raise InvalidRequest(f"The grammar is not supported: {reason}", param=param)
 

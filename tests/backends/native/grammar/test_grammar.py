@@ -8,6 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import AsyncIterator
+from threading import Event
 from typing import Any
 
 import jsonschema
@@ -22,7 +23,7 @@ from backends.native.backend import NativeBackend
 from backends.native.grammar.grammar import GrammarCheck, grammar_source
 from backends.native.grammar.schema_limits import check_schema
 from schemas.completion import Choice
-from schemas.errors import InvalidRequest
+from schemas.errors import InvalidRequest, Overloaded
 from schemas.ir import ChatPrompt, FinishReason, Generate, Grammar, Message, Sampling, Stopping
 from tests.backends import laws
 
@@ -147,6 +148,26 @@ async def test_the_result_of_a_check_is_cached(backend: NativeBackend, monkeypat
     check.close()
     await check.check(right, "r")  # from the cache, without a thread
     assert compiled == [right, wrong]
+
+
+@module_loop
+async def test_a_check_that_finds_no_thread_is_no_fault_of_the_grammar(
+    backend: NativeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, ready = backend._require_started()
+    grammars = text.grammars(ready.vocab_size, ready.eos_token_ids)
+    assert grammars is not None
+    monkeypatch.setattr("backends.native.grammar.grammar._CHECK_TIMEOUT", 0.01)
+    check, free = GrammarCheck(grammars), Event()
+    busy = [check._threads.submit(free.wait) for _ in range(check._threads._max_workers)]
+    source = str(LLMatcher.grammar_from_regex("[0-9]+"))
+    with pytest.raises(Overloaded, match="too busy"):
+        await check.check(source, "r")
+    free.set()
+    assert all(thread.result() for thread in busy)
+    monkeypatch.setattr("backends.native.grammar.grammar._CHECK_TIMEOUT", 10.0)
+    await check.check(source, "r")
+    check.close()
 
 
 def nested(depth: int) -> dict[str, Any]:
