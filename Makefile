@@ -67,6 +67,7 @@ bench: $(VENV)/.installed  ## what the gateway itself costs, in CPU time per req
 	$(VENV)/bin/python -m benchmarks.hostile_clients
 	$(VENV)/bin/python -m benchmarks.goodput --remote
 	$(VENV)/bin/python -m benchmarks.images
+	$(VENV)/bin/python -m benchmarks.limits --seconds 119
 
 bench-experiments: $(VENV)/.installed  ## how often the statistics of experiments are wrong, by simulation (half an hour)
 	$(VENV)/bin/python -m benchmarks.experiments

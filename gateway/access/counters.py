@@ -97,10 +97,29 @@ class CounterTable:
         if self._lock is not None:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
+    def take(self, name: Name, span: Span, most: float, amount: float) -> float:
+        """Add to a name's present count, unless its total would pass `most` or has reached it.
+
+        Returns:
+            What is left of `most`; below 0 if nothing was added.
+        """
+        numbers, row = self._numbers, self.row(name, span)
+        total = numbers[row + _TOTAL] if numbers[row + _UNTIL] == span.until else self.total(row, span)
+        left = most - total - amount
+        if left < 0 or total >= most:
+            return -1.0
+        if amount:
+            numbers[row + _FIRST + span.tick % span.counts] += amount
+            numbers[row + _TOTAL] = total + amount
+        return left
+
     def row(self, name: Name, span: Span) -> int:
         """The row of a name, which is made if need be."""
         names, numbers = self._names, self._numbers
         low, high = name
+        row = low % self._rows * _ROW
+        if names[row] == low and names[row + 1] == high:
+            return row
         first, first_until = -1, inf
         for probe in range(_PROBES):
             row = (low + probe) % self._rows * _ROW

@@ -183,27 +183,21 @@ class Limiter:
         if not rules.windows:
             return
         now, table = self._now(), self._windows
-        found: list[tuple[Rule, int, Span, float]] = []
-        quotas: dict[str, tuple[float, Rule, Span]] = {}
+        taken: list[tuple[Rule, Span, float, float]] = []
         with table:
             for rule in rules.windows:
-                span, kind, most = now[rule.window], rule.kind, rule.most
+                span, kind = now[rule.window], rule.kind
                 amount = 1.0 if kind == "requests" else float(tokens) if kind == "tokens" else 0.0
-                row = table.row(rule.name, span)
-                left = most - table.total(row, span) - amount
-                if left < 0 or left + amount <= 0:
-                    raise self._refusal(rule, row, span, left, amount)
-                found.append((rule, row, span, amount))
-                if kind != "cost" and (kind not in quotas or left / most < quotas[kind][0] / quotas[kind][1].most):
-                    quotas[kind] = left, rule, span
-            for rule, row, span, amount in found:
-                if amount:
-                    table.add(row, span.tick, span, amount)
-                if rule.kind != "requests":
-                    ticket.charged.append((rule, span.tick, amount))
-        ticket.quotas = tuple([_quota(*tightest) for tightest in quotas.values()])
+                left = table.take(rule.name, span, rule.most, amount)
+                if left < 0:
+                    for other, window, back, _ in taken:
+                        table.add(table.row(other.name, window), window.tick, window, -back)
+                    raise self._refusal(rule, span, amount)
+                taken.append((rule, span, amount, left))
+        ticket.charged = [(rule, span.tick, amount) for rule, span, amount, _ in taken if rule.kind != "requests"]
+        ticket.quotas = _quotas(taken)
 
-    def _refusal(self, rule: Rule, row: int, span: Span, left: float, amount: float) -> RateLimited:
+    def _refusal(self, rule: Rule, span: Span, amount: float) -> RateLimited:
         window = f"a {rule.window}"
         if amount > rule.most:
             # Whatever becomes free, it is not enough: no `retry_after`.
@@ -212,14 +206,16 @@ class Limiter:
                 "Ask for fewer tokens.",
                 code="rate_limit_exceeded",
             )
+        row = self._windows.row(rule.name, span)
+        left = rule.most - self._windows.total(row, span)
         # At least something must become free, also for what is counted at its end.
-        wait = self._windows.seconds_until_free(row, span, max(-left, 1e-9), time.time())
+        wait = self._windows.seconds_until_free(row, span, max(amount - left, 1e-9), time.time())
         error = RateLimited(
             f"{rule.subject} has reached its limit of {rule.most:g} {_NOUNS[rule.kind]} {window}.",
             retry_after=max(0.001, wait),
             code="insufficient_quota" if rule.kind == "cost" else "rate_limit_exceeded",
         )
-        error.quotas = (_quota(left + amount, rule, span),) if rule.kind != "cost" else ()
+        error.quotas = (_quota(rule, span, left),) if rule.kind != "cost" else ()
         return error
 
 
@@ -320,6 +316,16 @@ def _actual(kind: Kind, charged: float, tokens: int | None, cost: float) -> floa
     return float(tokens) if kind == "tokens" and tokens is not None else charged
 
 
-def _quota(left: float, rule: Rule, span: Span) -> Quota:
+def _quotas(taken: Sequence[tuple[Rule, Span, float, float]]) -> tuple[Quota, ...]:
+    """The tightest limit of requests and that of tokens, of rules with what is left of them."""
+    tightest: dict[str, tuple[float, Quota]] = {}
+    for rule, span, _, left in taken:
+        share = left / rule.most
+        if rule.kind != "cost" and (rule.kind not in tightest or share < tightest[rule.kind][0]):
+            tightest[rule.kind] = share, _quota(rule, span, left)
+    return tuple([quota for _, quota in tightest.values()])
+
+
+def _quota(rule: Rule, span: Span, left: float) -> Quota:
     kind: Literal["requests", "tokens"] = "tokens" if rule.kind == "tokens" else "requests"
     return Quota(kind, int(rule.most), max(0, int(left)), max(0.0, span.until - time.time()))
