@@ -18,6 +18,7 @@ from backends.transport.connection import Connection
 from backends.transport.decoded import decoded
 from backends.transport.limits import TransportLimits
 from backends.transport.pool import Pool
+from backends.transport.redirects import redirected_to
 from backends.transport.response import Response
 from backends.transport.url import FIXED_HEADERS, check_headers, check_target, port_of, split_url
 from schemas.errors import BackendUnavailable, Fault
@@ -88,6 +89,7 @@ class Transport:
     ) -> None:
         parts = split_url(url)
         assert parts.hostname is not None
+        self._url = url
         self._host = parts.hostname
         self._port = port_of(parts)
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
@@ -137,7 +139,7 @@ class Transport:
         except BaseException:  # cancellation included: what the socket would deliver next belongs to nobody
             connection.abort()
             raise
-        if 300 <= response.status < 400 and self._general is not None:
+        if self._general is not None and redirected_to(self._url, request.method, response) is not None:
             # Nothing was generated, so the request may be sent again. The next one does not come here at all.
             self._redirects = True
             response.close()

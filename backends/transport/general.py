@@ -14,15 +14,16 @@ import ssl
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 import httpx
 
 from adapters.base import Headers, Outbound
 from backends.transport.decoded import decoded
 from backends.transport.limits import TransportLimits
+from backends.transport.redirects import redirected_to
 from backends.transport.response import Response
-from backends.transport.url import FIXED_HEADERS, check_headers, origin_of, split_url, target_of
+from backends.transport.url import FIXED_HEADERS, check_headers, split_url, target_of
 from schemas.errors import (
     BackendFailed,
     BackendTimeout,
@@ -33,24 +34,8 @@ from schemas.errors import (
     Overloaded,
 )
 
-REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MOST_REDIRECTS = 3
 _UNREACHED = (httpx.ConnectError, httpx.ProxyError, httpx.UnsupportedProtocol)
-
-
-def redirected_to(url: str, method: str, response: Response) -> str | None:
-    """The URL that an answer redirects a request to, if it may be sent there as it was.
-
-    Only the same origin: elsewhere the key and the prompt might reach somebody else. A POST only by 307 and 308: after
-    the others clients send a GET (RFC 9110, 15.4).
-    """
-    if response.status not in ({307, 308} if method == "POST" else REDIRECTS):
-        return None
-    try:
-        to = urljoin(url, response.header("location"))
-        return to if origin_of(urlsplit(to)) == origin_of(urlsplit(url)) else None
-    except ValueError:  # a location that is no URL
-        return None
 
 
 class GeneralTransport:

@@ -170,7 +170,7 @@ def gateway(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Co
         (["serve", "--host", "0.0.0.0"], "other machines can reach this address"),
         (["serve", "--keys-env", "NOT_SET_ANYWHERE"], "holds no key"),
         (["serve", "--config", "nowhere.toml"], "cannot be read"),
-        (["serve", "--model", "nowhere"], "does not exist"),
+        (["serve", "--model", "nowhere"], "there is no folder or file 'nowhere'"),
         (["check", "nowhere.toml"], "cannot be read"),
     ],
 )
@@ -187,7 +187,7 @@ def test_a_wrong_configuration_is_rejected_before_the_server_starts(scripted: Ca
         written.write("\n[server.dialects]\ntgi = 'mindi'\n")
     ended = gateway("serve", "--config", file)
     assert ended.returncode == 1
-    assert ended.stderr.startswith("Error: dialects.tgi: there is no dialect 'mindi'")
+    assert "gateway.toml:15: dialects.tgi: there is no dialect 'mindi'" in ended.stderr
 
 
 def test_requests_need_a_key_and_no_key_is_logged(scripted: Callable[[int], str], log: Path) -> None:

@@ -85,9 +85,12 @@ def test_streams_finish_on_old_workers_and_requests_begin_on_new_ones(file: Path
             "other machines can reach",
         ),
         (HEAD.format(workers=1) + ECHO.replace('backend = "s"', 'backend = "t"'), "'t'"),
-        ('[backends.s]\nkind = "tgi"\nurl = "http://127.0.0.1:9"\napi_key_env = "UNSET_KEY"\n' + ECHO, "cannot answer"),
+        (
+            '[backends.s]\nkind = "tgi"\nurl = "http://127.0.0.1:9"\napi_key_env = "UNSET_KEY"\n' + ECHO,
+            "UNSET_KEY is not set",
+        ),
     ],
-    ids=["no TOML", "another address", "a public one", "no such backend", "a backend that cannot start"],
+    ids=["no TOML", "another address", "a public one", "no such backend", "a variable that is not set"],
 )
 def test_a_configuration_that_cannot_be_served_is_rejected_and_the_old_one_kept(
     file: Path, tmp_path: Path, text: str, why: str

@@ -32,6 +32,7 @@ url = "http://127.0.0.1:{port}/good/v1"
 kind = "openai"
 url = "http://127.0.0.1:{port}/odd/v1"
 retries = {{ attempts = 1 }}
+failures = 1000  # with fewer, the order of requests decides when the arm is asked last
 [backends.short]
 kind = "openai"
 url = "http://127.0.0.1:{port}/short/v1"

@@ -101,7 +101,7 @@ async def test_bad_bodies(spoken: tuple[str, str]) -> None:
                 answer = await client.post(path, content=body, headers={"content-type": "application/json"})
                 assert answer.status_code in STATUSES, (route.name, name, answer.status_code, answer.text[:200])
                 # A body with vLLM's fields is vLLM's, and gets an error in OpenAI's form.
-                is_vllms = route.path == "/tokenize" and isinstance(answer.json()["error"], dict)
+                is_vllms = protocol == "tgi" and isinstance(answer.json()["error"], dict)
                 check_error_form(("openai", "openai") if is_vllms else spoken, answer)
             for headers in BROKEN_CALLS.values():
                 answer = await client.post(path, content=b"x", headers=headers)

@@ -14,7 +14,7 @@ from backends.native.tools.grammar import answer_grammar
 from backends.native.tools.tags import Tags
 from schemas.ir import Generate, Grammar, Tool
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 TOOL = Tool("f", None, {"properties": {"a": {"type": "string"}}})
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
 

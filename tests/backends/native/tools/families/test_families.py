@@ -87,7 +87,6 @@ def tokenizer(tags: tuple[str, ...]) -> tuple[Any, Grammars]:
 
 
 @pytest.mark.slow
-@pytest.mark.torch
 @pytest.mark.parametrize("tags_are_tokens", [False, True], ids=["text", "tokens"])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_grammars_hold_calls(family: Family, tags_are_tokens: bool) -> None:
