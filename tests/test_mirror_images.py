@@ -63,7 +63,7 @@ CARRIES = {
     "tgi-0.9": RAW_FORMS,
     "mindie": CHATS,
     "triton": RAW_FORMS,
-    "mindie-triton": CHATS | {"triton", "mindie-triton"},
+    "mindie-triton": CHATS | RAW_FORMS,
 }
 """The forms that a kind of upstream can take: MindIE's have a seed, TGI's include the stop string."""
 

@@ -77,7 +77,9 @@ def _greeting_url(process: subprocess.Popen[bytes], log: Path) -> str:
     while time.monotonic() < deadline:
         if process.poll() is not None:
             pytest.fail(f"the gateway ended with {process.returncode}:\n{log.read_text()}")
-        if found := re.search(r"^Interlingua \S+ on (http://\S+) ", log.read_text(), re.MULTILINE):
+        if found := re.search(
+            r"^Interlingua \S+ on (http://\S+) .*^Ready after", log.read_text(), re.MULTILINE | re.DOTALL
+        ):
             return found[1]
         time.sleep(0.1)
     pytest.fail(f"the gateway was not ready within {LIMIT} s:\n{log.read_text()}")

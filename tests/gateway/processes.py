@@ -43,10 +43,11 @@ class Gateway:
     url: str = ""
 
     def greets(self) -> bool:
-        """Whether it has said that it can answer, and where."""
-        if found := re.search(r"^Interlingua \S+ on (http://\S+) ", self.log.read_text(), re.MULTILINE):
+        """Whether it has said where it listens, and that it can answer."""
+        text = self.log.read_text()
+        if found := re.search(r"^Interlingua \S+ on (http://\S+) ", text, re.MULTILINE):
             self.url = found[1]
-        return bool(self.url)
+        return bool(self.url) and re.search(r"^Ready after", text, re.MULTILINE) is not None
 
     def ask(self, path: str, body: dict[str, Any]) -> Any:
         """Post JSON, and read all of the answer."""

@@ -33,6 +33,9 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
     "nemotron": _HEAD | {"num_key_value_heads": 48},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"], "num_hidden_layers": 4},
     "xmod": _DECODER | {"default_language": "en_XX"},
+    # Without these, the default has no layer of attention, and transformers' own cache fails.
+    "bamba": {"attn_layer_indices": [9, 18, 27]},
+    "granitemoehybrid": {"layer_types": ["mamba", "mamba", "attention", "mamba"], "num_hidden_layers": 4},
     "lfm2": {"full_attn_idxs": [2, 5, 8, 10, 12, 14]},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
