@@ -99,7 +99,7 @@ def test_equal_by_lookup_in_mixed_batches_with_preemption_and_stop_tokens(family
     asked = requests(16, 60)
     expected = ran(family, asked, None)
     for speculation in (Speculation(), Guessing({seq: answer.ids for seq, answer in expected.items()})):
-        assert_same(ran(family, asked, speculation, blocks=120, apart=1), expected)
+        assert_same(ran(family, asked, speculation, blocks=72, apart=1), expected)
         assert speculation.accepted
 
 
