@@ -21,6 +21,7 @@ from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.experiments.metrics import wrong_metrics
 from gateway.http.routes import Mounts
+from gateway.process.tls import Certificates
 from gateway.storage.row_files import is_writable
 
 Change = Callable[[Config], Config]
@@ -170,6 +171,11 @@ def _machine(config: Config) -> Iterator[Problem]:
             make_keys(replace(server, keys_env=None, admin_keys_env=None))
         except ConfigError as error:
             yield Problem(("server", "keys_file"), str(error))
+    if server.ssl_certfile is not None:
+        try:
+            Certificates(server)
+        except ConfigError as error:
+            yield Problem(("server", "ssl_certfile"), str(error))
     if server.export is not None and not is_writable(Path(server.export.folder).absolute()):
         text = f"server.export: the folder '{server.export.folder}' cannot be written to"
         yield Problem(("server", "export", "folder"), text)
