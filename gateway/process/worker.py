@@ -24,13 +24,13 @@ import msgspec
 import uvicorn
 from litestar import Litestar
 
+from gateway.access.certificates import LOOK_EVERY, Certificates
 from gateway.app import create_app
 from gateway.config import Config, ServerSection
 from gateway.observability import logging
 from gateway.process.client_connection import LINGER, ClientConnection
 from gateway.process.connections import Connections
 from gateway.process.heartbeat import beat
-from gateway.process.tls import LOOK_EVERY, Certificates
 from gateway.service import Service
 
 _CLOSE_GRACE = 0.5

@@ -16,8 +16,8 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.access.certificates import Certificates
 from gateway.config import ConfigError, ServerSection
-from gateway.process.tls import Certificates
 from tests.backends.transport.servers import make_certificate
 from tests.gateway.processes import SCRIPTED, serving
 from tests.missing_tools import missing
