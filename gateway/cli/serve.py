@@ -1,41 +1,21 @@
-"""The command `gateway`: serve, check, explain, experiment, models, openapi.
-
-Each option has an environment variable: INTERLINGUA_SERVE_PORT for `serve --port`.
-"""
+"""The command `gateway serve`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-import gateway
 from backends.base import NotPrepared
-from gateway.config import Config, ConfigError, default, load, nearest
-from gateway.deployment.state_file import LiveDeployments
-from gateway.experiment_cli import experiment
-from gateway.keys_cli import keys
-from gateway.models_cli import models
+from gateway.config import Config, ConfigError, default
 from gateway.observability import logging
 
 
-@click.group()
-@click.version_option(gateway.__version__, prog_name="gateway")
-def main() -> None:
-    """One gateway for TGI, OpenAI, Databricks, Triton and Anthropic clients."""
-    # Before a command imports more of them: a foreign package would fail there with an error that does not say why.
-    _check_siblings()
-
-
-main.context_settings["auto_envvar_prefix"] = "INTERLINGUA"
-
-
-@main.command()
+@click.command()
 @click.argument("path", required=False)
 @click.option(
     "--model", help="Serve this model: a folder, a GGUF file, smollm2 or minilm, or owner/name[@revision] of the hub."
@@ -104,90 +84,6 @@ def serve(
         raise click.ClickException(str(error)) from None
 
 
-@main.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--offline", is_flag=True, help="Leave out variables, files and addresses: this is not where it will run."
-)
-@click.option("--insecure", is_flag=True, help="Allow a public address without keys.")
-def check(file: Path, offline: bool, insecure: bool) -> None:
-    """Check a configuration FILE: print all for which `serve` would refuse it, or what it would serve."""
-    from gateway.check import read_file
-
-    try:
-        config = read_file(file, offline=offline, insecure=insecure)
-        # With the changes in the state file, as a server would start with them.
-        deployments = LiveDeployments(config).deployments
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from None
-    if not deployments:
-        for name, section in config.backends.items():
-            click.echo(f"every model that {name} ({section['kind']}) lists")
-    for name, deployed in deployments.items():
-        endpoint = deployed.serving
-        also = f", also {', '.join(endpoint.aliases)}" if endpoint.aliases else ""
-        changed = "" if endpoint == config.endpoints.get(name) else f"  (from {config.server.state_file})"
-        click.echo(f"{name}  ({endpoint.task or 'chat'}){also}{changed}")
-        for entity in endpoint.served_entities:
-            kind = config.backends[entity.backend]["kind"]
-            shadow = ", a shadow" if entity.shadow is not None else ""
-            paired = f", {entity.paired.share:.0%} paired" if entity.paired is not None else ""
-            share, model = entity.traffic_percentage, entity.model or name
-            click.echo(f"  {share:3d} %  {entity.name}: {model} on {entity.backend} ({kind}){shadow}{paired}")
-
-
-@main.command()
-@click.option("--config", "file", type=click.Path(path_type=Path), required=True, help="The TOML file.")
-@click.option("--endpoint", required=True, help="The endpoint's name.")
-@click.option("--unit", required=True, help="The value of a unit, for instance a user's name.")
-def explain(file: Path, endpoint: str, unit: str) -> None:
-    """Explain which served entity answers a unit."""
-    from gateway.routing.policy import policy_for
-
-    try:
-        deployments = LiveDeployments(load(file)).deployments
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from None
-    if (deployed := deployments.get(endpoint)) is None:
-        raise click.ClickException(f"{file}: there is no endpoint '{endpoint}'{nearest(endpoint, deployments)}")
-    weights = {entity.name: float(entity.traffic_percentage) for entity in deployed.serving.served_entities}
-    for line in policy_for(endpoint, deployed.serving).explain(unit, weights):
-        click.echo(line)
-
-
-@main.command()
-def openapi() -> None:
-    """Print the OpenAPI document."""
-    from gateway.app import create_app
-
-    # That of a server without endpoints: the document does not depend on the configuration.
-    click.echo(create_app(Config()).state.openapi().decode())
-
-
-@main.command("build-kernels")
-@click.option(
-    "--into", type=click.Path(file_okay=False, path_type=Path), help="Keep them here.  [default: user's cache]"
-)
-def build_kernels(into: Path | None) -> None:
-    """Compile the native engine's CPU kernels ahead of its first start, for container images."""
-    from backends.native.engine.kernels import jit
-
-    click.echo(f"Kernels for {jit.target()}:")
-    failed = False
-    try:
-        for result in jit.build_all(into):
-            click.echo(f"  {result.name}: {result.path or f'not built: {result.why}'}")
-            failed |= result.path is None
-    except (OSError, RuntimeError) as error:
-        raise click.ClickException(str(error)) from None
-    sys.exit(failed)  # 1 if a kernel was not built
-
-
-main.add_command(experiment)
-main.add_command(keys)
-main.add_command(models)
-
-
 def _model_of(path: str | None, model: str | None) -> str | None:
     """The model that is given as an argument or as an option.
 
@@ -251,24 +147,3 @@ def _serve(read: Callable[[], Config], log_level: str) -> int:
 
     supervisor = Supervisor(read, log_level)
     return supervisor.run(StartupMonitor(supervisor.config, supervisor.port).poll)
-
-
-def _check_siblings() -> None:
-    """Refuse to run where another distribution's package, `adapters` for instance, shadows ours.
-
-    Raises:
-        click.ClickException: one does.
-    """
-    # `adapters`, `backends` and `schemas` are common names for top-level packages.
-    home = Path(__file__).parent.parent
-    for name in ("adapters", "backends", "schemas"):
-        spec = find_spec(name)
-        if spec is None or spec.origin is None or Path(spec.origin).parent.parent != home:
-            raise click.ClickException(
-                f"Python finds a package '{name}' that is not Interlingua's: uninstall the distribution that it is of, "
-                "or install Interlingua into an environment of its own."
-            )
-
-
-if __name__ == "__main__":
-    main()
