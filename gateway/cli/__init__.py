@@ -14,6 +14,7 @@ _COMMANDS = {
     "serve": "serve:serve",
     "check": "check:check",
     "explain": "check:explain",
+    "import": "importing:importing",
     "models": "models:models",
     "keys": "keys:keys",
     "experiment": "experiment:experiment",

@@ -135,7 +135,8 @@ def foreign(text: str) -> str:
         language = "YAML"
     else:
         return ""
-    return f"this is {language}, and the gateway reads TOML: see docs/configuration.md"
+    known = "see docs/configuration.md, or `gateway import` for another server's file"
+    return f"this is {language}, and the gateway reads TOML: {known}"
 
 
 def default(model: str | None = None, names: Sequence[str] = (), *, speculation: bool = False) -> Config:
