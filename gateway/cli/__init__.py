@@ -49,15 +49,27 @@ class _Commands(click.Group):
         _check_siblings()
         module, _, name = _COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(import_module(f"gateway.cli.{module}"), name)
+        _name_variables(command, f"INTERLINGUA_{cmd_name}")
         return command
 
 
-@click.group(
-    cls=_Commands, context_settings={"auto_envvar_prefix": "INTERLINGUA", "max_content_width": 100}, epilog=_EPILOG
-)
+@click.group(cls=_Commands, context_settings={"max_content_width": 100}, epilog=_EPILOG)
 @click.version_option(gateway.__version__, prog_name="gateway")
 def main() -> None:
     """One gateway for TGI, OpenAI, Databricks, Triton and Anthropic clients."""
+
+
+def _name_variables(command: click.Command, prefix: str) -> None:
+    """Give each option of a command, and of those below it, an environment variable, and have help name it."""
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            # After the option itself: click's own rule takes the name of the parameter in Python.
+            name = next(name for name in parameter.opts if name.startswith("--"))
+            parameter.envvar = f"{prefix}_{name.removeprefix('--')}".replace("-", "_").upper()
+            parameter.show_envvar = True
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            _name_variables(inner, f"{prefix}_{name}")
 
 
 def _check_siblings() -> None:
