@@ -1,4 +1,4 @@
-"""The command `gateway`: serve, check, explain, experiment, models, openapi.
+"""The command `gateway`: serve, reload, restart, check, explain, experiment, models, openapi.
 
 Each option has an environment variable: INTERLINGUA_SERVE_PORT for `serve --port`.
 """
@@ -17,6 +17,7 @@ import msgspec
 import gateway
 from backends.base import NotPrepared
 from gateway.config import Config, ConfigError, default, load, nearest
+from gateway.control_cli import reload, restart
 from gateway.deployment.state_file import LiveDeployments
 from gateway.experiment_cli import experiment
 from gateway.keys_cli import keys
@@ -98,10 +99,7 @@ def serve(
             validate(config, insecure=insecure)
         return prepare(config, lambda said: click.echo(said, err=True), fetch=next(fetches, False))
 
-    try:
-        sys.exit(_serve(read, log_level))
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from None
+    sys.exit(_serve(read, log_level))
 
 
 @main.command()
@@ -186,6 +184,8 @@ def build_kernels(into: Path | None) -> None:
 main.add_command(experiment)
 main.add_command(keys)
 main.add_command(models)
+main.add_command(reload)
+main.add_command(restart)
 
 
 def _model_of(path: str | None, model: str | None) -> str | None:
@@ -247,9 +247,15 @@ def _local(model: str | None, names: Sequence[str], *, speculation: bool) -> Con
 
 def _serve(read: Callable[[], Config], log_level: str) -> int:
     from gateway.process.startup import StartupMonitor
+    from gateway.process.successor import Predecessor
     from gateway.process.supervisor import Supervisor
 
-    supervisor = Supervisor(read, log_level)
+    predecessor = Predecessor()
+    try:
+        supervisor = Supervisor(read, log_level, predecessor)
+    except ConfigError as error:
+        predecessor.refuse(str(error))
+        raise click.ClickException(str(error)) from None
     return supervisor.run(StartupMonitor(supervisor.config, supervisor.port).poll)
 
 
