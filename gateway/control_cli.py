@@ -58,7 +58,7 @@ def _chosen(servers: RunningServers, port: int | None) -> RunningServer:
     """The server that runs, or of several the one that listens on `port`.
 
     Raises:
-        click.ClickException: there is none, or it cannot be told which one is meant.
+        click.ClickException: there is none, or it is not clear which one is meant.
     """
     found = [each for each in servers.found if port is None or port in _ports(each)]
     if not found:

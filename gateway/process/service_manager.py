@@ -1,4 +1,4 @@
-"""What systemd, or another service manager, is told (sd_notify(3)): for units with `Type=notify` or `notify-reload`."""
+"""What systemd, or another service manager, gets (sd_notify(3)), for units with `Type=notify` or `notify-reload`."""
 
 from __future__ import annotations
 

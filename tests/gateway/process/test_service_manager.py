@@ -13,7 +13,7 @@ from gateway.process.service_manager import READY, notify, notify_reloading, sta
 
 
 @pytest.mark.parametrize("abstract", [False, True], ids=["path", "abstract"])
-def test_a_service_manager_is_told(abstract: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_manager_gets_datagrams(abstract: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     path = f"{tempfile.mkdtemp(dir='/tmp')}/notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind("\0" + path if abstract else path)
