@@ -97,10 +97,7 @@ def serve(
             validate(config, insecure=insecure)
         return prepare(config, lambda said: click.echo(said, err=True), fetch=next(fetches, False))
 
-    try:
-        sys.exit(_serve(read, log_level))
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from None
+    sys.exit(_serve(read, log_level))
 
 
 def _model_of(path: str | None, model: str | None) -> str | None:
@@ -166,7 +163,13 @@ def _local(model: str | None, names: Sequence[str], options: Mapping[str, Any]) 
 
 def _serve(read: Callable[[], Config], log_level: str) -> int:
     from gateway.process.startup import StartupMonitor
+    from gateway.process.successor import Predecessor
     from gateway.process.supervisor import Supervisor
 
-    supervisor = Supervisor(read, log_level)
+    predecessor = Predecessor()
+    try:
+        supervisor = Supervisor(read, log_level, predecessor)
+    except ConfigError as error:
+        predecessor.refuse(str(error))
+        raise click.ClickException(str(error)) from None
     return supervisor.run(StartupMonitor(supervisor.config, supervisor.port).poll)
