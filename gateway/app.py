@@ -149,6 +149,7 @@ def create_app(
         app.route_handler_method_map,
         mounts.refuser(service),
         answers_preflights=app.cors_config is not None,
+        needs_certificate=config.server.ssl_ca_certs is not None,
     )
     return app
 
