@@ -52,6 +52,7 @@ class Metrics:
         )
         self.request_latency = Histogram(file, "e2e_request_latency_seconds", "Time to the last event", _ARM, _SECONDS)
         self.export_lost = Counter(file, "gw_export_rows_lost", "Rows of the export that could not be written", ())
+        self.usage_lost = Counter(file, "gw_usage_records_lost", "Records of usage that could not be kept", ())
         self.running = Gauge(file, "gw_requests_running", "Running requests")
         self.tasks = Gauge(file, "gw_event_loop_tasks", "Tasks of the workers' event loops")
         self.refused = Counter(
@@ -69,6 +70,7 @@ class Metrics:
             self.time_to_first_token,
             self.request_latency,
             self.export_lost,
+            self.usage_lost,
             self.running,
             self.tasks,
             self.refused,
