@@ -343,6 +343,7 @@ class Service:
             self.refresh()
         # A backend whose start failed is not asked: the error of its start is its health until it has started.
         health = {name: self._failed.get(name) or await _healthy(name, each) for name, each in self.backends.items()}
+        self.metrics.note_health(health)
         # `_start` checks, too, and two checks may overlap: the later one wins, and the next corrects it if it was the
         # older. The catalog is made anew only when a state has changed.
         if health != self._health:
@@ -363,6 +364,7 @@ class Service:
         self._limits = {name: found.serving.limits for name, found in deployments.items()}
         self._untracked = {name for name, found in deployments.items() if found.serving.usage_tracking is False}
         self._stop_arms()
+        self.metrics.name_engines({name: found.serving.served_entities for name, found in deployments.items()})
         # An endpoint that is created again begins at 0.
         self._counts = {name: counts for name, counts in self._counts.items() if name in deployments}
         self.catalog = self._catalog()

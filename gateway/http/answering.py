@@ -283,6 +283,8 @@ class Responder:
         data, account = encoder.feed(batch), self._account
         if account.first_token is None:
             account.note_first_token(batch)
+        else:
+            account.note_next_token(batch)
         account.note_reasons(batch)
         return data
 
