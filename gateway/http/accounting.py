@@ -11,8 +11,8 @@ import structlog
 
 from gateway.access.keys_file import Key
 from gateway.access.limits import Ticket
-from gateway.experiments.experiment import Outcome
 from gateway.experiments.experiments import Exposure
+from gateway.experiments.outcome import Outcome
 from gateway.routing.target import Plan, Target
 from gateway.service import Service
 from schemas.ir import Delta, Events, Finished, FinishReason, Generate, Request, Usage

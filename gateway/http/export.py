@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from gateway.experiments.experiment import exclusion
+from gateway.experiments.outcome import exclusion
 from gateway.export.rows import Choice, Response, Row
 from gateway.http.accounting import RequestAccount
 from schemas.ir import Embed, Generate, Tokenize
