@@ -17,6 +17,7 @@ from gateway.config.endpoint import (
     ServedEntity,
     Shadow,
     Task,
+    lacks_package,
     wrong_endpoint,
 )
 from gateway.config.file import BUNDLED, Config, Source, default, endpoints_for, examine_file, load, parse, remote
@@ -64,6 +65,7 @@ __all__ = [
     "endpoints_for",
     "examine",
     "examine_file",
+    "lacks_package",
     "load",
     "nearest",
     "parse",

@@ -6,6 +6,7 @@ Names follow Databricks where it has them (endpoint, served_entities, traffic_pe
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -242,6 +243,13 @@ class Endpoint(Section, frozen=True):
         """The endpoint's names for Triton's tensors."""
         own = {name: OwnInput(each.datatype, each.dims, each.required) for name, each in self.own_inputs.items()}
         return TensorNames(self.inputs, self.outputs, own)
+
+
+def lacks_package(endpoint: Endpoint) -> str | None:
+    """What this machine lacks to compare an endpoint's arms, as a text to append to its name; None: nothing."""
+    if not endpoint.has_experiment or find_spec("numpy") is not None:
+        return None
+    return ": served entities and feedback are compared with NumPy: pip install 'interlingua[experiments]'"
 
 
 Wrong = tuple[tuple[str | int, ...], str]

@@ -16,7 +16,16 @@ import msgspec
 from msgspec.structs import replace
 
 from backends.base import Backend, Health
-from gateway.config import ConfigError, Endpoint, EndpointLimit, Fallback, Section, ServedEntity, wrong_endpoint
+from gateway.config import (
+    ConfigError,
+    Endpoint,
+    EndpointLimit,
+    Fallback,
+    Section,
+    ServedEntity,
+    lacks_package,
+    wrong_endpoint,
+)
 from gateway.deployment.ramp import Move, RampState, moved, with_share
 from schemas.catalog import Change
 from schemas.catalog import ServedEntity as ListedEntity
@@ -272,7 +281,7 @@ def _endpoint(
     kept = (_with_kept_settings(entity, before, first=entity is made[0]) for entity in made)
     # An update lists served entities only; routing, experiment and fallback stay as they were.
     endpoint = replace(before, served_entities=tuple(kept))
-    if wrong := wrong_endpoint(endpoint, backends) or mixed_kinds(endpoint, generates):
+    if wrong := wrong_endpoint(endpoint, backends) or mixed_kinds(endpoint, generates) or lacks_package(endpoint):
         raise InvalidRequest(f"{change.endpoint}{wrong}", param="config.served_entities")
     return endpoint
 
