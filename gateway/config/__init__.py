@@ -4,6 +4,7 @@ from gateway.config.aliases import aliases_of, wrong_aliases
 from gateway.config.base import ConfigError, Section, nearest
 from gateway.config.endpoint import (
     FEEDBACK_METRICS,
+    TEXTLESS,
     UNITS,
     Endpoint,
     Experiment,
@@ -16,7 +17,6 @@ from gateway.config.endpoint import (
     Routing,
     ServedEntity,
     Shadow,
-    Task,
     wrong_endpoint,
 )
 from gateway.config.file import BUNDLED, Config, Source, default, endpoints_for, examine_file, load, parse, remote
@@ -24,10 +24,12 @@ from gateway.config.limit import EndpointLimit, Limit, Price, Window
 from gateway.config.positions import KeyPath
 from gateway.config.server import Export, Limits, Listener, Mount, ServerSection
 from gateway.config.structure import Problem, examine
+from schemas.catalog import Task
 
 __all__ = [
     "BUNDLED",
     "FEEDBACK_METRICS",
+    "TEXTLESS",
     "UNITS",
     "Config",
     "ConfigError",
