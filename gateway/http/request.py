@@ -240,6 +240,7 @@ class RequestHandler:
         self._owner = self._service.shares.enter(headers)
         if (given := headers.get(TIMEOUT_HEADER)) is not None:
             self._account.time_allowed = _seconds(given)
+        self._account.cache_control = headers.get("cache-control", "")
 
     async def _decode(self, call: Call, body: bytes) -> Request | Change:
         """What the body asks for.
