@@ -33,12 +33,13 @@ class Unread(msgspec.Struct, frozen=True):
 class Relay(msgspec.Struct, frozen=True, kw_only=True):
     """A request for an operation that nothing here does itself: a remote of the same dialect is sent its body.
 
-    `id` and `model` are as in `schemas.ir.Generate`.
+    `id`, `model` and `flow` are as in `schemas.ir.Generate`.
     """
 
     id: str
     model: str
     origin: Origin
+    flow: str = ""
 
 
 class RelayedAnswer(msgspec.Struct, frozen=True):

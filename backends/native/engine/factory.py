@@ -126,6 +126,7 @@ def _encoder(folder: str, recipe: Recipe, options: EngineOptions) -> tuple[Steps
         step_tokens=options.step_tokens,
         max_sequences=options.max_sequences,
         max_waiting=options.max_waiting,
+        short_first=options.short_first,
     )
     return engine, _ready(
         loaded, options, context, execution_path="encoder", embedding_size=pooler.size, generates=False
