@@ -190,6 +190,7 @@ class Outbound(msgspec.Struct, frozen=True):
 
     `beside_v1`: relative to the base URL without a `/v1` at its end, where some servers have routes beside their API.
     `flow` and `tokens`: whose it is, and about how many tokens it has, where requests wait for a connection.
+    `trace`: headers of this one request, which say what it is part of.
     """
 
     path: str
@@ -199,6 +200,7 @@ class Outbound(msgspec.Struct, frozen=True):
     beside_v1: bool = False
     flow: str = ""
     tokens: int = 1
+    trace: Headers = ()
 
 
 class StreamDecoder(Protocol):

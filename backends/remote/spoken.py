@@ -13,7 +13,7 @@ from schemas.origin import Relay
 
 _BYTES_PER_TOKEN = 4
 _MOST_PROMPT_TOKENS = 8192
-"""Longer bodies are mostly pictures, of which each byte is no text."""
+"""Longer bodies are mostly images, whose bytes are no text."""
 _USUAL_ANSWER = 256
 """Tokens of an answer without `max_tokens`."""
 

@@ -22,6 +22,7 @@ def changes(old: Config, new: Config) -> dict[str, list[str]]:
         found[f"changed_{section}"] = sorted(name for name in after.keys() & before if after[name] != before[name])
     names = (field.name for field in msgspec.structs.fields(old.server))
     found["changed_server"] = [name for name in names if getattr(old.server, name) != getattr(new.server, name)]
+    found["changed_usage"] = ["usage"] if old.usage != new.usage else []
     return {name: values for name, values in found.items() if values}
 
 

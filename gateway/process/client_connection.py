@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.config import Limits
 from gateway.http.answering import FLOW_EXTENSION
+from gateway.http.entrance import CERTIFICATE_EXTENSION
 from gateway.process.client_transport import ClientTransport
 from gateway.process.request_head import END, Framing, RefusedHead, check_head, check_part, without_trailing_space
 
@@ -31,7 +32,7 @@ _CHUNKED_STEP = 32 * 1024
 """Bytes of a chunked body that are parsed in one turn of the event loop: each of its chunks may have one byte."""
 _MOST_BETWEEN_DATA = 16 * 1024
 """Bytes of chunk extensions or trailers that may come without data."""
-_LINGER = 2.0
+LINGER = 2.0
 """Seconds for which a connection lingers, and for which the rest of a body may come that nobody asked for."""
 _ALWAYS_ANSWERED = (b"/health", b"/health/ready", b"/ping")
 
@@ -60,12 +61,15 @@ class ClientConnection(HttpToolsProtocol):
         self._tail = b""  # the last bytes of a chunked body that the parser got
         self._between_data = 0
         self._crowded = False
+        self._certificate: dict[str, Any] | None = None  # with TLS; {}: the client has none
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Wrap the transport."""
         wrapped = ClientTransport(transport, self.loop, self._has_unread, self._read_again)
         super().connection_made(cast(asyncio.Transport, wrapped))
         self.flow = _ReadGate(cast(asyncio.Transport, self.transport))
+        if self.scheme == "https":
+            self._certificate = transport.get_extra_info("peercert") or {}
         excess = len(self.connections) - self._limits.max_connections
         # Over the limit, a few more are accepted, for health checks: a load balancer must not take a full server for a
         # dead one.
@@ -93,7 +97,10 @@ class ClientConnection(HttpToolsProtocol):
         if not self.url.startswith(b"/"):
             self.url = _origin_form(self.url)
         self.transport.begin_answer()
-        self.scope["extensions"] = {FLOW_EXTENSION: {"flow": self.flow}}
+        extensions: dict[str, dict[Any, Any]] = {FLOW_EXTENSION: {"flow": self.flow}}
+        if self._certificate is not None:
+            extensions[CERTIFICATE_EXTENSION] = self._certificate
+        self.scope["extensions"] = cast(Any, extensions)
         super().on_headers_complete()
         # The request has the list of its headers by now; trailers go to another one, which nobody reads.
         self.headers = []
@@ -131,12 +138,12 @@ class ClientConnection(HttpToolsProtocol):
         """
         transport, waits = self.transport, now - self._waits_since
         if transport.lingering_since is not None and not transport.get_write_buffer_size():
-            if now - transport.lingering_since > _LINGER:
+            if now - transport.lingering_since > LINGER:
                 transport.abort()
         elif transport.is_closing() or self._is_answering():
             self._end_if_stalled(now)
         elif self._left is not None:  # the rest of a body whose request has been answered
-            if waits > _LINGER:
+            if waits > LINGER:
                 transport.close()
         elif self._input:
             if waits > self._limits.header_timeout:

@@ -15,7 +15,7 @@ from schemas.errors import Overloaded
 from schemas.ir import ChatPrompt, Generate, Message, Stopping
 from tests.backends.transport.servers import forward_proxy
 from tests.faults.recorded import ask, record, remote, request
-from tests.faults.upstream import Asked, Step, response, upstream
+from tests.faults.upstream import Asked, Pause, Step, response, upstream
 
 WAYS = pytest.mark.parametrize("proxied", [False, True], ids=["direct", "general"])
 
@@ -41,16 +41,17 @@ async def order(proxied: bool, waiting: list[Generate], later: Generate, **limit
         if asked.line.startswith("GET "):
             return (response(b"{}"),)
         came.append(name_of(asked))
-        if len(came) == 3:
-            third.set()
-        return (answer,)
+        if len(came) != 3:
+            return (answer,)
+        third.set()
+        return Pause(0.5), answer  # for the next request to join the line, which takes some turns of the event loop
 
     async with upstream(play) as there, forward_proxy() as proxy:  # type: ignore[attr-defined]
         options = {"proxy": f"http://127.0.0.1:{proxy.port}"} if proxied else {}
         url = f"http://models.example:{there.port}" if proxied else there.url
         limits = {"connections": 1, "waiting": 2000} | limits
         async with remote("openai", url, limits=limits, **options) as backend:
-            assert isinstance(backend._client, GeneralTransport if proxied else Transport)
+            assert isinstance(backend._connected.requests, GeneralTransport if proxied else Transport)
             tasks = [asyncio.create_task(ask(backend, each)) for each in waiting]
             await third.wait()
             await asyncio.wait_for(ask(backend, later), 60)
@@ -80,7 +81,7 @@ async def test_a_full_line_refuses_and_a_cancelled_request_leaves_it(proxied: bo
         return (response(b"{}"),) if asked.line.startswith("GET ") else ()
 
     async def waits(backend: RemoteBackend, count: int) -> None:
-        line = backend._client._waiting if proxied else backend._client.pool._waiting  # type: ignore[union-attr]
+        line = backend._connected.requests._waiting if proxied else backend._connected.requests.pool._waiting  # type: ignore[union-attr]
         async with asyncio.timeout(60):
             while len(line) != count:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -90,7 +91,7 @@ async def test_a_full_line_refuses_and_a_cancelled_request_leaves_it(proxied: bo
         url = f"http://models.example:{there.port}" if proxied else there.url
         async with remote("openai", url, limits={"connections": 1, "waiting": 2}, **options) as backend:
             # Until the health check's answer is read to its end.
-            while getattr(backend._client, "_running", 0):  # noqa: ASYNC110
+            while getattr(backend._connected.requests, "_running", 0):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             tasks = [asyncio.create_task(ask(backend, from_key("a"))) for _ in range(3)]
             await waits(backend, 2)
