@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -25,7 +26,6 @@ from gateway.errors import to_client_error
 from gateway.experiments.experiments import Experiments
 from gateway.export.rows import Exporter
 from gateway.observability.metrics import Metrics
-from gateway.rollout.full_report import FullReport
 from gateway.rollout.ramps import Ramps
 from gateway.routing.router import Router
 from gateway.routing.shares import Shares
@@ -35,6 +35,9 @@ from gateway.usage.ledger import Ledger
 from schemas.catalog import Catalog, Change, RequestCounts
 from schemas.errors import BackendUnavailable, Forbidden
 from schemas.ir import Embed, Generate, Request
+
+if TYPE_CHECKING:
+    from gateway.rollout.full_report import FullReport
 
 log = structlog.get_logger()
 
@@ -196,6 +199,8 @@ class Service:
         Raises:
             schemas.errors.ModelNotFound: the endpoint has none.
         """
+        from gateway.rollout.full_report import FullReport  # imports NumPy, which few gateways need
+
         history = self.experiments.of(endpoint).history()
         return FullReport.of(self.experiments.report(endpoint), self._ramps.report(endpoint), history)
 

@@ -9,8 +9,8 @@ from typing import Literal
 from gateway.access.keys_file import Key
 from gateway.access.limits import Ticket
 from gateway.config import BILLION
-from gateway.experiments.experiment import Outcome
 from gateway.experiments.experiments import Exposure
+from gateway.experiments.outcome import Outcome
 from gateway.http.record import log_record, record_of
 from gateway.routing.target import Plan, Target
 from gateway.service import Service

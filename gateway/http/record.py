@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from gateway.config import BILLION
-from gateway.experiments.experiment import exclusion
+from gateway.experiments.outcome import exclusion
 from gateway.export.rows import Choice, Response, Row
 from gateway.usage.record import Record, hashed, storable
 from schemas.ir import Embed, Generate, Tokenize
