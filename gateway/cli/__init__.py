@@ -12,6 +12,8 @@ import gateway
 
 _COMMANDS = {
     "serve": "serve:serve",
+    "reload": "control:reload",
+    "restart": "control:restart",
     "check": "check:check",
     "explain": "check:explain",
     "init": "init:init",

@@ -7,18 +7,19 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_type_hints
 from urllib.parse import quote
 
 import click
 import msgspec
 
-from gateway.export.parquet import ParquetMissingError, write_parquet
 from gateway.export.rows import Row, read_rows
 from gateway.observability import logging
+from gateway.storage.parquet import ParquetMissingError, write_parquet
 from schemas.errors import GatewayError
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ _ALPHA = 0.05  # of the intervals of a replay
 @click.group()
 def experiment() -> None:
     """Export the requests of an experiment, replay them on another model, add up gateways, restart a ramp."""
+    if find_spec("numpy") is None:
+        raise click.ClickException("experiments need NumPy: pip install 'interlingua[experiments]'")
 
 
 @experiment.command()
@@ -94,7 +97,7 @@ def export(
     """Write the rows of all workers in FOLDER (`server.export.folder`) to one file, by time."""
     rows = _rows(folder, endpoint, since, until)
     try:
-        count = write_parquet(rows, out) if kind == "parquet" else _write_lines(rows, out)
+        count = _write_parquet(rows, out) if kind == "parquet" else _write_lines(rows, out)
     except (ParquetMissingError, OSError) as error:
         raise click.ClickException(str(error)) from None
     click.echo(f"{count} requests in {out}")
@@ -185,6 +188,10 @@ def _rows(folder: Path, endpoint: str | None, since: datetime | None, until: dat
                 yield row
     except (ValueError, OSError) as error:
         raise click.ClickException(str(error)) from None
+
+
+def _write_parquet(rows: Iterator[Row], out: Path) -> int:
+    return write_parquet(get_type_hints(Row), map(msgspec.structs.asdict, rows), out)
 
 
 def _write_lines(rows: Iterator[Row], out: Path) -> int:

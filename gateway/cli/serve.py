@@ -47,6 +47,9 @@ The flags of `vllm serve` are known: they have their effect, or are answered wit
 @click.option("--port", type=click.IntRange(0, 65535), help="Listen on this port; 0 picks a free one.  [default: 8000]")
 @click.option("--workers", type=click.IntRange(1, 64), help="Number of worker processes.  [default: 1]")
 @click.option("--keys-env", help="Name of the environment variable that holds the API keys, comma-separated.")
+@click.option("--ssl-certfile", help="Speak HTTPS with this certificate and its chain (PEM).")
+@click.option("--ssl-keyfile", help="The certificate's private key, if it is in another file.")
+@click.option("--ssl-ca-certs", help="Have clients show a certificate of these authorities (PEM).")
 @click.option("--insecure", is_flag=True, help="Listen on a public address without keys.")
 @click.option(
     "--log-level",
@@ -97,10 +100,7 @@ def serve(
             validate(config, insecure=insecure)
         return prepare(config, lambda said: click.echo(said, err=True), fetch=next(fetches, False))
 
-    try:
-        sys.exit(_serve(read, log_level))
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from None
+    sys.exit(_serve(read, log_level))
 
 
 def _model_of(path: str | None, model: str | None) -> str | None:
@@ -166,7 +166,13 @@ def _local(model: str | None, names: Sequence[str], options: Mapping[str, Any]) 
 
 def _serve(read: Callable[[], Config], log_level: str) -> int:
     from gateway.process.startup import StartupMonitor
+    from gateway.process.successor import Predecessor
     from gateway.process.supervisor import Supervisor
 
-    supervisor = Supervisor(read, log_level)
+    predecessor = Predecessor()
+    try:
+        supervisor = Supervisor(read, log_level, predecessor)
+    except ConfigError as error:
+        predecessor.refuse(str(error))
+        raise click.ClickException(str(error)) from None
     return supervisor.run(StartupMonitor(supervisor.config, supervisor.port).poll)
