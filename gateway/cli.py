@@ -1,4 +1,4 @@
-"""The command `gateway`: serve, check, explain, experiment, models, openapi.
+"""The command `gateway`: serve, check, explain, experiment, models, usage, openapi.
 
 Each option has an environment variable: INTERLINGUA_SERVE_PORT for `serve --port`.
 """
@@ -22,6 +22,7 @@ from gateway.experiment_cli import experiment
 from gateway.keys_cli import keys
 from gateway.models_cli import models
 from gateway.observability import logging
+from gateway.usage_cli import usage
 
 
 @click.group()
@@ -186,6 +187,7 @@ def build_kernels(into: Path | None) -> None:
 main.add_command(experiment)
 main.add_command(keys)
 main.add_command(models)
+main.add_command(usage)
 
 
 def _model_of(path: str | None, model: str | None) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.usage.database import Database
-from gateway.usage.record import COLUMNS
+from gateway.usage.record import COLUMNS, hashed
 
 _DAY, _HOUR = 86_400_000, 3_600_000
 """Milliseconds."""
@@ -23,9 +23,16 @@ GROUPS: Final = {name: f"COALESCE(\"{name}\", '')" for name in _FIELDS} | {
 }
 """What records are grouped by: name -> expression, which is never null."""
 FILTERS: Final = frozenset(_FIELDS)
+
 _TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
 _SUMS = ", ".join(f"COALESCE(SUM({name}), 0)" for name in (*_TOKENS, "cost"))
 _COUNTS = "COUNT(*), SUM(CASE WHEN outcome = 'ok' THEN 1 ELSE 0 END)"
+
+
+def either_form(wanted: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """The filters with the hash of each user beside its name: records have one or the other."""
+    users = wanted.get("user", ())
+    return wanted | ({"user": (*users, *map(hashed, users))} if users else {})
 
 
 class Range(msgspec.Struct, frozen=True):

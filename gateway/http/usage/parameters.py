@@ -15,8 +15,7 @@ from litestar import Request
 from gateway.http.request import decode_headers
 from gateway.service import Service
 from gateway.usage.ledger import Ledger
-from gateway.usage.query import FILTERS, GROUPS, Cursor, Range
-from gateway.usage.record import hashed
+from gateway.usage.query import FILTERS, GROUPS, Cursor, Range, either_form
 from schemas.errors import InvalidRequest, RouteNotFound
 
 FORMATS = {"json": "application/json", "csv": "text/csv", "parquet": "application/vnd.apache.parquet"}
@@ -44,7 +43,7 @@ def read_request(service: Service, request: Request[Any, Any, Any]) -> tuple[Led
     return service.usage, headers, parameters
 
 
-def range_of(service: Service, ledger: Ledger, headers: Mapping[str, str], parameters: Parameters) -> Range:
+def range_of(service: Service, headers: Mapping[str, str], parameters: Parameters) -> Range:
     """Which records a request is for, of those that its key may see.
 
     Raises:
@@ -53,9 +52,7 @@ def range_of(service: Service, ledger: Ledger, headers: Mapping[str, str], param
     key = service.keys.identify(headers)
     end = _time(parameters, "end", time.time())
     start = _time(parameters, "start", end - _DEFAULT_DAYS * 86400)
-    wanted = {name: tuple(values) for name, values in parameters.items() if name in FILTERS}
-    if "user" in wanted and ledger.settings.users == "hashed":
-        wanted["user"] = (*wanted["user"], *map(hashed, wanted["user"]))
+    wanted = either_form({name: tuple(values) for name, values in parameters.items() if name in FILTERS})
     if key is not None and not key.may("admin"):
         wanted["key_id"] = (key.digest[:16],)  # whatever id was asked for: the others' records are not there
     return Range(int(start * 1000), int(end * 1000), wanted)
