@@ -59,7 +59,7 @@ def record_of(account: RequestAccount) -> Record:
         account.status or 499,  # nginx's status for a client that left before the answer's first byte
         account.outcome,
         account.stage if account.outcome != "ok" else None,
-        tuple(map(str, account.finish_reasons)),
+        ",".join(map(str, account.finish_reasons)),
         asked,
         answered,
     )
@@ -77,7 +77,7 @@ def log_record(record: Record, *, unit: str | None, priced: bool, first_event: f
             status=record.status,
             outcome=record.outcome,
             stage=record.stage,
-            finish_reason=list(record.finish_reasons),
+            finish_reason=record.finish_reasons.split(",") if record.finish_reasons else [],
             model=record.endpoint,
             served=record.served_entity,
             key_name=record.key,
@@ -133,7 +133,7 @@ def row_of(account: RequestAccount, *, with_text: bool) -> Row | None:
         outcome=record.outcome,
         arm_outcome=ended.own if unit is not None else None,
         streamed=record.streamed,
-        finish_reasons=record.finish_reasons,
+        finish_reasons=tuple(map(str, account.finish_reasons)),
         prompt_tokens=record.prompt_tokens,
         completion_tokens=record.completion_tokens,
         time_to_first_token=record.time_to_first_token,

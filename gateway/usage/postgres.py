@@ -56,11 +56,6 @@ class Postgres:
             cursor = self._connection.execute(statement.replace("?", "%s").encode(), values)
             return cursor.fetchall() if cursor.description is not None else []
 
-    def execute_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Run a statement for each row of values."""
-        with self._errors(), self._connection.cursor() as cursor:
-            cursor.executemany(statement.replace("?", "%s").encode(), rows)
-
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit what the block writes, or nothing of it if the block raises."""

@@ -36,7 +36,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         status: the HTTP status; 499 if the client left before there was one.
         outcome: "ok", "client_gone", "cancelled", or an error's kind.
         stage: where the request was cut; null if it was not.
-        finish_reasons: of the choices that finished.
+        finish_reasons: of the choices that finished, separated by commas.
         input: the client's body; null unless texts are kept.
         output: the text of the answer's choices; likewise.
     """
@@ -62,7 +62,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     status: int
     outcome: str
     stage: str | None
-    finish_reasons: tuple[str, ...]
+    finish_reasons: str
     input: str | None = None
     output: str | None = None
 

@@ -25,7 +25,7 @@ _LINES = 1000
 
 _TEXTS = ("input", "output")
 _RENAMED: Final = {"time_ms": "time"}
-_TYPES: Final = {"time": datetime, "cost": Decimal, "streamed": bool, "finish_reasons": str}
+_TYPES: Final = {"time": datetime, "cost": Decimal}
 
 
 def record_columns(*, with_text: bool) -> Columns:

@@ -30,7 +30,7 @@ RECORD = Record(
     status=200,
     outcome="ok",
     stage=None,
-    finish_reasons=("eos",),
+    finish_reasons="eos",
 )
 
 
