@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -25,7 +26,6 @@ from gateway.errors import to_client_error
 from gateway.experiments.experiments import Experiments
 from gateway.export.rows import Exporter
 from gateway.observability.metrics import Metrics
-from gateway.rollout.full_report import FullReport
 from gateway.rollout.ramps import Ramps
 from gateway.routing.router import Router
 from gateway.routing.shares import Shares
@@ -35,6 +35,9 @@ from gateway.usage.ledger import Ledger
 from schemas.catalog import Catalog, Change, RequestCounts
 from schemas.errors import BackendUnavailable, Forbidden
 from schemas.ir import Embed, Generate, Request
+
+if TYPE_CHECKING:
+    from gateway.rollout.full_report import FullReport
 
 log = structlog.get_logger()
 
@@ -196,6 +199,8 @@ class Service:
         Raises:
             schemas.errors.ModelNotFound: the endpoint has none.
         """
+        from gateway.rollout.full_report import FullReport  # imports NumPy, which few gateways need
+
         history = self.experiments.of(endpoint).history()
         return FullReport.of(self.experiments.report(endpoint), self._ramps.report(endpoint), history)
 
@@ -343,6 +348,7 @@ class Service:
             self.refresh()
         # A backend whose start failed is not asked: the error of its start is its health until it has started.
         health = {name: self._failed.get(name) or await _healthy(name, each) for name, each in self.backends.items()}
+        self.metrics.note_health(health)
         # `_start` checks, too, and two checks may overlap: the later one wins, and the next corrects it if it was the
         # older. The catalog is made anew only when a state has changed.
         if health != self._health:
@@ -363,6 +369,7 @@ class Service:
         self._limits = {name: found.serving.limits for name, found in deployments.items()}
         self._untracked = {name for name, found in deployments.items() if found.serving.usage_tracking is False}
         self._stop_arms()
+        self.metrics.name_engines({name: found.serving.served_entities for name, found in deployments.items()})
         # An endpoint that is created again begins at 0.
         self._counts = {name: counts for name, counts in self._counts.items() if name in deployments}
         self.catalog = self._catalog()

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -137,19 +138,22 @@ def foreign(text: str) -> str:
         language = "YAML"
     else:
         return ""
-    return f"this is {language}, and the gateway reads TOML: see docs/configuration.md"
+    known = "see docs/configuration.md, or `gateway import` for another server's file"
+    return f"this is {language}, and the gateway reads TOML: {known}"
 
 
-def default(model: str | None = None, names: Sequence[str] = (), *, speculation: bool = False) -> Config:
+def default(
+    model: str | None = None, names: Sequence[str] = (), options: Mapping[str, Any] = MappingProxyType({})
+) -> Config:
     """A configuration of one endpoint over one native backend: the bundled model, or `model`.
 
-    With `speculation` its engine verifies draft tokens.
-
-    The first of `names` is the endpoint's name, the others are aliases; without them it is called like the folder.
+    Args:
+        model: what to serve.
+        names: the first is the endpoint's name, the others are aliases; without them it is called like the folder.
+        options: further options of the backend.
     """
     name, *aliases = names or (Path(model).resolve().name if model else BUNDLED,)
-    backend: dict[str, Any] = {"kind": "native"} | ({"model": model} if model else {})
-    backend |= {"speculation": True} if speculation else {}
+    backend: dict[str, Any] = {"kind": "native"} | ({"model": model} if model else {}) | dict(options)
     entity = ServedEntity(name=name, backend="local")
     endpoint = Endpoint(served_entities=(entity,), aliases=tuple(aliases))
     return Config(backends={"local": backend}, endpoints={name: endpoint})

@@ -9,8 +9,8 @@ from typing import Literal
 from gateway.access.keys_file import Key
 from gateway.access.limits import Ticket
 from gateway.config import BILLION
-from gateway.experiments.experiment import Outcome
 from gateway.experiments.experiments import Exposure
+from gateway.experiments.outcome import Outcome
 from gateway.http.record import log_record, record_of
 from gateway.routing.target import Plan, Target
 from gateway.service import Service
@@ -45,6 +45,7 @@ class RequestAccount:
         status: the HTTP status sent; 0 before.
         first_event: when the backend's first event came; 0.0 before.
         first_token: when the first text, reasoning or tool call of a stream came; None before, and for whole answers.
+        last_token: when the last one came.
         finish_reasons: of the choices that have finished.
         outcome: "ok", an error's kind, or "cancelled"; "client_gone" until another is known.
         duration: None until the outcome is known.
@@ -74,6 +75,7 @@ class RequestAccount:
     status: int = 0
     first_event: float = 0.0
     first_token: float | None = None
+    last_token: float = 0.0
     finish_reasons: list[FinishReason] = field(default_factory=list)
     usage: Usage | None = None
     outcome: str = "client_gone"
@@ -90,10 +92,15 @@ class RequestAccount:
         # All of several tokens in one batch: the backend did not stream, and when its first token was made is unknown.
         if type(last) is Usage and last.completion_tokens > 1:
             return
-        for event in batch:
-            if isinstance(event, Delta) and (event.text or event.reasoning or event.tool_calls or event.refusal):
-                self.first_token = monotonic() - self.began
-                return
+        if _has_output(batch):
+            self.first_token = self.last_token = monotonic() - self.began
+
+    def note_next_token(self, batch: Events) -> None:
+        """Count the time since the last output, if a stream's batch has some."""
+        if _has_output(batch):
+            now = monotonic() - self.began
+            self.service.metrics.inter_token_latency.observe(self.series, now - self.last_token)
+            self.last_token = now
 
     def note_reasons(self, batch: Events) -> None:
         """Note the finish reasons in a batch, and its texts if they are exported."""
@@ -141,6 +148,10 @@ class RequestAccount:
             first_event=self.first_event,
         )
 
+    def count_limited(self) -> None:
+        """Count a refusal for a limit."""
+        self.service.metrics.limited.add((self.endpoint or "", self.key.name if self.key is not None else ""))
+
     def _charge(self) -> None:
         """Work out the cost, and correct what the request counts for in its limits."""
         usage, tokens = self.usage, None
@@ -152,6 +163,19 @@ class RequestAccount:
             tokens = 0  # the model has done nothing; else the estimate is the best that is known of a broken answer
         if self.ticket is not None:
             self.service.limiter.leave(self.ticket, tokens, self.cost / BILLION)
+
+    @property
+    def series(self) -> tuple[str, str, str]:
+        """The labels of an answer's metrics: endpoint, served entity and backend."""
+        target = self.target
+        return ("", "", "") if target is None else target.series
+
+    @property
+    def endpoint(self) -> str | None:
+        """The endpoint that was asked, or the name that the client gave, if that leads to none."""
+        if self.plan is not None:
+            return self.plan.targets[0].endpoint
+        return self.request.model if self.request is not None else None
 
     def close(self) -> None:
         """Count the request in the metrics. Nothing more happens to it."""
@@ -167,10 +191,18 @@ class RequestAccount:
             endpoint, served = target.endpoint, target.entity.name
             self.service.count(endpoint, self.duration, self.outcome == "ok")
             metrics.served_requests.add((endpoint, served, self.outcome))
+            if self.cost:
+                metrics.cost.add((endpoint, served), self.cost / BILLION)
             # Known for complete answers only: failed and cancelled ones would distort the times.
             if usage is not None:
-                metrics.prompt_tokens.add((endpoint, served), usage.prompt_tokens)
-                metrics.generation_tokens.add((endpoint, served), usage.completion_tokens)
-                if self.first_token is not None:
-                    metrics.time_to_first_token.observe((endpoint, served), self.first_token)
-                metrics.request_latency.observe((endpoint, served), self.duration)
+                metrics.count_answer(target.series, usage, self.duration, self.first_token, self.last_token)
+            if isinstance(self.request, Generate):
+                metrics.count_choices(target.series, self.finish_reasons, self.outcome)
+
+
+def _has_output(batch: Events) -> bool:
+    """Whether a batch has text, reasoning or a tool call."""
+    for event in batch:
+        if isinstance(event, Delta) and (event.text or event.reasoning or event.tool_calls or event.refusal):
+            return True
+    return False

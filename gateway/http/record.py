@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from gateway.config import BILLION
-from gateway.experiments.experiment import exclusion
+from gateway.experiments.outcome import exclusion
 from gateway.export.rows import Choice, Response, Row
 from gateway.usage.record import Record, hashed, storable
 from schemas.ir import Embed, Generate, Tokenize
@@ -28,9 +28,6 @@ def record_of(account: RequestAccount) -> Record:
     """The record of a request that has ended."""
     request, target, usage, key = account.request, account.target, account.usage, account.key
     assert account.duration is not None
-    endpoint = request.model if request is not None else None
-    if account.plan is not None:
-        endpoint = account.plan.targets[0].endpoint
     settings = account.service.usage.settings if account.service.usage is not None else None
     named = request.user if settings is not None and isinstance(request, Generate | Embed) else None
     asked = answered = None
@@ -42,7 +39,7 @@ def record_of(account: RequestAccount) -> Record:
         int((time.time() - account.duration) * 1000),
         key.name if key is not None else None,
         key.digest[:16] if key is not None else None,
-        endpoint,
+        account.endpoint,
         target.entity.name if target is not None else None,
         (target.entity.model or target.endpoint) if target is not None else None,
         account.protocol,

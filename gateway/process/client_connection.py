@@ -25,6 +25,9 @@ from gateway.process.request_head import END, Framing, RefusedHead, check_head, 
 
 _MOST_AHEAD = 64 * 1024
 """Bytes of later requests that are kept before reading stops."""
+_LONGEST_AHEAD = 1.0
+"""Seconds for which reading stops at most while a request is answered. The end of the connection may lie behind more
+bytes than the kernel takes: then the later requests are given up, and what comes is dropped until the answer ends."""
 _CHUNKED_STEP = 32 * 1024
 """Bytes of a chunked body that are parsed in one turn of the event loop: each of its chunks may have one byte."""
 _MOST_BETWEEN_DATA = 16 * 1024
@@ -52,7 +55,9 @@ class ClientConnection(HttpToolsProtocol):
         self._on_refused = on_refused
         self._input = b""  # what has come and the parser has not got
         self._left: int | Framing | None = None  # of the body that is being read; None between messages
-        self._waits_since = self.loop.time()  # for a head to begin or to be complete, or for the rest of a body
+        # For a head to begin or to be complete, the rest of a body, or an answer with too many requests behind it.
+        self._waits_since = self.loop.time()
+        self._gives_up = False  # later requests
         self._tail = b""  # the last bytes of a chunked body that the parser got
         self._between_data = 0
         self._crowded = False
@@ -79,7 +84,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes off the wire."""
-        if self.transport.lingering_since is not None:
+        if self._gives_up or self.transport.lingering_since is not None:
             self.transport.drop(len(data))
             return
         if not self._input and self._left is None:
@@ -150,15 +155,26 @@ class ClientConnection(HttpToolsProtocol):
         if self.transport.stalled(now) > self._limits.write_stall:
             self._on_refused("write_stall")
             self.transport.abort()
-        # While nothing is read, nothing else tells that the client has left.
-        elif self.flow.held and self.transport.has_hung_up():
-            self.transport.abort()
+        elif self.flow.held and self._left is None:
+            # While nothing is read, nothing else tells that the client has left.
+            if self.transport.has_hung_up():
+                self.transport.abort()
+            elif now - self._waits_since > _LONGEST_AHEAD:
+                self._give_up_later_requests()
+
+    def _give_up_later_requests(self) -> None:
+        """End the connection with the present answer, and read on until then, to learn whether the client leaves."""
+        # RFC 9112, section 9.3.2: a client repeats what it has sent in a row and got no answer for.
+        self._on_refused("pipelining")
+        self._gives_up, self.cycle.keep_alive = True, False
+        self._input = b""
+        self.flow.hold(False)
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def _has_unread(self) -> bool:
-        return self._left is not None or bool(self._input)
+        return self._left is not None or bool(self._input) or self._gives_up
 
     def _read_again(self) -> None:
         self.flow.hold(False)
@@ -169,6 +185,8 @@ class ClientConnection(HttpToolsProtocol):
         while self._input and not self.transport.is_closing():
             if self._left is None and self._is_answering():
                 # The next request. It waits here as bytes, and if there are many, in the client's own buffers.
+                if len(self._input) > _MOST_AHEAD and not self.flow.held:
+                    self._waits_since = self.loop.time()
                 self.flow.hold(len(self._input) > _MOST_AHEAD)
                 return
             if self._left is Framing.CHUNKED:

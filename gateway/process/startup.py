@@ -19,11 +19,15 @@ import msgspec
 import gateway
 from backends.base import Health
 from gateway.config import Config
+from gateway.process.service_manager import READY, notify, status
 
 if TYPE_CHECKING:
     from rich.status import Status
 
 _NUMBER = re.compile(r"[0-9.]+")
+_MORE_TIME = "EXTEND_TIMEOUT_USEC=30000000"
+"""In microseconds: systemd gives up a unit that has not started by `TimeoutStartSec`, and a model may take minutes."""
+_NOTICE_INTERVAL = 5.0
 
 
 class StartupMonitor:
@@ -41,6 +45,7 @@ class StartupMonitor:
         self._port = port
         self._done = False
         self._next_poll = 0.0
+        self._next_notice = 0.0
         self._began = time.monotonic()
         self._spinner: Status | None = None
         self._has_greeted = False
@@ -69,8 +74,10 @@ class StartupMonitor:
             self._greet()
         if health.status == "ready":
             self._close()
+            notify(READY, status("ready"))
             self._show_examples()
         else:
+            self._notify_progress(health)
             self._report_progress(health)
         return True
 
@@ -93,6 +100,13 @@ class StartupMonitor:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         scheme = "https" if self._config.server.ssl_certfile is not None else "http"
         return f"{scheme}://[{host}]:{self._port}" if ":" in host else f"{scheme}://{host}:{self._port}"
+
+    def _notify_progress(self, health: Health) -> None:
+        if time.monotonic() > self._next_notice:
+            self._next_notice = time.monotonic() + _NOTICE_INTERVAL
+            # Among several, a backend that failed may come back after days: a unit must not wait for it.
+            state = READY if health.status == "failed" else _MORE_TIME
+            notify(state, status(f"waiting for {health.detail}"))
 
     def _report_progress(self, health: Health) -> None:
         if not sys.stderr.isatty():  # a spinner in a log file would be noise: one line for each stage

@@ -226,6 +226,23 @@ def test_offline_leaves_the_machine_out(tmp_path: Path) -> None:
     assert check(file, "--offline")[0] == 0
 
 
+def test_arms_without_numpy_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.config.endpoint.find_spec", lambda name: None)
+    file = tmp_path / "gateway.toml"
+    file.write_text(GOOD)
+    code, output = check(file)
+    assert (code, output.splitlines()[0].partition(" ")[2]) == (
+        1,
+        f"{file}:11: endpoints.chat: served entities and feedback are compared with NumPy: "
+        "pip install 'interlingua[experiments]'",
+    )
+    assert check(file, "--offline")[0] == 0
+    file.write_text(
+        GOOD.replace("60 },", "100 },").replace('  { name = "b", backend = "far", traffic_percentage = 40 },\n', "")
+    )
+    assert check(file)[0] == 0
+
+
 def test_what_comes_from_the_state_file_is_marked(tmp_path: Path) -> None:
     state, file = tmp_path / "state.json", tmp_path / "gateway.toml"
     file.write_text(GOOD.replace("port = 0", f"state_file = '{state}'"))

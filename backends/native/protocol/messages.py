@@ -70,7 +70,8 @@ class Submit(Message, frozen=True):
     `prompt_logprobs` -1: none for the prompt. A greater `priority` is scheduled first. `grammar` constrains the text,
     in llguidance's form. `pool` requests the prompt's vector, and with `max_new_tokens` 0 nothing else; its first
     `unpooled` tokens are excluded from pooling. `lora_adapter` is one of `Ready.lora_adapters`; empty: none. `again`:
-    the sequence was submitted to an engine that died. Sequences of different `flow`s share the engine fairly.
+    the sequence was submitted to an engine that died. Sequences of different `flow`s share the engine fairly. `second`:
+    where the second text of a pair begins, for models that distinguish the two; 0: there is none.
     """
 
     seq: int
@@ -90,6 +91,7 @@ class Submit(Message, frozen=True):
     lora_adapter: str = ""
     again: bool = False
     flow: str = ""
+    second: int = 0
 
 
 class Cancel(Message, frozen=True):
@@ -119,7 +121,9 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `prompt` comes with the first output if it was requested: one entry per prompt token, with None as the first one's
     logprob. `error` ends the sequence instead of `reason`; if `overloaded`, the sequence was rejected for lack of room
-    and may be submitted again; if `bad_grammar`, its grammar cannot be followed. `vector` is the pooled prompt.
+    and may be submitted again; if `bad_grammar`, its grammar cannot be followed. `vector` is the pooled prompt. `times`
+    comes with the first output: when the sequence was submitted and when it came into the batch, on the machine's
+    monotonic clock.
     """
 
     seq: int
@@ -132,12 +136,17 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     overloaded: bool = False
     vector: tuple[float, ...] = ()
     bad_grammar: bool = False
+    times: tuple[float, ...] = ()
 
 
 class Step(Message, frozen=True):
-    """Engine to worker: the outputs of this worker's sequences in one step."""
+    """Engine to worker: the outputs of this worker's sequences in one step.
+
+    `ended` is when the step did, on the machine's monotonic clock; 0: not known.
+    """
 
     outputs: tuple[Output, ...]
+    ended: float = 0.0
 
 
 class Pong(Message, frozen=True):

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from itertools import islice
 from math import isfinite
 from pathlib import Path
@@ -32,6 +33,8 @@ _ALPHA = 0.05  # of the intervals of a replay
 @click.group()
 def experiment() -> None:
     """Export the requests of an experiment, replay them on another model, add up gateways, restart a ramp."""
+    if find_spec("numpy") is None:
+        raise click.ClickException("experiments need NumPy: pip install 'interlingua[experiments]'")
 
 
 @experiment.command()
