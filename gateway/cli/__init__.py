@@ -19,6 +19,7 @@ _COMMANDS = {
     "import": "importing:importing",
     "models": "models:models",
     "keys": "keys:keys",
+    "usage": "usage:usage",
     "experiment": "experiment:experiment",
     "openapi": "artifacts:openapi",
     "build-kernels": "artifacts:build_kernels",
