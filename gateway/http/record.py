@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -16,12 +17,15 @@ from gateway.experiments.outcome import exclusion
 from gateway.export.rows import Choice, Response, Row
 from gateway.usage.record import Record, hashed, storable
 from schemas.ir import Embed, Generate, Tokenize
-from schemas.origin import Origin
+from schemas.origin import Origin, Relay
 
 if TYPE_CHECKING:
     from gateway.http.accounting import RequestAccount
 
 log = structlog.get_logger()
+
+_KINDS: Mapping[type, str] = {Generate: "generate", Embed: "embed", Tokenize: "tokenize", Relay: "relay"}
+"""As `adapters.base.Route.kind` has them."""
 
 
 def record_of(account: RequestAccount) -> Record:
@@ -44,6 +48,7 @@ def record_of(account: RequestAccount) -> Record:
         (target.entity.model or target.endpoint) if target is not None else None,
         account.protocol,
         account.route,
+        _KINDS.get(type(request), ""),
         _user(named, settings.users) if named is not None and settings is not None else None,
         isinstance(request, Generate) and request.stream,
         usage.prompt_tokens if usage is not None else None,

@@ -24,6 +24,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         model: the name of that served entity's model at its backend.
         protocol: of the client.
         route: the protocol's name of the operation.
+        kind: what it asked for: "generate", "embed", "tokenize" or "relay".
         user: the user that the request names, as the configuration keeps it.
         streamed: whether the client asked for a stream.
         prompt_tokens: null, like the other numbers of tokens, if the answer did not end.
@@ -50,6 +51,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     model: str | None
     protocol: str
     route: str
+    kind: str
     user: str | None
     streamed: bool
     prompt_tokens: int | None

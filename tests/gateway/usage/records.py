@@ -18,6 +18,7 @@ RECORD = Record(
     model="small",
     protocol="openai",
     route="chat",
+    kind="generate",
     user=None,
     streamed=False,
     prompt_tokens=10,
