@@ -26,6 +26,7 @@ from gateway.http.answering import status_headers
 from gateway.http.entrance import BrowserGuard, Entrance, cors
 from gateway.http.openapi import document
 from gateway.http.routes import Mounts, not_allowed, not_found
+from gateway.http.usage import organization
 from gateway.http.usage import routes as usage
 from gateway.service import Service
 from schemas.errors import GatewayError, InvalidRequest
@@ -127,7 +128,7 @@ def create_app(
     protocols = adapters()
     mounts = Mounts(protocols, config)
     own = [*health.handlers(service), feedback.handler(service), keys_api.handler(service)]
-    own += [*usage.handlers(service), *ui.handlers()]
+    own += [*usage.handlers(service), *organization.handlers(service), *ui.handlers()]
     describe, openapi = _description(protocols, own)
     app = Litestar(
         [mounts.handler(service), *own, describe],
