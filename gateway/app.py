@@ -26,6 +26,7 @@ from gateway.http.answering import status_headers
 from gateway.http.entrance import BrowserGuard, Entrance, cors
 from gateway.http.openapi import document
 from gateway.http.routes import Mounts, not_allowed, not_found
+from gateway.observability.telemetry import start_traces
 from gateway.service import Service
 from schemas.errors import GatewayError, InvalidRequest
 
@@ -197,6 +198,7 @@ def _lifespan(service: Service, waits: bool) -> Callable[[Litestar], AbstractAsy
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
+        service.traces = start_traces(service.config.telemetry)
         await service.start()  # returns while models load: the server answers health checks from the beginning
         try:
             if waits:
@@ -204,6 +206,8 @@ def _lifespan(service: Service, waits: bool) -> Callable[[Litestar], AbstractAsy
             yield
         finally:
             await service.aclose()
+            if service.traces is not None:
+                await asyncio.to_thread(service.traces.close)  # the last: requests have ended
 
     return lifespan
 

@@ -25,6 +25,7 @@ from gateway.errors import to_client_error
 from gateway.experiments.experiments import Experiments
 from gateway.export.rows import Exporter
 from gateway.observability.metrics import Metrics
+from gateway.observability.telemetry import Traces
 from gateway.rollout.full_report import FullReport
 from gateway.rollout.ramps import Ramps
 from gateway.routing.router import Router
@@ -80,6 +81,7 @@ class Service:
         slot = slot or secrets.token_hex(8)
         self.metrics = Metrics(backends, folder / "metrics" if folder is not None else None, slot)
         self.exporter = self._make_exporter(config.server.export)
+        self.traces: Traces | None = None
         self._counts: dict[str, RequestCounts] = {}
         # "loading" until the first check: a request in the first second waits instead of being refused.
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))

@@ -25,6 +25,7 @@ CONFIGURATION = PAGES["docs/configuration.md"]
 TABLES: dict[str, type[msgspec.Struct]] = {
     "## `[server]`": config.ServerSection,
     "## `[server.limits]`": config.Limits,
+    "## `[telemetry]`": config.Telemetry,
     "## `[endpoints.NAME]`": config.Endpoint,
     "Of `served_entities`:": config.ServedEntity,
     "Of `experiment`:": config.Experiment,

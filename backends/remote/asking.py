@@ -1,6 +1,6 @@
 """One attempt at an answer: sends a request to the server, and reads its whole answer or the beginning of a stream.
 
-Whoever listens (`backends.observation`) is told of each attempt: when it is sent, what came back, how it ended.
+Each attempt is reported to whoever listens (`backends.observation`): when it is sent, what came back, how it ended.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from gateway.config.limit import EndpointLimit, Limit, Price, Window
 from gateway.config.positions import KeyPath
 from gateway.config.server import Export, Limits, Listener, Mount, ServerSection
 from gateway.config.structure import Problem, examine
+from gateway.config.telemetry import Telemetry
 
 __all__ = [
     "BUNDLED",
@@ -55,6 +56,7 @@ __all__ = [
     "Shadow",
     "Source",
     "Task",
+    "Telemetry",
     "Window",
     "aliases_of",
     "default",

@@ -19,6 +19,7 @@ from gateway.config.endpoint import Endpoint, ServedEntity, wrong_in_endpoint
 from gateway.config.positions import KeyPath, Positions
 from gateway.config.server import ServerSection
 from gateway.config.structure import Problem, examine, show
+from gateway.config.telemetry import Telemetry
 
 _T = TypeVar("_T")
 
@@ -32,6 +33,7 @@ class Config(Section, frozen=True):
     server: ServerSection = ServerSection()
     backends: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     endpoints: dict[str, Endpoint] = msgspec.field(default_factory=dict)
+    telemetry: Telemetry | None = None
 
 
 class Source(NamedTuple):
