@@ -88,7 +88,7 @@ def traces_wanted(settings: Telemetry | None, environment: Mapping[str, str]) ->
     """Whether spans are to be sent: the section says so, or the variables of OpenTelemetry do.
 
     Without the section, the variables must name a collector or an exporter: by OpenTelemetry's own default every
-    process sends to localhost, which would be wrong for a server that nobody has told to.
+    process sends to localhost, which would be wrong for a server that nobody has asked to.
     """
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
