@@ -88,8 +88,9 @@ bench-rivals: $(VENV)/.installed  ## the native engine beside openvino-genai and
 	-$(MAKE) --keep-going --file benchmarks/rivals/install.mk FOLDER=$(RIVALS)
 	$(VENV)/bin/python -m benchmarks.rivals --folder $(RIVALS)
 
-lock: $(VENV)/.installed  ## requirements.lock, with the hashes of all packages but torch, and docs/licences.md
+lock: $(VENV)/.checked  ## requirements*.lock, with the hashes of all packages but torch, and docs/licences.md
 	$(VENV)/bin/python -m tools.supply_chain lock > requirements.lock.new && mv requirements.lock.new requirements.lock
+	$(VENV)/bin/python -m tools.supply_chain lock-gateway > requirements.lock.new && mv requirements.lock.new requirements-gateway.lock
 	$(VENV)/bin/python -m tools.supply_chain licences > docs/licences.md
 
 audit: $(TOOLS)/.installed  ## known vulnerabilities of the locked packages (asks an advisory service; no part of CI)

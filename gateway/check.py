@@ -14,9 +14,10 @@ import msgspec
 from msgspec.structs import replace
 
 from backends.base import Backend, NotPrepared
+from gateway.access.certificates import Certificates
 from gateway.access.keys import keys_from
 from gateway.app import adapters, backend_class, make_keys
-from gateway.config import Config, ConfigError, KeyPath, Problem, Source, examine, examine_file
+from gateway.config import Config, ConfigError, KeyPath, Problem, Source, examine, examine_file, lacks_package
 from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.experiments.metrics import wrong_metrics
@@ -78,7 +79,7 @@ def problems_of(
     if "server" not in skipped:
         yield from _dialects(config)
     if not {"server", "endpoints"} & {*skipped}:
-        yield from _deployments(config, made)
+        yield from _deployments(config, made, offline)
     if not config.server.is_private and not config.server.needs_key and not insecure:
         reached = f"server.host {config.server.host}: other machines can reach this address"
         what_to_do = "set keys_env (or pass --keys-env NAME) or keys_file, or pass --insecure"
@@ -144,7 +145,7 @@ def _dialects(config: Config) -> Iterator[Problem]:
             yield Problem(path, str(error))
 
 
-def _deployments(config: Config, made: Mapping[str, Backend]) -> Iterator[Problem]:
+def _deployments(config: Config, made: Mapping[str, Backend], offline: bool) -> Iterator[Problem]:
     try:
         deployments = LiveDeployments(config).deployments
     except ConfigError as error:
@@ -153,6 +154,8 @@ def _deployments(config: Config, made: Mapping[str, Backend]) -> Iterator[Proble
     for name, deployed in deployments.items():
         if wrong := wrong_metrics(deployed.serving):
             yield Problem(("endpoints", name, "experiment"), f"endpoints.{name}{wrong}")
+        if not offline and (lacking := lacks_package(deployed.serving)):
+            yield Problem(("endpoints", name), f"endpoints.{name}{lacking}")
     # Only of the file: an endpoint that was changed while serving must not keep the server from starting again.
     generates = generating(made)
     for name, endpoint in config.endpoints.items():
@@ -173,6 +176,11 @@ def _machine(config: Config) -> Iterator[Problem]:
             make_keys(replace(server, keys_env=None, admin_keys_env=None))
         except ConfigError as error:
             yield Problem(("server", "keys_file"), str(error))
+    if server.ssl_certfile is not None:
+        try:
+            Certificates(server)
+        except ConfigError as error:
+            yield Problem(("server", "ssl_certfile"), str(error))
     if server.export is not None and not is_writable(Path(server.export.folder).absolute()):
         text = f"server.export: the folder '{server.export.folder}' cannot be written to"
         yield Problem(("server", "export", "folder"), text)

@@ -24,6 +24,7 @@ CONFIGURATION = PAGES["docs/configuration.md"]
 
 TABLES: dict[str, type[msgspec.Struct]] = {
     "## `[server]`": config.ServerSection,
+    "## `[usage]`": config.UsageSection,
     "## `[server.limits]`": config.Limits,
     "## `[telemetry]`": config.Telemetry,
     "## `[endpoints.NAME]`": config.Endpoint,

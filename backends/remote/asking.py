@@ -6,6 +6,7 @@ Each attempt is reported to whoever listens (`backends.observation`): when it is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -13,10 +14,19 @@ from adapters.base import ClientCodec, Outbound, Reply
 from backends.observation import Attempt, Upstream, attempt
 from backends.remote.breaker import Breaker
 from backends.remote.event_stream import EventStream
-from backends.remote.spoken import error_of
 from backends.transport import Exchanger, Response
-from schemas.errors import BackendFailed, Fault, UnsupportedOperation
+from schemas.errors import BackendFailed, Fault, GatewayError, UnsupportedOperation
 from schemas.ir import Events, Generate
+
+
+class Spoken(NamedTuple):
+    """A protocol that a server speaks: its client codec, the path below the URL where it does, and the model's name
+    in requests where none is configured (None: the endpoint's own).
+    """
+
+    codec: ClientCodec
+    prefix: str = ""
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +86,7 @@ class Asking:
                 self._breaker.record_status(reply.status)
                 if absent is not None and reply.status in (404, 405, 501):
                     raise absent
-                raise error_of(self._codec, reply)
+                raise _error_of(self._codec, reply)
         except BaseException as error:
             observed.end(error)
             raise
@@ -109,7 +119,7 @@ class Asking:
         if response.status != 200:
             # Errors of a status have no fault: this is where the breaker counts them.
             self._breaker.record_status(response.status)
-            raise error_of(codec, await response.reply(deadline))
+            raise _error_of(codec, await response.reply(deadline))
         # The media type decides, not the request alone: errors and servers without streaming answer with JSON.
         if request.stream and response.media_type == "text/event-stream":
             stream = EventStream(response, codec.decoder(request), self._idle)
@@ -123,3 +133,14 @@ class Asking:
 
 def _traced(outbound: Outbound, observed: Attempt) -> Outbound:
     return replace(outbound, trace=observed.headers) if observed.headers else outbound
+
+
+def _error_of(codec: ClientCodec, reply: Reply) -> GatewayError:
+    """The error of a reply with an error status.
+
+    401 and 403 are about the gateway's key: the client can do nothing about them and must not take them for its own.
+    """
+    if reply.status in (401, 403):
+        # No `fault`: not retried, since the same key would be refused again.
+        return BackendFailed("The backend refused the gateway's key.", code="upstream_unauthorized")
+    return codec.error(reply)

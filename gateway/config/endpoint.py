@@ -5,7 +5,8 @@ Names follow Databricks where it has them (endpoint, served_entities, traffic_pe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -13,7 +14,7 @@ import msgspec
 
 from gateway.config.base import Count, Seconds, Section, nearest
 from gateway.config.limit import EndpointLimit, Price
-from schemas.catalog import OwnInput, TensorNames
+from schemas.catalog import OwnInput, Task, TensorNames
 
 UNITS = (
     "user",
@@ -29,7 +30,8 @@ UNITS = (
 FEEDBACK_METRICS = 8
 """The most feedback metrics of an endpoint."""
 
-Task = Literal["chat", "completions", "embeddings"]
+TEXTLESS: Mapping[Task, str] = {"embeddings": "embeddings", "rerank": "scores", "classify": "labels"}
+"""The tasks of models that generate no text, and what such models make."""
 Direction = Literal["higher", "lower"]
 # `fnmatch` would read brackets as sets of characters.
 Alias = Annotated[str, msgspec.Meta(pattern=r"^[^\[\]\s]+$", max_length=256)]
@@ -215,7 +217,7 @@ class Endpoint(Section, frozen=True):
         experiment: how served entities are compared.
         fallback: whether others are asked after a failure.
         limits: of all requests together, or those of each key or user.
-        usage_tracking: kept for Databricks' clients, which may set it; token counts are in `/metrics` in any case.
+        usage_tracking: False: its requests have no records of usage. Databricks' clients may set it.
         inputs, outputs: other names for Triton's tensors.
         own_inputs: Triton inputs beside the usual ones, and which of those must be given.
     """
@@ -242,6 +244,13 @@ class Endpoint(Section, frozen=True):
         """The endpoint's names for Triton's tensors."""
         own = {name: OwnInput(each.datatype, each.dims, each.required) for name, each in self.own_inputs.items()}
         return TensorNames(self.inputs, self.outputs, own)
+
+
+def lacks_package(endpoint: Endpoint) -> str | None:
+    """What this machine lacks to compare an endpoint's arms, as a text to append to its name; None: nothing."""
+    if not endpoint.has_experiment or find_spec("numpy") is not None:
+        return None
+    return ": served entities and feedback are compared with NumPy: pip install 'interlingua[experiments]'"
 
 
 Wrong = tuple[tuple[str | int, ...], str]

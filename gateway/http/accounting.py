@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Literal
 
-import structlog
-
 from gateway.access.keys_file import Key
 from gateway.access.limits import Ticket
-from gateway.experiments.experiment import Outcome
+from gateway.config import BILLION
 from gateway.experiments.experiments import Exposure
+from gateway.experiments.outcome import Outcome
+from gateway.http.record import log_record, record_of
 from gateway.routing.target import Plan, Target
 from gateway.service import Service
+from gateway.usage.record import Record
 from schemas.ir import Delta, Events, Finished, FinishReason, Generate, Request, Usage
 from schemas.quota import Quota
-
-log = structlog.get_logger()
 
 Stage = Literal["read", "describe", "decode", "manage", "route", "wait", "generate", "stream", "encode", "send"]
 """How far a request came: reads headers, key and body; answers a listing; decodes the body; changes what is deployed;
@@ -39,7 +37,7 @@ class RequestAccount:
         key: who asks; None if no key is needed, and before the headers are read.
         ticket: what it counts for in limits; None without limits.
         quotas: what is left of them.
-        cost: of the answer, by the price of the served entity.
+        cost: of the answer, by the price of the served entity; in billionths of its currency.
         request, plan, exposure: None until the request is decoded and routed; `exposure` is None without an experiment.
         target: the one asked last.
         own_failure: why the assigned target did not answer, an error's kind or `IN_TROUBLE`; empty if nothing is known.
@@ -55,6 +53,7 @@ class RequestAccount:
         duration: None until the outcome is known.
         time_allowed: seconds that the client allows until the first event; None: as long as the server does.
         ended: the outcome as the experiment counts it; None until it is known.
+        record: of the request; None until the outcome is known.
         version: of the endpoint that was asked; 0 unless rows are exported.
         texts: parts of each choice's text; None unless they are exported.
     """
@@ -67,7 +66,7 @@ class RequestAccount:
     key: Key | None = None
     ticket: Ticket | None = None
     quotas: tuple[Quota, ...] = ()
-    cost: float = 0.0
+    cost: int = 0
     request: Request | None = None
     plan: Plan | None = None
     exposure: Exposure | None = None
@@ -86,6 +85,7 @@ class RequestAccount:
     duration: float | None = None
     time_allowed: float | None = None
     ended: Outcome | None = None
+    record: Record | None = None
     version: int = 0
     texts: dict[int, list[str]] | None = None
 
@@ -119,9 +119,10 @@ class RequestAccount:
                     self.texts.setdefault(event.choice, []).append(event.text)
 
     def end(self, outcome: str) -> None:
-        """Count the outcome in the experiment, once, before the client sees it.
+        """Record the outcome, and count it in the experiment, once, before the client sees it.
 
-        Before: the client may ask another worker for the report, or send feedback, as soon as it has the answer's end.
+        Before: the client may ask another worker for the report, or send feedback, as soon as it has the answer's end;
+        and a worker that is killed has recorded each answer whose end a client has.
         """
         # Reached twice in the usual case: by the responder when the outcome is known, and by `close`.
         if self.duration is not None:
@@ -138,10 +139,24 @@ class RequestAccount:
             self.ended = Outcome(outcome, own, streamed, self.first_token, self.duration, self.usage, reasons)
         if self.exposure is not None and self.ended is not None:
             self.exposure.end(self.ended)
+        self._keep_record()
+
+    def _keep_record(self) -> None:
+        """Keep the record of the request, if it reached an endpoint, and log it."""
+        self.record = record = record_of(self)
+        if self.plan is not None and (ledger := self.service.ledger_of(self.plan.targets[0].endpoint)) is not None:
+            ledger.put(record)
+        unit = self.plan.unit if self.plan is not None else None
+        log_record(
+            record,
+            unit=unit.source if unit is not None else None,
+            priced=self.target is not None and self.target.entity.price is not None,
+            first_event=self.first_event,
+        )
 
     def count_limited(self) -> None:
         """Count a refusal for a limit."""
-        self.service.metrics.limited.add((self._endpoint or "", self.key.name if self.key is not None else ""))
+        self.service.metrics.limited.add((self.endpoint or "", self.key.name if self.key is not None else ""))
 
     def _charge(self) -> None:
         """Work out the cost, and correct what the request counts for in its limits."""
@@ -153,7 +168,7 @@ class RequestAccount:
         elif not self.first_event:
             tokens = 0  # the model has done nothing; else the estimate is the best that is known of a broken answer
         if self.ticket is not None:
-            self.service.limiter.leave(self.ticket, tokens, self.cost)
+            self.service.limiter.leave(self.ticket, tokens, self.cost / BILLION)
 
     @property
     def series(self) -> tuple[str, str, str]:
@@ -162,14 +177,14 @@ class RequestAccount:
         return ("", "", "") if target is None else target.series
 
     @property
-    def _endpoint(self) -> str | None:
+    def endpoint(self) -> str | None:
         """The endpoint that was asked, or the name that the client gave, if that leads to none."""
         if self.plan is not None:
             return self.plan.targets[0].endpoint
         return self.request.model if self.request is not None else None
 
     def close(self) -> None:
-        """Count the request in the metrics, and log it. Nothing more happens to it."""
+        """Count the request in the metrics. Nothing more happens to it."""
         self.end(self.outcome)
         assert self.duration is not None
         metrics, usage, target = self.service.metrics, self.usage, self.target
@@ -178,13 +193,12 @@ class RequestAccount:
         metrics.requests.add((self.protocol, self.route, self.outcome))
         if self.ignored:
             metrics.ignored_fields.add((self.protocol, self.route), len(self.ignored))
-        served = None
         if target is not None:
             endpoint, served = target.endpoint, target.entity.name
             self.service.count(endpoint, self.duration, self.outcome == "ok")
             metrics.served_requests.add((endpoint, served, self.outcome))
             if self.cost:
-                metrics.cost.add((endpoint, served), self.cost)
+                metrics.cost.add((endpoint, served), self.cost / BILLION)
             # Known for complete answers only: failed and cancelled ones would distort the times.
             if usage is not None:
                 metrics.count_answer(
@@ -192,28 +206,6 @@ class RequestAccount:
                 )
             if isinstance(self.request, Generate):
                 metrics.count_choices(target.series, self.finish_reasons, self.outcome)
-        unit = self.plan.unit if self.plan is not None else None
-        # The reader of standard error may be gone. The answer is sent: its request must not fail now.
-        with suppress(BrokenPipeError):
-            log.info(
-                "request.finished",
-                request_id=self.request_id,
-                protocol=self.protocol,
-                route=self.route,
-                status=self.status or 499,  # nginx's status for a client that left before the answer's first byte
-                outcome=self.outcome,
-                stage=self.stage if self.outcome != "ok" else None,
-                finish_reason=list(map(str, self.finish_reasons)),
-                model=self._endpoint,
-                served=served,
-                key=self.key.name if self.key is not None else None,
-                cost=self.cost if target is not None and target.entity.price is not None else None,
-                unit=unit.source if unit is not None else None,
-                prompt_tokens=usage.prompt_tokens if usage is not None else None,
-                completion_tokens=usage.completion_tokens if usage is not None else None,
-                first_event_s=round(self.first_event, 6),
-                duration_s=round(self.duration, 6),
-            )
 
 
 def _has_output(batch: Events) -> bool:

@@ -27,8 +27,8 @@ from gateway.http.accounting import RequestAccount
 from gateway.http.answering import FLOW_EXTENSION, Flow, Responder
 from gateway.http.body import read_body
 from gateway.http.disconnect import cancel_on_disconnect
-from gateway.http.export import row_of
 from gateway.http.observation.observer import RequestObserver
+from gateway.http.record import row_of
 from gateway.routing.target import Plan
 from gateway.service import Service
 from schemas.catalog import Catalog, Change
@@ -172,7 +172,7 @@ class RequestHandler:
             account.quotas = ticket.quotas
         if service.exporter is not None:
             account.version = service.catalog.cards[plan.targets[0].endpoint].version
-            account.texts = {} if service.exporter.with_text else None
+        account.texts = {} if service.keeps_texts else None
         if plan.has_experiment:
             account.exposure = service.experiments.enter(request, plan, call.headers, shadowed=not service.draining)
         return plan

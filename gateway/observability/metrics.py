@@ -110,6 +110,7 @@ class Metrics:
         self.running = gauge("gw_requests_running", "Running requests")
         self.tasks = gauge("gw_event_loop_tasks", "Tasks of the workers' event loops")
         self.export_lost = counter("gw_export_rows_lost", "Rows of the export that could not be written")
+        self.usage_lost = counter("gw_usage_records_lost", "Records of usage that could not be kept")
 
     def _count_answers(self) -> None:
         counter, histogram = self._counter, self._histogram

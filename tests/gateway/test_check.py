@@ -136,6 +136,8 @@ BAD: dict[str, tuple[Change | str, int, str]] = {
         END + 2,
         "the port 9 is taken twice",
     ),
+    "no certificate": (("port = 0", "ssl_keyfile = 'server.key'"), 2, "`ssl_keyfile` needs an `ssl_certfile`"),
+    "server certificate": (("port = 0", "ssl_certfile = 'none.pem'"), 2, "there is no file none.pem"),
     "default": (("port = 0", "default = 'chatt'"), 2, "there is no endpoint 'chatt'; did you mean 'chat'?"),
     "admin": (("port = 0", "admin_keys_env = 'HOME'"), 2, "`admin_keys_env` needs a `state_file`"),
     "export": (("port = 0", "workers = 4\nexport = { folder = '/tmp', files = 4 }"), 3, "`files` must be more"),
@@ -222,6 +224,23 @@ def test_offline_leaves_the_machine_out(tmp_path: Path) -> None:
     file.write_text(GOOD.replace("[endpoints", "api_key_env = 'NOT_SET'\nca_file = '/no/such'\n[endpoints"))
     assert check(file)[0] == 1
     assert check(file, "--offline")[0] == 0
+
+
+def test_arms_without_numpy_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.config.endpoint.find_spec", lambda name: None)
+    file = tmp_path / "gateway.toml"
+    file.write_text(GOOD)
+    code, output = check(file)
+    assert (code, output.splitlines()[0].partition(" ")[2]) == (
+        1,
+        f"{file}:11: endpoints.chat: served entities and feedback are compared with NumPy: "
+        "pip install 'interlingua[experiments]'",
+    )
+    assert check(file, "--offline")[0] == 0
+    file.write_text(
+        GOOD.replace("60 },", "100 },").replace('  { name = "b", backend = "far", traffic_percentage = 40 },\n', "")
+    )
+    assert check(file)[0] == 0
 
 
 def test_what_comes_from_the_state_file_is_marked(tmp_path: Path) -> None:

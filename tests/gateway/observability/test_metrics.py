@@ -8,7 +8,9 @@ from backends.base import Health
 from gateway.observability.metrics import Metrics
 from schemas.ir import FinishReason, Usage
 
-NOTHING = {"gw_requests_running": 0.0, "gw_event_loop_tasks": 0.0, "gw_export_rows_lost_total": 0.0}
+NOTHING = dict.fromkeys(
+    ("gw_requests_running", "gw_event_loop_tasks", "gw_export_rows_lost_total", "gw_usage_records_lost_total"), 0.0
+)
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
