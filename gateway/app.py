@@ -28,6 +28,7 @@ from gateway.http.openapi import document
 from gateway.http.routes import Mounts, not_allowed, not_found
 from gateway.http.usage import organization
 from gateway.http.usage import routes as usage
+from gateway.observability.telemetry import start_traces
 from gateway.service import Service
 from schemas.errors import GatewayError, InvalidRequest
 
@@ -198,11 +199,14 @@ def _lifespan(service: Service) -> Callable[[Litestar], AbstractAsyncContextMana
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
+        service.traces = start_traces(service.config.telemetry)
         await service.start()  # returns while models load: the server answers health checks from the beginning
         try:
             yield
         finally:
             await service.aclose()
+            if service.traces is not None:
+                await asyncio.to_thread(service.traces.close)  # the last: requests have ended
 
     return lifespan
 

@@ -23,9 +23,10 @@ from gateway.deployment.catalog import catalog
 from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
-from gateway.experiments.experiments import Experiments
+from gateway.experiments.experiments import Experiments, figures_folder
 from gateway.export.rows import Exporter
 from gateway.observability.metrics import Metrics
+from gateway.observability.telemetry import Traces
 from gateway.rollout.ramps import Ramps
 from gateway.routing.router import Router
 from gateway.routing.shares import Shares
@@ -82,6 +83,7 @@ class Service:
         self.responses = ResponseStore(limit, folder / "responses" if folder is not None else None) if limit else None
         slot = slot or secrets.token_hex(8)
         self.metrics = Metrics(backends, folder / "metrics" if folder is not None else None, slot)
+        self.traces: Traces | None = None
         self.exporter = Exporter.of(config.server.export, lambda rows: self.metrics.export_lost.add((), rows))
         self.usage = Ledger.of(config, lambda records: self.metrics.usage_lost.add((), records))
         self.keeps_texts = any(each is not None and each.with_text for each in (self.exporter, self.usage))
@@ -92,7 +94,8 @@ class Service:
         self._started: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._live = LiveDeployments(config)
-        self.experiments = Experiments(self.metrics, self._can_answer, keys, self._stop_arms, _figures(config, folder))
+        figures = figures_folder(config, folder)
+        self.experiments = Experiments(self.metrics, self._can_answer, keys, self._stop_arms, figures)
         self._ramps = Ramps(self._live, self.experiments, self._can_answer)
         self._is_changeable = config.server.state_file is not None
         self._serve()  # last: it uses all of the above
@@ -387,13 +390,6 @@ class Service:
         limit = self.limits.max_concurrent_requests
         default = self.config.server.default
         return catalog(self._live.deployments, self.backends, self._health, self._created, limit, default)
-
-
-def _figures(config: Config, folder: Path | None) -> Path | None:
-    """Where the figures of experiments are kept: beside the state file, so that they last; else with the workers."""
-    if config.server.state_file is not None:
-        return Path(f"{config.server.state_file}.experiments")
-    return folder / "experiments" if folder is not None else None
 
 
 async def _healthy(name: str, backend: Backend) -> Health:
