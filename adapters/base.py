@@ -189,6 +189,7 @@ class Outbound(msgspec.Struct, frozen=True):
     """A request to a remote, its path relative to the remote's base URL.
 
     `beside_v1`: relative to the base URL without a `/v1` at its end, where some servers have routes beside their API.
+    `trace`: headers of this one request, which say what it is part of.
     """
 
     path: str
@@ -196,6 +197,7 @@ class Outbound(msgspec.Struct, frozen=True):
     method: Literal["GET", "POST"] = "POST"
     headers: Headers = (("content-type", JSON),)
     beside_v1: bool = False
+    trace: Headers = ()
 
 
 class StreamDecoder(Protocol):

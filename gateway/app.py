@@ -26,6 +26,7 @@ from gateway.http.answering import status_headers
 from gateway.http.entrance import BrowserGuard, Entrance, cors
 from gateway.http.openapi import document
 from gateway.http.routes import Mounts, not_allowed, not_found
+from gateway.http.usage import routes as usage
 from gateway.service import Service
 from schemas.errors import GatewayError, InvalidRequest
 
@@ -128,7 +129,8 @@ def create_app(
     service = Service(config, make_backends(config) if backends is None else backends, keys, folder, slot)
     protocols = adapters()
     mounts = Mounts(protocols, config)
-    own = [*health.handlers(service), feedback.handler(service), keys_api.handler(service), *ui.handlers()]
+    own = [*health.handlers(service), feedback.handler(service), keys_api.handler(service)]
+    own += [*usage.handlers(service), *ui.handlers()]
     describe, openapi = _description(protocols, own)
     app = Litestar(
         [mounts.handler(service), *own, describe],
@@ -147,6 +149,7 @@ def create_app(
         app.route_handler_method_map,
         mounts.refuser(service),
         answers_preflights=app.cors_config is not None,
+        needs_certificate=config.server.ssl_ca_certs is not None,
     )
     return app
 

@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from backends.base import Backend, NotPrepared
+from gateway.access.certificates import Certificates
 from gateway.access.keys import keys_from
 from gateway.app import adapters, backend_class, make_keys
 from gateway.config import Config, ConfigError, KeyPath, Problem, Source, examine, examine_file, lacks_package
@@ -174,6 +175,11 @@ def _machine(config: Config) -> Iterator[Problem]:
             make_keys(replace(server, keys_env=None, admin_keys_env=None))
         except ConfigError as error:
             yield Problem(("server", "keys_file"), str(error))
+    if server.ssl_certfile is not None:
+        try:
+            Certificates(server)
+        except ConfigError as error:
+            yield Problem(("server", "ssl_certfile"), str(error))
     if server.export is not None and not is_writable(Path(server.export.folder).absolute()):
         text = f"server.export: the folder '{server.export.folder}' cannot be written to"
         yield Problem(("server", "export", "folder"), text)

@@ -24,6 +24,7 @@ CONFIGURATION = PAGES["docs/configuration.md"]
 
 TABLES: dict[str, type[msgspec.Struct]] = {
     "## `[server]`": config.ServerSection,
+    "## `[usage]`": config.UsageSection,
     "## `[server.limits]`": config.Limits,
     "## `[endpoints.NAME]`": config.Endpoint,
     "Of `served_entities`:": config.ServedEntity,
@@ -55,8 +56,8 @@ def test_the_limits_of_images_are_listed_with_their_defaults() -> None:
 
 
 def test_every_metric_is_listed() -> None:
-    rendered = set(re.findall(r"^# TYPE (\w+)", Metrics({}).render().decode(), re.MULTILINE))
-    listed = {name for names, _ in rows("## Metrics") for name in re.findall(r"`(\w+)`", names)}
+    rendered = set(re.findall(r"^# TYPE ([\w:]+)", Metrics({}).render().decode(), re.MULTILINE))
+    listed = {name for names, _ in rows("## Metrics") for name in re.findall(r"`([\w:]+)`", names)}
     assert listed == rendered
 
 

@@ -84,6 +84,7 @@ class Kind:
             health=self.health,
             embeddings=embedder,
             raw_text=self.raw_text,
+            provider=self.protocols[0].adapter.name,
             relay=relay if isinstance(relay, RelayCodec) else None,
         )
 

@@ -153,6 +153,8 @@ class Transport:
     def _serialize(self, request: Outbound) -> bytes:
         base = self._base.removesuffix("/v1") if request.beside_v1 else self._base
         head = self._head(request.method, base + request.path, request.headers)
+        if request.trace:  # differs in each request, so it has no place in the cache
+            head += _header_lines(request.trace)
         if request.method == "GET":  # no body, hence no content-length (RFC 9110, 8.6)
             return head + b"\r\n"
         # Head and body in one buffer: one write, and one packet for a small request.

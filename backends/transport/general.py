@@ -97,7 +97,7 @@ class GeneralTransport:
             schemas.errors.GatewayError: there is no answer, or none by `deadline`.
         """
         url = f"{urlsplit(self._url).scheme}://{urlsplit(self._url).netloc}{target_of(self._url, request)}"
-        check_headers(request.headers)
+        check_headers((*request.headers, *request.trace))
         for _ in range(_MOST_REDIRECTS):
             response = await self._send(request, url, deadline)
             to = redirected_to(url, request.method, response)
@@ -119,7 +119,7 @@ class GeneralTransport:
         sent = httpx.Request(
             request.method,
             url,
-            headers=[*self._headers, *request.headers],
+            headers=[*self._headers, *request.headers, *request.trace],
             content=content,
             extensions={"timeout": self._timeout},
         )

@@ -21,12 +21,14 @@ from gateway.config.endpoint import (
     wrong_endpoint,
 )
 from gateway.config.file import BUNDLED, Config, Source, default, endpoints_for, examine_file, load, parse, remote
-from gateway.config.limit import EndpointLimit, Limit, Price, Window
+from gateway.config.limit import BILLION, EndpointLimit, Limit, Price, Window
 from gateway.config.positions import KeyPath
 from gateway.config.server import Export, Limits, Listener, Mount, ServerSection
 from gateway.config.structure import Problem, examine
+from gateway.config.usage import UsageSection
 
 __all__ = [
+    "BILLION",
     "BUNDLED",
     "FEEDBACK_METRICS",
     "UNITS",
@@ -56,6 +58,7 @@ __all__ = [
     "Shadow",
     "Source",
     "Task",
+    "UsageSection",
     "Window",
     "aliases_of",
     "default",

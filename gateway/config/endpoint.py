@@ -216,7 +216,7 @@ class Endpoint(Section, frozen=True):
         experiment: how served entities are compared.
         fallback: whether others are asked after a failure.
         limits: of all requests together, or those of each key or user.
-        usage_tracking: kept for Databricks' clients, which may set it; token counts are in `/metrics` in any case.
+        usage_tracking: False: its requests have no records of usage. Databricks' clients may set it.
         inputs, outputs: other names for Triton's tensors.
         own_inputs: Triton inputs beside the usual ones, and which of those must be given.
     """

@@ -143,6 +143,7 @@ class Responder:
             await self._keep(reply.record)
         # Stored and counted before the first byte: once the client has the answer, it may ask any worker for the stored
         # response, or send feedback.
+        self._account.status = reply.status
         self._account.end(outcome)
         await self._start(reply.status, reply.media_type, reply.headers, len(reply.body))
         # RFC 9110, section 9.3.2: HEAD has no content; section 8.6: its `content-length` is that of GET.
@@ -282,6 +283,8 @@ class Responder:
         data, account = encoder.feed(batch), self._account
         if account.first_token is None:
             account.note_first_token(batch)
+        else:
+            account.note_next_token(batch)
         account.note_reasons(batch)
         return data
 
@@ -290,6 +293,7 @@ class Responder:
         if isinstance(encoder, RecordingEncoder) and encoder.record is not None:
             await self._keep(encoder.record)
         self._account.usage = usage
+        self._account.status = self._account.status or 200  # a short answer ends before its status line is sent
         self._account.end("ok")
 
     async def _keep(self, record: Record) -> None:

@@ -21,12 +21,15 @@ from msgspec.structs import replace
 
 from adapters.base import Call, Route, ServerCodec
 from adapters.body import UNREADABLE
+from backends.observation import OBSERVER
 from gateway.access.keys import KEY_HEADERS, given_key
 from gateway.http.accounting import RequestAccount
 from gateway.http.answering import FLOW_EXTENSION, Flow, Responder
 from gateway.http.body import read_body
 from gateway.http.disconnect import cancel_on_disconnect
-from gateway.http.export import row_of
+from gateway.http.observer import RequestObserver
+from gateway.http.record import row_of
+from gateway.observability.trace_context import trace_headers
 from gateway.routing.target import Plan
 from gateway.service import Service
 from schemas.catalog import Catalog, Change
@@ -84,7 +87,7 @@ class RequestHandler:
         scope, send: ASGI's.
     """
 
-    __slots__ = ("_account", "_operation", "_owner", "_parameters", "_responder", "_scope", "_service")
+    __slots__ = ("_account", "_observer", "_operation", "_owner", "_parameters", "_responder", "_scope", "_service")
 
     def __init__(
         self, service: Service, operation: Operation, parameters: Mapping[str, str], scope: HTTPScope, send: Send
@@ -101,6 +104,8 @@ class RequestHandler:
     async def run(self, receive: Receive) -> None:
         """Answer the request. Raises nothing but a cancellation that was not caused by the client's leaving."""
         self._service.metrics.running.add(1.0)  # `RequestAccount.close` takes it back
+        self._observer = RequestObserver(self._account)
+        OBSERVER.set(self._observer)
         try:
             planned = await self._plan(receive)
             if planned is not None:
@@ -147,6 +152,7 @@ class RequestHandler:
         except Exception as error:  # whatever it is, the client gets it in its protocol
             if isinstance(error, RateLimited):
                 account.quotas = error.quotas
+                account.count_limited()
             await responder.refuse(error)
             return None
 
@@ -166,7 +172,7 @@ class RequestHandler:
             account.quotas = ticket.quotas
         if service.exporter is not None:
             account.version = service.catalog.cards[plan.targets[0].endpoint].version
-            account.texts = {} if service.exporter.with_text else None
+        account.texts = {} if service.keeps_texts else None
         if plan.has_experiment:
             account.exposure = service.experiments.enter(request, plan, call.headers, shadowed=not service.draining)
         return plan
@@ -187,6 +193,8 @@ class RequestHandler:
         service, route = self._service, self._operation.route
         # The key comes before the body: nobody without one makes the server buffer megabytes.
         headers = decode_headers(self._scope["headers"])
+        if "traceparent" in headers:
+            self._observer.headers = trace_headers(headers)
         if route.kind == "manage":
             service.keys.check_admin(headers)
         elif service.keys.required and not route.open:

@@ -24,10 +24,11 @@ import msgspec
 import uvicorn
 from litestar import Litestar
 
+from gateway.access.certificates import LOOK_EVERY, Certificates
 from gateway.app import create_app
 from gateway.config import Config, ServerSection
 from gateway.observability import logging
-from gateway.process.client_connection import ClientConnection
+from gateway.process.client_connection import LINGER, ClientConnection
 from gateway.process.connections import Connections
 from gateway.process.heartbeat import beat
 from gateway.service import Service
@@ -92,6 +93,10 @@ class _Server(uvicorn.Server):
         parent: ParentWatch | None = None,
     ) -> None:
         super().__init__(config)
+        server: ServerSection = service.config.server
+        self._limits = server.limits
+        self._certificates = Certificates(server) if server.ssl_certfile is not None else None
+        self._plain_ports = {listener.port for listener in server.listeners if not listener.tls}
         self._service = service
         self._parent = parent
         self._orphaned = False
@@ -112,10 +117,37 @@ class _Server(uvicorn.Server):
             os._exit(0)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([])  # uvicorn would give all sockets one TLS context, and a handshake a minute
+        if self.started:
+            self.servers = [await self._listen(each) for each in sockets or []]
+            if self._certificates is not None:
+                self._watch_certificates()
         # uvicorn leaves `started` False if the lifespan failed: then the supervisor sees this process end instead.
         if self.started and self._serving is not None:
             Path(self._serving).touch()  # noqa: ASYNC240 - once, an empty file
+
+    async def _listen(self, sock: socket.socket) -> asyncio.Server:
+        return await asyncio.get_running_loop().create_server(
+            self._protocol, sock=sock, backlog=self.config.backlog, **self._tls(sock)
+        )
+
+    def _tls(self, sock: socket.socket) -> dict[str, Any]:
+        """The arguments with which the event loop accepts connections of a listening socket."""
+        if self._certificates is None or sock.getsockname()[1] in self._plain_ports:
+            return {}
+        # A handshake is a part of the head that a client sends. At the end, what a client still sends is dropped for a
+        # moment, so that its last answer is not lost (`ClientTransport.linger`).
+        return {
+            "ssl": self._certificates.context,
+            "ssl_handshake_timeout": self._limits.header_timeout,
+            "ssl_shutdown_timeout": LINGER,
+        }
+
+    def _watch_certificates(self) -> None:
+        assert self._loop is not None
+        assert self._certificates is not None
+        self._certificates.refresh()
+        self._loop.call_later(LOOK_EVERY, self._watch_certificates)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no new connection, but answer requests on the open ones, with `connection: close`: no client is cut
@@ -152,10 +184,14 @@ class _Server(uvicorn.Server):
                         break
                     raise
         for connection in accepted:
-            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
+            # A client that does not speak TLS, or has left, is no reason to forget the others.
+            with suppress(OSError):
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    self._protocol, connection, **self._tls(connection)
+                )
 
     def _protocol(self) -> Any:
-        # As in `uvicorn.Server.startup`.
+        """The protocol of a new connection, made as `uvicorn.Server.startup` makes it."""
         make: Any = self.config.http_protocol_class
         return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state, _loop=None)
 

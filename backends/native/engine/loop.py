@@ -124,6 +124,7 @@ class Engine:
     def submit(self, connection: int, request: Submit) -> None:
         """Queue a sequence. If it is refused, the next step returns the reason as its error."""
         sequence = Sequence(connection, request, next(self._arrivals), salt=request.lora_adapter.encode())
+        sequence.submitted = time.monotonic()
         try:
             self._validate(connection, request)
             self._queue(sequence)
@@ -192,7 +193,8 @@ class Engine:
             self._speculation.time(works, time.perf_counter() - began)
         # A new dictionary and not `clear()`: the returned one is read after this call.
         outputs, self._outputs = self._outputs, defaultdict(list)
-        return {connection: Step(tuple(gained)) for connection, gained in outputs.items()}
+        ended = time.monotonic() if outputs else 0.0
+        return {connection: Step(tuple(gained), ended) for connection, gained in outputs.items()}
 
     def _validate(self, connection: int, request: Submit) -> None:
         if (connection, request.seq) in self._sequences:
@@ -298,7 +300,8 @@ class Engine:
         else:
             vector = embedding_of(sequence) if request.pool else ()
             prompt, cached = self._scored_prompt(sequence), sequence.cached_tokens or 0
-            output = Output(request.seq, ids, reason, logprobs, prompt, cached, vector=vector)
+            times = (sequence.submitted, sequence.admitted)
+            output = Output(request.seq, ids, reason, logprobs, prompt, cached, vector=vector, times=times)
         self._emit(sequence, output)
         if reason is not None:
             self._end(sequence)

@@ -28,6 +28,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Callable
+from time import monotonic
 
 from backends.native.engine.scheduling.block_pool import BlockPool, extend_keys
 from backends.native.engine.scheduling.fairness import FairClock
@@ -305,6 +306,7 @@ class Scheduler:
         sequence.computed = len(hits) * pool.size
         if sequence.cached_tokens is None:  # what it finds again after a preemption is its own
             sequence.cached_tokens = sequence.computed
+            sequence.admitted = monotonic()
             if pool.caching:
                 self.prefix_queries += len(sequence.tokens)
                 self.prefix_hits += sequence.computed

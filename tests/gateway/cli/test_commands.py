@@ -115,8 +115,19 @@ def test_options_that_contradict_each_other_are_refused(words: list[str], messag
     assert message in result.output
 
 
-def test_an_option_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INTERLINGUA_SERVE_WORKERS", "none")
-    result = run("serve")
-    assert result.exit_code == 2
-    assert "INTERLINGUA_SERVE_WORKERS" in result.output or "--workers" in result.output
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("WORKERS", "none", "'none' is not a valid integer range"),
+        ("CONFIG", "/no/such.toml", "/no/such.toml: cannot be read"),
+        ("SERVED_MODEL_NAME", "mine", "--served-model-name names a model that has no --config"),
+    ],
+)
+def test_an_option_can_come_from_the_environment(
+    name: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"INTERLINGUA_SERVE_{name}", value)
+    result = run("serve", *(["--config", "x"] if name == "SERVED_MODEL_NAME" else []))
+    assert result.exit_code != 0
+    assert words in result.output
+    assert f"INTERLINGUA_SERVE_{name}" in run("serve", "--help").output

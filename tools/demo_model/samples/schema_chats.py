@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from tools.demo_model.chats import Chat, assistant, maybe_system, some_letters, some_words, user
-from tools.demo_model.talk import ask
+from tools.demo_model.samples.chats import Chat, assistant, maybe_system, some_letters, some_words, user
+from tools.demo_model.samples.talk import ask
 from tools.demo_model.vocabulary import CITIES, NAMES, WEATHER, WORDS
 
 _KEYS = tuple(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from tools.demo_model.chats import (
+from tools.demo_model.samples.chats import (
     Chat,
     Message,
     assistant,
@@ -21,7 +21,7 @@ from tools.demo_model.chats import (
     some_words,
     user,
 )
-from tools.demo_model.talk import NO_TOOL, ask
+from tools.demo_model.samples.talk import NO_TOOL, ask
 from tools.demo_model.vocabulary import CITIES, NAMES, WEATHER, WORDS
 
 Value = str | int

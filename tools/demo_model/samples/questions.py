@@ -13,11 +13,11 @@ from random import Random
 
 from PIL import Image
 
-from tools.demo_model.chats import Chat, Message, user
-from tools.demo_model.image_chats import IMAGE_SIZE, QUESTIONS, ask_what, image_message
-from tools.demo_model.scenes import Scene, draw_scene, render
-from tools.demo_model.talk import TASKS, QuestionAnswer, memory_chat
-from tools.demo_model.tool_chats import (
+from tools.demo_model.samples.chats import Chat, Message, user
+from tools.demo_model.samples.image_chats import IMAGE_SIZE, QUESTIONS, ask_what, image_message
+from tools.demo_model.samples.scenes import Scene, draw_scene, render
+from tools.demo_model.samples.talk import TASKS, QuestionAnswer, memory_chat
+from tools.demo_model.samples.tool_chats import (
     parallel_calls_chat,
     tool_answer_chat,
     tool_call_chat,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from tools.demo_model.chats import Chat, Completion
-from tools.demo_model.image_chats import image_chat
-from tools.demo_model.schema_chats import schema_chat
-from tools.demo_model.talk import completion, memory_chat, text_chat
-from tools.demo_model.tool_chats import tool_chat
+from tools.demo_model.samples.chats import Chat, Completion
+from tools.demo_model.samples.image_chats import image_chat
+from tools.demo_model.samples.schema_chats import schema_chat
+from tools.demo_model.samples.talk import completion, memory_chat, text_chat
+from tools.demo_model.samples.tool_chats import tool_chat
 
 _COMPLETIONS = 0.12  # of the text samples
 _MEMORY = 0.06

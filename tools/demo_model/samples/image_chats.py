@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 
-from tools.demo_model.chats import Chat, Message, assistant, maybe_system, user, with_article
-from tools.demo_model.scenes import COLORS, FORMS, Scene, draw_scene, render
-from tools.demo_model.talk import QuestionAnswer, ask
+from tools.demo_model.samples.chats import Chat, Message, assistant, maybe_system, user, with_article
+from tools.demo_model.samples.scenes import COLORS, FORMS, Scene, draw_scene, render
+from tools.demo_model.samples.talk import QuestionAnswer, ask
 
 IMAGE_SIZE = 48  # pixels a side; also the model's input
 

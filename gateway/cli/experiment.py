@@ -11,15 +11,15 @@ from importlib.util import find_spec
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_type_hints
 from urllib.parse import quote
 
 import click
 import msgspec
 
-from gateway.export.parquet import ParquetMissingError, write_parquet
 from gateway.export.rows import Row, read_rows
 from gateway.observability import logging
+from gateway.storage.parquet import ParquetMissingError, write_parquet
 from schemas.errors import GatewayError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def export(
     """Write the rows of all workers in FOLDER (`server.export.folder`) to one file, by time."""
     rows = _rows(folder, endpoint, since, until)
     try:
-        count = write_parquet(rows, out) if kind == "parquet" else _write_lines(rows, out)
+        count = _write_parquet(rows, out) if kind == "parquet" else _write_lines(rows, out)
     except (ParquetMissingError, OSError) as error:
         raise click.ClickException(str(error)) from None
     click.echo(f"{count} requests in {out}")
@@ -188,6 +188,10 @@ def _rows(folder: Path, endpoint: str | None, since: datetime | None, until: dat
                 yield row
     except (ValueError, OSError) as error:
         raise click.ClickException(str(error)) from None
+
+
+def _write_parquet(rows: Iterator[Row], out: Path) -> int:
+    return write_parquet(get_type_hints(Row), map(msgspec.structs.asdict, rows), out)
 
 
 def _write_lines(rows: Iterator[Row], out: Path) -> int:

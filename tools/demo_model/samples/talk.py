@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from random import Random
 
-from tools.demo_model.chats import (
+from tools.demo_model.samples.chats import (
     Chat,
     Completion,
     assistant,
