@@ -19,6 +19,7 @@ from schemas.errors import GatewayError
 from schemas.ir import Embed, Embeddings, Events, Generate, Request, TokenIds, Tokenize, Tokens
 from schemas.origin import Relay
 from schemas.quota import Quota
+from schemas.scores import Score, Scores
 
 JSON = "application/json"
 Headers = tuple[tuple[str, str], ...]
@@ -182,6 +183,23 @@ class ServerCodec(Protocol):
 
     def limit_headers(self, quotas: Sequence[Quota]) -> Headers:
         """The headers of an answer to a client that has limits."""
+        ...
+
+
+@runtime_checkable
+class ScoringCodec(Protocol):
+    """The part of a server codec for relayed requests that models here can answer, too (`Relay.scoring`)."""
+
+    def read_score(self, request: Relay) -> Score:
+        """Decode the body of a relayed request.
+
+        Raises:
+            schemas.errors.RequestError: it is invalid.
+        """
+        ...
+
+    def encode_scores(self, request: Score, answer: Scores) -> Reply:
+        """The answer to a request of `read_score`."""
         ...
 
 

@@ -23,9 +23,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from backends.base import Capabilities, EngineCommand, EngineState, Feature, Health
-from backends.native import embedding
+from backends.native import embedding, scoring
 from backends.native.answer import Answer
 from backends.native.checkpoints import reference
+from backends.native.classification import Head, read_head
 from backends.native.client.engine_client import EngineClient
 from backends.native.client.engine_process import EngineProcess, engine_command
 from backends.native.client.inflight import Diverged
@@ -47,6 +48,7 @@ from backends.prompts import as_asked, images_of
 from backends.truncation import encode_fitting
 from schemas.errors import BackendUnavailable, InvalidRequest, UnsupportedFeature
 from schemas.ir import ChatPrompt, Embed, Embeddings, Events, Generate, Tokenize, Tokens
+from schemas.scores import Score, Scores
 
 _MAX_ATTEMPTS = 3
 """At a non-streamed request, if engines die and the next engines' tokens differ."""
@@ -91,6 +93,7 @@ class NativeBackend:
         self._options = options if isinstance(options, NativeOptions) else read_options(options or {})
         self.capabilities = Capabilities(known=False, generates=generates(self._options.model))
         self._recipe = PLAIN
+        self._head: Head | None = None
         self._text: TextCodec | None = None
         self._grammars: GrammarCheck | None = None
         self._images: ImagePrompts | None = None
@@ -133,7 +136,7 @@ class NativeBackend:
             if self._process is not None:
                 # The engine starts loading now, while the tokenizer loads below.
                 await self._process.start()
-            self._recipe = _read_recipe(self._options.model)
+            self._head, self._recipe = _read_folder(self._options.model)
             # In a thread: transformers takes seconds to import, and other backends must go on answering.
             self._text = text = await self._load_text()
             ready = await self._client.start()
@@ -144,7 +147,7 @@ class NativeBackend:
                 self._images = await asyncio.to_thread(
                     with_import_lock, ImagePrompts.load, self._options.model, self._options.images, ready.image_tokens
                 )
-            self.capabilities = _capabilities(text, ready, grammars=grammars is not None)
+            self.capabilities = _capabilities(text, ready, self._head, grammars=grammars is not None)
             self._started = True
         # A cancelled start, too, must not leave an engine process behind.
         except BaseException:
@@ -216,6 +219,13 @@ class NativeBackend:
         """One vector per input, as the checkpoint's folder defines them; by default the mean of the hidden states."""
         text, ready = self._require_started()
         return await embedding.embed(request, self._client, text, ready, self._recipe)
+
+    async def score(self, request: Score) -> Scores:
+        """The scores of pairs or texts, by the model's classification head or else by the cosine of embeddings."""
+        text, ready = self._require_started()
+        if self._head is not None:
+            return await scoring.classify(request, self._client, text, ready, self._head)
+        return await scoring.compare(request, self._client, text, ready, self._recipe)
 
     async def tokenize(self, request: Tokenize) -> Tokens:
         """The prompt's tokens."""
@@ -340,15 +350,17 @@ class NativeBackend:
         return self._text, self._client.last_ready
 
 
-def _read_recipe(model: str) -> Recipe:
+def _read_folder(model: str) -> tuple[Head | None, Recipe]:
+    """The classification head of a model, if it has one, else the recipe of its embeddings."""
     try:
         check_sizes(Path(model))
-        return read_recipe(model) or PLAIN
+        head = read_head(model)
+        return head, (None if head else read_recipe(model)) or PLAIN
     except (RecipeError, ValueError) as error:
         raise BackendUnavailable(str(error)) from None
 
 
-def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilities:
+def _capabilities(text: TextCodec, ready: Ready, head: Head | None, *, grammars: bool) -> Capabilities:
     optional = {
         Feature.CHAT: text.has_template,
         Feature.TEMPLATE_OPTIONS: text.has_template,
@@ -363,6 +375,7 @@ def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilit
         features=_FEATURES | {feature for feature, supported in optional.items() if supported},
         generates=ready.generates,
         embeddings=ready.embedding_size > 0,
+        scoring=scoring.scoring_of(ready, head),
         tokenize=True,
         context_length=ready.context_length,
         vocab_size=ready.vocab_size,

@@ -4,6 +4,7 @@ from gateway.config.aliases import aliases_of, wrong_aliases
 from gateway.config.base import ConfigError, Section, nearest
 from gateway.config.endpoint import (
     FEEDBACK_METRICS,
+    TEXTLESS,
     UNITS,
     Endpoint,
     Experiment,
@@ -16,7 +17,6 @@ from gateway.config.endpoint import (
     Routing,
     ServedEntity,
     Shadow,
-    Task,
     lacks_package,
     wrong_endpoint,
 )
@@ -26,11 +26,13 @@ from gateway.config.positions import KeyPath
 from gateway.config.server import Export, Limits, Listener, Mount, ServerSection
 from gateway.config.structure import Problem, examine
 from gateway.config.usage import UsageSection
+from schemas.catalog import Task
 
 __all__ = [
     "BILLION",
     "BUNDLED",
     "FEEDBACK_METRICS",
+    "TEXTLESS",
     "UNITS",
     "Config",
     "ConfigError",

@@ -5,7 +5,7 @@ Names follow Databricks where it has them (endpoint, served_entities, traffic_pe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Annotated, Literal
@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.config.base import Count, Seconds, Section, nearest
 from gateway.config.limit import EndpointLimit, Price
-from schemas.catalog import OwnInput, TensorNames
+from schemas.catalog import OwnInput, Task, TensorNames
 
 UNITS = (
     "user",
@@ -30,7 +30,8 @@ UNITS = (
 FEEDBACK_METRICS = 8
 """The most feedback metrics of an endpoint."""
 
-Task = Literal["chat", "completions", "embeddings"]
+TEXTLESS: Mapping[Task, str] = {"embeddings": "embeddings", "rerank": "scores", "classify": "labels"}
+"""The tasks of models that generate no text, and what such models make."""
 Direction = Literal["higher", "lower"]
 # `fnmatch` would read brackets as sets of characters.
 Alias = Annotated[str, msgspec.Meta(pattern=r"^[^\[\]\s]+$", max_length=256)]

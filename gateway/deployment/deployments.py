@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from backends.base import Backend, Health
 from gateway.config import (
+    TEXTLESS,
     ConfigError,
     Endpoint,
     EndpointLimit,
@@ -248,7 +249,7 @@ def _used_backends(endpoint: Endpoint) -> set[str]:
 
 
 def generating(backends: Mapping[str, Backend]) -> dict[str, bool]:
-    """Whether a backend generates text or makes embeddings only, by name, of those of which that is known by now."""
+    """Whether a backend generates text (True), or embeddings or scores only, by name, of those of which it is known."""
     found = ((name, backend.capabilities.generates) for name, backend in backends.items())
     return {name: generates for name, generates in found if generates is not None}
 
@@ -257,10 +258,10 @@ def mixed_kinds(endpoint: Endpoint, generates: Mapping[str, bool]) -> str | None
     """Which served entities cannot answer the same requests, as a text to append to the endpoint's name; None: all can.
 
     Args:
-        endpoint: its served entities. With the declared task "embeddings" none has to generate text.
+        endpoint: its served entities. With a declared task of `TEXTLESS` none has to generate text.
         generates: of `generating`.
     """
-    if endpoint.task == "embeddings":
+    if endpoint.task in TEXTLESS:
         return None
     arms = [arm for arm in endpoint.served_entities if arm.backend in generates]
     text = [arm.name for arm in arms if generates[arm.backend]]

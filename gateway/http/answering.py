@@ -17,10 +17,11 @@ import structlog
 from litestar.types import HTTPResponseBodyEvent, Send
 from msgspec.structs import replace
 
-from adapters.base import Record, RecordingEncoder, Reply, ServerCodec, StreamEncoder
+from adapters.base import Record, RecordingEncoder, Reply, ScoringCodec, ServerCodec, StreamEncoder
 from adapters.fold import Fold
 from adapters.unknown_fields import ignored_header
-from backends.base import Relays, check, check_unread, ignored_fields
+from backends.base import Relays, ScoresTexts, check, check_unread, ignored_fields
+from gateway.config import TEXTLESS
 from gateway.errors import is_failover_eligible, to_client_error
 from gateway.experiments.metrics import IN_TROUBLE
 from gateway.http.accounting import RequestAccount, Stage
@@ -160,14 +161,15 @@ class Responder:
             await self.reply(codec.encode_embeddings(request, vectors))
             return
         if isinstance(request, Relay):
-            await self.reply(await _relayed(request, target))
+            await self.reply(await self._scored(request, target) or await _relayed(request, target))
             return
         if isinstance(request, Tokenize):
             await self.reply(await self._counted(request, target))
             return
         # A generation request from here on.
-        if target.task == "embeddings":
-            raise UnsupportedFeature(f"The endpoint '{request.model}' is for embeddings, not text.", feature="generate")
+        if target.task in TEXTLESS:
+            message = f"The endpoint '{request.model}' is for {TEXTLESS[target.task]}, not text."
+            raise UnsupportedFeature(message, feature="generate")
         check(request, target.backend.capabilities, request.model)
         account.ignored = ignored_fields(request, target.backend)
         asked = target.addressed(request)
@@ -191,6 +193,19 @@ class Responder:
         finally:
             # Also on cancellation: closing the generator is what makes the backend drop the work for this request.
             await events.aclose()
+
+    async def _scored(self, request: Relay, target: Target) -> Reply | None:
+        """The answer of a model here to a request for scores; None if the request is for a remote."""
+        backend, codec, account = target.backend, self.codec, self._account
+        if request.scoring not in backend.capabilities.scoring:
+            return None
+        if not isinstance(backend, ScoresTexts) or not isinstance(codec, ScoringCodec):
+            return None
+        score = codec.read_score(target.addressed(request))
+        account.ignored = score.unknown
+        scores = await backend.score(score)
+        account.usage = scores.usage
+        return codec.encode_scores(score, scores)
 
     async def _counted(self, request: Tokenize, target: Target) -> Reply:
         """The tokens of a prompt, as a remote of the client's dialect counts them or else as the backend does."""

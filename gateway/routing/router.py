@@ -128,4 +128,5 @@ class _Route:
 def _kinds(capabilities: Capabilities) -> tuple[object, ...]:
     """The part of a backend's capabilities that says which requests it takes."""
     can = capabilities
-    return can.generates, can.features, can.raw_text, can.relays, can.embeddings, can.max_choices, can.lora_adapters
+    kinds = (can.generates, can.raw_text, can.embeddings, can.max_choices)
+    return *kinds, can.features, can.relays, can.scoring, can.lora_adapters

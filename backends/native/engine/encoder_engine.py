@@ -1,4 +1,4 @@
-"""The engine of encoders (BERT and the like): padded batches of texts in, embeddings out.
+"""The engine of encoders (BERT and the like): padded batches of texts in, embeddings or scores out.
 
 It handles the same messages as `loop.Engine` and is stepped the same way (`loop.Steps`). A text is run whole, in one
 step, and leaves no state. Each step runs the text that has waited longest, beside those that cost least padding.
@@ -28,8 +28,9 @@ class EncoderEngine:
     """Runs the texts of all connections.
 
     Args:
-        model: a model of transformers whose first output is its last hidden states, [texts, tokens, hidden].
-        pooler: makes an embedding from the hidden states of a text.
+        model: a model of transformers whose first output is its last hidden states, [texts, tokens, hidden], or with a
+            classification head its scores, [texts, labels].
+        pooler: makes an embedding from the hidden states of a text; None: the model has a classification head.
         vocab_size: token ids are less than this.
         context_length: the most tokens of a text.
         step_tokens: the most tokens of a step, padding included; a single longer text is run alone.
@@ -40,7 +41,7 @@ class EncoderEngine:
     def __init__(
         self,
         model: Any,
-        pooler: Pooler,
+        pooler: Pooler | None,
         *,
         vocab_size: int,
         context_length: int,
@@ -107,7 +108,7 @@ class EncoderEngine:
     def _refusal(self, request: Submit) -> str | None:
         # Refused here, for every client: an encoder has no output layer to make logits with.
         if not request.pool or request.max_new_tokens:
-            return "the model makes embeddings and no text"
+            return f"the model makes {'embeddings' if self._pooler else 'scores'} and no text"
         if not 0 < len(request.prompt) <= self._context_length:
             return f"a text must have from 1 to {self._context_length} tokens"
         if min(request.prompt) < 0 or max(request.prompt) >= self._vocab_size:
@@ -164,14 +165,15 @@ class EncoderEngine:
             row[: len(request.prompt)] = torch.tensor(request.prompt)
         # Padding is on the right, so the positions of a text do not depend on the other texts' lengths.
         mask = torch.arange(ids.shape[1]) < torch.tensor(lengths).unsqueeze(1)
-        # Output 0 is `last_hidden_state`, whether the model returns a tuple or a `ModelOutput`.
-        states: Tensor = self._model(input_ids=ids.to(device), attention_mask=mask.long().to(device))[0]
-        vectors: list[list[float]] = torch.stack(
-            [
-                self._pooler.vector(rows[:length], request.unpooled)
-                for rows, length, request in zip(states, lengths, requests, strict=True)
-            ]
-        ).tolist()
+        inputs = {"input_ids": ids.to(device), "attention_mask": mask.long().to(device)}
+        if any(request.second for request in requests):
+            inputs["token_type_ids"] = _token_types(requests, ids.shape[1]).to(device)
+        # Output 0 is `last_hidden_state` or `logits`, whether the model returns a tuple or a `ModelOutput`.
+        found: Tensor = self._model(**inputs)[0]
+        if self._pooler is not None:
+            pooled = zip(found, lengths, requests, strict=True)
+            found = torch.stack([self._pooler.vector(rows[:length], asked.unpooled) for rows, length, asked in pooled])
+        vectors: list[list[float]] = found.float().tolist()
         return vectors
 
     def _fail(self, key: _Key, error: Exception) -> None:
@@ -181,3 +183,9 @@ class EncoderEngine:
         memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
         why = "the engine ran out of memory" if memory else "the engine failed on this sequence"
         self._outputs[key[0]].append(Output(key[1], error=why))
+
+
+def _token_types(requests: Seq[Submit], width: int) -> Tensor:
+    """[texts, width]: 1 for the tokens of a pair's second text, 0 elsewhere; padding's have no effect."""
+    second = torch.tensor([request.second or width for request in requests])
+    return (torch.arange(width) >= second.unsqueeze(1)).long()

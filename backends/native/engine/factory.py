@@ -18,6 +18,7 @@ import structlog
 import torch
 from msgspec import structs
 
+from backends.native.classification import read_head
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.attention.progress import watch_layers
 from backends.native.engine.encoder_engine import EncoderEngine
@@ -82,14 +83,18 @@ def load_engine(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
     report(Loading(0.0, "weights"))
     try:
         check_sizes(Path(options.model))
-        recipe = read_recipe(options.model)
+        head = read_head(options.model)
+        recipe = None if head else read_recipe(options.model)
     except (RecipeError, ValueError) as error:
         raise LoadError(str(error)) from None
-    folder = str(Path(options.model, recipe.folder if recipe else ""))
-    # A sentence-transformers recipe decides even for a checkpoint that could generate: its folder was published for
-    # embeddings.
-    encodes = recipe is not None or is_encoder(folder)
-    engine, ready = _encoder(folder, recipe or PLAIN, options) if encodes else _generator(options, report)
+    if head is not None:
+        engine, ready = _classifier(options)
+    elif recipe is not None or is_encoder(options.model):
+        # A sentence-transformers recipe decides even for a checkpoint that could generate: its folder was published
+        # for embeddings.
+        engine, ready = _encoder(recipe or PLAIN, options)
+    else:
+        engine, ready = _generator(options, report)
     log.info("engine.started", model=options.model, **{name: getattr(ready, name) for name in _LOGGED})
     return engine, ready
 
@@ -111,13 +116,28 @@ def _generator(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
     return _assemble(loaded, options, runner, sizes.blocks)
 
 
-def _encoder(folder: str, recipe: Recipe, options: EngineOptions) -> tuple[Steps, Ready]:
+def _encoder(recipe: Recipe, options: EngineOptions) -> tuple[Steps, Ready]:
     """Build the engine of a model that makes embeddings and no text."""
-    loaded = load_encoder(folder, options.dtype, options.device)
-    torch.set_num_threads(options.threads or _threads(loaded.model))
-    watch_layers(loaded.model)
+    loaded = load_encoder(str(Path(options.model, recipe.folder)), options.dtype, options.device)
     pooler = Pooler(recipe, options.model, loaded.config.hidden_size, loaded.model.device)
     context = min(_context(loaded, options), recipe.max_length or loaded.context_length)
+    return _encoder_engine(loaded, pooler, context, options)
+
+
+def _classifier(options: EngineOptions) -> tuple[Steps, Ready]:
+    """Build the engine of a model that makes scores and no text."""
+    loaded = load_encoder(options.model, options.dtype, options.device, classifies=True)
+    # The heads of decoders take the last token that is no padding: without a padding token they take one text a time.
+    alone = loaded.config.pad_token_id is None and not is_encoder(options.model)
+    options = structs.replace(options, max_sequences=1) if alone else options
+    return _encoder_engine(loaded, None, _context(loaded, options), options)
+
+
+def _encoder_engine(
+    loaded: LoadedModel, pooler: Pooler | None, context: int, options: EngineOptions
+) -> tuple[Steps, Ready]:
+    torch.set_num_threads(options.threads or _threads(loaded.model))
+    watch_layers(loaded.model)
     engine = EncoderEngine(
         loaded.model,
         pooler,
@@ -127,9 +147,8 @@ def _encoder(folder: str, recipe: Recipe, options: EngineOptions) -> tuple[Steps
         max_sequences=options.max_sequences,
         max_waiting=options.max_waiting,
     )
-    return engine, _ready(
-        loaded, options, context, execution_path="encoder", embedding_size=pooler.size, generates=False
-    )
+    size = pooler.size if pooler else 0
+    return engine, _ready(loaded, options, context, execution_path="encoder", embedding_size=size, generates=False)
 
 
 def _ready(loaded: LoadedModel, options: EngineOptions, context: int, **more: Any) -> Ready:

@@ -70,7 +70,8 @@ class Submit(Message, frozen=True):
     `prompt_logprobs` -1: none for the prompt. A greater `priority` is scheduled first. `grammar` constrains the text,
     in llguidance's form. `pool` requests the prompt's vector, and with `max_new_tokens` 0 nothing else; its first
     `unpooled` tokens are excluded from pooling. `lora_adapter` is one of `Ready.lora_adapters`; empty: none. `again`:
-    the sequence was submitted to an engine that died. Sequences of different `flow`s share the engine fairly.
+    the sequence was submitted to an engine that died. Sequences of different `flow`s share the engine fairly. `second`:
+    where the second text of a pair begins, for models that distinguish the two; 0: there is none.
     """
 
     seq: int
@@ -90,6 +91,7 @@ class Submit(Message, frozen=True):
     lora_adapter: str = ""
     again: bool = False
     flow: str = ""
+    second: int = 0
 
 
 class Cancel(Message, frozen=True):
