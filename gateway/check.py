@@ -45,6 +45,8 @@ def read_file(
     """
     config, problems, source = examine_file(path)
     config = change(config)
+    if offline:  # the state file is on the machine that serves
+        config = replace(config, server=replace(config.server, state_file=None))
     skipped = [str(path[0]) for path, _ in problems if path]
     problems += problems_of(config, offline=offline, insecure=insecure, skipped=skipped)
     if problems:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -36,9 +35,6 @@ from gateway.usage.ledger import Ledger
 from schemas.catalog import Catalog, Change, RequestCounts
 from schemas.errors import BackendUnavailable, Forbidden
 from schemas.ir import Embed, Generate, Request
-
-if TYPE_CHECKING:
-    from gateway.rollout.full_report import FullReport
 
 log = structlog.get_logger()
 
@@ -96,7 +92,7 @@ class Service:
         self._live = LiveDeployments(config)
         figures = figures_folder(config, folder)
         self.experiments = Experiments(self.metrics, self._can_answer, keys, self._stop_arms, figures)
-        self._ramps = Ramps(self._live, self.experiments, self._can_answer)
+        self.ramps = Ramps(self._live, self.experiments, self._can_answer)
         self._is_changeable = config.server.state_file is not None
         self._serve()  # last: it uses all of the above
 
@@ -195,17 +191,6 @@ class Service:
         await self._live.change(change, self._health, generating(self.backends))
         self.refresh()
         log.info("endpoint.changed", model=change.endpoint, action=change.action)
-
-    def report(self, endpoint: str) -> FullReport:
-        """The report of an endpoint's experiment over all workers, with its ramp.
-
-        Raises:
-            schemas.errors.ModelNotFound: the endpoint has none.
-        """
-        from gateway.rollout.full_report import FullReport  # imports NumPy, which few gateways need
-
-        history = self.experiments.of(endpoint).history()
-        return FullReport.of(self.experiments.report(endpoint), self._ramps.report(endpoint), history)
 
     async def reset(self, endpoint: str) -> None:
         """Have the figures of an endpoint's experiment begin anew, on all workers.
@@ -347,7 +332,7 @@ class Service:
         await self._live.settle(self._health)
         self.refresh()
         self._stop_arms()
-        if self._is_changeable and await self._ramps.move():
+        if self._is_changeable and await self.ramps.move():
             self.refresh()
         # A backend whose start failed is not asked: the error of its start is its health until it has started.
         health = {name: self._failed.get(name) or await _healthy(name, each) for name, each in self.backends.items()}

@@ -228,6 +228,9 @@ def test_offline_leaves_the_machine_out(tmp_path: Path) -> None:
     file.write_text(GOOD.replace("[endpoints", "api_key_env = 'NOT_SET'\nca_file = '/no/such'\n[endpoints"))
     assert check(file)[0] == 1
     assert check(file, "--offline")[0] == 0
+    file.write_text(GOOD.replace("port = 0", "state_file = '/no/such/state.json'"))
+    assert check(file)[0] == 1
+    assert check(file, "--offline")[0] == 0
 
 
 def test_arms_without_numpy_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
