@@ -155,6 +155,11 @@ class _Maker:
             if self._text_opening():
                 return f"({self._text_opening()}TEXT{self._text_closing()} | {called})"
             return f"{self._with_tokens(text_tokens)} ({called})?"
+        if len(begun := tags.before_token(form.trigger)) < len(form.trigger):
+            # A token within the tag begins the call, and what precedes it there may occur in a text, too.
+            self._rules += [f"TEXT: /{ANY}/", f"OPENED: /{ANY}{escaped(begun)}/"]
+            token = tags.literal(form.trigger[len(begun) :])
+            return f"{self._before(text_tokens)}(TEXT | OPENED {token} {calls})"
         # The tag is text. `opened` ends at the first one, and TEXT has none.
         self._rules += tags.until("opened", form.trigger)
         self._rules.append(f"TEXT: /{ANY}/ & ~/{ANY}{escaped(form.trigger)}{ANY}/")

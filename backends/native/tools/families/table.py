@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from backends.native.tools.families.command import COMMAND, COMMAND_R
-from backends.native.tools.families.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
+from backends.native.tools.families.deepseek import DEEPSEEK_V3, DEEPSEEK_V4, DEEPSEEK_V31, DEEPSEEK_V32
 from backends.native.tools.families.functionary import FUNCTIONARY, FUNCTIONARY_RECIPIENTS
 from backends.native.tools.families.gemma import FUNCTION_GEMMA, GEMMA_4, GEMMA_CODE
 from backends.native.tools.families.glm import GLM
@@ -37,6 +37,8 @@ from backends.native.tools.family import Family, Reasoning
 FAMILIES = (
     HARMONY,
     KIMI,
+    DEEPSEEK_V32,
+    DEEPSEEK_V4,
     DEEPSEEK_V3,
     DEEPSEEK_V31,
     MISTRAL,

@@ -11,6 +11,7 @@ import pytest
 
 from backends.native.demo import WEIGHTS
 from backends.native.grammar.grammar import Grammars
+from backends.native.tools.families.deepseek import DEEPSEEK_V32, DSML
 from backends.native.tools.families.table import FAMILIES, check_formats, find_form
 from backends.native.tools.family import Family
 from backends.native.tools.grammar import answer_grammar
@@ -86,11 +87,16 @@ def tokenizer(tags: tuple[str, ...]) -> tuple[Any, Grammars]:
     return made, grammars
 
 
+def _tokens(family: Family) -> tuple[str, ...]:
+    """The tags of a family that are tokens; of DeepSeek V3.2's tags, a part is one."""
+    return (DSML,) if DSML in family.markup else tuple(sorted(set(_MARK.findall(family.markup))))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tags_are_tokens", [False, True], ids=["text", "tokens"])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_grammars_hold_calls(family: Family, tags_are_tokens: bool) -> None:
-    tags = tuple(sorted(set(_MARK.findall(family.markup)))) if tags_are_tokens else ()
+    tags = _tokens(family) if tags_are_tokens else ()
     encoder, grammars = tokenizer(tags)
     form = family.calls[0]
     calls = CALLS[: family.most]
@@ -116,7 +122,7 @@ def test_grammars_hold_calls(family: Family, tags_are_tokens: bool) -> None:
         assert not fits(source, text.replace("get_time", "get_tim")) or family.most
     assert (fits(free, plain), fits(required, plain)) == (True, False)
     if not form.at_start and not any(family.text):
-        assert fits(free, f"Sure.\n{text}")
+        assert fits(free, f"Sure, 1 < 2.\n{text}")
     try:
         either = grammar(grammar=Grammar("json_object"))
     except UnsupportedFeature:
@@ -127,6 +133,26 @@ def test_grammars_hold_calls(family: Family, tags_are_tokens: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ('name="city" string="true">Paris<{0}parameter>', {"city": "Paris"}),
+        ('name="city" string="false">"Paris"<{0}parameter>', {"city": "Paris"}),
+        ('name="city" string="true">12<{0}parameter>', {"city": "12"}),
+        ('name="days" string="false">12<{0}parameter>', {"days": 12}),
+        ('name="days" string="true">12<{0}parameter>', {"days": "12"}),
+        ('name="options" string="false">{{"of": ["a"]}}<{0}parameter>', {"options": {"of": ["a"]}}),
+        ('name="days" string="false">x<{0}parameter>', {"days": "x"}),
+    ],
+)
+def test_an_attribute_tells_texts_from_json(text: str, holds: dict[str, Any]) -> None:
+    """DeepSeek V3.2 says of each value what it is; its word counts, not the schema's."""
+    call = f'<{DSML}function_calls><{DSML}invoke name="get_weather"><{DSML}parameter {text.format("/" + DSML)}'
+    for end in (f"</{DSML}invoke></{DSML}function_calls>", f"\n</{DSML}invoke>\n</{DSML}function_calls>"):
+        for pieces in ([call + end], list(call + end)):
+            assert calls_of(read(DEEPSEEK_V32, pieces)) == [("get_weather", holds)]
+
+
+@pytest.mark.parametrize(
     ("template", "name", "generic"),
     [
         ("{{ messages }}", "think", True),
@@ -134,6 +160,8 @@ def test_grammars_hold_calls(family: Family, tags_are_tokens: bool) -> None:
         ("{% if tools %}<tool_call><function=x><parameter=", "qwen3_coder", False),
         ("{% if tools %}[TOOL_CALLS]", "mistral_list", False),
         ("{% if tools %}[TOOL_CALLS][ARGS]", "mistral", False),
+        ("{% set dsml = '｜DSML｜' %}{{ tools }}<{{ dsml }}function_calls>{{ tool_calls }}", "deepseek_v3_2", False),  # noqa: RUF001
+        ("{% set dsml = '｜DSML｜' %}{{ tools }}<{{ dsml }}tool_calls>", "deepseek_v4", False),  # noqa: RUF001
     ],
 )
 def test_the_template_tells_the_family(template: str, name: str, generic: bool) -> None:
