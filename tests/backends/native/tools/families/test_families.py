@@ -12,7 +12,7 @@ import pytest
 from backends.native.demo import WEIGHTS
 from backends.native.grammar.grammar import Grammars
 from backends.native.tools.families.deepseek import DEEPSEEK_V32, DSML
-from backends.native.tools.families.table import FAMILIES, check_formats, find_form
+from backends.native.tools.families.table import BY_NAME, FAMILIES, check_formats, find_form
 from backends.native.tools.family import Family
 from backends.native.tools.grammar import answer_grammar
 from backends.native.tools.tags import Tags
@@ -126,10 +126,81 @@ def test_grammars_hold_calls(family: Family, tags_are_tokens: bool) -> None:
     try:
         either = grammar(grammar=Grammar("json_object"))
     except UnsupportedFeature:
-        assert form.at_start
+        assert (form.at_start, form.in_object, tags_are_tokens) == (True, True, False)
     else:
         assert fits(either, f'{family.text[0]}{{"a": 1}}{family.text[1]}')
-        assert fits(either, text if not form.at_start or family.text[0] else form.before + text)
+        before = form.before if form.at_start and not family.text[0] and tags_are_tokens else ""
+        assert fits(either, before + text)
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+
+
+@pytest.mark.parametrize("name", ["llama3_json", "xlam", "pythonic"])
+def test_calls_that_are_the_whole_answer_beside_a_format(name: str) -> None:
+    """Without a token before calls, the answer's schema must tell them apart."""
+    encoder, grammars = tokenizer(())
+    family = BY_NAME[name]
+    source = source_of(family, grammars, PERSON)
+
+    def fits(text: str) -> bool:
+        matcher = grammars.compile(source)
+        ids = encoder.encode(text, add_special_tokens=False)
+        return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+    for text in ('{"name": "Ada", "age": 36}', '{"name": "get_weather", "age": 1}'):
+        assert fits(text)
+        for pieces in ([text], list(text)):
+            assert (read(family, pieces).text, read(family, pieces).tool_calls) == (text, ())
+    call = written(family.calls[0], CALLS[:1])
+    assert fits(call)
+    assert calls_of(read(family, list(call))) == [*CALLS[:1]]
+    assert not fits(call.replace("city", "town"))
+    assert not fits(call.replace("get_weather", "get_other"))
+    # Only a call that is an object must be kept apart by the properties.
+    assert fits('{"name": "get_weather", "age": 1, "parameters": {"city": "Paris"}}') is (name != "llama3_json")
+    assert not fits("Hello")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {"type": "object", "properties": {"name": {}, "parameters": {}}},
+        {"type": "object", "properties": {"name": {}, "arguments": {}}},
+        {"type": "object", "properties": {"age": {}}, "required": ["name"]},
+        {"anyOf": [PERSON, {"type": "null"}]},
+        {"type": ["object", "null"], "properties": {"age": {}}},
+        PERSON | {"anyOf": [{"properties": {"name": {"const": "x"}}}]},
+    ],
+)
+def test_a_format_that_allows_for_calls_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedFeature, match="could look like one"):
+        source_of(BY_NAME["llama3_json"], tokenizer(())[1], schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "refused"),
+    [({"type": "array"}, True), ({"enum": ["a", 1]}, False), ({"const": [1]}, True), ({"type": "string"}, False)],
+)
+def test_lists_of_calls_beside_other_formats(schema: dict[str, Any], refused: bool) -> None:
+    made = tokenizer(())[1]
+    if refused:
+        with pytest.raises(UnsupportedFeature):
+            source_of(BY_NAME["xlam"], made, schema)
+    else:
+        assert source_of(BY_NAME["xlam"], made, schema)
+
+
+def source_of(family: Family, grammars: Grammars, schema: dict[str, Any]) -> str:
+    request = Generate(id="r", model="m", prompts=(), tools=TOOLS, grammar=Grammar("json_schema", schema))
+    source = answer_grammar(request, family, Tags(grammars.tags), text_tokens=grammars.text_tags)
+    assert source is not None
+    return source
 
 
 @pytest.mark.parametrize(
