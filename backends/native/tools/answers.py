@@ -1,4 +1,4 @@
-"""Answers in a format where calls are the whole answer, too: whether the two can be told apart."""
+"""Answers in a format where calls are the whole answer, too: whether one can be taken for the other."""
 
 from __future__ import annotations
 
