@@ -20,7 +20,7 @@ from backends.base import Backend, NotPrepared
 from gateway.access.keys import Keys, keys_from
 from gateway.config import Config, ConfigError, ServerSection, nearest
 from gateway.errors import to_client_error
-from gateway.http import feedback, health, ui
+from gateway.http import engines, feedback, health, ui
 from gateway.http import keys as keys_api
 from gateway.http.answering import status_headers
 from gateway.http.entrance import BrowserGuard, Entrance, cors
@@ -128,7 +128,7 @@ def create_app(
     service = Service(config, make_backends(config) if backends is None else backends, keys, folder, slot)
     protocols = adapters()
     mounts = Mounts(protocols, config)
-    own = [*health.handlers(service), feedback.handler(service), keys_api.handler(service)]
+    own = [*health.handlers(service), *engines.handlers(service), feedback.handler(service), keys_api.handler(service)]
     own += [*usage.handlers(service), *organization.handlers(service), *ui.handlers()]
     describe, openapi = _description(protocols, own)
     app = Litestar(

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from backends.base import Backend, Health, WaitsForEngine
+from backends.base import Backend, Capabilities, Health, WaitsForEngine
 from gateway.access.keys import Keys
 from gateway.access.keys_file import Key
 from gateway.access.limits import Limiter, Ticket, estimated_tokens, limits_file, rules_for
@@ -86,6 +86,7 @@ class Service:
         self._counts: dict[str, RequestCounts] = {}
         # "loading" until the first check: a request in the first second waits instead of being refused.
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
+        self._capabilities: list[Capabilities] = []
         self._failed: dict[str, Health] = {}
         self._started: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -338,9 +339,10 @@ class Service:
         health = {name: self._failed.get(name) or await _healthy(name, each) for name, each in self.backends.items()}
         self.metrics.note_health(health)
         # `_start` checks, too, and two checks may overlap: the later one wins, and the next corrects it if it was the
-        # older. The catalog is made anew only when a state has changed.
-        if health != self._health:
-            self._health = health
+        # older. The catalog is made anew only when a state, or what a backend can do, has changed.
+        capabilities = [backend.capabilities for backend in self.backends.values()]
+        if health != self._health or capabilities != self._capabilities:
+            self._health, self._capabilities = health, capabilities
             self.catalog = self._catalog()
             self._warn_of_mixed_arms()
 

@@ -57,6 +57,12 @@ class PerSequenceRunner:
         """Drop the sequence's cache object."""
         self._states.pop(sequence, None)
 
+    def sleep(self) -> None:
+        """Do nothing: caches end with their sequences."""
+
+    def wake(self) -> None:
+        """Do nothing."""
+
     def _run_one(self, work: Work) -> Tensor:
         # Removed first: if the model raises, its cache object may be changed in part and must not be used again. The
         # sequence then starts over from its tokens.
