@@ -49,8 +49,8 @@ _INTRODUCTION = """\
 Any causal language model folder is served, with [tools](tools.md) for every chat model. Models of the types below take
 the packed execution path: one forward pass for all sequences, over a paged KV cache and a pool of recurrent states. The
 others take the per-sequence path, over the cache of transformers: one forward pass for each prompt, and in decode one
-for sequences of similar or of equal lengths, where the model allows that. The path is chosen at every start by comparing
-logits of a small random copy of the model ([self_check.py](../backends/native/engine/loading/self_check.py),
+for sequences of similar or of equal lengths, where the model allows that. The path is chosen at every start by
+comparing logits of a small random copy of the model ([self_check.py](../backends/native/engine/loading/self_check.py),
 [stacking_check.py](../backends/native/engine/loading/stacking_check.py)), not by this list: a type that is missing here
 may be packed, and one that is listed here is checked like any other.
 

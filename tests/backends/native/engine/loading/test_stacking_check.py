@@ -28,6 +28,7 @@ def test_what_a_model_can_do(family: str, stacking: Stacking) -> None:
     assert find_stacking(build(family)) is stacking
 
 
+@torch.inference_mode()
 @pytest.mark.parametrize(
     ("spoilt", "stacking"), [("attention_mask", Stacking.EQUAL), ("past_key_values", Stacking.NONE)]
 )
