@@ -28,12 +28,10 @@ from backends.native.engine.serving.engine_thread import Inbox, serve, stop
 from backends.native.engine.serving.socket import SocketServer
 from backends.native.machine import keep_freed_memory
 from backends.native.protocol.engine_options import EngineOptions
-from backends.native.protocol.messages import Failed, Loading, Ready
+from backends.native.protocol.messages import Failed, Loading
 
 if TYPE_CHECKING:  # it imports torch, and a process listens before that
-    from backends.native.engine.loop import Steps
-
-    Loaded = tuple[Steps, Ready]
+    from backends.native.engine.serving.management import Loaded
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,11 +84,11 @@ def _run(options: EngineOptions, inbox: Inbox, server: SocketServer, loaded: Loa
     from transformers.utils.logging import disable_progress_bar
 
     from backends.native.engine.errors import LoadError
-    from backends.native.engine.factory import load_engine
+    from backends.native.engine.serving.management import ManagedEngine
 
     disable_progress_bar()
     try:
-        engine, ready = loaded or load_engine(options, server.announce)
+        engine = ManagedEngine(options, server.announce, loaded)
     except LoadError as error:
         structlog.get_logger().error("engine.failed", why=str(error))
         server.announce(Failed(str(error)))
@@ -104,7 +102,7 @@ def _run(options: EngineOptions, inbox: Inbox, server: SocketServer, loaded: Loa
         signal.signal(signum, lambda *_: stop(inbox, stopping))
     # After loading, so that the buffers of loading have been returned to the system.
     keep_freed_memory()
-    server.announce(ready)
+    server.announce(engine.ready)
     serve(engine, inbox, server.send, stopping)
     return 0
 

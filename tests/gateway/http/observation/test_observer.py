@@ -14,7 +14,7 @@ from backends.observation import Phases
 from gateway.app import create_app
 from gateway.config import Config, Endpoint, ServedEntity
 from gateway.http.accounting import RequestAccount
-from gateway.http.observer import RequestObserver, outcome_of
+from gateway.http.observation.observer import RequestObserver, outcome_of
 from gateway.observability.trace_context import trace_headers
 from schemas.errors import BackendUnavailable, Fault, Overloaded
 from tests.faults.upstream import END, STREAM, Asked, Play, Reset, Step, Upstream, chunk, response, upstream
