@@ -77,9 +77,9 @@ def serve(
     options |= {"speculation": True} if speculation else {}
     _check_options(model, file, backend, names, backend_key_env, options)
     # Imported here: `gateway --version` and completion should not wait for Litestar.
-    from gateway.app import prepare
     from gateway.check import read_file, validate
     from gateway.listed_models import probed, with_listed
+    from gateway.registry import prepare
 
     logging.configure(log_level)
     # Options that were given override the file; None was not.
