@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from backends.base import NotPrepared
+from gateway.cli import without_collector
 from gateway.cli.vllm_options import ServeCommand, is_vllm_option, native_options, vllm_options
 from gateway.config import Config, ConfigError, default
 from gateway.observability import logging
@@ -77,9 +78,12 @@ def serve(
     options |= {"speculation": True} if speculation else {}
     _check_options(model, file, backend, names, backend_key_env, options)
     # Imported here: `gateway --version` and completion should not wait for Litestar.
-    from gateway.check import read_file, validate
-    from gateway.listed_models import probed, with_listed
-    from gateway.registry import prepare
+    with without_collector():
+        from gateway.check import read_file, validate
+        from gateway.listed_models import probed, with_listed
+        from gateway.process.startup import StartupMonitor  # noqa: F401 - here, where the collector is off
+        from gateway.process.supervisor import Supervisor  # noqa: F401
+        from gateway.registry import prepare
 
     logging.configure(log_level)
     # Options that were given override the file; None was not.

@@ -1,4 +1,4 @@
-"""An HTTP worker: ``python -m gateway.process.worker``, started by the supervisor with its listening sockets.
+"""An HTTP worker, started by the supervisor with its listening sockets.
 
 The worker reads its orders as JSON from standard input, which then stays open: when it is closed, the supervisor is
 gone and the worker exits. On SIGTERM it reports not ready at once, accepts no connection after the drain delay, and
@@ -282,11 +282,8 @@ def main() -> None:
     # `freeze` moves what the application is made of out of the collector's sight.
     gc.freeze()  # many short-lived objects are in flight: by default the collector walks them all too often
     gc.set_threshold(50_000, 20, 50)
+    gc.enable()  # the supervisor turns it off for the imports
     settings = uvicorn_config(app, orders.config.server)
     server = _Server(settings, app.state.service, orders.serving, orders.heartbeat, parent)
     # The sockets are bound and listening: uvicorn only accepts.
     server.run([socket.socket(fileno=fd) for fd in orders.sockets])
-
-
-if __name__ == "__main__":
-    main()
