@@ -119,6 +119,9 @@ def read_variable(name: str) -> str:
     Raises:
         ValueError: it is not set.
     """
+    if not name.isidentifier():
+        # Without repeating it: it may be a key.
+        raise ValueError("the name of an environment variable is wanted, not a key; export the key under a name")
     # Stripped: a key read from a file often ends in a line feed, which no header may hold.
     value = os.environ.get(name, "").strip()
     if not value:

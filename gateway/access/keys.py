@@ -30,6 +30,9 @@ def keys_from(variable: str | None) -> tuple[str, ...]:
     """
     if variable is None:
         return ()
+    if not variable.isidentifier():
+        # Without repeating it: it may be a key.
+        raise ConfigError("the name of an environment variable is wanted here, not a key; export the key under a name")
     keys = tuple(key.strip() for key in os.environ.get(variable, "").split(",") if key.strip())
     if not keys:
         raise ConfigError(

@@ -52,6 +52,18 @@ class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(_COMMANDS)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the words begin with; of a wrong one, the nearest is named."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from gateway.config import nearest
+
+            hint = "" if args[0].startswith("-") else nearest(args[0], _COMMANDS)
+            raise click.UsageError(f"{error.format_message().rstrip('.')}{hint}", ctx) from None
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
         if cmd_name not in _COMMANDS:
             return None

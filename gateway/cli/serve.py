@@ -118,6 +118,8 @@ def _model_of(path: str | None, model: str | None) -> str | None:
     model = model if path is None else path
     if model is not None and model.endswith(".toml"):
         raise click.UsageError(f"{model} is no model: give a configuration by --config")
+    if model is not None and model.endswith((".yaml", ".yml", ".json")):
+        raise click.UsageError(f"{model} is no model: `gateway import` makes a configuration of another server's file")
     return model
 
 
