@@ -19,7 +19,7 @@ Columns = Mapping[str, Any]
 """Name -> type."""
 Row = dict[str, Any]
 
-_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
 _LINES = 1000
 """Lines of CSV that are written at a time."""
 
