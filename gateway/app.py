@@ -111,8 +111,6 @@ def create_app(
     backends: Mapping[str, Backend] | None = None,
     folder: Path | None = None,
     slot: str | None = None,
-    *,
-    waits: bool = False,
 ) -> Litestar:
     """The application.
 
@@ -121,7 +119,6 @@ def create_app(
         backends: used instead of those that `config` describes, for tests.
         folder: where workers share counters, feedback and stored responses.
         slot: this worker's place in `folder`, which it takes over from one that ended.
-        waits: whether startup waits until every endpoint can answer, and fails if one cannot.
 
     Raises:
         ConfigError: the configuration names something that does not exist.
@@ -137,7 +134,7 @@ def create_app(
         [mounts.handler(service), *own, describe],
         # Errors of paths that Litestar serves itself; those of protocols are handled in `RequestHandler`.
         exception_handlers={HTTPException: _in_protocol(mounts), Exception: _in_protocol(mounts)},
-        lifespan=[_lifespan(service, waits)],
+        lifespan=[_lifespan(service)],
         openapi_config=None,  # Litestar sees none of the protocols' routes: `_description` serves our own document
         logging_config=None,  # structlog is configured by the worker
         cors_config=cors(config.server),
@@ -196,15 +193,13 @@ def _description(
     return describe, openapi
 
 
-def _lifespan(service: Service, waits: bool) -> Callable[[Litestar], AbstractAsyncContextManager[None]]:
-    """Start and stop the service with the application; with `waits`, startup ends once every endpoint can answer."""
+def _lifespan(service: Service) -> Callable[[Litestar], AbstractAsyncContextManager[None]]:
+    """Start and stop the service with the application."""
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
         await service.start()  # returns while models load: the server answers health checks from the beginning
         try:
-            if waits:
-                await service.settled()
             yield
         finally:
             await service.aclose()

@@ -1,11 +1,21 @@
-"""A protocol that a server speaks: how it is called there, and what its error statuses mean."""
+"""A protocol that a server speaks: how it is called there, how a request waits, and what its error statuses mean."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from adapters.base import ClientCodec, Reply
+import msgspec
+
+from adapters.base import ClientCodec, Outbound, Reply
 from schemas.errors import BackendFailed, GatewayError
+from schemas.ir import Embed, Generate
+from schemas.origin import Relay
+
+_BYTES_PER_TOKEN = 4
+_MOST_PROMPT_TOKENS = 8192
+"""Longer bodies are mostly images, whose bytes are no text."""
+_USUAL_ANSWER = 256
+"""Tokens of an answer without `max_tokens`."""
 
 
 class Spoken(NamedTuple):
@@ -16,6 +26,15 @@ class Spoken(NamedTuple):
     codec: ClientCodec
     prefix: str = ""
     model: str | None = None
+
+
+def addressed(outbound: Outbound, request: Generate | Embed | Relay, prefix: str = "") -> Outbound:
+    """The request with its path below the URL, and with what its place in the line depends on."""
+    tokens = min(len(outbound.body) // _BYTES_PER_TOKEN + 1, _MOST_PROMPT_TOKENS)
+    if isinstance(request, Generate):
+        choices = len(request.prompts) * (request.best_of or request.n)
+        tokens += choices * (request.stopping.max_new_tokens or _USUAL_ANSWER)
+    return msgspec.structs.replace(outbound, path=prefix + outbound.path, flow=request.flow, tokens=tokens)
 
 
 def error_of(codec: ClientCodec, reply: Reply) -> GatewayError:

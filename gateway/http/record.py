@@ -67,7 +67,7 @@ def record_of(account: RequestAccount) -> Record:
     )
 
 
-def log_record(record: Record, *, unit: str | None, priced: bool, first_event: float) -> None:
+def log_record(record: Record, *, unit: str | None, priced: bool, first_event: float, cache_hit: bool | None) -> None:
     """Write the line `request.finished`."""
     # The reader of standard error may be gone: the request must not fail for that.
     with suppress(BrokenPipeError):
@@ -90,6 +90,7 @@ def log_record(record: Record, *, unit: str | None, priced: bool, first_event: f
             cached_tokens=record.cached_tokens,
             completion_tokens=record.completion_tokens,
             reasoning_tokens=record.reasoning_tokens,
+            cache_hit=cache_hit,
             first_event_s=round(first_event, 6),
             duration_s=round(record.duration, 6),
         )

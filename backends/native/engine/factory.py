@@ -146,6 +146,7 @@ def _encoder_engine(
         step_tokens=options.step_tokens,
         max_sequences=options.max_sequences,
         max_waiting=options.max_waiting,
+        short_first=options.short_first,
     )
     size = pooler.size if pooler else 0
     return engine, _ready(loaded, options, context, execution_path="encoder", embedding_size=size, generates=False)
