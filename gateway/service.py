@@ -23,7 +23,7 @@ from gateway.deployment.catalog import catalog
 from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
-from gateway.experiments.experiments import Experiments
+from gateway.experiments.experiments import Experiments, figures_folder
 from gateway.export.rows import Exporter
 from gateway.observability.metrics import Metrics
 from gateway.rollout.ramps import Ramps
@@ -92,7 +92,9 @@ class Service:
         self._started: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._live = LiveDeployments(config)
-        self.experiments = Experiments(self.metrics, self._can_answer, keys, self._stop_arms, _figures(config, folder))
+        self.experiments = Experiments(
+            self.metrics, self._can_answer, keys, self._stop_arms, figures_folder(config.server, folder)
+        )
         self._ramps = Ramps(self._live, self.experiments, self._can_answer)
         self._is_changeable = config.server.state_file is not None
         self._serve()  # last: it uses all of the above
@@ -387,13 +389,6 @@ class Service:
         limit = self.limits.max_concurrent_requests
         default = self.config.server.default
         return catalog(self._live.deployments, self.backends, self._health, self._created, limit, default)
-
-
-def _figures(config: Config, folder: Path | None) -> Path | None:
-    """Where the figures of experiments are kept: beside the state file, so that they last; else with the workers."""
-    if config.server.state_file is not None:
-        return Path(f"{config.server.state_file}.experiments")
-    return folder / "experiments" if folder is not None else None
 
 
 async def _healthy(name: str, backend: Backend) -> Health:

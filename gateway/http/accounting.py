@@ -11,7 +11,7 @@ from gateway.access.limits import Ticket
 from gateway.config import BILLION
 from gateway.experiments.experiments import Exposure
 from gateway.experiments.outcome import Outcome
-from gateway.http.record import log_record, record_of
+from gateway.http.usage.record import log_record, record_of
 from gateway.routing.target import Plan, Target
 from gateway.service import Service
 from gateway.usage.record import Record
@@ -150,7 +150,6 @@ class RequestAccount:
             unit=unit.source if unit is not None else None,
             priced=self.target is not None and self.target.entity.price is not None,
             first_event=self.first_event,
-            cache_hit=self.cache_hit,
         )
 
     def count_limited(self) -> None:

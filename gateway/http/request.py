@@ -28,7 +28,7 @@ from gateway.http.answering import FLOW_EXTENSION, Flow, Responder
 from gateway.http.body import read_body
 from gateway.http.disconnect import cancel_on_disconnect
 from gateway.http.observer import RequestObserver
-from gateway.http.record import row_of
+from gateway.http.usage.record import row_of
 from gateway.observability.trace_context import trace_headers
 from gateway.routing.target import Plan
 from gateway.service import Service
