@@ -63,13 +63,16 @@ class Collector:
         Raises:
             DatabaseError: the database cannot be written; the records stay in their files.
         """
-        with self._using, self._locked(wait) as locked:
-            if not locked:
-                return False
-            with self._connected() as database:
-                for path in files(self._folder):
-                    self._collect(database, path)
-            return True
+        try:
+            with self._using, self._locked(wait) as locked:
+                if not locked:
+                    return False
+                with self._connected() as database:
+                    for path in files(self._folder):
+                        self._collect(database, path)
+                return True
+        except OSError as error:
+            raise DatabaseError(f"the records in {self._folder} cannot be read: {error}") from None
 
     def delete_before(self, seconds: float) -> int:
         """Delete the records of requests before a Unix time; return how many there were.
@@ -97,11 +100,8 @@ class Collector:
 
     @contextmanager
     def _locked(self, wait: bool) -> Iterator[bool]:
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise DatabaseError(f"{self._folder}: {error}") from None
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -146,6 +146,12 @@ def test_a_database_that_is_away_keeps_the_records_in_their_file(tmp_path: Path)
     collector.close()
 
 
+def test_a_folder_that_cannot_be_used_is_an_error_of_the_database(tmp_path: Path) -> None:
+    (tmp_path / "spool").write_text("")
+    with pytest.raises(DatabaseError, match="spool"):
+        collecting(tmp_path).collect(wait=True)
+
+
 def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     open_database(str(tmp_path / "usage")).close()
     with sqlite3.connect(tmp_path / "usage") as connection:
