@@ -23,6 +23,7 @@ from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.experiments.metrics import wrong_metrics
 from gateway.http.routes import Mounts
+from gateway.observability.telemetry import MISSING, is_installed
 from gateway.storage.row_files import is_writable
 
 Change = Callable[[Config], Config]
@@ -44,6 +45,8 @@ def read_file(
     """
     config, problems, source = examine_file(path)
     config = change(config)
+    if offline:  # the state file is on the machine that serves
+        config = replace(config, server=replace(config.server, state_file=None))
     skipped = [str(path[0]) for path, _ in problems if path]
     problems += problems_of(config, offline=offline, insecure=insecure, skipped=skipped)
     if problems:
@@ -84,6 +87,8 @@ def problems_of(
         reached = f"server.host {config.server.host}: other machines can reach this address"
         what_to_do = "set keys_env (or pass --keys-env NAME) or keys_file, or pass --insecure"
         yield Problem(("server", "host"), f"{reached}; {what_to_do}")
+    if config.telemetry is not None and not is_installed() and not offline:
+        yield Problem(("telemetry",), f"telemetry: {MISSING}")
     if not offline:
         yield from _machine(config)
 

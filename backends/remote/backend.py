@@ -20,7 +20,7 @@ from adapters.base import ClientCodec, EmbeddingCodec, Outbound, RelayCodec
 from backends.base import Capabilities, Feature, Health
 from backends.observation import Upstream, retried
 from backends.prompts import as_asked
-from backends.remote.asking import Asking, Opened
+from backends.remote.asking import Asking, Opened, Spoken, addressed
 from backends.remote.breaker import Breaker
 from backends.remote.connect import Connected, connect
 from backends.remote.diagnosis import Diagnosis
@@ -28,7 +28,6 @@ from backends.remote.health_check import HealthCheck
 from backends.remote.id_source import id_source, marked
 from backends.remote.options import RemoteOptions
 from backends.remote.retry import Retrier
-from backends.remote.spoken import Spoken, addressed
 from backends.transport import split_url
 from backends.transport.url import port_of
 from backends.truncation import shorter_requests

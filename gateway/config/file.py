@@ -20,6 +20,7 @@ from gateway.config.endpoint import Endpoint, ServedEntity, wrong_in_endpoint
 from gateway.config.positions import KeyPath, Positions
 from gateway.config.server import ServerSection
 from gateway.config.structure import Problem, examine, show
+from gateway.config.telemetry import Telemetry
 from gateway.config.usage import UsageSection
 
 _T = TypeVar("_T")
@@ -34,6 +35,7 @@ class Config(Section, frozen=True):
     server: ServerSection = ServerSection()
     backends: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     endpoints: dict[str, Endpoint] = msgspec.field(default_factory=dict)
+    telemetry: Telemetry | None = None
     usage: UsageSection | None = None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Literal
@@ -47,7 +48,8 @@ class RequestAccount:
         status: the HTTP status sent; 0 before.
         first_event: when the backend's first event came; 0.0 before.
         first_token: when the first text, reasoning or tool call of a stream came; None before, and for whole answers.
-        last_token: when the last one came.
+        last_token: when the last one came, on the monotonic clock.
+        count_interval: counts the seconds between two outputs; None before the first.
         finish_reasons: of the choices that have finished.
         outcome: "ok", an error's kind, or "cancelled"; "client_gone" until another is known.
         duration: None until the outcome is known.
@@ -80,6 +82,7 @@ class RequestAccount:
     first_event: float = 0.0
     first_token: float | None = None
     last_token: float = 0.0
+    count_interval: Callable[[float], None] | None = None
     finish_reasons: list[FinishReason] = field(default_factory=list)
     usage: Usage | None = None
     outcome: str = "client_gone"
@@ -97,13 +100,16 @@ class RequestAccount:
         if type(last) is Usage and last.completion_tokens > 1:
             return
         if _has_output(batch):
-            self.first_token = self.last_token = monotonic() - self.began
+            self.last_token = monotonic()
+            self.first_token = self.last_token - self.began
+            self.count_interval = self.service.metrics.inter_token_latency.at(self.series)
 
     def note_next_token(self, batch: Events) -> None:
         """Count the time since the last output, if a stream's batch has some."""
-        if _has_output(batch):
-            now = monotonic() - self.began
-            self.service.metrics.inter_token_latency.observe(self.series, now - self.last_token)
+        event = batch[0]  # the usual batch is a text, and this runs for every chunk
+        if ((type(event) is Delta and event.text) or _has_output(batch)) and self.count_interval is not None:
+            now = monotonic()
+            self.count_interval(now - self.last_token)
             self.last_token = now
 
     def note_reasons(self, batch: Events) -> None:
@@ -201,7 +207,9 @@ class RequestAccount:
                 metrics.cost.add((endpoint, served), self.cost / BILLION)
             # Known for complete answers only: failed and cancelled ones would distort the times.
             if usage is not None and not self.cache_hit:
-                metrics.count_answer(target.series, usage, self.duration, self.first_token, self.last_token)
+                metrics.count_answer(
+                    target.series, usage, self.duration, self.first_token, self.last_token - self.began
+                )
             if isinstance(self.request, Generate):
                 metrics.count_choices(target.series, self.finish_reasons, self.outcome)
 

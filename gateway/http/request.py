@@ -27,9 +27,8 @@ from gateway.http.accounting import RequestAccount
 from gateway.http.answering import FLOW_EXTENSION, Flow, Responder
 from gateway.http.body import read_body
 from gateway.http.disconnect import cancel_on_disconnect
-from gateway.http.observer import RequestObserver
-from gateway.http.usage.record import row_of
-from gateway.observability.trace_context import trace_headers
+from gateway.http.observation.observer import RequestObserver
+from gateway.http.record import row_of
 from gateway.routing.target import Plan
 from gateway.service import Service
 from schemas.catalog import Catalog, Change
@@ -118,6 +117,7 @@ class RequestHandler:
             raise
         finally:
             self._account.close()
+            self._observer.close()
             if self._owner is not None:
                 self._service.shares.leave(self._owner)
             if (exporter := self._service.exporter) is not None:
@@ -194,8 +194,7 @@ class RequestHandler:
         service, route = self._service, self._operation.route
         # The key comes before the body: nobody without one makes the server buffer megabytes.
         headers = decode_headers(self._scope["headers"])
-        if "traceparent" in headers:
-            self._observer.headers = trace_headers(headers)
+        self._observer.trace(headers, self._scope, route.path)
         if route.kind == "manage":
             service.keys.check_admin(headers)
         elif service.keys.required and not route.open:

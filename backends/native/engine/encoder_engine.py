@@ -1,6 +1,6 @@
 """The engine of encoders (BERT and the like): padded batches of texts in, embeddings or scores out.
 
-It handles the same messages as `loop.Engine` and is stepped the same way (`loop.Steps`). A text is run whole, in one
+It handles the same messages as `loop.Engine` and is stepped the same way (`steps.Steps`). A text is run whole, in one
 step, and leaves no state. Each step runs the text that is first in fair order, beside those that cost least padding.
 """
 
@@ -113,6 +113,18 @@ class EncoderEngine:
     def _drop(self, key: _Key) -> None:
         if (place := self._waiting.pop(key, None)) is not None:
             self._queue.drop(place)
+
+    loras: None = None  # none are applied to encoders
+
+    def lora_keys(self) -> set[str]:
+        """The keys of the LoRA adapters that sequences use."""
+        return set()
+
+    def sleep(self) -> None:
+        """Do nothing: there are no caches."""
+
+    def wake(self) -> None:
+        """Do nothing."""
 
     def _refusal(self, request: Submit) -> str | None:
         # Refused here, for every client: an encoder has no output layer to make logits with.
