@@ -12,7 +12,7 @@ from gateway.access.limits import Ticket
 from gateway.config import BILLION
 from gateway.experiments.experiments import Exposure
 from gateway.experiments.outcome import Outcome
-from gateway.http.usage.record import log_record, record_of
+from gateway.http.record import log_record, record_of
 from gateway.routing.target import Plan, Target
 from gateway.service import Service
 from gateway.usage.record import Record
