@@ -156,7 +156,6 @@ class RequestAccount:
             unit=unit.source if unit is not None else None,
             priced=self.target is not None and self.target.entity.price is not None,
             first_event=self.first_event,
-            cache_hit=self.cache_hit,
         )
 
     def count_limited(self) -> None:
