@@ -27,7 +27,7 @@ from gateway.http.entrance import BrowserGuard, Entrance, cors
 from gateway.http.openapi import document
 from gateway.http.routes import Mounts, not_allowed, not_found
 from gateway.http.usage import routes as usage
-from gateway.observability.telemetry import start_traces
+from gateway.observability.telemetry import start as start_telemetry
 from gateway.service import Service
 from schemas.errors import GatewayError, InvalidRequest
 
@@ -201,7 +201,8 @@ def _lifespan(service: Service, waits: bool) -> Callable[[Litestar], AbstractAsy
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
-        service.traces = start_traces(service.config.telemetry)
+        telemetry = start_telemetry(service.config.telemetry, service.metrics)
+        service.traces = telemetry.traces
         await service.start()  # returns while models load: the server answers health checks from the beginning
         try:
             if waits:
@@ -209,8 +210,7 @@ def _lifespan(service: Service, waits: bool) -> Callable[[Litestar], AbstractAsy
             yield
         finally:
             await service.aclose()
-            if service.traces is not None:
-                await asyncio.to_thread(service.traces.close)  # the last: requests have ended
+            await asyncio.to_thread(telemetry.close)  # the last: requests have ended
 
     return lifespan
 
