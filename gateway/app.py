@@ -20,12 +20,13 @@ from backends.base import Backend, NotPrepared
 from gateway.access.keys import Keys, keys_from
 from gateway.config import Config, ConfigError, ServerSection, nearest
 from gateway.errors import to_client_error
-from gateway.http import feedback, health, ui
+from gateway.http import engines, feedback, health, ui
 from gateway.http import keys as keys_api
 from gateway.http.answering import status_headers
 from gateway.http.entrance import BrowserGuard, Entrance, cors
 from gateway.http.openapi import document
 from gateway.http.routes import Mounts, not_allowed, not_found
+from gateway.http.usage import organization
 from gateway.http.usage import routes as usage
 from gateway.observability.telemetry import start as start_telemetry
 from gateway.service import Service
@@ -111,8 +112,6 @@ def create_app(
     backends: Mapping[str, Backend] | None = None,
     folder: Path | None = None,
     slot: str | None = None,
-    *,
-    waits: bool = False,
 ) -> Litestar:
     """The application.
 
@@ -121,7 +120,6 @@ def create_app(
         backends: used instead of those that `config` describes, for tests.
         folder: where workers share counters, feedback and stored responses.
         slot: this worker's place in `folder`, which it takes over from one that ended.
-        waits: whether startup waits until every endpoint can answer, and fails if one cannot.
 
     Raises:
         ConfigError: the configuration names something that does not exist.
@@ -130,14 +128,14 @@ def create_app(
     service = Service(config, make_backends(config) if backends is None else backends, keys, folder, slot)
     protocols = adapters()
     mounts = Mounts(protocols, config)
-    own = [*health.handlers(service), feedback.handler(service), keys_api.handler(service)]
-    own += [*usage.handlers(service), *ui.handlers()]
+    own = [*health.handlers(service), *engines.handlers(service), feedback.handler(service), keys_api.handler(service)]
+    own += [*usage.handlers(service), *organization.handlers(service), *ui.handlers()]
     describe, openapi = _description(protocols, own)
     app = Litestar(
         [mounts.handler(service), *own, describe],
         # Errors of paths that Litestar serves itself; those of protocols are handled in `RequestHandler`.
         exception_handlers={HTTPException: _in_protocol(mounts), Exception: _in_protocol(mounts)},
-        lifespan=[_lifespan(service, waits)],
+        lifespan=[_lifespan(service)],
         openapi_config=None,  # Litestar sees none of the protocols' routes: `_description` serves our own document
         logging_config=None,  # structlog is configured by the worker
         cors_config=cors(config.server),
@@ -196,8 +194,8 @@ def _description(
     return describe, openapi
 
 
-def _lifespan(service: Service, waits: bool) -> Callable[[Litestar], AbstractAsyncContextManager[None]]:
-    """Start and stop the service with the application; with `waits`, startup ends once every endpoint can answer."""
+def _lifespan(service: Service) -> Callable[[Litestar], AbstractAsyncContextManager[None]]:
+    """Start and stop the service with the application."""
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
@@ -205,8 +203,6 @@ def _lifespan(service: Service, waits: bool) -> Callable[[Litestar], AbstractAsy
         service.traces = telemetry.traces
         await service.start()  # returns while models load: the server answers health checks from the beginning
         try:
-            if waits:
-                await service.settled()
             yield
         finally:
             await service.aclose()

@@ -1,6 +1,6 @@
 """One attempt at an answer: sends a request to the server, and reads its whole answer or the beginning of a stream.
 
-Each attempt is reported to whoever listens (`backends.observation`): when it is sent, what came back, how it ended.
+Each attempt is reported to its observer (`backends.observation`): when it is sent, what came back, how it ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from backends.remote.breaker import Breaker
 from backends.remote.event_stream import EventStream
 from backends.transport import Exchanger, Response
 from schemas.errors import BackendFailed, Fault, GatewayError, UnsupportedOperation
-from schemas.ir import Events, Generate
+from schemas.ir import Embed, Events, Generate
+from schemas.origin import Relay
+
+_BYTES_PER_TOKEN = 4
+_MOST_PROMPT_TOKENS = 8192
+"""Longer bodies are mostly images, whose bytes are no text."""
+_USUAL_ANSWER = 256
+"""Tokens of an answer without `max_tokens`."""
 
 
 class Spoken(NamedTuple):
@@ -27,6 +34,15 @@ class Spoken(NamedTuple):
     codec: ClientCodec
     prefix: str = ""
     model: str | None = None
+
+
+def addressed(outbound: Outbound, request: Generate | Embed | Relay, prefix: str = "") -> Outbound:
+    """The request with its path below the URL, and with what its place in the line depends on."""
+    tokens = min(len(outbound.body) // _BYTES_PER_TOKEN + 1, _MOST_PROMPT_TOKENS)
+    if isinstance(request, Generate):
+        choices = len(request.prompts) * (request.best_of or request.n)
+        tokens += choices * (request.stopping.max_new_tokens or _USUAL_ANSWER)
+    return replace(outbound, path=prefix + outbound.path, flow=request.flow, tokens=tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

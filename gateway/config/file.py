@@ -206,6 +206,9 @@ def _contradictions(config: Config, endpoints: Collection[str]) -> Iterator[Prob
         # Workers write side by side: with fewer files, one would remove what another is writing.
         text = "server.export: `files` must be more than the number of workers"
         yield Problem(("server", "export", "files"), text)
+    if config.usage is not None and "://" in (config.usage.database or "") and not config.usage.is_postgres:
+        text = "usage.database: it must be a file of SQLite, or a URL that begins with postgresql://"
+        yield Problem(("usage", "database"), text)
     for name, endpoint in config.endpoints.items():
         for path, wrong in wrong_in_endpoint(endpoint, config.backends):
             yield Problem(("endpoints", name, *path), f"endpoints.{name}{wrong}")

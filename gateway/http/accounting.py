@@ -43,6 +43,8 @@ class RequestAccount:
         own_failure: why the assigned target did not answer, an error's kind or `IN_TROUBLE`; empty if nothing is known.
         stage: what is being done.
         ignored: fields of the body that had no effect.
+        cache_control: the client's header of that name.
+        cache_hit: whether the answer came out of the endpoint's cache; None: it was not looked for there.
         status: the HTTP status sent; 0 before.
         first_event: when the backend's first event came; 0.0 before.
         first_token: when the first text, reasoning or tool call of a stream came; None before, and for whole answers.
@@ -74,6 +76,8 @@ class RequestAccount:
     own_failure: str = ""
     stage: Stage = "read"
     ignored: tuple[str, ...] = ()
+    cache_control: str = ""
+    cache_hit: bool | None = None
     status: int = 0
     first_event: float = 0.0
     first_token: float | None = None
@@ -152,6 +156,7 @@ class RequestAccount:
             unit=unit.source if unit is not None else None,
             priced=self.target is not None and self.target.entity.price is not None,
             first_event=self.first_event,
+            cache_hit=self.cache_hit,
         )
 
     def count_limited(self) -> None:
@@ -161,7 +166,9 @@ class RequestAccount:
     def _charge(self) -> None:
         """Work out the cost, and correct what the request counts for in its limits."""
         usage, tokens = self.usage, None
-        if usage is not None:
+        if self.cache_hit:
+            tokens = 0  # no model has done anything
+        elif usage is not None:
             tokens = usage.prompt_tokens + usage.completion_tokens
             if self.target is not None and (price := self.target.entity.price) is not None:
                 self.cost = price.of(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens or 0)
@@ -200,7 +207,7 @@ class RequestAccount:
             if self.cost:
                 metrics.cost.add((endpoint, served), self.cost / BILLION)
             # Known for complete answers only: failed and cancelled ones would distort the times.
-            if usage is not None:
+            if usage is not None and not self.cache_hit:
                 metrics.count_answer(
                     target.series, usage, self.duration, self.first_token, self.last_token - self.began
                 )

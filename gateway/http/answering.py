@@ -25,8 +25,10 @@ from gateway.config import TEXTLESS
 from gateway.errors import is_failover_eligible, to_client_error
 from gateway.experiments.metrics import IN_TROUBLE
 from gateway.http.accounting import RequestAccount, Stage
+from gateway.http.recording import Recording
 from gateway.http.timeouts import until_timeout
 from gateway.routing.target import Plan, Target
+from gateway.storage.answer_cache import CachedAnswer
 from gateway.storage.response_store import KeyResponses
 from schemas.completion import Timings
 from schemas.errors import (
@@ -82,7 +84,7 @@ class Responder:
         head: whether the body is left out, as HEAD wants it.
     """
 
-    __slots__ = ("_account", "_flow", "_head", "_send", "_service", "codec", "responses")
+    __slots__ = ("_account", "_flow", "_head", "_recording", "_send", "_service", "codec", "responses")
 
     def __init__(
         self, codec: ServerCodec, account: RequestAccount, send: Send, flow: Flow | None = None, *, head: bool
@@ -94,10 +96,19 @@ class Responder:
         self._flow = flow
         self._head = head
         self.responses: KeyResponses | None = None
+        self._recording: Recording | None = None
 
     async def answer(self, request: Request, plan: Plan) -> None:
-        """Ask the targets in turn until one has begun to answer; of several failures, the last is sent."""
+        """Ask the targets in turn until one has begun to answer; of several failures, the last is sent.
+
+        An answer that is cached is sent without asking, whether the target could answer or not.
+        """
         account = self._account
+        if plan.targets[0].cache is not None:
+            self._recording = Recording(plan.targets[0], request, account)
+            if (known := self._recording.known()) is not None:
+                await self._replay(known, plan.targets[0])
+                return
         failure: Exception | None = None
         failed_at: Stage = "wait"
         # Order: assignment (sticky) first; a backend that is ready but in trouble goes behind the others.
@@ -114,6 +125,8 @@ class Responder:
                 await self._service.ready(target.entity.backend, wait=is_last)
                 account.stage = "generate"
                 await self._ask(request, target)
+                if self._recording is not None:
+                    self._recording.keep()
                 return
             except Exception as error:  # nothing was sent yet: whatever it is, the client gets a status
                 kind = error.kind if isinstance(error, GatewayError) else "internal"
@@ -146,9 +159,18 @@ class Responder:
         # response, or send feedback.
         self._account.status = reply.status
         self._account.end(outcome)
+        if self._recording is not None:
+            self._recording.begin(reply.media_type, reply.headers)
+            self._recording.add(reply.body)
         await self._start(reply.status, reply.media_type, reply.headers, len(reply.body))
         # RFC 9110, section 9.3.2: HEAD has no content; section 8.6: its `content-length` is that of GET.
         await self._send({"type": "http.response.body", "body": b"" if self._head else reply.body, "more_body": False})
+
+    async def _replay(self, known: CachedAnswer, target: Target) -> None:
+        account = self._account
+        account.target, account.usage, account.finish_reasons = target, known.usage, [*known.finish_reasons]
+        self._recording = None
+        await self.reply(Reply(known.body, media_type=known.media_type, headers=known.headers))
 
     async def _ask(self, request: Request, target: Target) -> None:
         account, codec = self._account, self.codec
@@ -251,6 +273,8 @@ class Responder:
         # Usage is the last event of every complete answer; a short answer may have it in its first batch.
         if isinstance(last := batch[-1], Usage):
             await self._complete(encoder, last)
+        if self._recording is not None:
+            self._recording.begin(encoder.media_type, encoder.headers)
         await self._start(200, encoder.media_type, encoder.headers)
         try:
             await self._write(data)
@@ -322,6 +346,9 @@ class Responder:
         headers = [(b"content-type", media_type.encode()), (b"x-request-id", account.request_id.encode())]
         for name, value in (*more, *ignored_header(account.ignored), *status_headers(status)):
             headers.append((name.encode(), value.encode()))
+        if account.cache_hit is not None:
+            # RFC 9211.
+            headers.append((b"cache-status", b"interlingua; hit" if account.cache_hit else b"interlingua; fwd=miss"))
         if account.quotas:
             headers += [(name.encode(), value.encode()) for name, value in self.codec.limit_headers(account.quotas)]
         if length >= 0:
@@ -335,6 +362,8 @@ class Responder:
         if data:
             # `send` waits while the transport's buffer is above its high-water mark: the stage says that the client is
             # slow.
+            if self._recording is not None:
+                self._recording.add(data)
             stage, self._account.stage = self._account.stage, "send"
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
             self._account.stage = stage

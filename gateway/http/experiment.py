@@ -26,7 +26,7 @@ async def report(service: Service, name: str, scope: HTTPScope, send: Send) -> N
     """
     service.keys.check(decode_headers(scope["headers"]), "metrics")
     _find(service, name)
-    await _reply(service, scope, send, msgspec.json.encode(service.report(name)))
+    await _reply(service, scope, send, msgspec.json.encode(service.ramps.full_report(name)))
 
 
 async def reset(service: Service, name: str, scope: HTTPScope, send: Send) -> None:
@@ -38,7 +38,7 @@ async def reset(service: Service, name: str, scope: HTTPScope, send: Send) -> No
     service.keys.check_reset(decode_headers(scope["headers"]))
     _find(service, name)
     await service.reset(name)
-    await _reply(service, scope, send, msgspec.json.encode(service.report(name)))
+    await _reply(service, scope, send, msgspec.json.encode(service.ramps.full_report(name)))
 
 
 async def restart_ramp(service: Service, name: str, scope: HTTPScope, send: Send) -> None:
@@ -50,7 +50,7 @@ async def restart_ramp(service: Service, name: str, scope: HTTPScope, send: Send
     service.keys.check_reset(decode_headers(scope["headers"]))
     _find(service, name)
     await service.restart_ramp(name)
-    await _reply(service, scope, send, msgspec.json.encode(service.report(name)))
+    await _reply(service, scope, send, msgspec.json.encode(service.ramps.full_report(name)))
 
 
 PATHS: dict[str, tuple[str, Handler]] = {

@@ -33,7 +33,8 @@ from gateway.routing.target import Plan
 from gateway.service import Service
 from schemas.catalog import Catalog, Change
 from schemas.errors import InvalidRequest, Overloaded, RateLimited, RequestTimeout
-from schemas.ir import Generate, Request
+from schemas.ir import Embed, Generate, Request
+from schemas.origin import Relay
 
 MODEL_HEADER = "x-gateway-model-name"
 """Names the endpoint for requests that name no model: the header of Kubernetes' Gateway API Inference Extension."""
@@ -146,7 +147,7 @@ class RequestHandler:
                 await service.manage(request)
                 await self._describe(call, body)
                 return None
-            if self._owner is not None and isinstance(request, Generate):
+            if self._owner is not None and isinstance(request, Generate | Embed | Relay):
                 request = replace(request, flow=self._owner.hex())
             return request, self._route(request, call)
         except Exception as error:  # whatever it is, the client gets it in its protocol
@@ -239,6 +240,7 @@ class RequestHandler:
         self._owner = self._service.shares.enter(headers)
         if (given := headers.get(TIMEOUT_HEADER)) is not None:
             self._account.time_allowed = _seconds(given)
+        self._account.cache_control = headers.get("cache-control", "")
 
     async def _decode(self, call: Call, body: bytes) -> Request | Change:
         """What the body asks for.

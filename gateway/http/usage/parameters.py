@@ -15,8 +15,7 @@ from litestar import Request
 from gateway.http.request import decode_headers
 from gateway.service import Service
 from gateway.usage.ledger import Ledger
-from gateway.usage.query import FILTERS, GROUPS, Cursor, Range
-from gateway.usage.record import hashed
+from gateway.usage.query import FILTERS, GROUPS, Cursor, Range, either_form
 from schemas.errors import InvalidRequest, RouteNotFound
 
 FORMATS = {"json": "application/json", "csv": "text/csv", "parquet": "application/vnd.apache.parquet"}
@@ -44,18 +43,28 @@ def read_request(service: Service, request: Request[Any, Any, Any]) -> tuple[Led
     return service.usage, headers, parameters
 
 
-def range_of(service: Service, ledger: Ledger, headers: Mapping[str, str], parameters: Parameters) -> Range:
+def range_of(service: Service, headers: Mapping[str, str], parameters: Parameters) -> Range:
     """Which records a request is for, of those that its key may see.
 
     Raises:
         schemas.errors.RequestError: it has no key or a wrong one, or a parameter is wrong.
     """
-    key = service.keys.identify(headers)
-    end = _time(parameters, "end", time.time())
-    start = _time(parameters, "start", end - _DEFAULT_DAYS * 86400)
+    end = time_of(parameters, "end", time.time())
+    start = time_of(parameters, "start", end - _DEFAULT_DAYS * 86400)
     wanted = {name: tuple(values) for name, values in parameters.items() if name in FILTERS}
-    if "user" in wanted and ledger.settings.users == "hashed":
-        wanted["user"] = (*wanted["user"], *map(hashed, wanted["user"]))
+    return own_range(service, headers, start, end, wanted)
+
+
+def own_range(
+    service: Service, headers: Mapping[str, str], start: float, end: float, wanted: dict[str, tuple[str, ...]]
+) -> Range:
+    """The records of a range of time and with wanted values, of those that a request's key may see.
+
+    Raises:
+        schemas.errors.Unauthorized: it has no key or a wrong one.
+    """
+    key = service.keys.identify(headers)
+    wanted = either_form(wanted)
     if key is not None and not key.may("admin"):
         wanted["key_id"] = (key.digest[:16],)  # whatever id was asked for: the others' records are not there
     return Range(int(start * 1000), int(end * 1000), wanted)
@@ -103,7 +112,7 @@ def format_of(headers: Mapping[str, str], parameters: Parameters) -> str:
     return given
 
 
-def _time(parameters: Parameters, name: str, default: float) -> float:
+def time_of(parameters: Parameters, name: str, default: float) -> float:
     """A time in seconds: Unix time, a date, or a time as in RFC 3339; UTC if it has no zone."""
     if (given := _last(parameters, name)) is None:
         return default

@@ -31,7 +31,7 @@ def handlers(service: Service) -> list[HTTPRouteHandler]:
     async def usage(request: Request[Any, Any, Any]) -> Response[bytes] | Stream:
         """Sums of requests, tokens and cost by key, endpoint, served entity, model, user, day or hour."""
         ledger, headers, parameters = read_request(service, request)
-        within = range_of(service, ledger, headers, parameters)
+        within = range_of(service, headers, parameters)
         by = groups_of(parameters)
         limit, after = limit_of(parameters, DEFAULT_LIMIT), cursor_of(parameters)
         kind = format_of(headers, parameters)
@@ -45,7 +45,7 @@ def handlers(service: Service) -> list[HTTPRouteHandler]:
     async def records(request: Request[Any, Any, Any]) -> Response[bytes] | Stream:
         """The records of single requests, the newest first."""
         ledger, headers, parameters = read_request(service, request)
-        within = range_of(service, ledger, headers, parameters)
+        within = range_of(service, headers, parameters)
         columns = record_columns(with_text=ledger.settings.text)
         kind = format_of(headers, parameters)
         if kind != "json":
