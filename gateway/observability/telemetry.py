@@ -37,7 +37,9 @@ class UpstreamSpan(Protocol):
 
 
 class Trace(Protocol):
-    """The spans of one request."""
+    """The spans of one request; `id` is its trace's."""
+
+    id: str
 
     def attempt(self, upstream: Upstream, name: str) -> UpstreamSpan:
         """Begin the span of a request to an upstream."""

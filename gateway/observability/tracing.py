@@ -67,9 +67,13 @@ class Tracing:
 
 
 class RequestTrace:
-    """The spans of one request. Times are seconds of the monotonic clock."""
+    """The spans of one request. Times are seconds of the monotonic clock.
 
-    __slots__ = ("_asked", "_attempts", "_context", "_offset", "_phases", "_span", "_tracer")
+    Attributes:
+        id: of the trace, 32 hexadecimal digits.
+    """
+
+    __slots__ = ("_asked", "_attempts", "_context", "_offset", "_phases", "_span", "_tracer", "id")
 
     def __init__(
         self, tracer: Tracer, name: str, headers: Mapping[str, str], began: float, attributes: Attributes
@@ -79,6 +83,7 @@ class RequestTrace:
         self._offset = time.time_ns() - time.monotonic_ns()
         parent = _PROPAGATOR.extract(headers)
         self._span = tracer.start_span(name, parent, SpanKind.SERVER, attributes, start_time=self._at(began))
+        self.id = f"{self._span.get_span_context().trace_id:032x}"
         self._context = set_span_in_context(self._span)
         self._attempts: list[AttemptTrace] = []
         self._asked: Counter[str] = Counter()

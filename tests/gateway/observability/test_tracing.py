@@ -57,8 +57,10 @@ async def test_client_gateway_and_upstream_are_one_trace(stream: bool) -> None:
             there,
         ):
             asked = CHAT | {"stream": stream, "temperature": 0.5}
-            answer = await client.post("/v1/chat/completions", json=asked, headers=TRACED)
+            with structlog.testing.capture_logs() as logs:
+                answer = await client.post("/v1/chat/completions", json=asked, headers=TRACED)
             assert answer.status_code == 200
+    assert [entry["trace_id"] for entry in logs if entry["event"] == "request.finished"] == [TRACE]
     assert {(span.trace, span.service) for span in received.spans} == {(TRACE, "interlingua")}
     server, sent = received.named("POST /v1/chat/completions"), received.named("chat m")
     assert len(received.spans) == 2
