@@ -20,14 +20,15 @@ from backends.base import Backend, NotPrepared
 from gateway.access.keys import Keys, keys_from
 from gateway.config import Config, ConfigError, ServerSection, nearest
 from gateway.errors import to_client_error
-from gateway.http import engines, feedback, health, ui
-from gateway.http import keys as keys_api
+from gateway.http import ui
 from gateway.http.answering import status_headers
+from gateway.http.api import engines, feedback, health
+from gateway.http.api import keys as keys_api
+from gateway.http.api.openapi import document
+from gateway.http.api.usage import organization
+from gateway.http.api.usage import routes as usage
 from gateway.http.entrance import BrowserGuard, Entrance, cors
-from gateway.http.openapi import document
 from gateway.http.routes import Mounts, not_allowed, not_found
-from gateway.http.usage import organization
-from gateway.http.usage import routes as usage
 from gateway.observability.telemetry import start as start_telemetry
 from gateway.service import Service
 from schemas.errors import GatewayError, InvalidRequest

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import suppress
 from time import monotonic
 from typing import Protocol
 
@@ -17,15 +16,16 @@ import structlog
 from litestar.types import HTTPResponseBodyEvent, Send
 from msgspec.structs import replace
 
-from adapters.base import Record, RecordingEncoder, Reply, ScoringCodec, ServerCodec, StreamEncoder
+from adapters.base import Record, RecordingEncoder, Reply, ServerCodec, StreamEncoder
 from adapters.fold import Fold
 from adapters.unknown_fields import ignored_header
-from backends.base import Relays, ScoresTexts, check, check_unread, ignored_fields
+from backends.base import check, ignored_fields
 from gateway.config import TEXTLESS
 from gateway.errors import is_failover_eligible, to_client_error
 from gateway.experiments.metrics import IN_TROUBLE
 from gateway.http.accounting import RequestAccount, Stage
 from gateway.http.recording import Recording
+from gateway.http.replies import reply_to
 from gateway.http.timeouts import until_timeout
 from gateway.routing.target import Plan, Target
 from gateway.storage.answer_cache import CachedAnswer
@@ -37,10 +37,8 @@ from schemas.errors import (
     Incomplete,
     ShuttingDown,
     UnsupportedFeature,
-    UnsupportedOperation,
 )
-from schemas.ir import Embed, Events, Generate, Request, Tokenize, Usage
-from schemas.origin import Relay
+from schemas.ir import Events, Generate, Request, Usage
 
 log = structlog.get_logger()
 
@@ -174,21 +172,9 @@ class Responder:
 
     async def _ask(self, request: Request, target: Target) -> None:
         account, codec = self._account, self.codec
-        if isinstance(request, Embed):
-            account.ignored = ignored_fields(request, target.backend)
-            if not target.backend.capabilities.embeddings:
-                raise UnsupportedFeature(f"The model '{request.model}' has no embeddings.", feature="embeddings")
-            vectors = await target.backend.embed(target.addressed(request))
-            account.usage = vectors.usage
-            await self.reply(codec.encode_embeddings(request, vectors))
+        if not isinstance(request, Generate):
+            await self.reply(await reply_to(request, target, codec, account))
             return
-        if isinstance(request, Relay):
-            await self.reply(await self._scored(request, target) or await _relayed(request, target))
-            return
-        if isinstance(request, Tokenize):
-            await self.reply(await self._counted(request, target))
-            return
-        # A generation request from here on.
         if target.task in TEXTLESS:
             message = f"The endpoint '{request.model}' is for {TEXTLESS[target.task]}, not text."
             raise UnsupportedFeature(message, feature="generate")
@@ -215,28 +201,6 @@ class Responder:
         finally:
             # Also on cancellation: closing the generator is what makes the backend drop the work for this request.
             await events.aclose()
-
-    async def _scored(self, request: Relay, target: Target) -> Reply | None:
-        """The answer of a model here to a request for scores; None if the request is for a remote."""
-        backend, codec, account = target.backend, self.codec, self._account
-        if request.scoring not in backend.capabilities.scoring:
-            return None
-        if not isinstance(backend, ScoresTexts) or not isinstance(codec, ScoringCodec):
-            return None
-        score = codec.read_score(target.addressed(request))
-        account.ignored = score.unknown
-        scores = await backend.score(score)
-        account.usage = scores.usage
-        return codec.encode_scores(score, scores)
-
-    async def _counted(self, request: Tokenize, target: Target) -> Reply:
-        """The tokens of a prompt, as a remote of the client's dialect counts them or else as the backend does."""
-        if request.origin is not None:
-            with suppress(UnsupportedOperation):
-                return await _relayed(Relay(id=request.id, model=request.model, origin=request.origin), target)
-        check_unread(request, [part.param for part in request.unread])
-        self._account.ignored = request.unknown
-        return self.codec.encode_tokens(request, await target.backend.tokenize(target.addressed(request)))
 
     async def _first(self, events: AsyncGenerator[Events, None]) -> Events | None:
         """The first batch of events; None if there is none.
@@ -393,17 +357,3 @@ class Responder:
             served=target.entity.name,
             outcome=why,
         )
-
-
-async def _relayed(request: Relay, target: Target) -> Reply:
-    """The answer of the target's remote to a request that is relayed.
-
-    Raises:
-        schemas.errors.UnsupportedOperation: the target is no remote that has the operation.
-    """
-    backend, origin = target.backend, request.origin
-    if not isinstance(backend, Relays) or (origin.dialect, origin.operation) not in backend.capabilities.relays:
-        name = origin.operation.replace("_", " ")
-        raise UnsupportedOperation(f"The model '{request.model}' does not support {name}.", feature=origin.operation)
-    answer = await backend.relay(target.addressed(request))
-    return Reply(answer.body, media_type=answer.media_type)

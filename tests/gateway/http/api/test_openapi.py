@@ -12,8 +12,8 @@ from litestar import Litestar
 from adapters.base import Route
 from gateway.app import adapters, create_app
 from gateway.config import Config
-from gateway.http import experiment, keys
-from gateway.http.openapi import document
+from gateway.http.api import experiment, keys
+from gateway.http.api.openapi import document
 from gateway.http.routes import routes
 
 

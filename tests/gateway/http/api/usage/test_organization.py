@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from gateway.access.keys_file import keys_file, new_key
-from tests.gateway.http.usage.test_routes import PRICE, application, ask, usage
+from tests.gateway.http.api.usage.test_routes import PRICE, application, ask, usage
 from tests.gateway.serving import listening
 
 

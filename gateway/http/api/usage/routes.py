@@ -8,9 +8,9 @@ from litestar import Request, Response, route
 from litestar.handlers import HTTPRouteHandler
 from litestar.response import Stream
 
-from gateway.http.health import READ
-from gateway.http.usage.answers import file_of, page_of, read
-from gateway.http.usage.parameters import (
+from gateway.http.api.health import READ
+from gateway.http.api.usage.answers import file_of, page_of, read
+from gateway.http.api.usage.parameters import (
     DEFAULT_LIMIT,
     cursor_of,
     format_of,

@@ -12,7 +12,7 @@ import msgspec
 from litestar import Response
 from litestar.response import Stream
 
-from gateway.http.usage.parameters import FORMATS, encode_cursor
+from gateway.http.api.usage.parameters import FORMATS, encode_cursor
 from gateway.storage.parquet import ParquetMissingError, write_parquet
 from gateway.usage.database import Database, DatabaseError
 from gateway.usage.ledger import Ledger

@@ -16,7 +16,7 @@ from litestar.handlers import HTTPRouteHandler
 import gateway
 from adapters.base import Adapter, Call, Route, ServerCodec
 from gateway.access.keys import KEY_HEADERS
-from gateway.http import experiment, keys
+from gateway.http.api import experiment, keys
 from schemas import errors
 from schemas.catalog import Catalog, ModelCard
 from schemas.ir import Delta, Finished, FinishReason, Generate, Started, Token, Usage

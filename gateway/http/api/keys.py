@@ -14,8 +14,8 @@ from litestar.types import HTTPScope, Send
 
 from gateway.access.keys_file import KeyList, Role, keys_file, new_key, read_keys, revoke_key
 from gateway.config import ConfigError, Limit, Section
+from gateway.http.api.experiment import Handler
 from gateway.http.body import read_body
-from gateway.http.experiment import Handler
 from gateway.http.request import decode_headers
 from gateway.service import Service
 from gateway.storage.json_file import JsonFile

@@ -16,9 +16,9 @@ from litestar import Request, Response, route
 from litestar.handlers import HTTPRouteHandler
 
 from gateway.config import BILLION
-from gateway.http.health import READ
-from gateway.http.usage.answers import read
-from gateway.http.usage.parameters import Parameters, own_range, read_request, time_of
+from gateway.http.api.health import READ
+from gateway.http.api.usage.answers import read
+from gateway.http.api.usage.parameters import Parameters, own_range, read_request, time_of
 from gateway.service import Service
 from gateway.usage.query import Group, read_groups
 from schemas.errors import InvalidRequest
