@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from backends.base import Backend, Health, WaitsForEngine
+from backends.base import Backend, Capabilities, Health, WaitsForEngine
 from gateway.access.keys import Keys
 from gateway.access.keys_file import Key
 from gateway.access.limits import Limiter, Ticket, estimated_tokens, limits_file, rules_for
@@ -22,9 +22,10 @@ from gateway.deployment.catalog import catalog
 from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
-from gateway.experiments.experiments import Experiments
+from gateway.experiments.experiments import Experiments, figures_folder
 from gateway.export.rows import Exporter
 from gateway.observability.metrics import Metrics
+from gateway.observability.telemetry import Traces
 from gateway.rollout.ramps import Ramps
 from gateway.routing.router import Router
 from gateway.routing.shares import Shares
@@ -78,17 +79,20 @@ class Service:
         self.responses = ResponseStore(limit, folder / "responses" if folder is not None else None) if limit else None
         slot = slot or secrets.token_hex(8)
         self.metrics = Metrics(backends, folder / "metrics" if folder is not None else None, slot)
+        self.traces: Traces | None = None
         self.exporter = Exporter.of(config.server.export, lambda rows: self.metrics.export_lost.add((), rows))
         self.usage = Ledger.of(config, lambda records: self.metrics.usage_lost.add((), records))
         self.keeps_texts = any(each is not None and each.with_text for each in (self.exporter, self.usage))
         self._counts: dict[str, RequestCounts] = {}
         # "loading" until the first check: a request in the first second waits instead of being refused.
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
+        self._capabilities: list[Capabilities] = []
         self._failed: dict[str, Health] = {}
         self._started: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._live = LiveDeployments(config)
-        self.experiments = Experiments(self.metrics, self._can_answer, keys, self._stop_arms, _figures(config, folder))
+        figures = figures_folder(config, folder)
+        self.experiments = Experiments(self.metrics, self._can_answer, keys, self._stop_arms, figures)
         self.ramps = Ramps(self._live, self.experiments, self._can_answer)
         self._is_changeable = config.server.state_file is not None
         self._serve()  # last: it uses all of the above
@@ -335,9 +339,10 @@ class Service:
         health = {name: self._failed.get(name) or await _healthy(name, each) for name, each in self.backends.items()}
         self.metrics.note_health(health)
         # `_start` checks, too, and two checks may overlap: the later one wins, and the next corrects it if it was the
-        # older. The catalog is made anew only when a state has changed.
-        if health != self._health:
-            self._health = health
+        # older. The catalog is made anew only when a state, or what a backend can do, has changed.
+        capabilities = [backend.capabilities for backend in self.backends.values()]
+        if health != self._health or capabilities != self._capabilities:
+            self._health, self._capabilities = health, capabilities
             self.catalog = self._catalog()
             self._warn_of_mixed_arms()
 
@@ -372,13 +377,6 @@ class Service:
         limit = self.limits.max_concurrent_requests
         default = self.config.server.default
         return catalog(self._live.deployments, self.backends, self._health, self._created, limit, default)
-
-
-def _figures(config: Config, folder: Path | None) -> Path | None:
-    """Where the figures of experiments are kept: beside the state file, so that they last; else with the workers."""
-    if config.server.state_file is not None:
-        return Path(f"{config.server.state_file}.experiments")
-    return folder / "experiments" if folder is not None else None
 
 
 async def _healthy(name: str, backend: Backend) -> Health:

@@ -16,12 +16,18 @@ _COMMANDS = {
     "restart": "control:restart",
     "check": "check:check",
     "explain": "check:explain",
+    "init": "init:init",
     "import": "importing:importing",
+    "ask": "ask:ask",
+    "chat": "ask:chat",
+    "bench": "bench:bench",
     "models": "models:models",
     "keys": "keys:keys",
+    "usage": "usage:usage",
     "experiment": "experiment:experiment",
     "openapi": "artifacts:openapi",
     "build-kernels": "artifacts:build_kernels",
+    "completion": "completion:completion",
 }
 """Command: its module in this package, and its name there. Help lists them in this order."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from gateway.cli.init import write_new
 from gateway.importers.draft import Draft
 from gateway.importers.fields import UnreadableError
 from gateway.importers.litellm import read_litellm
@@ -98,18 +99,8 @@ def _write(read: Callable[[], Draft], source: str, output: Path | None) -> None:
         click.echo(f"not carried over: {left}", err=True)
     if not draft.endpoints:
         raise click.ClickException(f"{source}: nothing of it can be served")
-    _put(draft.toml(), output)
-
-
-def _put(text: str, output: Path | None) -> None:
     if output is None:
-        click.echo(text, nl=False)
-        return
-    try:
-        with output.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise click.ClickException(f"{output} is there already, and is not replaced") from None
-    except OSError as error:
-        raise click.ClickException(f"{output}: {error.strerror}") from None
-    click.echo(f"{output} is written: check it with `gateway check {output}`", err=True)
+        click.echo(draft.toml(), nl=False)
+    else:
+        write_new(output, draft.toml())
+        click.echo(f"{output} is written: check it with `gateway check {output}`", err=True)

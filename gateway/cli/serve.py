@@ -47,6 +47,9 @@ The flags of `vllm serve` are known: they have their effect, or are answered wit
 @click.option("--port", type=click.IntRange(0, 65535), help="Listen on this port; 0 picks a free one.  [default: 8000]")
 @click.option("--workers", type=click.IntRange(1, 64), help="Number of worker processes.  [default: 1]")
 @click.option("--keys-env", help="Name of the environment variable that holds the API keys, comma-separated.")
+@click.option("--ssl-certfile", help="Speak HTTPS with this certificate and its chain (PEM).")
+@click.option("--ssl-keyfile", help="The certificate's private key, if it is in another file.")
+@click.option("--ssl-ca-certs", help="Have clients show a certificate of these authorities (PEM).")
 @click.option("--insecure", is_flag=True, help="Listen on a public address without keys.")
 @click.option(
     "--log-level",

@@ -18,10 +18,9 @@ _DIALECTS = {
     for dialect in adapter.dialects
     if dialect.startswith(MINDIE.name)
 }
-_TLS = "clients are answered without TLS: put a proxy in front"
+_TLS = "set the keys `ssl_...` of [server] by hand"
 _ASCEND = "it is of Ascend's devices"
 _REASONS = {
-    "httpsEnabled": _TLS,
     "managementPort": "one port serves requests, health and metrics",
     "managementIpAddress": "one address serves requests, health and metrics",
     "metricsPort": "one port serves requests, health and metrics: /metrics is there",
@@ -93,10 +92,13 @@ def _server(fields: Fields, draft: Draft) -> None:
         server["dialect_options"] = {MINDIE.name: {"full_text": True}}
     if (most := fields.take("maxLinkNum", int)) is not None:
         server["limits"] = {"max_concurrent_requests": most}
-    # Certificates without TLS say nothing.
     tls = [name for name in fields.values if name.lower().startswith(("tls", "managementtls", "kms"))]
-    if not fields.values.get("httpsEnabled"):
-        fields.drop(*tls)
+    if fields.take("httpsEnabled", bool):
+        for theirs, ours in (("tlsCert", "ssl_certfile"), ("tlsPk", "ssl_keyfile")):
+            if path := fields.take(theirs, str):
+                server[ours] = path
+    else:
+        fields.drop(*tls)  # certificates without TLS say nothing
     _leave_rest(fields, _REASONS | dict.fromkeys(tls, _TLS))
 
 

@@ -50,8 +50,9 @@ def native_draft(fields: Fields, model: str) -> Draft:
         raise UnreadableError(f"it names no `{model}`")
     if "api-key" in values:
         draft.server["keys_env"] = _KEY
-    if host := fields.take("host", str):
-        draft.server["host"] = host
+    for name in ("host", "ssl-certfile", "ssl-keyfile", "ssl-ca-certs"):
+        if name in values and (value := fields.take(values[name], str)) is not None:
+            draft.server[name.replace("-", "_")] = value
     draft.server["port"] = fields.take("port", int, 8000)
     names = fields.values.get(values.get("served-model-name", ""), [options["model"]])
     name, *aliases = map(str, names if isinstance(names, list) else [names])

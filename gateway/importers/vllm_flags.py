@@ -35,7 +35,7 @@ class Flag(NamedTuple):
         takes: a value, nothing, or several values.
         short: its one-letter form.
         help: of `gateway serve`; "" hides it there.
-        own: whether `gateway serve` has an option of this name anyway.
+        own: whether `gateway serve` has an option of this name anyway; what concerns its `server` is called the same.
     """
 
     answer: Callable[[Any], Answer]
@@ -125,7 +125,6 @@ _PARALLEL = _only(
 _NOTHING: Callable[[Any], Answer] = lambda _: Answer()  # noqa: E731 - a row of the table
 _FOLDER = "what the model's folder says counts: config.json, the tokenizer, chat_template.jinja"
 _MEMORY = "the KV cache is as large as --max-num-seqs and memory allow; `kv_tokens` of a backend sets it"
-_TLS = "clients are answered without TLS: put a proxy in front"
 _FIXED = "the engine decides it by itself"
 
 FLAGS: Mapping[str, Flag] = {
@@ -183,10 +182,10 @@ FLAGS: Mapping[str, Flag] = {
     "chat-template-content-format": Flag(_notes("the chat template is asked for it")),
     "hf-overrides": Flag(_refuses(_FOLDER)),
     "download-dir": Flag(_refuses("export HF_HUB_CACHE: models of the hub are kept there")),
-    "ssl-keyfile": Flag(_refuses(_TLS)),
-    "ssl-certfile": Flag(_refuses(_TLS)),
-    "ssl-ca-certs": Flag(_refuses(_TLS)),
-    "ssl-cert-reqs": Flag(_refuses(_TLS)),
+    "ssl-keyfile": Flag(_NOTHING, own=True),
+    "ssl-certfile": Flag(_NOTHING, own=True),
+    "ssl-ca-certs": Flag(_NOTHING, own=True),
+    "ssl-cert-reqs": Flag(_notes("--ssl-ca-certs alone has clients show certificates")),
     "root-path": Flag(_refuses("`[[server.mounts]]` of a configuration serves every route below a prefix")),
     "allowed-origins": Flag(_refuses("set `server.cors_origins` in a configuration")),
     "middleware": Flag(_refuses("foreign code is not run in the gateway")),

@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import structlog
 import uvicorn
 from litestar import Litestar
+from uvicorn.lifespan.on import LifespanOn
 
 from gateway.access.certificates import LOOK_EVERY, Certificates
 from gateway.app import create_app
@@ -32,6 +34,9 @@ from gateway.process.client_connection import LINGER, ClientConnection
 from gateway.process.connections import Connections
 from gateway.process.heartbeat import beat
 from gateway.service import Service
+from schemas.errors import BackendUnavailable
+
+log = structlog.get_logger()
 
 _CLOSE_GRACE = 0.5
 """Seconds that open connections get at the end, for requests that are on their way."""
@@ -81,6 +86,29 @@ class ParentWatch:
         self.on_end()
 
 
+class _SettledLifespan(LifespanOn):
+    """Has uvicorn listen once every endpoint can answer, and not at all if one cannot.
+
+    Here and not in the application's lifespan: there, the end of the wait would be an exception, which Litestar and
+    uvicorn log with all of its traces although nothing is wrong with a worker that is stopped while its models load.
+    """
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def startup(self) -> None:
+        await super().startup()
+        if self.should_exit:
+            return
+        try:
+            await self._service.settled()
+        except BackendUnavailable as error:
+            log.info("worker.stopped", why=error.message)
+            await self.shutdown()
+            self.should_exit = True
+
+
 class _Server(uvicorn.Server):
     """A uvicorn server that drains connections before it stops, and exits with 0."""
 
@@ -117,12 +145,14 @@ class _Server(uvicorn.Server):
             os._exit(0)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._serving is not None:
+            self.lifespan = _SettledLifespan(self.config, self._service)
         await super().startup([])  # uvicorn would give all sockets one TLS context, and a handshake a minute
         if self.started:
             self.servers = [await self._listen(each) for each in sockets or []]
             if self._certificates is not None:
                 self._watch_certificates()
-        # uvicorn leaves `started` False if the lifespan failed: then the supervisor sees this process end instead.
+        # uvicorn leaves `started` False if the lifespan says so: then the supervisor sees this process end instead.
         if self.started and self._serving is not None:
             Path(self._serving).touch()  # noqa: ASYNC240 - once, an empty file
 
@@ -269,7 +299,7 @@ def main() -> None:
     parent = ParentWatch()  # before the application is built, which may take seconds
     logging.configure(orders.log_level)
     folder = Path(orders.folder) if orders.folder else None
-    app = create_app(orders.config, folder=folder, slot=orders.slot, waits=orders.serving is not None)
+    app = create_app(orders.config, folder=folder, slot=orders.slot)
     # `freeze` moves what the application is made of out of the collector's sight.
     gc.freeze()  # many short-lived objects are in flight: by default the collector walks them all too often
     gc.set_threshold(50_000, 20, 50)

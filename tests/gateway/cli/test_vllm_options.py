@@ -37,6 +37,8 @@ ACCEPTED: dict[str, tuple[dict[str, Any], str]] = {
     "-q awq": ({}, "--quantization has no effect"),
     "--no-enable-prefix-caching": ({"prefix_caching": False}, ""),
     "--enforce-eager --disable-log-stats --enable-chunked-prefill": ({}, ""),
+    "--ssl-cert-reqs 2": ({}, "--ssl-cert-reqs has no effect: --ssl-ca-certs alone"),
+    "--ssl-certfile /c.pem --ssl-keyfile /k.pem": ({}, ""),
     "--served-model-name one two --dtype auto": ({"dtype": "auto"}, ""),
 }
 REFUSED = {
@@ -45,8 +47,6 @@ REFUSED = {
     "--trust-remote-code": "never run",
     "--api-key sk-secret": "pass --keys-env KEY",
     "--hf-token hf-secret": "export HF_TOKEN",
-    "--ssl-keyfile x": "put a proxy in front",
-    "--ssl-certfile x": "put a proxy in front",
     "--chat-template x": "chat_template.jinja",
     "--max-model-len many": "'many' is no number",
     "--lora-modules a": "write name=folder",
@@ -78,6 +78,8 @@ def test_a_flag_has_its_effect(words: str, served: list[Config], tmp_path: Path)
     assert config.backends["local"] == {"kind": "native", "model": str(tmp_path), **options}
     assert done.stderr.startswith(said)
     assert bool(done.stderr) is bool(said)
+    if words.startswith("--ssl-certfile"):
+        assert (config.server.ssl_certfile, config.server.ssl_keyfile) == ("/c.pem", "/k.pem")
     if words.startswith("--served"):
         assert [(name, endpoint.aliases) for name, endpoint in config.endpoints.items()] == [("one", ("two",))]
 

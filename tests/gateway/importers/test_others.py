@@ -89,7 +89,16 @@ def test_every_flag_of_vllm_has_an_effect_or_an_answer(name: str) -> None:
     found = answer(name, value)
     # Nothing at all is said of what is the case anyway.
     silent = {"enable-lora", "enable-auto-tool-choice", "enable-reasoning", "enforce-eager", "enable-chunked-prefill"}
-    silent |= {"disable-log-stats", "max-log-len", "served-model-name", "host", "port"}
+    silent |= {
+        "ssl-keyfile",
+        "ssl-certfile",
+        "ssl-ca-certs",
+        "disable-log-stats",
+        "max-log-len",
+        "served-model-name",
+        "host",
+        "port",
+    }
     assert bool(found.options or found.note) is (name not in silent)
     assert not (found.refused and not found.note)
 
@@ -162,8 +171,10 @@ MINDIE = {
         "port": 1025,
         "managementPort": 1026,
         "fullTextEnabled": True,
-        "httpsEnabled": False,
+        "httpsEnabled": True,
         "tlsCaPath": "security/ca/",
+        "tlsCert": "security/certs/server.pem",
+        "tlsPk": "security/keys/server.key.pem",
         "maxLinkNum": 500,
         "allowAllZeroIpListening": False,
     },
@@ -193,6 +204,8 @@ def test_the_file_of_mindie(indent: int | str | None, tmp_path: Path) -> None:
         "port": 1025,
         "dialects": {"openai": "mindie-openai", "tgi": "mindie", "triton": "mindie-triton"},
         "dialect_options": {"mindie": {"full_text": True}},
+        "ssl_certfile": "security/certs/server.pem",
+        "ssl_keyfile": "security/keys/server.key.pem",
         "limits": {"max_concurrent_requests": 500},
     }
     assert config["backends"]["llama"] == {
@@ -207,6 +220,7 @@ def test_the_file_of_mindie(indent: int | str | None, tmp_path: Path) -> None:
     lines = {left.place: left.line for left in draft.left}
     assert set(lines) == {
         "ServerConfig.managementPort",
+        "ServerConfig.tlsCaPath",
         "BackendConfig.backendName",
         "BackendConfig.npuDeviceIds",
         "BackendConfig.ModelDeployConfig.ModelConfig[0].worldSize",
