@@ -32,7 +32,7 @@ _BLOCK = re.compile(
 )
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 KEY = "key-of-an-admin"
-LONG = ("gateway serve", "make", "git", "cd", "python")
+LONG = ("gateway serve", "make", "git", "cd", "pip install", "python")
 """Commands that run until they are stopped, or are tested as a whole elsewhere."""
 
 SERVED = """
@@ -107,7 +107,7 @@ def test_a_block_is_shell_and_its_commands_exist(block: Block) -> None:
 def _parse(command: click.Command, arguments: list[str]) -> None:
     """Fails if there is no such command, or it has no such option."""
     context = command.context_class(command, **command.context_settings)
-    if isinstance(command, click.Group):
+    if isinstance(command, click.Group) and not arguments[0].startswith("-"):
         found = command.get_command(context, arguments[0])
         assert found is not None, arguments
         _parse(found, arguments[1:])
