@@ -16,7 +16,7 @@ from adapters.multipart import form_field, is_form, with_field
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.decode import read_model
 from adapters.openai.remote.encode_request import raw_fields
-from schemas.errors import InvalidRequest, MalformedBody
+from schemas.errors import InvalidRequest, MalformedBody, UnsupportedFeature
 from schemas.origin import Origin, Relay
 
 
@@ -24,6 +24,7 @@ class _Row(NamedTuple):
     """An operation: its name, its path, and how a remote is called.
 
     `remote`: the path at the remote, by default ours without `/v1`. `beside_v1`: that path is not below `/v1` there.
+    `refused`: fields that would name something that is stored here, which a remote does not have -> what to send.
     """
 
     name: str
@@ -32,8 +33,10 @@ class _Row(NamedTuple):
     remote: str | None = None
     beside_v1: bool = False
     form: bool = False
+    refused: tuple[tuple[str, str], ...] = ()
 
 
+_STORED = ("previous_response_id", "Responses are stored here, not at the model's server: send its items as 'input'.")
 _TABLE = (
     _Row("rerank", "/v1/rerank", "Rank documents (vLLM, Jina, Cohere)"),
     _Row("rerank_unversioned", "/rerank", "Rank documents (vLLM)", "/rerank"),
@@ -48,6 +51,7 @@ _TABLE = (
     _Row("image_edits", "/v1/images/edits", "Edit images", form=True),
     _Row("image_variations", "/v1/images/variations", "Vary an image", form=True),
     _Row("moderations", "/v1/moderations", "Classify texts as harmful"),
+    _Row("responses_compact", "/v1/responses/compact", "Shorten a conversation to an opaque item", refused=(_STORED,)),
 )
 _BY_NAME = {row.name: row for row in _TABLE}
 
@@ -79,6 +83,9 @@ def read_relay(dialect: Dialect, name: str, body: bytes, call: Call) -> Relay:
         media_type, fields = JSON, parse(body)
         if not isinstance(fields, dict):
             raise MalformedBody("The request body must be a JSON object.")
+        for field, instead in _BY_NAME[name].refused if name in _BY_NAME else ():
+            if fields.get(field) is not None:
+                raise UnsupportedFeature(f"'{field}' is not supported. {instead}", feature=field, param=field)
         model = fields.get("model")
         if model is not None and not isinstance(model, str):
             raise InvalidRequest("Invalid value for 'model': Expected `str`.", param="model")
