@@ -123,7 +123,7 @@ def save_paligemma(folder: Path) -> Path:
 
 
 def save_qwen3_vl(folder: Path) -> Path:
-    """An image's features are added to several layers."""
+    """An image's features are added to several layers (DeepStack)."""
     tokens = tokenizer("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
     vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "patch_size": 8}
     vision |= {"out_hidden_size": 48, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
@@ -140,4 +140,4 @@ def save_qwen3_vl(folder: Path) -> Path:
     return _save(folder, config, tokens, images)
 
 
-SERVED: Sequence[Callable[[Path], Path]] = (save_idefics3, save_llava_next, save_glm4v)
+SERVED: Sequence[Callable[[Path], Path]] = (save_idefics3, save_llava_next, save_glm4v, save_qwen3_vl)

@@ -28,7 +28,7 @@ from schemas.ir import Generate, Stopping, TextPrompt
 from tests.backends import laws
 from tests.backends.images import files
 from tests.backends.native.multimodal import families
-from tests.backends.native.multimodal.families import WORDS, save_gemma3, save_paligemma, save_qwen3_vl
+from tests.backends.native.multimodal.families import WORDS, save_gemma3, save_paligemma
 from tests.backends.native.multimodal.test_generate import generated, run
 from tests.backends.native.multimodal.tiny import Checkpoint
 
@@ -81,7 +81,6 @@ def test_tokens_are_those_of_generate(folder: Path, checkpoint: Checkpoint) -> N
 REFUSED = {
     "gemma3": (save_gemma3, "attend to later ones"),
     "paligemma": (save_paligemma, "attend to later ones"),
-    "qwen3_vl": (save_qwen3_vl, "features of images at several layers"),
 }
 
 
