@@ -16,6 +16,7 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
@@ -140,4 +141,19 @@ def save_qwen3_vl(folder: Path) -> Path:
     return _save(folder, config, tokens, images)
 
 
-SERVED: Sequence[Callable[[Path], Path]] = (save_idefics3, save_llava_next, save_glm4v, save_qwen3_vl)
+def save_mistral3(folder: Path) -> Path:
+    """Images are rows of tokens, with a token at the end of each row and at the end of the image."""
+    tokens = tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+    config = AutoConfig.for_model(
+        "mistral3",
+        text_config={"model_type": "mistral", **TEXT, "head_dim": 12},
+        vision_config={"model_type": "pixtral", **VISION, "image_size": 64, "head_dim": 8},
+        image_token_index=WORDS,
+        spatial_merge_size=2,
+        vision_feature_layer=-1,
+    )
+    images = PixtralImageProcessorPil(size={"longest_edge": 64}, patch_size={"height": 8, "width": 8})
+    return _save(folder, config, tokens, images)
+
+
+SERVED: Sequence[Callable[[Path], Path]] = (save_idefics3, save_llava_next, save_glm4v, save_qwen3_vl, save_mistral3)

@@ -78,6 +78,18 @@ def test_tokens_are_those_of_generate(folder: Path, checkpoint: Checkpoint) -> N
     assert run(engine, prompts, first=10) == expected
 
 
+def test_mistral3_lays_tokens_out_in_rows(tmp_path: Path) -> None:
+    """As `PixtralProcessor.replace_image_token` of transformers 5.23, which cannot be imported without torchvision."""
+    checkpoint = Checkpoint(families.save_mistral3(tmp_path))
+    # 60 x 20 pixels become 64 x 32: two rows of four tokens of 16 x 16.
+    (wide, tall) = (checkpoint.item(1, 60, 20), checkpoint.item(2, 20, 60))
+    row, end = IMAGE + 1, IMAGE + 2
+    given = checkpoint.processor.apply([5, IMAGE, 7, IMAGE], [wide, tall])
+    expected = [5, *[IMAGE] * 4, row, *[IMAGE] * 4, end, 7, *[IMAGE, IMAGE, row] * 3, IMAGE, IMAGE, end]
+    assert list(given.prompt_token_ids) == expected
+    assert [feature.length for feature in given.features] == [10, 12]
+
+
 REFUSED = {
     "gemma3": (save_gemma3, "attend to later ones"),
     "paligemma": (save_paligemma, "attend to later ones"),
