@@ -19,6 +19,7 @@ from transformers.models.llava_next.image_processing_pil_llava_next import Llava
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from tests.backends.native.multimodal.tiny import widen
 
@@ -156,4 +157,19 @@ def save_mistral3(folder: Path) -> Path:
     return _save(folder, config, tokens, images)
 
 
+def save_smolvlm(folder: Path) -> Path:
+    """As Idefics3; the processor needs the package num2words."""
+    tiles = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
+    tokens = tokenizer("<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", "\n\n", *tiles)
+    text = {"model_type": "llama", **TEXT}
+    config = AutoConfig.for_model(
+        "smolvlm", text_config=text, vision_config=VISION, scale_factor=2, image_token_id=WORDS
+    )
+    images = SmolVLMImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
+    (_save(folder, config, tokens, images) / "processor_config.json").write_text('{"image_seq_len": 4}')
+    return folder
+
+
 SERVED: Sequence[Callable[[Path], Path]] = (save_idefics3, save_llava_next, save_glm4v, save_qwen3_vl, save_mistral3)
+WITH_PACKAGE = {save_smolvlm: "num2words"}
+"""Families whose processor in transformers needs a package that neither is required nor comes with another."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,18 @@ IMAGE = WORDS
 TOLERANCE = 1e-5
 
 
-@pytest.fixture(scope="module", params=families.SERVED, ids=lambda save: save.__name__)
+def _with_package(save: Callable[[Path], Path], package: str) -> Any:
+    here = find_spec(package) is not None
+    return pytest.param(save, marks=pytest.mark.skipif(not here, reason=f"needs {package}"), id=save.__name__)
+
+
+FAMILIES = (
+    *(pytest.param(save, id=save.__name__) for save in families.SERVED),
+    *(_with_package(save, package) for save, package in families.WITH_PACKAGE.items()),
+)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made: Path = request.param(tmp_path_factory.mktemp("family"))
     return made
@@ -94,6 +106,8 @@ REFUSED = {
     "gemma3": (save_gemma3, "attend to later ones"),
     "paligemma": (save_paligemma, "attend to later ones"),
 }
+if find_spec("num2words") is None:
+    REFUSED["smolvlm"] = (families.save_smolvlm, "Package `num2words` is required")
 
 
 @pytest.mark.parametrize(("save", "words"), REFUSED.values(), ids=REFUSED)
