@@ -106,6 +106,14 @@ def test_in_a_mixed_batch(family: str, worlds: Any) -> None:
     assert world.error(asked, engine(model).answers(asked, apart=2)) < 1e-4
 
 
+def test_in_a_hybrid_model(worlds: Any) -> None:
+    """Also within recurrent layers, whose states are those of the sequence's LoRA adapter; in chunks, too."""
+    world, asked = worlds("lfm2"), requests()
+    model = world.model()
+    assert world.error(asked, engine(model).answers(asked)) < 1e-4
+    assert world.error(asked, engine(model, step_tokens=9).answers(asked, apart=2)) < 1e-4
+
+
 def test_alone_and_all_with_the_same(worlds: Any) -> None:
     world = worlds("llama")
     for name in ("", "a", "b"):
