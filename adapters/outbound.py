@@ -18,8 +18,11 @@ def image_url(image: ImagePart) -> str:
     """The `http:`, `https:` or `data:` URL of an image. Bare base64 is taken for a JPEG or a PNG.
 
     Raises:
-        schemas.errors.UnsupportedFeature: the image is a path of this machine, which the remote cannot read.
+        schemas.errors.UnsupportedFeature: the image is a path of this machine, which the remote cannot read, or has no
+            pixels.
     """
+    if image.kind == "embeddings":
+        raise inexpressible("image_embeds")
     if image.kind == "path":
         raise inexpressible("images")
     if image.kind == "data" and not image.ref.startswith("data:"):

@@ -16,12 +16,17 @@ class TextPart(msgspec.Struct, frozen=True, tag="text"):
 class ImagePart(msgspec.Struct, frozen=True, tag="image"):
     """An image by reference; adapters do not read its bytes.
 
-    `ref` is a URL (`kind` "url"), a `data:` URI or bare base64 ("data"), or a local path ("path").
+    `ref` is a URL (`kind` "url"), a `data:` URI or bare base64 ("data"), a local path ("path"), or the base64 of a file
+    with the tensor that the model's encoder made of it ("embeddings"). `grid` is the base64 of a file with the tensor
+    `image_grid_thw`, which some models need beside embeddings. `frame` counts the frames of a video that the client
+    sent as one part; None: the image is a part of its own.
     """
 
     ref: str
-    kind: Literal["url", "data", "path"]
+    kind: Literal["url", "data", "path", "embeddings"]
     detail: str | None = None
+    grid: str | None = None
+    frame: int | None = None
 
 
 Part = TextPart | ImagePart

@@ -95,8 +95,10 @@ ELSEWHERE = "https://pics.example/a.png"
 OUT_OF_REACH = {
     "a path": (ImagePart("/srv/a.png", "path"), set(KINDS) - {"mindie"}),
     "a URL": (ImagePart(ELSEWHERE, "url"), {"triton"}),
+    "embeddings": (ImagePart("QUJD", "embeddings"), {"anthropic", "tgi-0.9", "triton"}),
 }
-"""Images that kinds cannot take. MindIE's TGI reads local paths of its own; Triton's tensor has the image itself."""
+"""Images that kinds cannot take. MindIE's TGI reads local paths of its own; Triton's tensor has the image itself;
+embeddings are for chats in OpenAI's form."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -158,4 +158,6 @@ def _with_markdown_images(prompt: TextPrompt) -> str:
 def _part(part: Part) -> dict[str, str]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
+    if part.kind == "embeddings":
+        raise inexpressible("image_embeds")
     return {"type": "image_url", "image_url": part.ref}

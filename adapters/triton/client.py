@@ -118,6 +118,8 @@ class TritonClient:
         if self._dialect.requests.rules == "triton":
             # vLLM's backend has an input tensor of base64 images beside the text.
             return {"text_input": prompt.text, "image": [_base64(image) for image in prompt.images]}
+        if any(image.kind == "embeddings" for image in prompt.images):
+            raise _unsupported("image_embeds")
         images = [{"type": "image_url", "image_url": image.ref} for image in prompt.images]
         return {"text_input": [{"type": "text", "text": prompt.text}, *images]}
 

@@ -3,7 +3,7 @@
 What a model makes of the pixels is in `backends.native.multimodal`.
 """
 
-from backends.images.loader import DecodedImage, ImageFile, ImageLoader, image_errors
+from backends.images.loader import DecodedImage, EmbeddingsFile, ImageFile, ImageLoader, image_errors
 from backends.images.options import ImageOptions
 
-__all__ = ["DecodedImage", "ImageFile", "ImageLoader", "ImageOptions", "image_errors"]
+__all__ = ["DecodedImage", "EmbeddingsFile", "ImageFile", "ImageLoader", "ImageOptions", "image_errors"]

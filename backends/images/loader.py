@@ -32,6 +32,17 @@ class ImageFile(msgspec.Struct, frozen=True):
     digest: bytes
 
 
+class EmbeddingsFile(msgspec.Struct, frozen=True):
+    """Tensors that a client sent in place of an image, as files: its embeddings, and the grid that some models need.
+
+    `digest` is of both, and never that of an image.
+    """
+
+    data: bytes
+    grid: bytes | None
+    digest: bytes
+
+
 class DecodedImage(msgspec.Struct, frozen=True):
     """The pixels of an image.
 
@@ -53,10 +64,11 @@ class ImageLoader:
         self._decoder = Decoder(options)
         self._fetcher = Fetcher(options)
 
-    async def read(self, parts: Sequence[ImagePart]) -> list[ImageFile]:
+    async def read(self, parts: Sequence[ImagePart]) -> list[ImageFile | EmbeddingsFile]:
         """The files of one request's images, in order.
 
         The cheap checks come first: the number of images before any is fetched, all headers before any is decoded.
+        Embeddings are files within the same limits of number and bytes; nothing in them is read here.
 
         Raises:
             schemas.errors.InvalidRequest: an image cannot be read, or is beyond a limit.
@@ -66,21 +78,24 @@ class ImageLoader:
             raise InvalidRequest(
                 f"At most {most} image{'s' * (most > 1)} may be provided in one request.", param="images"
             )
-        files, headers = [], []
+        files, read, pixels = [], list[ImageFile | EmbeddingsFile](), 0
         # One after another, so that a request has one fetch under way at a time.
         for number, part in enumerate(parts):
             with image_errors(number):
                 files.append(await self._bytes_of(part))
-        for number, file in enumerate(files):
+        for number, (part, file) in enumerate(zip(parts, files, strict=True)):
             with image_errors(number):
-                headers.append(check_header(file, self._options))
-        # The pixels are those of the headers; nothing is decoded yet.
-        if sum(pixels for _, pixels in headers) > self._options.max_request_pixels:
+                if part.kind == "embeddings":
+                    read.append(await asyncio.to_thread(_embeddings_file, part, file, self._options))
+                    continue
+                # The pixels are those of the header; nothing is decoded yet.
+                format, size = check_header(file, self._options)
+            pixels += size
+            read.append(ImageFile(file, format, sha256(file).digest()))
+        if pixels > self._options.max_request_pixels:
             most = self._options.max_request_pixels
             raise InvalidRequest(f"The images have more than {most} pixels together.", param="images")
-        return [
-            ImageFile(file, format, sha256(file).digest()) for file, (format, _) in zip(files, headers, strict=True)
-        ]
+        return read
 
     async def decode(self, file: ImageFile) -> DecodedImage:
         """Decode a file.
@@ -108,7 +123,7 @@ class ImageLoader:
         await self._decoder.aclose()
 
     async def _bytes_of(self, part: ImagePart) -> bytes:
-        if part.kind == "data":
+        if part.kind in ("data", "embeddings"):
             # In threads, because megabytes of base64 and slow disks would block the event loop.
             return await asyncio.to_thread(_decode_data, part.ref, self._options)
         if part.kind == "url":
@@ -124,6 +139,12 @@ def image_errors(number: int) -> Iterator[None]:
     except InvalidRequest as error:
         error.param = f"images[{number}]"
         raise
+
+
+def _embeddings_file(part: ImagePart, data: bytes, options: ImageOptions) -> EmbeddingsFile:
+    grid = None if part.grid is None else _decode_data(part.grid, options)
+    # What is hashed before the file makes the digest differ from an image's, whatever the file is.
+    return EmbeddingsFile(data, grid, sha256(b"embeddings" + sha256(grid or b"").digest() + data).digest())
 
 
 def _decode_data(ref: str, options: ImageOptions) -> bytes:

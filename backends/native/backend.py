@@ -45,6 +45,7 @@ from backends.native.text.codec import TextCodec
 from backends.native.tools.choice import offered_tools
 from backends.native.tools.constraint import constraint
 from backends.native.tools.reader import answer_reader
+from backends.observation import OBSERVER
 from backends.prompts import as_asked, images_of
 from backends.truncation import encode_fitting
 from schemas.errors import BackendUnavailable, InvalidRequest, UnsupportedFeature
@@ -192,6 +193,8 @@ class NativeBackend:
             finally:
                 # Also runs when the reader closes the generator (GeneratorExit), as after a client's disconnect.
                 self._client.release(in_flight)
+                if (observer := OBSERVER.get()) is not None:
+                    observer.engine_ran(in_flight.phases)
 
     def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
         """The fields without effect: unknown ones, and what a chat says of reasoning if its template takes no word."""

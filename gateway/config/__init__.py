@@ -6,6 +6,7 @@ from gateway.config.endpoint import (
     FEEDBACK_METRICS,
     TEXTLESS,
     UNITS,
+    Cache,
     Endpoint,
     Experiment,
     Fallback,
@@ -17,20 +18,25 @@ from gateway.config.endpoint import (
     Routing,
     ServedEntity,
     Shadow,
+    lacks_package,
     wrong_endpoint,
 )
 from gateway.config.file import BUNDLED, Config, Source, default, endpoints_for, examine_file, load, parse, remote
-from gateway.config.limit import EndpointLimit, Limit, Price, Window
+from gateway.config.limit import BILLION, EndpointLimit, Limit, Price, Window
 from gateway.config.positions import KeyPath
 from gateway.config.server import Export, Limits, Listener, Mount, ServerSection
 from gateway.config.structure import Problem, examine
+from gateway.config.telemetry import Telemetry
+from gateway.config.usage import UsageSection
 from schemas.catalog import Task
 
 __all__ = [
+    "BILLION",
     "BUNDLED",
     "FEEDBACK_METRICS",
     "TEXTLESS",
     "UNITS",
+    "Cache",
     "Config",
     "ConfigError",
     "Endpoint",
@@ -57,12 +63,15 @@ __all__ = [
     "Shadow",
     "Source",
     "Task",
+    "Telemetry",
+    "UsageSection",
     "Window",
     "aliases_of",
     "default",
     "endpoints_for",
     "examine",
     "examine_file",
+    "lacks_package",
     "load",
     "nearest",
     "parse",

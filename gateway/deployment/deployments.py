@@ -24,6 +24,7 @@ from gateway.config import (
     Fallback,
     Section,
     ServedEntity,
+    lacks_package,
     wrong_endpoint,
 )
 from gateway.deployment.ramp import Move, RampState, moved, with_share
@@ -281,7 +282,7 @@ def _endpoint(
     kept = (_with_kept_settings(entity, before, first=entity is made[0]) for entity in made)
     # An update lists served entities only; routing, experiment and fallback stay as they were.
     endpoint = replace(before, served_entities=tuple(kept))
-    if wrong := wrong_endpoint(endpoint, backends) or mixed_kinds(endpoint, generates):
+    if wrong := wrong_endpoint(endpoint, backends) or mixed_kinds(endpoint, generates) or lacks_package(endpoint):
         raise InvalidRequest(f"{change.endpoint}{wrong}", param="config.served_entities")
     return endpoint
 

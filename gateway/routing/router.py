@@ -11,6 +11,7 @@ from backends.base import Backend, Capabilities, can_answer
 from gateway.config import Endpoint, aliases_of
 from gateway.routing.policy import policy_for
 from gateway.routing.target import Plan, Target
+from gateway.storage.answer_cache import AnswerCache
 from schemas.errors import ModelNotFound
 from schemas.ir import Request
 
@@ -92,6 +93,7 @@ class _Route:
                 entity.model or name,
                 endpoint.task or entity.task or "chat",
                 float(entity.traffic_percentage),
+                AnswerCache(endpoint.cache) if endpoint.cache is not None else None,
             )
             for entity in endpoint.served_entities
         )

@@ -14,13 +14,28 @@ class ImageUrl(msgspec.Struct, frozen=True):
     detail: str | None = None
 
 
+class VideoUrl(msgspec.Struct, frozen=True):
+    """The URL of a video (vLLM)."""
+
+    url: str
+
+
 class ContentPart(msgspec.Struct, frozen=True):
-    """A part of a message's content. In MindIE's protocol `image_url` is a plain string."""
+    """A part of a message's content. In MindIE's protocol `image_url` is a plain string.
+
+    `image_embeds`, `video_url` and `audio_url` are vLLM's. Embeddings are the base64 of a tensor's file, alone or as
+    `{"image_embeds": …, "image_grid_thw": …}`. Audio and files are for servers that are sent the body.
+    """
 
     type: str
     text: str | None = None
     image_url: ImageUrl | str | None = None
     refusal: str | None = None
+    image_embeds: str | dict[str, str] | None = None
+    video_url: VideoUrl | str | None = None
+    audio_url: Any = None
+    input_audio: Any = None
+    file: Any = None
 
 
 class FunctionCall(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
+from io import BytesIO
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +16,7 @@ import httpx
 import msgspec
 import pytest
 import pytest_asyncio
+from PIL import Image
 
 from backends.base import Feature
 from backends.native.backend import NativeBackend
@@ -207,3 +209,39 @@ async def test_images_by_reference(tmp_path: Path) -> None:
                     assert not {"/etc/hostname", "../a.png"} & {str(each[0]) for event, each in seen if event == "open"}
     assert there.requests
     assert not unlisted.requests
+
+
+def jpeg(colour: str) -> str:
+    image, out = Image.open(BytesIO(base64.b64decode(square(colour)))), BytesIO()
+    image.save(out, "JPEG")
+    return as_base64(out.getvalue())
+
+
+@pytest.mark.torch
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_video_is_seen_as_its_frames(native: httpx.AsyncClient) -> None:
+    async def ask(*content: dict[str, Any]) -> httpx.Response:
+        body = {"model": "demo", "max_tokens": 20, "temperature": 0, "logprobs": True}
+        parts = [*content, {"type": "text", "text": QUESTION}]
+        return await native.post("/v1/chat/completions", json=body | {"messages": [{"role": "user", "content": parts}]})
+
+    frames = [jpeg("red"), jpeg("blue")]
+    shown = [{"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{frame}"}} for frame in frames]
+    video = {"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{','.join(frames)}"}}
+    expected, seen = await ask(*shown), await ask(video)
+    assert expected.json()["choices"] == seen.json()["choices"]
+    assert expected.json()["usage"]["prompt_tokens"] == seen.json()["usage"]["prompt_tokens"]
+    for url, said, param in (
+        ("data:video/mp4;base64,QUJD", "as its frames only", "type"),
+        ("data:video/jpeg;base64,QUJD", "not a JPEG or PNG", "video_url"),
+        ("data:video/jpeg;base64," + ",".join(frames * 11), "At most 20 images", None),
+    ):
+        refused = await ask({"type": "video_url", "video_url": {"url": url}})
+        error = refused.json()["error"]
+        assert refused.status_code == 400
+        assert said in error["message"]
+        assert error["param"] == ("messages" if param is None else f"messages[0].content[0].{param}")
+    sent = await ask({"type": "image_embeds", "image_embeds": "QUJD"})
+    assert sent.status_code == 400
+    assert sent.json()["error"]["param"] == "messages[0].content[0].image_embeds"
+    assert "cannot be read" in sent.json()["error"]["message"]

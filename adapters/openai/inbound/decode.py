@@ -17,6 +17,7 @@ from adapters.openai.inbound.checks import check, check_chat, check_completion, 
 from adapters.openai.inbound.extensions import own_fields, prompt_scores, read_grammar, template_options
 from adapters.openai.inbound.functions import uses_functions, with_tools
 from adapters.openai.inbound.messages import read_messages
+from adapters.openai.inbound.parts import unread_parts
 from adapters.openai.inbound.tools import read_tool_choice, read_tools
 from adapters.unknown_fields import Unknown
 from schemas.errors import InvalidRequest, UnsupportedFeature
@@ -105,7 +106,7 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
         extra=extra,
         prompt_scores=prompt_scores(given),
         returns_ids=given.return_token_ids is True,
-        unread=own_fields(given),
+        unread=own_fields(given) + unread_parts(given.messages),
         # Chats are not stored here, but where the body is sent on.
         unknown=extra.paths + (("store",) if given.store else ()),
         origin=origin,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 
 import msgspec
 
 from adapters.base import Headers, Reply
 from adapters.openai.dialects import Dialect
 from schemas.errors import GatewayError, MethodNotAllowed, UnsupportedFeature
-from schemas.ir import ChatPrompt, Generate, ImagePart
+from schemas.ir import ChatPrompt, Generate, ImagePart, Part
 from schemas.openai.answers import Error, ErrorResponse, MindieErrorResponse
 
 _FIELDS = {
@@ -99,11 +100,22 @@ def _image_param(request: Generate, number: str | None) -> str:
         return "messages"
     messages = [message for prompt in request.prompts if isinstance(prompt, ChatPrompt) for message in prompt.messages]
     places = [
-        f"messages[{turn}].content[{place}].image_url"
+        f"messages[{turn}].content{place}"
         for turn, message in enumerate(messages)
         if isinstance(message.content, tuple)
-        for place, part in enumerate(message.content)
-        if isinstance(part, ImagePart)
+        for place in _image_places(message.content)
     ]
     # The backend numbered the parts of this same request, in the same order.
     return places[int(number)]
+
+
+def _image_places(content: tuple[Part, ...]) -> Iterator[str]:
+    """The place of each image in the client's content, where all frames of a video are one part."""
+    place = -1
+    for part in content:
+        frame = part.frame if isinstance(part, ImagePart) else None
+        # The first frame is numbered 0.
+        place += not frame
+        if isinstance(part, ImagePart):
+            field = "image_embeds" if part.kind == "embeddings" else "image_url" if frame is None else "video_url"
+            yield f"[{place}].{field}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.checks import empty, missing, not_one_of, refused
+from adapters.openai.inbound.parts import read_part
 from schemas.errors import UnsupportedFeature
-from schemas.ir import ChatPrompt, ImagePart, Message, Part, TextPart, ToolCall
+from schemas.ir import ChatPrompt, Message, Part, TextPart, ToolCall
 from schemas.openai import requests as wire
-
-_REMOTE = ("http://", "https://")
 
 
 def read_messages(dialect: Dialect, messages: tuple[wire.ChatMessage, ...]) -> ChatPrompt:
@@ -24,16 +25,6 @@ def read_messages(dialect: Dialect, messages: tuple[wire.ChatMessage, ...]) -> C
     if limit is not None and (length := sum(map(_characters, read))) > limit:
         raise refused("messages", f"Messages length must be in (0, {limit}], but got {length}.")
     return ChatPrompt(read)
-
-
-def image_part(url: str, detail: str | None = None) -> ImagePart:
-    """An image by reference: a URL, a `data:` URL, or (MindIE) bare base64 or a local path."""
-    if url.startswith(_REMOTE):
-        return ImagePart(url, "url", detail)
-    # Bare base64 begins with the encoded magic number: of a PNG, or of a JPEG, which looks like an absolute path.
-    if url.startswith(("data:", "iVBORw0KGgo")) or (url.startswith("/9j/") and "." not in url):
-        return ImagePart(url, "data", detail)
-    return ImagePart(url, "path", detail)
 
 
 def _message(dialect: Dialect, given: wire.ChatMessage, param: str) -> Message:
@@ -72,25 +63,8 @@ def _content(dialect: Dialect, given: wire.ChatMessage, param: str) -> str | tup
         raise refused(f"{param}.content", message)
     if not content:
         raise empty(f"{param}.content")
-    return tuple(_part(part, f"{param}.content[{place}]") for place, part in enumerate(content))
-
-
-def _part(part: wire.ContentPart, param: str) -> Part:
-    if part.type == "image_url":
-        if part.image_url is None:
-            raise missing(f"{param}.image_url")
-        if isinstance(part.image_url, str):
-            return image_part(part.image_url)
-        return image_part(part.image_url.url, part.image_url.detail)
-    if part.type not in ("text", "refusal"):
-        message = (
-            f"Content of type '{part.type}' is not supported. Supported types are: 'text', 'image_url', 'refusal'."
-        )
-        raise UnsupportedFeature(message, feature=part.type, param=f"{param}.type")
-    text = part.text if part.type == "text" else part.refusal
-    if text is None:
-        raise missing(f"{param}.{part.type}")
-    return TextPart(text)
+    parts = [read_part(part, f"{param}.content[{place}]") for place, part in enumerate(content)]
+    return tuple(chain.from_iterable(parts))
 
 
 def _tool_call(call: wire.ToolCall, param: str) -> ToolCall:

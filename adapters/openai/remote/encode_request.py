@@ -274,6 +274,9 @@ def _message(message: Message) -> dict[str, Any]:
 def _part(part: Part) -> dict[str, Any]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
+    if part.kind == "embeddings":
+        grid = {} if part.grid is None else {"image_grid_thw": part.grid}
+        return {"type": "image_embeds", "image_embeds": {"image_embeds": part.ref, **grid} if grid else part.ref}
     detail = {} if part.detail is None else {"detail": part.detail}
     return {"type": "image_url", "image_url": {"url": image_url(part), **detail}}
 

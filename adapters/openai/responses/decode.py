@@ -9,7 +9,7 @@ from adapters.dialect import Bound
 from adapters.openai.dialects import PENALTIES, Dialect
 from adapters.openai.inbound.checks import check_bound, empty, missing, not_one_of
 from adapters.openai.inbound.decode import read_model
-from adapters.openai.inbound.messages import image_part
+from adapters.openai.inbound.parts import image_part
 from adapters.openai.inbound.tools import choice_of_keyword, choice_of_names, json_schema_grammar, read_tools
 from adapters.openai.responses.stored import REFERENCE, Items, conversation_items, input_items, referenced_item
 from adapters.unknown_fields import Unknown

@@ -258,7 +258,7 @@ class EngineClient:
                 for output in message.outputs:
                     # None: the sequence was released, and its `Cancel` crossed this output on the way.
                     if (request := self._in_flight.get(output.seq)) is not None:
-                        request.deliver(output)
+                        request.deliver(output, message.ended)
                 # This step may have ended the trial, or brought it past the token at which engines died.
                 if self._quarantine_waits:
                     self._submit_waiting()

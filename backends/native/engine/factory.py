@@ -28,6 +28,7 @@ from backends.native.engine.layers.packed_linear import pack_linears
 from backends.native.engine.layers.quantized_linear import BITS, quantize_linears
 from backends.native.engine.loading.lora_check import why_not_adapted
 from backends.native.engine.loading.self_check import why_not_packed
+from backends.native.engine.loading.stacking_check import find_stacking
 from backends.native.engine.loading.weights import LoadedModel, is_encoder, load, load_encoder
 from backends.native.engine.loop import Engine
 from backends.native.engine.lora.layers import inject_lora
@@ -148,6 +149,7 @@ def _encoder_engine(
         step_tokens=options.step_tokens,
         max_sequences=options.max_sequences,
         max_waiting=options.max_waiting,
+        short_first=options.short_first,
     )
     size = pooler.size if pooler else 0
     return engine, _ready(loaded, options, context, execution_path="encoder", embedding_size=size, generates=False)
@@ -335,7 +337,7 @@ def _per_sequence_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[R
     most = max(_PER_SEQUENCE_TOKENS, _context(loaded, options)) // options.block_size
     blocks = _wanted_blocks(loaded, options)
     sizes = CacheSizes(blocks if options.kv_tokens else min(blocks, most), options.max_sequences)
-    return PerSequenceRunner(loaded.model, tuple(options.lora_adapters)), sizes
+    return PerSequenceRunner(loaded.model, tuple(options.lora_adapters), find_stacking(loaded.model)), sizes
 
 
 def _cache_bytes(device: torch.device, step_bytes: int) -> int:

@@ -109,6 +109,7 @@ class Engine:
         lora = self.loras.keys.get(request.lora_adapter, "")  # a name that there is none of is refused below
         known = request if lora == request.lora_adapter else replace(request, lora_adapter=lora)
         sequence = Sequence(connection, known, next(self._arrivals), salt=lora.encode())
+        sequence.submitted = time.monotonic()
         try:
             self._validate(connection, request)
             self._queue(sequence)
@@ -190,7 +191,8 @@ class Engine:
             self._speculation.time(works, time.perf_counter() - began)
         # A new dictionary and not `clear()`: the returned one is read after this call.
         outputs, self._outputs = self._outputs, defaultdict(list)
-        return {connection: Step(tuple(gained)) for connection, gained in outputs.items()}
+        ended = time.monotonic() if outputs else 0.0
+        return {connection: Step(tuple(gained), ended) for connection, gained in outputs.items()}
 
     def _validate(self, connection: int, request: Submit) -> None:
         if (connection, request.seq) in self._sequences:
@@ -296,7 +298,8 @@ class Engine:
         else:
             vector = embedding_of(sequence) if request.pool else ()
             prompt, cached = self._scored_prompt(sequence), sequence.cached_tokens or 0
-            output = Output(request.seq, ids, reason, logprobs, prompt, cached, vector=vector)
+            times = (sequence.submitted, sequence.admitted)
+            output = Output(request.seq, ids, reason, logprobs, prompt, cached, vector=vector, times=times)
         self._emit(sequence, output)
         if reason is not None:
             self._end(sequence)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from backends.images import DecodedImage
 from backends.native.multimodal.inputs import (
+    ImageEmbeddingItems,
     ImageItem,
     ImageProcessorItems,
     ImageSize,
@@ -37,6 +38,7 @@ __all__ = [
     "BaseMultiModalProcessor",
     "BaseProcessingInfo",
     "DecodedImage",
+    "ImageEmbeddingItems",
     "ImageItem",
     "ImageProcessorItems",
     "ImageSize",

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from backends.images import DecodedImage
 from backends.native.protocol.messages import Array, Feature
 
+EMBEDDINGS = "image_embeds"
+"""The field that holds embeddings of an image in place of pixels."""
+
 Arrays = Mapping[str, NDArray[Any]]
 
 MultiModalDataDict = Mapping[str, Sequence[DecodedImage]]
@@ -33,7 +36,7 @@ class ImageItem:
     """A processed image of a request.
 
     Attributes:
-        size: of the decoded image.
+        size: of the decoded image; 0x0 if the client sent its embeddings.
         arrays: the image processor's output, with batch dimensions: the encoder's keyword arguments.
         identifier: a digest of the file.
         tokens: its placeholder tokens, if the processor returns them.
@@ -48,6 +51,20 @@ class ImageItem:
     def nbytes(self) -> int:
         """The size of its arrays in bytes."""
         return sum(array.nbytes for array in self.arrays.values())
+
+
+class ImageEmbeddingItems(tuple[ImageItem, ...]):
+    """The images of a prompt for which the client sent embeddings."""
+
+    __slots__ = ()
+
+    def get(self, index: int) -> ImageItem:
+        """The image with this index."""
+        return self[index]
+
+    def get_feature_size(self, index: int) -> int:
+        """The number of an image's embeddings."""
+        return len(self[index].arrays[EMBEDDINGS])
 
 
 class ImageProcessorItems(tuple[ImageItem, ...]):
@@ -67,20 +84,20 @@ class ImageProcessorItems(tuple[ImageItem, ...]):
 _Items = TypeVar("_Items")
 
 
-class MultiModalDataItems(dict[str, ImageProcessorItems]):
+class MultiModalDataItems(dict[str, ImageProcessorItems | ImageEmbeddingItems]):
     """The processed items of a prompt, by modality."""
 
     __slots__ = ()
 
-    def get_items(self, modality: str, kind: type[_Items]) -> _Items:
+    def get_items(self, modality: str, kind: type[_Items] | tuple[type[_Items], ...]) -> _Items:
         """The items of a modality.
 
         Raises:
-            TypeError: they are not of this kind.
+            TypeError: they are not of this kind, or of one of these kinds.
         """
         found = self.get(modality, ImageProcessorItems())
         if not isinstance(found, kind):
-            raise TypeError(f"the items of '{modality}' are {type(found).__name__}, not {kind.__name__}")
+            raise TypeError(f"the items of '{modality}' are {type(found).__name__}, not {kind}")
         return found
 
     def get_count(self, modality: str) -> int:

@@ -13,9 +13,12 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from backends.images import DecodedImage
+from backends.images import DecodedImage, EmbeddingsFile
+from backends.native.multimodal.embeddings import GRID, read_embeddings
 from backends.native.multimodal.inputs import (
+    EMBEDDINGS,
     Arrays,
+    ImageEmbeddingItems,
     ImageItem,
     ImageProcessorItems,
     ImageSize,
@@ -28,7 +31,7 @@ from backends.native.multimodal.inputs import (
 )
 from backends.native.multimodal.resizing import begins_with_resize, resizing_by_channel
 from backends.native.multimodal.updates import PlaceholderMissing, PromptUpdate, apply_updates
-from schemas.errors import InvalidRequest
+from schemas.errors import InvalidRequest, UnsupportedFeature
 
 # Strategy: `process` depends on the image alone, so its result can be cached, and runs in a thread. `apply` depends on
 # the prompt, works on token ids only and is cheap. transformers' processors do both in one call and need the prompt's
@@ -218,6 +221,22 @@ class BaseMultiModalProcessor(ABC, Generic[Info]):
         outputs = self._call_hf_processor("", {"images": images}, kwargs)
         return ImageItem(size, self._fields(outputs, kwargs), image.digest)
 
+    def process_embeddings(self, file: EmbeddingsFile) -> ImageItem:
+        """Take the embeddings of one image as the client sent them, if `image_embeds` is among the model's fields.
+
+        Raises:
+            schemas.errors.InvalidRequest: they cannot be read, or are not this model's.
+            schemas.errors.UnsupportedFeature: the model takes none.
+        """
+        arrays = read_embeddings(file, self.info.get_hf_config().get_text_config().hidden_size)
+        fields = self._get_mm_fields_config(arrays, {})
+        if EMBEDDINGS not in fields:
+            raise UnsupportedFeature(f"The model takes images, but no '{EMBEDDINGS}'.", feature=EMBEDDINGS)
+        if (GRID in fields) != (GRID in arrays):
+            said = "needs" if GRID in fields else "takes no"
+            raise InvalidRequest(f"The model {said} '{GRID}' beside '{EMBEDDINGS}'.")
+        return ImageItem(ImageSize(0, 0), arrays, file.digest)
+
     def _fields(self, outputs: Arrays, kwargs: Mapping[str, object]) -> Arrays:
         """The outputs of the processor that the encoder takes."""
         fields = self._get_mm_fields_config(outputs, kwargs)
@@ -251,13 +270,15 @@ class BaseMultiModalProcessor(ABC, Generic[Info]):
         # The steps: count, tokens of each item, the model's own changes to the prompt, then the items' tokens in their
         # places.
         self._check_count(len(items))
-        mm_items = MultiModalDataItems(image=ImageProcessorItems(items))
+        mm_items = MultiModalDataItems(image=_of_one_kind(items))
         updates = self._get_prompt_updates(mm_items, {}, _kwargs(items))
         ids = self._apply_hf_processor_tokens_only(prompt_ids)
         try:
             updated, places = apply_updates(ids, updates, mm_items.get_all_counts(), self.info.encode)
         except PlaceholderMissing as error:
             raise InvalidRequest("The model's chat template has no place for one of the images.") from error
+        for number, (item, place) in enumerate(zip(items, places, strict=True)):
+            _check_embeddings(item, sum(place.details.is_embed), number)
         features = (
             make_feature(item, place.offset, place.details.is_embed) for item, place in zip(items, places, strict=True)
         )
@@ -269,6 +290,21 @@ class BaseMultiModalProcessor(ABC, Generic[Info]):
             raise InvalidRequest(
                 f"At most {limit} image{'s' * (limit != 1)} may be provided in one prompt.", param="images"
             )
+
+
+def _of_one_kind(items: Sequence[ImageItem]) -> ImageProcessorItems | ImageEmbeddingItems:
+    sent = [EMBEDDINGS in item.arrays for item in items]
+    if any(sent) and not all(sent):
+        raise InvalidRequest(f"Images and '{EMBEDDINGS}' cannot be mixed in one prompt.", param="images")
+    return ImageEmbeddingItems(items) if any(sent) else ImageProcessorItems(items)
+
+
+def _check_embeddings(item: ImageItem, tokens: int, number: int) -> None:
+    """Refuse embeddings that a client sent if they are not as many as the image's placeholder tokens."""
+    count = len(item.arrays.get(EMBEDDINGS, ())) or tokens
+    if count != tokens:
+        message = f"'{EMBEDDINGS}' has {count} embeddings; the model takes {tokens} for this image."
+        raise InvalidRequest(message, param=f"images[{number}]")
 
 
 def _kwargs(items: Sequence[ImageItem]) -> MultiModalKwargs:

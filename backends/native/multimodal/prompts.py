@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from backends.images import ImageFile, ImageLoader, ImageOptions, image_errors
+from backends.images import EmbeddingsFile, ImageFile, ImageLoader, ImageOptions, image_errors
 from backends.native.machine import return_large_blocks
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from backends.native.multimodal.processing import BaseMultiModalProcessor
@@ -130,10 +130,14 @@ class ImagePrompts:
                 message = f"An image of this size takes {feature.length} tokens; the limit is {self._max_tokens}."
                 raise InvalidRequest(message)
 
-    async def _item(self, file: ImageFile) -> ImageItem:
+    async def _item(self, file: ImageFile | EmbeddingsFile) -> ImageItem:
         """The processed image of a file, from the cache or decoded."""
         item = self._cache.get(file.digest)
         if item is not None:
+            return item
+        if isinstance(file, EmbeddingsFile):
+            item = await asyncio.to_thread(self._processor.process_embeddings, file)
+            self._cache.put(file.digest, item)
             return item
         async with self._loader.decoded(file) as image:
             try:

@@ -137,7 +137,9 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `prompt` comes with the first output if it was requested: one entry per prompt token, with None as the first one's
     logprob. `error` ends the sequence instead of `reason`; if `overloaded`, the sequence was rejected for lack of room
-    and may be submitted again; if `bad_grammar`, its grammar cannot be followed. `vector` is the pooled prompt.
+    and may be submitted again; if `bad_grammar`, its grammar cannot be followed. `vector` is the pooled prompt. `times`
+    comes with the first output: when the sequence was submitted and when it came into the batch, on the machine's
+    monotonic clock.
     """
 
     seq: int
@@ -150,12 +152,17 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     overloaded: bool = False
     vector: tuple[float, ...] = ()
     bad_grammar: bool = False
+    times: tuple[float, ...] = ()
 
 
 class Step(Message, frozen=True):
-    """Engine to worker: the outputs of this worker's sequences in one step."""
+    """Engine to worker: the outputs of this worker's sequences in one step.
+
+    `ended` is when the step did, on the machine's monotonic clock; 0: not known.
+    """
 
     outputs: tuple[Output, ...]
+    ended: float = 0.0
 
 
 class Pong(Message, frozen=True):

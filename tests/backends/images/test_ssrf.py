@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from adapters.openai.inbound.messages import image_part as openai_part
+from adapters.openai.inbound.parts import image_part as openai_part
 from adapters.tgi.inputs import image_part as tgi_part
 from backends.images import ImageLoader, ImageOptions
 from schemas.errors import InvalidRequest

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from backends.native.engine.scheduling.sequence import Sequence, Work
+from backends.native.multimodal.inputs import EMBEDDINGS
 from backends.native.multimodal.interfaces import SupportsMultiModal, merge_by_mask
 from backends.native.protocol.messages import Feature
 
@@ -95,7 +96,9 @@ class Embedder:
         """An image's embeddings, [tokens, hidden], from the cache or the model's encoder."""
         found = self.cache.get(feature.identifier)
         if found is None:
-            made = self._model.get_multimodal_embeddings(**self._fields(feature))
+            fields = self._fields(feature)
+            # Embeddings that the client sent: the worker has checked their shape and number.
+            made = [fields[EMBEDDINGS]] if EMBEDDINGS in fields else self._model.get_multimodal_embeddings(**fields)
             if made is None:
                 raise ValueError("the model makes no embeddings of an image's fields")
             found = made[0]

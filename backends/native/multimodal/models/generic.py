@@ -17,6 +17,7 @@ import numpy as np
 
 from backends.images import DecodedImage
 from backends.native.multimodal.inputs import (
+    EMBEDDINGS,
     Arrays,
     ImageItem,
     ImageProcessorItems,
@@ -42,6 +43,8 @@ _TEXT_FIELDS = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_
 _TEXT_FIELDS |= {"text_replacement_offsets"}
 # The decoder's arguments for features of deeper layers.
 _DEEPSTACK = frozenset({"visual_pos_masks", "deepstack_visual_embeds"})
+# A client's embeddings are refused: which tokens they stand for, only a processor written for the model knows.
+_OTHER_FIELDS = _TEXT_FIELDS | {EMBEDDINGS}
 # Sides by factors of the square root of 2, all pairs of which are tried: 225 sizes.
 _SIDES = tuple(round(32 * 2 ** (step / 2)) for step in range(15))  # 32 to 4096
 _MAX_PIXELS, _MAX_ASPECT = 16_000_000, 100  # the defaults of `ImageOptions`
@@ -142,7 +145,7 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor[GenericProcessingInfo])
         hf_inputs: Arrays,
         hf_processor_mm_kwargs: Mapping[str, object],  # noqa: ARG002
     ) -> Mapping[str, MultiModalFieldConfig]:
-        return {name: MultiModalFieldConfig.flat("image") for name in hf_inputs if name not in _TEXT_FIELDS}
+        return {name: MultiModalFieldConfig.flat("image") for name in hf_inputs if name not in _OTHER_FIELDS}
 
     def _get_prompt_updates(
         self,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from backends.native.multimodal.inputs import (
     Arrays,
+    ImageEmbeddingItems,
+    ImageProcessorItems,
     ImageSize,
     MultiModalDataItems,
     MultiModalFieldConfig,
@@ -66,16 +68,24 @@ class LlavaMultiModalProcessor(BaseMultiModalProcessor[LlavaProcessingInfo]):
         hf_inputs: Arrays,  # noqa: ARG002
         hf_processor_mm_kwargs: Mapping[str, object],  # noqa: ARG002
     ) -> Mapping[str, MultiModalFieldConfig]:
-        return {"pixel_values": MultiModalFieldConfig.batched("image")}
+        return {name: MultiModalFieldConfig.batched("image") for name in ("pixel_values", "image_embeds")}
 
     def _get_prompt_updates(
         self,
-        mm_items: MultiModalDataItems,  # noqa: ARG002
+        mm_items: MultiModalDataItems,
         hf_processor_mm_kwargs: Mapping[str, object],  # noqa: ARG002
         out_mm_kwargs: MultiModalKwargs,  # noqa: ARG002
     ) -> Sequence[PromptUpdate]:
         placeholder = self.info.get_hf_config().image_token_id
-        return [PromptReplacement("image", [placeholder], [placeholder] * self.info.get_num_image_tokens())]
+        images = mm_items.get_items("image", (ImageEmbeddingItems, ImageProcessorItems))
+
+        def tokens(index: int) -> list[int]:
+            # Embeddings of a client may be fewer than the tower makes: patches can be left out.
+            if isinstance(images, ImageEmbeddingItems):
+                return [placeholder] * images.get_feature_size(index)
+            return [placeholder] * self.info.get_num_image_tokens()
+
+        return [PromptReplacement("image", [placeholder], tokens)]
 
 
 @MULTIMODAL_REGISTRY.register_processor(

@@ -7,6 +7,7 @@ from itertools import pairwise
 from math import isqrt
 from typing import TYPE_CHECKING
 
+from backends.images import EmbeddingsFile
 from backends.native.multimodal.inputs import (
     Arrays,
     ImageItem,
@@ -79,7 +80,20 @@ class Qwen2VLMultiModalProcessor(BaseMultiModalProcessor[Qwen2VLProcessingInfo])
         hf_processor_mm_kwargs: Mapping[str, object],  # noqa: ARG002
     ) -> Mapping[str, MultiModalFieldConfig]:
         flat, batched = MultiModalFieldConfig.flat("image"), MultiModalFieldConfig.batched("image")
-        return {"pixel_values": flat, "image_grid_thw": batched}
+        return {"pixel_values": flat, "image_embeds": flat, "image_grid_thw": batched}
+
+    def process_embeddings(self, file: EmbeddingsFile) -> ImageItem:
+        """Take the embeddings of one image; its grid says how many there are."""
+        item = super().process_embeddings(file)
+        count, merged = len(item.arrays["image_embeds"]), self.info.get_image_processor().merge_size
+        _, rows, columns = item.arrays["image_grid_thw"][0].tolist()
+        # Checked before as many placeholders are made.
+        if rows % merged or columns % merged or rows * columns != count * merged**2:
+            raise InvalidRequest(
+                f"'image_embeds' has {count} embeddings, which a grid of {rows} x {columns} patches does not make: "
+                f"each is of {merged} x {merged} patches."
+            )
+        return item
 
     def _get_resize_kwargs(self) -> Mapping[str, object]:
         processor = self.info.get_image_processor()

@@ -158,6 +158,25 @@ def test_the_image_at_fault_is_named(number: int, param: str) -> None:
     assert json.loads(reply.body)["error"]["param"] == param
 
 
+FRAMES = {"type": "video_url", "video_url": {"url": "data:video/jpeg;base64,QQ==,QQ==,QQ=="}}
+EMBEDDINGS = {"type": "image_embeds", "image_embeds": "QQ=="}
+
+
+def test_frames_and_embeddings_at_fault_are_named() -> None:
+    """All frames of a video are one part of the client's."""
+    seen = [{"role": "user", "content": [FRAMES, {"type": "text", "text": "What?"}, FRAMES, IMAGE, EMBEDDINGS]}]
+    named = [
+        json.loads(server().error(InvalidRequest("m", param=f"images[{number}]"), chat(messages=seen)).body)["error"]
+        for number in range(8)
+    ]
+    assert [error["param"].removeprefix("messages[0].content") for error in named] == [
+        *["[0].video_url"] * 3,
+        *["[2].video_url"] * 3,
+        "[3].image_url",
+        "[4].image_embeds",
+    ]
+
+
 def test_several_images_at_fault() -> None:
     reply = server().error(InvalidRequest("m", param="images"), chat(messages=SEEN))
     assert json.loads(reply.body)["error"]["param"] == "messages"
