@@ -51,7 +51,7 @@ test: lint models $(CLIENTS)/.installed $(TOOLS)/.installed $(NODE)/node_modules
 	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 -m "not torch" --ignore tests/clients --cov --cov-report term:skip-covered
 	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m torch --ignore tests/clients
 	$(CLIENT_ENV) $(VENV)/bin/python -m pytest -q $(NEWEST:%=tests/clients/test_%.py)
-	$(CLIENT_ENV) $(CLIENTS)/bin/python -m pytest -q -c tests/clients/pytest.ini --ignore tests/clients/test_lm_eval.py tests/clients
+	$(CLIENT_ENV) $(CLIENTS)/bin/python -m pytest -q -n 2 --dist loadfile -c tests/clients/pytest.ini --ignore tests/clients/test_lm_eval.py tests/clients
 
 format: $(VENV)/.checked  ## rewrite the code in the project's format
 	$(VENV)/bin/ruff format .

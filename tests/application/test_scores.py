@@ -85,10 +85,12 @@ async def _ranks(client: httpx.AsyncClient, folder: Path) -> None:
         usage = answer.json()["usage"]
         assert usage["prompt_tokens"] == usage["total_tokens"] > 60
     few = await client.post("/v1/rerank", json=body | {"top_n": 1, "return_documents": False, "x_new": 1})
-    assert few.json()["results"] == [{"index": order[0], "relevance_score": results[0]["relevance_score"]}]
+    best = pytest.approx(expected[order[0]], abs=1e-5)
+    assert few.json()["results"] == [{"index": order[0], "relevance_score": best}]
     assert few.headers["x-interlingua-ignored"] == "x_new"
     named = await client.post("/v1/rerank", json=body | {"documents": [{"text": text} for text in DOCUMENTS]})
-    assert named.json()["results"] == results
+    # The last digits of a score depend on what else is in its batch.
+    assert [result["document"] for result in named.json()["results"]] == [{"text": DOCUMENTS[i]} for i in order]
     by_cosine = await client.post("/v1/rerank", json=body | {"model": "vectors", "top_n": 2})
     assert len(by_cosine.json()["results"]) == 2
 
