@@ -68,13 +68,21 @@ def record_of(account: RequestAccount) -> Record:
     )
 
 
-def log_record(record: Record, *, unit: str | None, priced: bool, first_event: float) -> None:
+def log_record(
+    record: Record,
+    *,
+    unit: str | None,
+    priced: bool,
+    first_event: float,
+    trace_id: str | None,
+) -> None:
     """Write the line `request.finished`."""
     # The reader of standard error may be gone: the request must not fail for that.
     with suppress(BrokenPipeError):
         log.info(
             "request.finished",
             request_id=record.request_id,
+            trace_id=trace_id,
             protocol=record.protocol,
             route=record.route,
             status=record.status,

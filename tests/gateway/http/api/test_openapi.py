@@ -10,11 +10,12 @@ import pytest
 from litestar import Litestar
 
 from adapters.base import Route
-from gateway.app import adapters, create_app
+from gateway.app import create_app
 from gateway.config import Config
 from gateway.http.api import experiment, keys
 from gateway.http.api.openapi import document
-from gateway.http.routes import routes
+from gateway.mounts import routes
+from gateway.registry import adapters
 
 
 @pytest.fixture(scope="module")
