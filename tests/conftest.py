@@ -2,9 +2,11 @@
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.missing_tools"]
@@ -21,3 +23,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if "not torch" not in config.option.markexpr or not collection_path.match("test_*.py"):
         return None
     return True if _NEEDS_TORCH.search(collection_path.read_text()) else None
+
+
+@pytest.fixture(autouse=True)
+def _unconfigured_log() -> Iterator[None]:
+    """Undo what a command that runs in this process configures: loggers would keep it, and no test could read them."""
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
