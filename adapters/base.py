@@ -19,6 +19,7 @@ from schemas.errors import GatewayError
 from schemas.ir import Embed, Embeddings, Events, Generate, Request, TokenIds, Tokenize, Tokens
 from schemas.origin import Relay
 from schemas.quota import Quota
+from schemas.scores import Score, Scores
 
 JSON = "application/json"
 Headers = tuple[tuple[str, str], ...]
@@ -185,10 +186,29 @@ class ServerCodec(Protocol):
         ...
 
 
+@runtime_checkable
+class ScoringCodec(Protocol):
+    """The part of a server codec for relayed requests that models here can answer, too (`Relay.scoring`)."""
+
+    def read_score(self, request: Relay) -> Score:
+        """Decode the body of a relayed request.
+
+        Raises:
+            schemas.errors.RequestError: it is invalid.
+        """
+        ...
+
+    def encode_scores(self, request: Score, answer: Scores) -> Reply:
+        """The answer to a request of `read_score`."""
+        ...
+
+
 class Outbound(msgspec.Struct, frozen=True):
     """A request to a remote, its path relative to the remote's base URL.
 
     `beside_v1`: relative to the base URL without a `/v1` at its end, where some servers have routes beside their API.
+    `flow` and `tokens`: whose it is, and about how many tokens it has, where requests wait for a connection.
+    `trace`: headers of this one request, which say what it is part of.
     """
 
     path: str
@@ -196,6 +216,9 @@ class Outbound(msgspec.Struct, frozen=True):
     method: Literal["GET", "POST"] = "POST"
     headers: Headers = (("content-type", JSON),)
     beside_v1: bool = False
+    flow: str = ""
+    tokens: int = 1
+    trace: Headers = ()
 
 
 class StreamDecoder(Protocol):

@@ -25,7 +25,8 @@ from schemas.ir import (
     Tokens,
     TokensPrompt,
 )
-from schemas.origin import Relay, RelayedAnswer
+from schemas.origin import Relay, RelayedAnswer, Scoring
+from schemas.scores import Score, Scores
 
 _USUAL = TemplateOptions()
 
@@ -60,16 +61,18 @@ class Capabilities(msgspec.Struct, frozen=True):
     `max_choices` bounds prompts times choices of one request; `context_length` is in tokens of prompt and answer.
     `lora_adapters` are the LoRA adapters that it has, if known: the values of `lora_adapter` that it takes, and the
     only values of `model` that a served entity of it may have. `raw_text` False: it takes conversations only.
-    `relays` are the dialects and operations whose bodies it sends on as they came. `known` False: the model is still
+    `relays` are the dialects and operations whose bodies it sends on as they came, `scoring` what it does itself of
+    scoring and classification. `known` False: the model is still
     loading, and only `generates` says what it will support, as far as its folder tells.
     """
 
     known: bool = True
-    generates: bool | None = True  # False: a model that only makes embeddings; None: not known yet
+    generates: bool | None = True  # False: a model that makes embeddings or scores only; None: not known yet
     features: frozenset[Feature] = frozenset()
     raw_text: bool = True
     relays: frozenset[tuple[str, str]] = frozenset()
     embeddings: bool = False
+    scoring: frozenset[Scoring] = frozenset()
     tokenize: bool = False
     max_choices: int = 128  # OpenAI's documented maximum of `n`
     context_length: int | None = None
@@ -138,6 +141,19 @@ class Relays(Protocol):
 
         Raises:
             schemas.errors.UnsupportedOperation: the remote does not have the operation.
+        """
+        ...
+
+
+@runtime_checkable
+class ScoresTexts(Protocol):
+    """A backend that scores and classifies texts itself: what `Capabilities.scoring` names."""
+
+    async def score(self, request: Score) -> Scores:
+        """The numbers of each pair or text, in order.
+
+        Raises:
+            schemas.errors.GatewayError: an input does not fit the model, or the model failed.
         """
         ...
 
@@ -287,7 +303,8 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
         schemas.errors.UnsupportedFeature: a feature is missing; the first one in the order of `Feature` is named.
     """
     if capabilities.generates is False:
-        raise UnsupportedFeature(f"The model '{model}' makes embeddings, and no text.", feature="generate")
+        made = "embeddings" if capabilities.embeddings or not capabilities.scoring else "scores"
+        raise UnsupportedFeature(f"The model '{model}' makes {made}, and no text.", feature="generate")
     # A text that the chat template is for becomes a conversation.
     if not capabilities.raw_text and request.raw_prompt and any(isinstance(p, TextPrompt) for p in request.prompts):
         raise UnsupportedFeature(f"The model '{model}' takes conversations only, not raw text.", feature="raw_text")
@@ -326,7 +343,9 @@ def can_answer(request: Request, capabilities: Capabilities) -> bool:
     if not isinstance(request, Generate):
         origin = request.origin
         relayed = origin is not None and (origin.dialect, origin.operation) in capabilities.relays
-        return relayed or (isinstance(request, Tokenize) and capabilities.tokenize)
+        if isinstance(request, Relay):
+            return relayed or request.scoring in capabilities.scoring
+        return relayed or capabilities.tokenize
     try:
         check(request, capabilities, request.model)
     except InvalidRequest:

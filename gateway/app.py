@@ -20,12 +20,16 @@ from backends.base import Backend, NotPrepared
 from gateway.access.keys import Keys, keys_from
 from gateway.config import Config, ConfigError, ServerSection, nearest
 from gateway.errors import to_client_error
-from gateway.http import feedback, health, ui
-from gateway.http import keys as keys_api
+from gateway.http import ui
 from gateway.http.answering import status_headers
+from gateway.http.api import engines, feedback, health
+from gateway.http.api import keys as keys_api
+from gateway.http.api.openapi import document
+from gateway.http.api.usage import organization
+from gateway.http.api.usage import routes as usage
 from gateway.http.entrance import BrowserGuard, Entrance, cors
-from gateway.http.openapi import document
 from gateway.http.routes import Mounts, not_allowed, not_found
+from gateway.observability.telemetry import start_traces
 from gateway.service import Service
 from schemas.errors import GatewayError, InvalidRequest
 
@@ -109,8 +113,6 @@ def create_app(
     backends: Mapping[str, Backend] | None = None,
     folder: Path | None = None,
     slot: str | None = None,
-    *,
-    waits: bool = False,
 ) -> Litestar:
     """The application.
 
@@ -119,7 +121,6 @@ def create_app(
         backends: used instead of those that `config` describes, for tests.
         folder: where workers share counters, feedback and stored responses.
         slot: this worker's place in `folder`, which it takes over from one that ended.
-        waits: whether startup waits until every endpoint can answer, and fails if one cannot.
 
     Raises:
         ConfigError: the configuration names something that does not exist.
@@ -128,13 +129,14 @@ def create_app(
     service = Service(config, make_backends(config) if backends is None else backends, keys, folder, slot)
     protocols = adapters()
     mounts = Mounts(protocols, config)
-    own = [*health.handlers(service), feedback.handler(service), keys_api.handler(service), *ui.handlers()]
+    own = [*health.handlers(service), *engines.handlers(service), feedback.handler(service), keys_api.handler(service)]
+    own += [*usage.handlers(service), *organization.handlers(service), *ui.handlers()]
     describe, openapi = _description(protocols, own)
     app = Litestar(
         [mounts.handler(service), *own, describe],
         # Errors of paths that Litestar serves itself; those of protocols are handled in `RequestHandler`.
         exception_handlers={HTTPException: _in_protocol(mounts), Exception: _in_protocol(mounts)},
-        lifespan=[_lifespan(service, waits)],
+        lifespan=[_lifespan(service)],
         openapi_config=None,  # Litestar sees none of the protocols' routes: `_description` serves our own document
         logging_config=None,  # structlog is configured by the worker
         cors_config=cors(config.server),
@@ -147,6 +149,7 @@ def create_app(
         app.route_handler_method_map,
         mounts.refuser(service),
         answers_preflights=app.cors_config is not None,
+        needs_certificate=config.server.ssl_ca_certs is not None,
     )
     return app
 
@@ -192,18 +195,19 @@ def _description(
     return describe, openapi
 
 
-def _lifespan(service: Service, waits: bool) -> Callable[[Litestar], AbstractAsyncContextManager[None]]:
-    """Start and stop the service with the application; with `waits`, startup ends once every endpoint can answer."""
+def _lifespan(service: Service) -> Callable[[Litestar], AbstractAsyncContextManager[None]]:
+    """Start and stop the service with the application."""
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
+        service.traces = start_traces(service.config.telemetry)
         await service.start()  # returns while models load: the server answers health checks from the beginning
         try:
-            if waits:
-                await service.settled()
             yield
         finally:
             await service.aclose()
+            if service.traces is not None:
+                await asyncio.to_thread(service.traces.close)  # the last: requests have ended
 
     return lifespan
 

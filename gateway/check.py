@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ import msgspec
 from msgspec.structs import replace
 
 from backends.base import Backend, NotPrepared
+from gateway.access.certificates import Certificates
 from gateway.access.keys import keys_from
 from gateway.app import adapters, backend_class, make_keys
-from gateway.config import Config, ConfigError, KeyPath, Problem, Source, examine, examine_file
+from gateway.config import Config, ConfigError, KeyPath, Problem, Source, examine, examine_file, lacks_package
 from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.experiments.metrics import wrong_metrics
 from gateway.http.routes import Mounts
+from gateway.observability.telemetry import MISSING, is_installed
 from gateway.storage.row_files import is_writable
 
 Change = Callable[[Config], Config]
@@ -42,6 +45,8 @@ def read_file(
     """
     config, problems, source = examine_file(path)
     config = change(config)
+    if offline:  # the state file is on the machine that serves
+        config = replace(config, server=replace(config.server, state_file=None))
     skipped = [str(path[0]) for path, _ in problems if path]
     problems += problems_of(config, offline=offline, insecure=insecure, skipped=skipped)
     if problems:
@@ -77,11 +82,13 @@ def problems_of(
     if "server" not in skipped:
         yield from _dialects(config)
     if not {"server", "endpoints"} & {*skipped}:
-        yield from _deployments(config, made)
+        yield from _deployments(config, made, offline)
     if not config.server.is_private and not config.server.needs_key and not insecure:
         reached = f"server.host {config.server.host}: other machines can reach this address"
         what_to_do = "set keys_env (or pass --keys-env NAME) or keys_file, or pass --insecure"
         yield Problem(("server", "host"), f"{reached}; {what_to_do}")
+    if config.telemetry is not None and not is_installed() and not offline:
+        yield Problem(("telemetry",), f"telemetry: {MISSING}")
     if not offline:
         yield from _machine(config)
 
@@ -141,7 +148,7 @@ def _dialects(config: Config) -> Iterator[Problem]:
             yield Problem(path, str(error))
 
 
-def _deployments(config: Config, made: Mapping[str, Backend]) -> Iterator[Problem]:
+def _deployments(config: Config, made: Mapping[str, Backend], offline: bool) -> Iterator[Problem]:
     try:
         deployments = LiveDeployments(config).deployments
     except ConfigError as error:
@@ -150,6 +157,8 @@ def _deployments(config: Config, made: Mapping[str, Backend]) -> Iterator[Proble
     for name, deployed in deployments.items():
         if wrong := wrong_metrics(deployed.serving):
             yield Problem(("endpoints", name, "experiment"), f"endpoints.{name}{wrong}")
+        if not offline and (lacking := lacks_package(deployed.serving)):
+            yield Problem(("endpoints", name), f"endpoints.{name}{lacking}")
     # Only of the file: an endpoint that was changed while serving must not keep the server from starting again.
     generates = generating(made)
     for name, endpoint in config.endpoints.items():
@@ -170,12 +179,30 @@ def _machine(config: Config) -> Iterator[Problem]:
             make_keys(replace(server, keys_env=None, admin_keys_env=None))
         except ConfigError as error:
             yield Problem(("server", "keys_file"), str(error))
+    if server.ssl_certfile is not None:
+        try:
+            Certificates(server)
+        except ConfigError as error:
+            yield Problem(("server", "ssl_certfile"), str(error))
     if server.export is not None and not is_writable(Path(server.export.folder).absolute()):
         text = f"server.export: the folder '{server.export.folder}' cannot be written to"
         yield Problem(("server", "export", "folder"), text)
+    yield from _usage(config)
     try:
         with socket.socket(socket.AF_INET6 if ":" in server.host else socket.AF_INET) as probe:
             probe.bind((server.host, 0))
     except OSError as error:
         text = f"server.host: cannot listen on {server.host}: {error.strerror}"
         yield Problem(("server", "host"), text)
+
+
+def _usage(config: Config) -> Iterator[Problem]:
+    if (settings := config.usage) is None:
+        return
+    database, waiting = settings.resolved(config.server)
+    if settings.is_postgres and find_spec("psycopg") is None:
+        text = "usage.database: PostgreSQL needs psycopg: pip install 'interlingua[postgres]'"
+        yield Problem(("usage", "database"), text)
+    folder = (Path(waiting) if settings.is_postgres else Path(database)).absolute().parent
+    if not is_writable(folder):
+        yield Problem(("usage", "database"), f"usage.database: the folder '{folder}' cannot be written to")

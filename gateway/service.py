@@ -13,25 +13,25 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from backends.base import Backend, Health, WaitsForEngine
+from backends.base import Backend, Capabilities, Health, WaitsForEngine
 from gateway.access.keys import Keys
 from gateway.access.keys_file import Key
 from gateway.access.limits import Limiter, Ticket, estimated_tokens, limits_file, rules_for
-from gateway.config import Config, Export
+from gateway.config import Config
 from gateway.deployment.catalog import catalog
 from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
-from gateway.experiments.experiments import Experiments
+from gateway.experiments.experiments import Experiments, figures_folder
 from gateway.export.rows import Exporter
 from gateway.observability.metrics import Metrics
-from gateway.rollout.full_report import FullReport
+from gateway.observability.telemetry import Traces
 from gateway.rollout.ramps import Ramps
 from gateway.routing.router import Router
 from gateway.routing.shares import Shares
 from gateway.routing.target import Plan, Target
 from gateway.storage.response_store import ResponseStore
-from gateway.storage.row_files import RowFiles
+from gateway.usage.ledger import Ledger
 from schemas.catalog import Catalog, Change, RequestCounts
 from schemas.errors import BackendUnavailable, Forbidden
 from schemas.ir import Embed, Generate, Request
@@ -79,16 +79,21 @@ class Service:
         self.responses = ResponseStore(limit, folder / "responses" if folder is not None else None) if limit else None
         slot = slot or secrets.token_hex(8)
         self.metrics = Metrics(backends, folder / "metrics" if folder is not None else None, slot)
-        self.exporter = self._make_exporter(config.server.export)
+        self.traces: Traces | None = None
+        self.exporter = Exporter.of(config.server.export, lambda rows: self.metrics.export_lost.add((), rows))
+        self.usage = Ledger.of(config, lambda records: self.metrics.usage_lost.add((), records))
+        self.keeps_texts = any(each is not None and each.with_text for each in (self.exporter, self.usage))
         self._counts: dict[str, RequestCounts] = {}
         # "loading" until the first check: a request in the first second waits instead of being refused.
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
+        self._capabilities: list[Capabilities] = []
         self._failed: dict[str, Health] = {}
         self._started: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._live = LiveDeployments(config)
-        self.experiments = Experiments(self.metrics, self._can_answer, keys, self._stop_arms, _figures(config, folder))
-        self._ramps = Ramps(self._live, self.experiments, self._can_answer)
+        figures = figures_folder(config, folder)
+        self.experiments = Experiments(self.metrics, self._can_answer, keys, self._stop_arms, figures)
+        self.ramps = Ramps(self._live, self.experiments, self._can_answer)
         self._is_changeable = config.server.state_file is not None
         self._serve()  # last: it uses all of the above
 
@@ -174,6 +179,10 @@ class Service:
         rules = rules_for(key, endpoint, self._limits[endpoint], user)
         return self.limiter.enter(rules, estimated_tokens(request)) if rules else None
 
+    def ledger_of(self, endpoint: str) -> Ledger | None:
+        """What keeps the records of an endpoint's requests; None if nothing does."""
+        return None if endpoint in self._untracked else self.usage
+
     async def manage(self, change: Change) -> None:
         """Change what is deployed, for all workers.
 
@@ -183,15 +192,6 @@ class Service:
         await self._live.change(change, self._health, generating(self.backends))
         self.refresh()
         log.info("endpoint.changed", model=change.endpoint, action=change.action)
-
-    def report(self, endpoint: str) -> FullReport:
-        """The report of an endpoint's experiment over all workers, with its ramp.
-
-        Raises:
-            schemas.errors.ModelNotFound: the endpoint has none.
-        """
-        history = self.experiments.of(endpoint).history()
-        return FullReport.of(self.experiments.report(endpoint), self._ramps.report(endpoint), history)
 
     async def reset(self, endpoint: str) -> None:
         """Have the figures of an endpoint's experiment begin anew, on all workers.
@@ -248,6 +248,8 @@ class Service:
 
     async def start(self) -> None:
         """Start the backends concurrently; returns before they are ready."""
+        if self.usage is not None:
+            self.usage.start()
         self._tasks = [asyncio.create_task(self._start(name, backend)) for name, backend in self.backends.items()]
         self._tasks.append(asyncio.create_task(self._watch()))
 
@@ -283,18 +285,12 @@ class Service:
             await backend.aclose()
         if self.exporter is not None:
             await asyncio.to_thread(self.exporter.close)  # rows are written to the last
+        if self.usage is not None:
+            await asyncio.to_thread(self.usage.close)  # likewise
         if self.responses is not None:
             self.responses.close()
         self.limiter.close()
         self.metrics.close()
-
-    def _make_exporter(self, settings: Export | None) -> Exporter | None:
-        """What writes a row per request, if that is configured."""
-        if settings is None:
-            return None
-        # Named for the process, not for the slot: a restarted worker never appends to a line that was cut.
-        files = RowFiles(Path(settings.folder), secrets.token_hex(8), settings.max_bytes, settings.files)
-        return Exporter(files, lambda rows: self.metrics.export_lost.add((), rows), with_text=settings.text)
 
     def _can_answer(self, backend: str) -> bool:
         """Whether a backend is ready, and not in trouble: background work must not add to it."""
@@ -337,14 +333,16 @@ class Service:
         await self._live.settle(self._health)
         self.refresh()
         self._stop_arms()
-        if self._is_changeable and await self._ramps.move():
+        if self._is_changeable and await self.ramps.move():
             self.refresh()
         # A backend whose start failed is not asked: the error of its start is its health until it has started.
         health = {name: self._failed.get(name) or await _healthy(name, each) for name, each in self.backends.items()}
+        self.metrics.note_health(health)
         # `_start` checks, too, and two checks may overlap: the later one wins, and the next corrects it if it was the
-        # older. The catalog is made anew only when a state has changed.
-        if health != self._health:
-            self._health = health
+        # older. The catalog is made anew only when a state, or what a backend can do, has changed.
+        capabilities = [backend.capabilities for backend in self.backends.values()]
+        if health != self._health or capabilities != self._capabilities:
+            self._health, self._capabilities = health, capabilities
             self.catalog = self._catalog()
             self._warn_of_mixed_arms()
 
@@ -359,7 +357,9 @@ class Service:
         )
         self.router = Router({name: found.serving for name, found in deployments.items()}, self.backends)
         self._limits = {name: found.serving.limits for name, found in deployments.items()}
+        self._untracked = {name for name, found in deployments.items() if found.serving.usage_tracking is False}
         self._stop_arms()
+        self.metrics.name_engines({name: found.serving.served_entities for name, found in deployments.items()})
         # An endpoint that is created again begins at 0.
         self._counts = {name: counts for name, counts in self._counts.items() if name in deployments}
         self.catalog = self._catalog()
@@ -377,13 +377,6 @@ class Service:
         limit = self.limits.max_concurrent_requests
         default = self.config.server.default
         return catalog(self._live.deployments, self.backends, self._health, self._created, limit, default)
-
-
-def _figures(config: Config, folder: Path | None) -> Path | None:
-    """Where the figures of experiments are kept: beside the state file, so that they last; else with the workers."""
-    if config.server.state_file is not None:
-        return Path(f"{config.server.state_file}.experiments")
-    return folder / "experiments" if folder is not None else None
 
 
 async def _healthy(name: str, backend: Backend) -> Health:

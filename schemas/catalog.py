@@ -83,6 +83,10 @@ class RequestCounts(msgspec.Struct, frozen=True):
     last_ms: int = 0
 
 
+Task = Literal["chat", "completions", "embeddings", "rerank", "classify"]
+"""What an endpoint is for."""
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """What listings tell of an endpoint. `context_length` is in tokens, prompt and answer together.
 
@@ -95,7 +99,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    task: Literal["chat", "completions", "embeddings"] = "chat"
+    task: Task = "chat"
     declared_task: bool = False
     created: int = 0
     changed: int = 0

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+Scoring = Literal["rerank", "score", "classify"]
+"""An operation that models here may do, too: score documents for a query, score pairs of texts, classify texts."""
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -31,14 +36,17 @@ class Unread(msgspec.Struct, frozen=True):
 
 
 class Relay(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for an operation that nothing here does itself: a remote of the same dialect is sent its body.
+    """A request for an operation that is not of the IR: a remote of the same dialect is sent its body.
 
-    `id` and `model` are as in `schemas.ir.Generate`.
+    `id`, `model` and `flow` are as in `schemas.ir.Generate`. `scoring`: what a model here that can do it reads from the
+    body.
     """
 
     id: str
     model: str
     origin: Origin
+    flow: str = ""
+    scoring: Scoring | None = None
 
 
 class RelayedAnswer(msgspec.Struct, frozen=True):

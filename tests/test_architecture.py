@@ -64,6 +64,22 @@ def test_starting_the_cli_imports_no_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_worker_over_remote_servers_imports_no_numpy_and_no_engine() -> None:
+    """It is what `pip install interlingua` brings: a fifth of its memory would be NumPy's."""
+    heavy = ("numpy", "torch", "transformers", "tokenizers", "PIL", "llguidance")
+    script = f"""
+import sys, gateway.process.worker
+from gateway.app import create_app
+from gateway.config import Config, Endpoint, ServedEntity
+far = {{"kind": "openai", "url": "http://127.0.0.1:9/v1"}}
+one = Endpoint(served_entities=(ServedEntity(name="one", backend="far"),))
+create_app(Config(backends={{"far": far}}, endpoints={{"chat": one}}))
+print([name for name in {heavy} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
 def test_the_gateway_names_no_protocol_or_provider() -> None:
     """Names come from the registry. What depends on a protocol's name belongs into that protocol's own table."""
     names = re.compile(rf"""["']({"|".join((*ADAPTERS, "mindie"))})\w*["']""")

@@ -24,7 +24,9 @@ CONFIGURATION = PAGES["docs/configuration.md"]
 
 TABLES: dict[str, type[msgspec.Struct]] = {
     "## `[server]`": config.ServerSection,
+    "## `[usage]`": config.UsageSection,
     "## `[server.limits]`": config.Limits,
+    "## `[telemetry]`": config.Telemetry,
     "## `[endpoints.NAME]`": config.Endpoint,
     "Of `served_entities`:": config.ServedEntity,
     "Of `experiment`:": config.Experiment,
@@ -55,8 +57,8 @@ def test_the_limits_of_images_are_listed_with_their_defaults() -> None:
 
 
 def test_every_metric_is_listed() -> None:
-    rendered = set(re.findall(r"^# TYPE (\w+)", Metrics({}).render().decode(), re.MULTILINE))
-    listed = {name for names, _ in rows("## Metrics") for name in re.findall(r"`(\w+)`", names)}
+    rendered = set(re.findall(r"^# TYPE ([\w:]+)", Metrics({}).render().decode(), re.MULTILINE))
+    listed = {name for names, _ in rows("## Metrics") for name in re.findall(r"`([\w:]+)`", names)}
     assert listed == rendered
 
 

@@ -2,8 +2,9 @@
 
     python -m tools.supply_chain licences > docs/licences.md
     python -m tools.supply_chain lock > requirements.lock
+    python -m tools.supply_chain lock-gateway > requirements-gateway.lock
 
-Both describe the environment that the command runs in, and in it what the distribution needs to run, not its tools.
+They describe the environment that the command runs in, and in it what the distribution needs to run, not its tools.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
 DISTRIBUTION = "interlingua"
+GATEWAY = frozenset({"experiments", "http2", "socks"})
+"""The extras of a gateway over remote servers, without an engine."""
 UNLOCKED = frozenset({"torch"})
 """Comes in builds by platform and accelerator, under one version: the operator chooses one."""
 
@@ -48,17 +52,17 @@ _INFORMAL = {
     "python software foundation license": "PSF-2.0",
 }
 # Their metadata state no licence, or not in each build; this is what is in their licence files.
-_UNSTATED = {"rich-click": "MIT", "torch": "BSD-3-Clause"}
+_UNSTATED = {"rich-click": "MIT", "socksio": "MIT", "torch": "BSD-3-Clause"}
 
 
-def closure(root: str = DISTRIBUTION) -> list[Distribution]:
-    """The distributions that `root` needs with its engine, by name, itself and what torch brings excluded.
+def closure(root: str = DISTRIBUTION, extras: Collection[str] = GATEWAY | {"engine"}) -> list[Distribution]:
+    """The distributions that `root` needs with `extras`, by name, itself and what torch brings excluded.
 
     Raises:
         importlib.metadata.PackageNotFoundError: `root` is not installed.
     """
     found: dict[str, Distribution] = {}
-    waiting = [(root, frozenset({"engine"}))]
+    waiting = [(root, frozenset(extras))]
     while waiting:
         name, extras = waiting.pop()
         key = canonical(name)
@@ -89,7 +93,7 @@ def licence(package: Distribution) -> str:
     """A package's licence as an SPDX expression, as far as its metadata tell."""
     metadata = package.metadata
     stated = metadata["License-Expression"] or metadata["License"] or ""
-    if not stated or len(stated) > 60 or "\n" in stated:  # some put the whole text there
+    if stated in ("", "UNKNOWN") or len(stated) > 60 or "\n" in stated:  # some put the whole text there
         classifiers = [line for line in metadata.get_all("Classifier") or () if line.startswith("License :: ")]
         unstated = _UNSTATED.get(canonical(metadata["Name"]), "unknown")
         stated = classifiers[0].rpartition(" :: ")[2] if classifiers else unstated
@@ -120,13 +124,16 @@ def licences() -> Iterator[str]:
         yield f"| {canonical(package.metadata['Name'])} | {licence(package)} |"
 
 
-def lock() -> Iterator[str]:
-    """The lock file, line by line: for this interpreter and platform, with the hashes of the files that pip chooses.
+def lock(extras: Collection[str] = GATEWAY | {"engine"}) -> Iterator[str]:
+    """A lock file, line by line: for this interpreter and platform, with the hashes of the files that pip chooses.
+
+    Args:
+        extras: of the distribution.
 
     Raises:
         subprocess.CalledProcessError: pip cannot find a package, or reaches no registry.
     """
-    pins = [f"{canonical(each.metadata['Name'])}=={each.version}" for each in closure()]
+    pins = [f"{canonical(each.metadata['Name'])}=={each.version}" for each in closure(extras=extras)]
     pins = [pin for pin in pins if pin.partition("==")[0] not in UNLOCKED]
     with tempfile.TemporaryDirectory() as folder:
         (wanted := Path(folder, "requirements.txt")).write_text("\n".join(pins) + "\n")
@@ -136,13 +143,22 @@ def lock() -> Iterator[str]:
         subprocess.run(command, check=True)  # noqa: S603 - our own arguments
         installed = json.loads(report.read_text())["install"]
     python = f"CPython {sys.version_info.major}.{sys.version_info.minor}"
-    yield f"# For {python} on {sys.platform}, by `make lock`. torch is not in it: install a build of it first:"
-    yield "# pip install --require-hashes --no-deps --requirement requirements.lock && pip install --no-deps ."
+    if "engine" in extras:
+        yield f"# For {python} on {sys.platform}, by `make lock`. torch is not in it: install a build of it first:"
+    else:
+        yield f"# For {python} on {sys.platform}, by `make lock`: a gateway without an engine."
+    yield "# pip install --require-hashes --no-deps --requirement THIS_FILE && pip install --no-deps ."
     for each in sorted(installed, key=lambda each: canonical(each["metadata"]["name"])):
         hashes = each["download_info"]["archive_info"]["hashes"]
         name, version = canonical(each["metadata"]["name"]), each["metadata"]["version"]
         yield f"{name}=={version} --hash=sha256:{hashes['sha256']}"
 
 
+_COMMANDS: dict[str, Callable[[], Iterator[str]]] = {
+    "licences": licences,
+    "lock": lock,
+    "lock-gateway": partial(lock, GATEWAY),
+}
+
 if __name__ == "__main__":
-    sys.stdout.write("\n".join({"licences": licences, "lock": lock}[sys.argv[1]]()) + "\n")
+    sys.stdout.write("\n".join(_COMMANDS[sys.argv[1]]()) + "\n")

@@ -12,7 +12,7 @@ from adapters.databricks.dialects import Dialect
 from adapters.databricks.turns import check_turns
 from adapters.openai.inbound.checks import missing, refused
 from adapters.openai.inbound.decode import read_chat, read_completion, read_fields
-from adapters.openai.inbound.embeddings import read_embed
+from adapters.openai.pooling.embeddings import read_embed
 from adapters.openai.responses.decode import COUNT, OPERATION, read_count, read_response
 from schemas import databricks as wire
 from schemas.errors import InvalidRequest
@@ -86,7 +86,7 @@ def _check_tools(dialect: Dialect, given: wire.ChatRequest) -> None:
 def _check_task(call: Call, endpoint: str, task: str) -> None:
     """Refuse a chat to an endpoint whose task is declared to be completions, and the other way round."""
     card = call.catalog.find(endpoint)
-    if card is None or not card.declared_task or card.task == task or "embeddings" in (card.task, task):
+    if card is None or not card.declared_task or not {card.task, task} <= {"chat", "completions"} or card.task == task:
         return
     fields = {task: field for field, task in _TASKS.items()}
     wanted, sent = fields[card.task], fields[task]

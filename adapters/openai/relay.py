@@ -1,12 +1,13 @@
-"""Operations beside chats, completions and embeddings, which a remote of the protocol may have and nothing here does.
+"""Operations beside chats, completions and embeddings, which a remote of the protocol may have.
 
 A request for one is relayed as it came, JSON or a multipart form, with the remote's name of the model; the answer goes
-back as it came. The table is the whole of it: another operation is another row.
+back as it came. The table is the whole of it: another operation is another row. Those with `scoring` are also done by
+models here (`inbound.scores`); nothing here does the others.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,13 +18,15 @@ from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.decode import read_model
 from adapters.openai.remote.encode_request import raw_fields
 from schemas.errors import InvalidRequest, MalformedBody, UnsupportedFeature
-from schemas.origin import Origin, Relay
+from schemas.openai import scores as wire
+from schemas.origin import Origin, Relay, Scoring
 
 
 class _Row(NamedTuple):
     """An operation: its name, its path, and how a remote is called.
 
     `remote`: the path at the remote, by default ours without `/v1`. `beside_v1`: that path is not below `/v1` there.
+    `body` and `answer` are those of models here.
     `refused`: fields that would name something that is stored here, which a remote does not have -> what to send.
     """
 
@@ -33,16 +36,45 @@ class _Row(NamedTuple):
     remote: str | None = None
     beside_v1: bool = False
     form: bool = False
+    scoring: Scoring | None = None
+    body: Any = None
+    answer: Any = None
     refused: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def route(self) -> Route:
+        """The route of our clients."""
+        summary = self.summary if self.scoring else f"{self.summary}, by a remote that does"
+        return Route("POST", self.path, self.name, "relay", summary, body=self.body, answer=self.answer, form=self.form)
+
+
+def _rerank(name: str, path: str, remote: str | None = None, *, beside_v1: bool = False) -> _Row:
+    summary = "Rank documents (vLLM, Jina, Cohere)"
+    return _Row(name, path, summary, remote, beside_v1, False, "rerank", wire.RerankRequest, wire.RerankAnswer)
+
+
+def _score(name: str, path: str, remote: str | None = None) -> _Row:
+    summary = "Score pairs of texts (vLLM)"
+    return _Row(name, path, summary, remote, False, False, "score", wire.ScoreRequest, wire.ScoreAnswer)
 
 
 _STORED = ("previous_response_id", "Responses are stored here, not at the model's server: send its items as 'input'.")
 _TABLE = (
-    _Row("rerank", "/v1/rerank", "Rank documents (vLLM, Jina, Cohere)"),
-    _Row("rerank_unversioned", "/rerank", "Rank documents (vLLM)", "/rerank"),
-    _Row("score", "/v1/score", "Score pairs of texts (vLLM)"),
-    _Row("score_unversioned", "/score", "Score pairs of texts (vLLM)", "/score"),
-    _Row("classify", "/classify", "Classify texts (vLLM)", "/classify", beside_v1=True),
+    _rerank("rerank", "/v1/rerank"),
+    _rerank("rerank_unversioned", "/rerank", "/rerank"),
+    _rerank("rerank_v2", "/v2/rerank", "/v2/rerank", beside_v1=True),
+    _score("score", "/v1/score"),
+    _score("score_unversioned", "/score", "/score"),
+    _Row(
+        "classify",
+        "/classify",
+        "Classify texts (vLLM)",
+        "/classify",
+        beside_v1=True,
+        scoring="classify",
+        body=wire.ClassifyRequest,
+        answer=wire.ClassifyAnswer,
+    ),
     _Row("pooling", "/pooling", "Return a model's pooled states (vLLM)", "/pooling", beside_v1=True),
     _Row("audio_transcriptions", "/v1/audio/transcriptions", "Transcribe audio", form=True),
     _Row("audio_translations", "/v1/audio/translations", "Translate audio", form=True),
@@ -59,9 +91,7 @@ TOKENS = ("tokenize", "detokenize")
 """Operations beside `/v1` that models here have, too; of a remote of the dialect, its own answer is relayed."""
 
 
-RELAY_ROUTES = tuple(
-    Route("POST", row.path, row.name, "relay", f"{row.summary}, by a remote that does", form=row.form) for row in _TABLE
-)
+RELAY_ROUTES = tuple(row.route for row in _TABLE)
 """The routes of the table."""
 
 
@@ -90,7 +120,8 @@ def read_relay(dialect: Dialect, name: str, body: bytes, call: Call) -> Relay:
         if model is not None and not isinstance(model, str):
             raise InvalidRequest("Invalid value for 'model': Expected `str`.", param="model")
     origin = Origin(dialect.protocol, dialect.name, name, body, media_type=media_type)
-    return Relay(id=call.id, model=read_model(dialect, model or "", call), origin=origin)
+    scoring = None if is_form(media_type) else _BY_NAME[name].scoring
+    return Relay(id=call.id, model=read_model(dialect, model or "", call), origin=origin, scoring=scoring)
 
 
 def write_relay(request: Relay) -> Outbound:

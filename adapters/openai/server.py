@@ -14,9 +14,10 @@ from adapters.openai.inbound.chat_stream import ChatStreamWriter
 from adapters.openai.inbound.completion_stream import CompletionStreamWriter
 from adapters.openai.inbound.decode import read_chat, read_completion, read_fields
 from adapters.openai.inbound.describe import describe_tokenizer, list_models, retrieve_model
-from adapters.openai.inbound.embeddings import read_embed
 from adapters.openai.inbound.failures import error_body, error_reply
 from adapters.openai.inbound.tokens import encode_tokens, read_detokenize, read_tokenize
+from adapters.openai.pooling.embeddings import read_embed
+from adapters.openai.pooling.scores import encode_scores, read_score
 from adapters.openai.relay import RELAY_ROUTES, TOKENS, read_relay
 from adapters.openai.responses.answers import ResponseWriter, encode_response, encode_token_count
 from adapters.openai.responses.decode import COUNT, OPERATION, read_count, read_response
@@ -29,7 +30,9 @@ from schemas.errors import GatewayError
 from schemas.ir import ChatPrompt, Embed, Embeddings, Generate, Origin, Request, Tokenize, Tokens
 from schemas.openai import answers, requests
 from schemas.openai.tokens import DetokenizedText, DetokenizeRequest, TokenizerDescription, TokenizeRequest, TokenList
+from schemas.origin import Relay
 from schemas.responses import ResponseRequest
+from schemas.scores import Score, Scores
 
 STORED_RESPONSES = {"response": retrieve, "forget": delete, "cancel": cancel, "input_items": list_items}
 """Name of a route of stored responses -> the function that answers it."""
@@ -161,6 +164,18 @@ class OpenAIServer:
         if request.origin is not None and request.origin.operation in TOKENS:
             return encode_tokens(request, answer)
         return encode_token_count(answer)
+
+    def read_score(self, request: Relay) -> Score:
+        """The request for scores that a relayed body is, for a model here.
+
+        Raises:
+            schemas.errors.RequestError: a field is missing or wrong.
+        """
+        return read_score(self._dialect, request)
+
+    def encode_scores(self, request: Score, answer: Scores) -> Reply:
+        """The answer to a request for scores."""
+        return encode_scores(request, answer, int(self._now()))
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:  # noqa: ARG002
         """The model list, one model, a tokenizer, or a stored response.

@@ -22,14 +22,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from backends.base import Capabilities, EngineCommand, EngineState, Feature, Health
-from backends.native import embedding
+from backends.base import Capabilities, EngineCommand, EngineState, Health
+from backends.native import embedding, scoring
 from backends.native.answer import Answer
+from backends.native.capabilities import capabilities, with_lora_adapters
 from backends.native.checkpoints import reference
+from backends.native.classification import Head, read_head
 from backends.native.client.engine_client import EngineClient
 from backends.native.client.engine_process import EngineProcess, engine_command
 from backends.native.client.inflight import Diverged
 from backends.native.client.transports import Connect, in_process, over_socket
+from backends.native.controls import Controls
 from backends.native.grammar.grammar import GrammarCheck
 from backends.native.import_lock import with_import_lock
 from backends.native.model_files import check_sizes
@@ -42,26 +45,15 @@ from backends.native.text.codec import TextCodec
 from backends.native.tools.choice import offered_tools
 from backends.native.tools.constraint import constraint
 from backends.native.tools.reader import answer_reader
+from backends.observation import OBSERVER
 from backends.prompts import as_asked, images_of
 from backends.truncation import encode_fitting
 from schemas.errors import BackendUnavailable, InvalidRequest, UnsupportedFeature
 from schemas.ir import ChatPrompt, Embed, Embeddings, Events, Generate, Tokenize, Tokens
+from schemas.scores import Score, Scores
 
 _MAX_ATTEMPTS = 3
 """At a non-streamed request, if engines die and the next engines' tokens differ."""
-_FEATURES = frozenset(
-    {
-        Feature.TOKEN_PROMPTS,
-        Feature.LOGPROBS,
-        Feature.TOP_LOGPROBS,
-        Feature.PROMPT_LOGPROBS,
-        Feature.LOGIT_BIAS,
-        Feature.MIN_P,
-        Feature.BEST_OF,
-        Feature.WATERMARK,
-        Feature.TRUNCATION,
-    }
-)
 
 
 class NativeBackend:
@@ -90,6 +82,7 @@ class NativeBackend:
         self._options = options if isinstance(options, NativeOptions) else read_options(options or {})
         self.capabilities = Capabilities(known=False, generates=generates(self._options.model))
         self._recipe = PLAIN
+        self._head: Head | None = None
         self._text: TextCodec | None = None
         self._grammars: GrammarCheck | None = None
         self._images: ImagePrompts | None = None
@@ -101,6 +94,8 @@ class NativeBackend:
             hung_after=self._options.hung_after,
             reconnect_timeout=self._options.reconnect_timeout,
         )
+        self._client.on_ready = self._describe
+        self.controls = Controls(self._client, self._options)
 
     @staticmethod
     def engine_command(options: Mapping[str, Any], socket: Path) -> EngineCommand | None:
@@ -116,7 +111,7 @@ class NativeBackend:
         if not shared:
             return None
         command = engine_command(given.engine_options, socket, warm=given.warm_engine)
-        return EngineCommand(tuple(command), warm=given.warm_engine)
+        return EngineCommand(tuple(command), warm=bool(given.warm_engine))
 
     async def start(self) -> None:
         """Load the tokenizer, and wait until the engine has loaded the model. May be called again after a failure.
@@ -132,7 +127,7 @@ class NativeBackend:
             if self._process is not None:
                 # The engine starts loading now, while the tokenizer loads below.
                 await self._process.start()
-            self._recipe = _read_recipe(self._options.model)
+            self._head, self._recipe = _read_folder(self._options.model)
             # In a thread: transformers takes seconds to import, and other backends must go on answering.
             self._text = text = await self._load_text()
             ready = await self._client.start()
@@ -143,7 +138,7 @@ class NativeBackend:
                 self._images = await asyncio.to_thread(
                     with_import_lock, ImagePrompts.load, self._options.model, self._options.images, ready.image_tokens
                 )
-            self.capabilities = _capabilities(text, ready, grammars=grammars is not None)
+            self.capabilities = capabilities(text, ready, self._head, grammars=grammars is not None)
             self._started = True
         # A cancelled start, too, must not leave an engine process behind.
         except BaseException:
@@ -152,6 +147,7 @@ class NativeBackend:
 
     async def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
         """Generate; closing the generator frees the engine's sequences within a step."""
+        self.controls.rouse()
         text, ready = self._require_started()
         family = text.form.of_answer(to_chat=any(isinstance(prompt, ChatPrompt) for prompt in as_asked(request)))
         # The grammar is checked before the prompts are encoded and images fetched: a bad one costs nothing more.
@@ -197,6 +193,8 @@ class NativeBackend:
             finally:
                 # Also runs when the reader closes the generator (GeneratorExit), as after a client's disconnect.
                 self._client.release(in_flight)
+                if (observer := OBSERVER.get()) is not None:
+                    observer.engine_ran(in_flight.phases)
 
     def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
         """The fields without effect: unknown ones, and what a chat says of reasoning if its template takes no word."""
@@ -211,8 +209,17 @@ class NativeBackend:
 
     async def embed(self, request: Embed) -> Embeddings:
         """One vector per input, as the checkpoint's folder defines them; by default the mean of the hidden states."""
+        self.controls.rouse()
         text, ready = self._require_started()
         return await embedding.embed(request, self._client, text, ready, self._recipe)
+
+    async def score(self, request: Score) -> Scores:
+        """The scores of pairs or texts, by the model's classification head or else by the cosine of embeddings."""
+        self.controls.rouse()
+        text, ready = self._require_started()
+        if self._head is not None:
+            return await scoring.classify(request, self._client, text, ready, self._head)
+        return await scoring.compare(request, self._client, text, ready, self._recipe)
 
     async def tokenize(self, request: Tokenize) -> Tokens:
         """The prompt's tokens."""
@@ -304,6 +311,11 @@ class NativeBackend:
         """Let requests fail at once when the engine ends: whoever would start the next one is gone."""
         self._client.expect_no_engine()
 
+    def _describe(self, ready: Ready) -> None:
+        """Follow a change of the engine: its LoRA adapters may have been loaded or unloaded."""
+        if self._started and ready.lora_adapters != self.capabilities.lora_adapters:
+            self.capabilities = with_lora_adapters(self.capabilities, ready.lora_adapters)
+
     def _make_connect(self) -> Connect:
         """Choose the transport to the engine; a process of our own is prepared, but not started."""
         options = self._options
@@ -315,7 +327,7 @@ class NativeBackend:
         self._socket_folder = Path(tempfile.gettempdir(), f"engine-{secrets.token_hex(8)}")
         socket = self._socket_folder / "socket"
         command = engine_command(options.engine_options, socket, warm=options.warm_engine)
-        self._process = EngineProcess(command, self._on_exit, warm=options.warm_engine)
+        self._process = EngineProcess(command, self._on_exit, warm=bool(options.warm_engine))
         return over_socket(str(socket))
 
     def _on_exit(self, code: int) -> None:
@@ -337,35 +349,11 @@ class NativeBackend:
         return self._text, self._client.last_ready
 
 
-def _read_recipe(model: str) -> Recipe:
+def _read_folder(model: str) -> tuple[Head | None, Recipe]:
+    """The classification head of a model, if it has one, else the recipe of its embeddings."""
     try:
         check_sizes(Path(model))
-        return read_recipe(model) or PLAIN
+        head = read_head(model)
+        return head, (None if head else read_recipe(model)) or PLAIN
     except (RecipeError, ValueError) as error:
         raise BackendUnavailable(str(error)) from None
-
-
-def _capabilities(text: TextCodec, ready: Ready, *, grammars: bool) -> Capabilities:
-    optional = {
-        Feature.CHAT: text.has_template,
-        Feature.TEMPLATE_OPTIONS: text.has_template,
-        Feature.GRAMMAR: grammars,
-        Feature.BAD_WORDS: grammars,
-        Feature.TOOLS: text.can_call,
-        Feature.IMAGES: ready.images,
-        Feature.LORA: bool(ready.lora_adapters),
-        Feature.SUFFIX: text.can_infill,
-    }
-    return Capabilities(
-        features=_FEATURES | {feature for feature, supported in optional.items() if supported},
-        generates=ready.generates,
-        embeddings=ready.embedding_size > 0,
-        tokenize=True,
-        context_length=ready.context_length,
-        vocab_size=ready.vocab_size,
-        tokenizer=text.vocabulary.digest,
-        tokenizer_info=text.info,
-        dtype=ready.dtype,
-        device=ready.device,
-        lora_adapters=ready.lora_adapters,
-    )

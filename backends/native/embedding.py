@@ -23,8 +23,24 @@ _BATCH = 256
 """Inputs submitted at a time, so that one request leaves room in the engine's queue."""
 
 
-async def embed(request: Embed, client: EngineClient, text: TextCodec, ready: Ready, recipe: Recipe) -> Embeddings:
+async def embed(
+    request: Embed,
+    client: EngineClient,
+    text: TextCodec,
+    ready: Ready,
+    recipe: Recipe,
+    *,
+    truncate: int | None = None,
+) -> Embeddings:
     """One vector per input. Texts get the recipe's prompt in front; token ids are taken as they are.
+
+    Args:
+        request: the inputs.
+        client: of the engine.
+        text: the model's tokenizer.
+        ready: what the engine announced.
+        recipe: how the checkpoint's vectors are made.
+        truncate: tokens to which longer texts are cut; None: they are refused.
 
     Raises:
         schemas.errors.InvalidRequest: an input does not fit the model, or it has fewer dimensions than requested.
@@ -46,43 +62,61 @@ async def embed(request: Embed, client: EngineClient, text: TextCodec, ready: Re
     texts = [cased(prompt + given.text) for given in request.inputs if isinstance(given, TextPrompt)]
     # One call for all texts: a fast tokenizer encodes a batch in parallel. Inputs of both kinds keep their order: each
     # text takes the next encoded one.
-    encoded = iter(await text.encode_texts(texts))
+    encoded = iter(await text.encode_texts(texts, truncate=truncate))
     inputs = [given.ids if isinstance(given, TokensPrompt) else next(encoded) for given in request.inputs]
     for ids in inputs:
         check_ids("input", ids, ready.vocab_size)
         fit(len(ids), 0, ready.context_length)
     lora = request.lora_adapter or ""
-    # The sequence number is set in `_vectors`, once it is reserved. `max_new_tokens` is 0: nothing is generated.
+    # The sequence number is set in `_batch`, once it is reserved. `max_new_tokens` is 0: nothing is generated.
     submits = [
-        Submit(0, ids, 0, pool=True, unpooled=unpooled if isinstance(given, TextPrompt) else 0, lora_adapter=lora)
+        Submit(
+            0,
+            ids,
+            0,
+            pool=True,
+            unpooled=unpooled if isinstance(given, TextPrompt) else 0,
+            lora_adapter=lora,
+            flow=request.flow,
+        )
         for given, ids in zip(request.inputs, inputs, strict=True)
     ]
-    vectors: list[tuple[float, ...]] = []
-    for start in range(0, len(submits), _BATCH):
-        vectors += await _vectors(submits[start : start + _BATCH], client)
+    made = await vectors(submits, client)
     # Matryoshka embeddings (arXiv 2205.13147): the first components of a vector are a shorter embedding, but not of
     # length 1. OpenAI normalizes vectors shortened by `dimensions`, too.
     if size < ready.embedding_size:
-        vectors = [_normalized(vector[:size]) if recipe.normalize else vector[:size] for vector in vectors]
-    return Embeddings(request.model, tuple(vectors), Usage(sum(map(len, inputs)), 0))
+        made = [_normalized(vector[:size]) if recipe.normalize else vector[:size] for vector in made]
+    return Embeddings(request.model, tuple(made), Usage(sum(map(len, inputs)), 0))
 
 
-async def _vectors(submits: Sequence[Submit], client: EngineClient) -> list[tuple[float, ...]]:
+async def vectors(submits: Sequence[Submit], client: EngineClient) -> list[tuple[float, ...]]:
+    """The vectors of sequences that ask for one each (`Submit.pool`), in order; `seq` is set here.
+
+    Raises:
+        schemas.errors.GatewayError: the engine has no room or failed.
+    """
+    found: list[tuple[float, ...]] = []
+    for start in range(0, len(submits), _BATCH):
+        found += await _batch(submits[start : start + _BATCH], client)
+    return found
+
+
+async def _batch(submits: Sequence[Submit], client: EngineClient) -> list[tuple[float, ...]]:
     """Submit one batch; its vectors in order."""
     seqs = client.reserve_seqs(len(submits))
     in_flight = client.submit([replace(submit, seq=seq) for seq, submit in zip(seqs, submits, strict=True)])
-    vectors: dict[int, tuple[float, ...]] = {}
+    found: dict[int, tuple[float, ...]] = {}
     try:
         # Vectors arrive in any order: the engine composes its batches itself.
-        while len(vectors) < len(submits):
+        while len(found) < len(submits):
             for output in await in_flight.outputs():
                 if output.error is not None:
                     raise failure(output)
-                vectors[output.seq] = output.vector
+                found[output.seq] = output.vector
     finally:
         # After an error, or if the client left, this cancels the batch's remaining sequences.
         client.release(in_flight)
-    return [vectors[seq] for seq in seqs]
+    return [found[seq] for seq in seqs]
 
 
 def _normalized(vector: tuple[float, ...]) -> tuple[float, ...]:

@@ -83,7 +83,7 @@ def read_recipe(model: str) -> Recipe | None:
         RecipeError: it needs something unsupported.
     """
     folder = Path(model)
-    modules = _read(folder / "modules.json")
+    modules = read_json(folder / "modules.json")
     if modules is None:
         return None
     # A type is the path of a class, which differs between releases of the library; its last part does not.
@@ -95,9 +95,9 @@ def read_recipe(model: str) -> Recipe | None:
     # A `Recipe` always normalizes last.
     if "Normalize" in known and "Dense" in known[known.index("Normalize") :]:
         raise RecipeError(f"'{folder / 'modules.json'}' has a Dense after a Normalize, which is not supported.")
-    encoder, pooling = steps[0][1], _read(folder / steps[1][1] / "config.json") or {}
-    settings = _read(folder / "config_sentence_transformers.json") or {}
-    limits = _read(folder / encoder / "sentence_bert_config.json") or {}
+    encoder, pooling = steps[0][1], read_json(folder / steps[1][1] / "config.json") or {}
+    settings = read_json(folder / "config_sentence_transformers.json") or {}
+    limits = read_json(folder / encoder / "sentence_bert_config.json") or {}
     return Recipe(
         folder=encoder,
         pooling=_pooling(pooling, folder / steps[1][1]),
@@ -106,28 +106,34 @@ def read_recipe(model: str) -> Recipe | None:
         normalize="Normalize" in known,
         prompts={name: text for name, text in (settings.get("prompts") or {}).items() if text},
         default_prompt=settings.get("default_prompt_name"),
-        max_length=_max_length(limits, _read(folder / encoder / "tokenizer_config.json") or {}),
+        max_length=_max_length(limits, read_json(folder / encoder / "tokenizer_config.json") or {}),
         lower_case=bool(limits.get("do_lower_case")),
     )
 
 
 def generates(model: str) -> bool | None:
-    """Whether the model in a folder generates text (True) or makes embeddings only (False), as far as that can be known
-    without loading it; None: it cannot.
+    """Whether the model in a folder generates text (True) or makes embeddings or scores only (False), as far as that
+    can be known without loading it; None: it cannot.
     """
     try:
         if (Path(model) / "modules.json").is_file():
             return False
-        architectures = (_read(Path(model) / "config.json") or {}).get("architectures") or ()
+        architectures = (read_json(Path(model) / "config.json") or {}).get("architectures") or ()
     except (RecipeError, AttributeError):
         return None  # what is wrong with it is said when it is loaded
     # An encoder's checkpoint is published for masked tokens, or without an output layer.
+    if architectures and all(str(name).endswith("ForSequenceClassification") for name in architectures):
+        return False
     is_text = [str(name).endswith(("ForCausalLM", "ForConditionalGeneration")) for name in architectures]
     return True if is_text and all(is_text) else None
 
 
-def _read(file: Path) -> Any:
-    """Decode a JSON file; None if there is none."""
+def read_json(file: Path) -> Any:
+    """Decode a JSON file; None if there is none.
+
+    Raises:
+        RecipeError: it is not JSON.
+    """
     if not file.is_file():
         return None
     try:
@@ -150,7 +156,7 @@ def _pooling(config: dict[str, Any], folder: Path) -> tuple[Pooling, ...]:
 
 def _dense(folder: Path, path: str) -> Dense:
     file = folder / path / "config.json"
-    config = _read(file) or {}
+    config = read_json(file) or {}
     # Tanh is the library's default. Only classes of torch.nn are looked up, so that a checkpoint cannot name code to
     # run.
     module, _, activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")

@@ -16,25 +16,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from adapters.base import ClientCodec, EmbeddingCodec, Outbound, RelayCodec, Reply
+from adapters.base import ClientCodec, EmbeddingCodec, Outbound, RelayCodec
 from backends.base import Capabilities, Feature, Health
+from backends.observation import Upstream, retried
 from backends.prompts import as_asked
+from backends.remote.asking import Asking, Opened, Spoken, addressed
 from backends.remote.breaker import Breaker
 from backends.remote.connect import Connected, connect
 from backends.remote.diagnosis import Diagnosis
-from backends.remote.event_stream import EventStream
 from backends.remote.health_check import HealthCheck
 from backends.remote.id_source import id_source, marked
 from backends.remote.options import RemoteOptions
 from backends.remote.retry import Retrier
-from backends.remote.spoken import Spoken, error_of
-from backends.transport import Exchanger, Response
+from backends.transport import split_url
+from backends.transport.url import port_of
 from backends.truncation import shorter_requests
 from schemas.errors import (
-    BackendFailed,
     BackendUnavailable,
     ContextLengthExceeded,
-    Fault,
     GatewayError,
     UnsupportedFeature,
     UnsupportedOperation,
@@ -74,6 +73,7 @@ class RemoteBackend:
         embeddings: the codec for embeddings, at the URL itself; None if the server has none.
         raw_text: whether the server takes text without a chat template.
         relay: the codec for requests that are sent on as they came, at the URL itself; None if there are none.
+        provider: the protocol's name, for traces.
 
     Raises:
         msgspec.ValidationError: the options are wrong.
@@ -90,6 +90,7 @@ class RemoteBackend:
         embeddings: EmbeddingCodec | None = None,
         relay: RelayCodec | None = None,
         raw_text: bool = True,
+        provider: str = "",
     ) -> None:
         self.name = name
         self._options = msgspec.convert(options, RemoteOptions)
@@ -98,9 +99,10 @@ class RemoteBackend:
         self._relay = relay
         self._health_path = health
         self._breaker = Breaker(self._options.failures)
-        self._retrier = Retrier(self._options.retries, self._breaker.record_failure)
+        self._retrier = Retrier(self._options.retries, self._breaker.record_failure, partial(retried, name))
+        self._provider = provider
         self._connected: Connected | None = None
-        self._client: Exchanger | None = None
+        self._asking: Asking | None = None
         self._health_check: HealthCheck | None = None
         self._retokeniser: Retokeniser | None = None
         # Servers that take chats render them themselves.
@@ -132,7 +134,11 @@ class RemoteBackend:
         """
         try:
             self._connected = connected = connect(self.name, self._options)
-            self._client = connected.requests
+            parts = split_url(self._options.url)
+            upstream = Upstream(self.name, self._provider, parts.hostname or "", port_of(parts))
+            # Embeddings and relayed requests go through the first protocol, so its codec reads their errors.
+            codec, idle = self._codecs[0].codec, self._options.timeouts.idle
+            self._asking = Asking(connected.requests, upstream, self._breaker, codec, idle)
             if self._options.tokenizer is not None:
                 # Imported where a backend has one: 10 MB of memory.
                 from backends.remote.retokeniser import Retokeniser
@@ -170,10 +176,10 @@ class RemoteBackend:
         if codec is None:
             raise UnsupportedFeature(f"The model '{request.model}' does not make embeddings.", feature="embeddings")
         request = self._with_remote_model(request)
-        outbound = codec.encode_embed(request)
+        outbound = addressed(codec.encode_embed(request), request)
         deadline = asyncio.get_running_loop().time() + self._options.timeouts.whole
         try:
-            reply = await self._retrier.run(partial(self._fetch, outbound, deadline), deadline)
+            reply = await self._retrier.run(partial(self._started.fetch, outbound, request.model, deadline), deadline)
             self._breaker.record_success()
             # Outside of the retries: the server has done the work, and another attempt would do it again.
             return codec.decode_embeddings(request, reply)
@@ -188,7 +194,7 @@ class RemoteBackend:
         """
         codec = self._relay
         assert codec is not None  # `capabilities.relays` is empty
-        outbound = codec.encode_relay(self._with_remote_model(request))
+        outbound = addressed(codec.encode_relay(self._with_remote_model(request)), request)
         deadline = asyncio.get_running_loop().time() + self._options.timeouts.whole
         # A path or a model that the server does not have: servers do not tell the two apart in one way.
         absent = UnsupportedOperation(
@@ -196,7 +202,8 @@ class RemoteBackend:
             feature=request.origin.operation,
         )
         try:
-            reply = await self._retrier.run(partial(self._fetch, outbound, deadline, absent), deadline)
+            fetch = partial(self._started.fetch, outbound, request.model, deadline, absent)
+            reply = await self._retrier.run(fetch, deadline)
             self._breaker.record_success()
         except GatewayError as error:
             raise self._redact(error) from None
@@ -238,11 +245,12 @@ class RemoteBackend:
         deadline = asyncio.get_running_loop().time() + (timeouts.first_token if request.stream else timeouts.whole)
         try:
             # Retries end here: once there are events, another attempt would generate a second answer.
-            response, stream, events, taken, ids = await self._begin(request, deadline)
+            opened, taken, ids = await self._begin(request, deadline)
         except GatewayError as error:
             raise self._redact(error) from None
         # None where the server parses its answers, or where they are text and nothing else.
         reader = self._chat.reader(request, taken) if self._chat is not None else None
+        response, stream, events = opened.response, opened.stream, opened.events
         try:
             # 1. The first batch. It alone has `Started`, which says where the token ids come from.
             ended = isinstance(events[-1], Usage)
@@ -262,21 +270,23 @@ class RemoteBackend:
             # 3. `Usage` is the last event. The last chunk of the body may still be on its way; `finish` leaves the wait
             # for it to the connection.
             response.finish()
+            opened.attempt.end()
             self._breaker.record_success()
         except GatewayError as error:
+            opened.attempt.end(error)
             # The retrier counted failures of attempts; those after the first event are counted here, each once.
             self._breaker.record_failure(error)
             raise self._redact(error) from None  # the cause, in a traceback, could hold the key as well
         finally:
+            opened.attempt.end(asyncio.CancelledError())  # the client left, if it has not ended before
             response.close()
 
     def _with_ids(self, events: Events) -> Events:
         return events if self._retokeniser is None else self._retokeniser.fill(events)
 
-    async def _begin(
-        self, request: Generate, deadline: float
-    ) -> tuple[Response, EventStream | None, Events, Generate, bool]:
-        """The first events, the request as it was sent, and whether the codec reads token ids where servers send them.
+    async def _begin(self, request: Generate, deadline: float) -> tuple[Opened, Generate, bool]:
+        """The beginning of the answer, the request as it was sent, and whether the codec reads token ids where servers
+        send them.
 
         A conversation that may be shortened is, turn by turn, as long as the server says that it is too long.
         """
@@ -286,11 +296,12 @@ class RemoteBackend:
             # Encoded once: all attempts send the same bytes.
             codec, outbound = self._encode(taken)
             try:
-                opened = await self._retrier.run(partial(self._open, codec, taken, outbound, deadline), deadline)
+                open = partial(self._started.open, codec, taken, outbound, deadline)
+                opened = await self._retrier.run(open, deadline)
             except ContextLengthExceeded as error:
                 refusal = error
                 continue
-            return *opened, taken, codec.returns_token_ids(taken)
+            return opened, taken, codec.returns_token_ids(taken)
         assert refusal is not None
         raise refusal
 
@@ -343,51 +354,15 @@ class RemoteBackend:
                 # The first codec is the most expressive, so its refusal names what is really missing.
                 refusal = refusal or error
                 continue
-            return codec, msgspec.structs.replace(outbound, path=prefix + outbound.path) if prefix else outbound
+            return codec, addressed(outbound, request, prefix)
         assert refusal is not None
         raise refusal
 
-    async def _fetch(self, outbound: Outbound, deadline: float, absent: UnsupportedOperation | None = None) -> Reply:
-        """One attempt at an answer that is not streamed; `absent` is the error of a path that is not there."""
-        if self._client is None:
+    @property
+    def _started(self) -> Asking:
+        if self._asking is None:
             raise BackendUnavailable("The backend was not started.")
-        response = await self._client.exchange(outbound, deadline)
-        try:
-            reply = await response.reply(deadline)
-        finally:
-            response.close()
-        if reply.status != 200:
-            self._breaker.record_status(reply.status)
-            if absent is not None and reply.status in (404, 405, 501):
-                raise absent
-            # Embeddings and relayed requests go through the first protocol, so its codec reads the error as well.
-            raise error_of(self._codecs[0].codec, reply)
-        return reply
-
-    async def _open(
-        self, codec: ClientCodec, request: Generate, outbound: Outbound, deadline: float
-    ) -> tuple[Response, EventStream | None, Events]:
-        """One attempt at the first events: those of a stream, or all events of an answer that is not streamed."""
-        if self._client is None:
-            raise BackendUnavailable("The backend was not started.")
-        response = await self._client.exchange(outbound, deadline)
-        try:
-            if response.status != 200:
-                # Errors of a status have no fault: this is where the breaker counts them.
-                self._breaker.record_status(response.status)
-                raise error_of(codec, await response.reply(deadline))
-            # The media type decides, not the request alone: errors and servers without streaming answer with JSON.
-            if request.stream and response.media_type == "text/event-stream":
-                stream = EventStream(response, codec.decoder(request), self._options.timeouts.idle)
-                return response, stream, await stream.first(deadline)
-            reply = await response.reply(deadline)
-            # Proxies answer 200 with an HTML page; servers that ignore `stream` answer a stream with one JSON object.
-            if reply.media_type not in ("application/json", ""):
-                raise BackendFailed("The backend's answer is not of its protocol.", fault=Fault.MALFORMED)
-            return response, None, codec.decode(request, reply)
-        except BaseException:  # cancellation included
-            response.close()
-            raise
+        return self._asking
 
     def _redact(self, error: GatewayError) -> GatewayError:
         """Remove the backend's secrets from an error: a server may repeat the headers it was sent."""

@@ -84,11 +84,18 @@ class Retrier:
     Args:
         policy: how often and how soon to retry.
         on_failure: called with the error of every failed attempt, once.
+        on_retry: called before a request is sent again.
     """
 
-    def __init__(self, policy: Retries, on_failure: Callable[[GatewayError], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        policy: Retries,
+        on_failure: Callable[[GatewayError], None] = lambda _: None,
+        on_retry: Callable[[], None] = lambda: None,
+    ) -> None:
         self._policy = policy
         self._on_failure = on_failure
+        self._on_retry = on_retry
         self.budget = RetryBudget(policy.budget)
 
     async def run(self, attempt: Callable[[], Awaitable[T]], deadline: float) -> T:
@@ -123,6 +130,7 @@ class Retrier:
             if replay is not None:  # the attempt made before tenacity was entered, so that tenacity counts it
                 error, replay = replay, None
                 raise error
+            self._on_retry()
             return await attempt()
 
         # Called once per failed attempt. tenacity passes cancellation as well, which `may_retry` refuses.

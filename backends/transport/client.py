@@ -117,7 +117,7 @@ class Transport:
         return self._send(self._serialize(request), deadline, request)
 
     async def _send(self, data: bytes, deadline: float | None, request: Outbound) -> Response:
-        connection = await self.pool.acquire(deadline)
+        connection = await self.pool.acquire(deadline, request.flow, request.tokens)
         try:
             connection.send(data)
             try:
@@ -130,7 +130,7 @@ class Transport:
                 # The keep-alive race. The replacement may be fresh or idle; if that fails as well, it is an error.
                 # The dead connection needs no release: `connection_lost` has freed its slot.
                 self.pool.close_idle()
-                connection = await self.pool.acquire(deadline)
+                connection = await self.pool.acquire(deadline, request.flow, request.tokens)
                 connection.send(data)
                 await connection.receive_head(deadline)
             response: Response = _DirectResponse(connection, self._limits)
@@ -153,6 +153,8 @@ class Transport:
     def _serialize(self, request: Outbound) -> bytes:
         base = self._base.removesuffix("/v1") if request.beside_v1 else self._base
         head = self._head(request.method, base + request.path, request.headers)
+        if request.trace:  # differs in each request, so it has no place in the cache
+            head += _header_lines(request.trace)
         if request.method == "GET":  # no body, hence no content-length (RFC 9110, 8.6)
             return head + b"\r\n"
         # Head and body in one buffer: one write, and one packet for a small request.

@@ -109,6 +109,15 @@ class Keys:
             raise Unauthorized("The API key has expired.")
         return key
 
+    def identify(self, headers: Mapping[str, str]) -> Key | None:
+        """The key of a request for what belongs to keys; None if the server knows no key at all.
+
+        Raises:
+            schemas.errors.Unauthorized: it has no key, an unknown one, or one that has expired.
+        """
+        self.refresh()
+        return self._find(given_key(headers)) if self._known or self.required else None
+
     def check(self, headers: Mapping[str, str], role: Role = "ask") -> Key | None:
         """The key of a request that needs a role; None if no key is required.
 

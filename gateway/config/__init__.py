@@ -4,7 +4,9 @@ from gateway.config.aliases import aliases_of, wrong_aliases
 from gateway.config.base import ConfigError, Section, nearest
 from gateway.config.endpoint import (
     FEEDBACK_METRICS,
+    TEXTLESS,
     UNITS,
+    Cache,
     Endpoint,
     Experiment,
     Fallback,
@@ -16,19 +18,25 @@ from gateway.config.endpoint import (
     Routing,
     ServedEntity,
     Shadow,
-    Task,
+    lacks_package,
     wrong_endpoint,
 )
 from gateway.config.file import BUNDLED, Config, Source, default, endpoints_for, examine_file, load, parse, remote
-from gateway.config.limit import EndpointLimit, Limit, Price, Window
+from gateway.config.limit import BILLION, EndpointLimit, Limit, Price, Window
 from gateway.config.positions import KeyPath
 from gateway.config.server import Export, Limits, Listener, Mount, ServerSection
 from gateway.config.structure import Problem, examine
+from gateway.config.telemetry import Telemetry
+from gateway.config.usage import UsageSection
+from schemas.catalog import Task
 
 __all__ = [
+    "BILLION",
     "BUNDLED",
     "FEEDBACK_METRICS",
+    "TEXTLESS",
     "UNITS",
+    "Cache",
     "Config",
     "ConfigError",
     "Endpoint",
@@ -55,12 +63,15 @@ __all__ = [
     "Shadow",
     "Source",
     "Task",
+    "Telemetry",
+    "UsageSection",
     "Window",
     "aliases_of",
     "default",
     "endpoints_for",
     "examine",
     "examine_file",
+    "lacks_package",
     "load",
     "nearest",
     "parse",

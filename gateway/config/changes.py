@@ -1,4 +1,4 @@
-"""What differs between two configurations, for the log."""
+"""What differs between two configurations, for the log and for people."""
 
 from __future__ import annotations
 
@@ -22,4 +22,11 @@ def changes(old: Config, new: Config) -> dict[str, list[str]]:
         found[f"changed_{section}"] = sorted(name for name in after.keys() & before if after[name] != before[name])
     names = (field.name for field in msgspec.structs.fields(old.server))
     found["changed_server"] = [name for name in names if getattr(old.server, name) != getattr(new.server, name)]
+    found["changed_usage"] = ["usage"] if old.usage != new.usage else []
     return {name: values for name, values in found.items() if values}
+
+
+def described(found: Mapping[str, list[str]]) -> str:
+    """What `changes` found, as a clause."""
+    words = (f"{name.replace('_', ' ')} {', '.join(names)}" for name, names in found.items())
+    return "; ".join(words) or "nothing has changed"

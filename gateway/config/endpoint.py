@@ -5,7 +5,8 @@ Names follow Databricks where it has them (endpoint, served_entities, traffic_pe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -13,7 +14,7 @@ import msgspec
 
 from gateway.config.base import Count, Seconds, Section, nearest
 from gateway.config.limit import EndpointLimit, Price
-from schemas.catalog import OwnInput, TensorNames
+from schemas.catalog import OwnInput, Task, TensorNames
 
 UNITS = (
     "user",
@@ -29,7 +30,8 @@ UNITS = (
 FEEDBACK_METRICS = 8
 """The most feedback metrics of an endpoint."""
 
-Task = Literal["chat", "completions", "embeddings"]
+TEXTLESS: Mapping[Task, str] = {"embeddings": "embeddings", "rerank": "scores", "classify": "labels"}
+"""The tasks of models that generate no text, and what such models make."""
 Direction = Literal["higher", "lower"]
 # `fnmatch` would read brackets as sets of characters.
 Alias = Annotated[str, msgspec.Meta(pattern=r"^[^\[\]\s]+$", max_length=256)]
@@ -195,6 +197,20 @@ class Fallback(Section, frozen=True):
     enabled: bool = True
 
 
+class Cache(Section, frozen=True):
+    """Answers that are given again to the very same request, where the model would give them again.
+
+    Attributes:
+        ttl: seconds for which an answer is kept.
+        max_bytes: of all answers, in each worker; the largest one is a sixteenth of it.
+        shared: whether keys are given each other's answers.
+    """
+
+    ttl: Seconds = 3600.0
+    max_bytes: Annotated[int, msgspec.Meta(ge=65536)] = 64 * 1024 * 1024
+    shared: bool = False
+
+
 class OwnTensor(Section, frozen=True):
     """A Triton input; its value is sent on to a Triton remote as a request parameter. -1 in `dims` is any size."""
 
@@ -214,8 +230,9 @@ class Endpoint(Section, frozen=True):
         routing: the policy that picks the served entity.
         experiment: how served entities are compared.
         fallback: whether others are asked after a failure.
+        cache: keeps answers; None: none.
         limits: of all requests together, or those of each key or user.
-        usage_tracking: kept for Databricks' clients, which may set it; token counts are in `/metrics` in any case.
+        usage_tracking: False: its requests have no records of usage. Databricks' clients may set it.
         inputs, outputs: other names for Triton's tensors.
         own_inputs: Triton inputs beside the usual ones, and which of those must be given.
     """
@@ -226,6 +243,7 @@ class Endpoint(Section, frozen=True):
     routing: Routing = "hash"
     experiment: Experiment = Experiment()
     fallback: Fallback = Fallback()
+    cache: Cache | None = None
     limits: tuple[EndpointLimit, ...] = ()
     usage_tracking: bool | None = None
     inputs: dict[str, str] = msgspec.field(default_factory=dict)
@@ -242,6 +260,13 @@ class Endpoint(Section, frozen=True):
         """The endpoint's names for Triton's tensors."""
         own = {name: OwnInput(each.datatype, each.dims, each.required) for name, each in self.own_inputs.items()}
         return TensorNames(self.inputs, self.outputs, own)
+
+
+def lacks_package(endpoint: Endpoint) -> str | None:
+    """What this machine lacks to compare an endpoint's arms, as a text to append to its name; None: nothing."""
+    if not endpoint.has_experiment or find_spec("numpy") is not None:
+        return None
+    return ": served entities and feedback are compared with NumPy: pip install 'interlingua[experiments]'"
 
 
 Wrong = tuple[tuple[str | int, ...], str]
@@ -271,6 +296,10 @@ def wrong_in_endpoint(endpoint: Endpoint, backends: Collection[str]) -> Iterator
             yield ("experiment", "unit"), text
     if wrong := _wrong_ramp(endpoint):
         yield ("experiment", "ramp"), wrong
+    # An answer out of the cache says nothing about an arm, and its time would be compared.
+    compared = sum(bool(arm.traffic_percentage or arm.shadow or arm.paired) for arm in arms) > 1
+    if endpoint.cache is not None and (compared or endpoint.experiment.feedback):
+        yield ("cache",), ".cache: the answers of an endpoint whose served entities are compared cannot be cached"
     if wrong := _wrong_task(endpoint):
         yield ("task",) if endpoint.task is not None else (), wrong
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -19,6 +20,8 @@ from gateway.config.endpoint import Endpoint, ServedEntity, wrong_in_endpoint
 from gateway.config.positions import KeyPath, Positions
 from gateway.config.server import ServerSection
 from gateway.config.structure import Problem, examine, show
+from gateway.config.telemetry import Telemetry
+from gateway.config.usage import UsageSection
 
 _T = TypeVar("_T")
 
@@ -32,6 +35,8 @@ class Config(Section, frozen=True):
     server: ServerSection = ServerSection()
     backends: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     endpoints: dict[str, Endpoint] = msgspec.field(default_factory=dict)
+    telemetry: Telemetry | None = None
+    usage: UsageSection | None = None
 
 
 class Source(NamedTuple):
@@ -135,19 +140,22 @@ def foreign(text: str) -> str:
         language = "YAML"
     else:
         return ""
-    return f"this is {language}, and the gateway reads TOML: see docs/configuration.md"
+    known = "see docs/configuration.md, or `gateway import` for another server's file"
+    return f"this is {language}, and the gateway reads TOML: {known}"
 
 
-def default(model: str | None = None, names: Sequence[str] = (), *, speculation: bool = False) -> Config:
+def default(
+    model: str | None = None, names: Sequence[str] = (), options: Mapping[str, Any] = MappingProxyType({})
+) -> Config:
     """A configuration of one endpoint over one native backend: the bundled model, or `model`.
 
-    With `speculation` its engine verifies draft tokens.
-
-    The first of `names` is the endpoint's name, the others are aliases; without them it is called like the folder.
+    Args:
+        model: what to serve.
+        names: the first is the endpoint's name, the others are aliases; without them it is called like the folder.
+        options: further options of the backend.
     """
     name, *aliases = names or (Path(model).resolve().name if model else BUNDLED,)
-    backend: dict[str, Any] = {"kind": "native"} | ({"model": model} if model else {})
-    backend |= {"speculation": True} if speculation else {}
+    backend: dict[str, Any] = {"kind": "native"} | ({"model": model} if model else {}) | dict(options)
     entity = ServedEntity(name=name, backend="local")
     endpoint = Endpoint(served_entities=(entity,), aliases=tuple(aliases))
     return Config(backends={"local": backend}, endpoints={name: endpoint})
@@ -193,11 +201,14 @@ def _contradictions(config: Config, endpoints: Collection[str]) -> Iterator[Prob
     for name, backend in config.backends.items():
         if not isinstance(backend.get("kind"), str):
             yield Problem(("backends", name), f"backends.{name}: `kind` is missing")
-    yield from _twice_in_server(config.server)
+    yield from _wrong_in_server(config.server)
     if config.server.export is not None and config.server.export.files <= config.server.workers:
         # Workers write side by side: with fewer files, one would remove what another is writing.
         text = "server.export: `files` must be more than the number of workers"
         yield Problem(("server", "export", "files"), text)
+    if config.usage is not None and "://" in (config.usage.database or "") and not config.usage.is_postgres:
+        text = "usage.database: it must be a file of SQLite, or a URL that begins with postgresql://"
+        yield Problem(("usage", "database"), text)
     for name, endpoint in config.endpoints.items():
         for path, wrong in wrong_in_endpoint(endpoint, config.backends):
             yield Problem(("endpoints", name, *path), f"endpoints.{name}{wrong}")
@@ -207,11 +218,15 @@ def _contradictions(config: Config, endpoints: Collection[str]) -> Iterator[Prob
         yield from _stateless(config, endpoints)
 
 
-def _twice_in_server(server: ServerSection) -> Iterator[Problem]:
+def _wrong_in_server(server: ServerSection) -> Iterator[Problem]:
     prefixes = [mount.prefix.rstrip("/") for mount in server.mounts]
     if (place := _second(prefixes)) is not None:
         text = f"server.mounts: two of them have the prefix '{prefixes[place]}'"
         yield Problem(("server", "mounts", place), text)
+    if server.ssl_certfile is None:
+        for key in ("ssl_keyfile", "ssl_keyfile_password_env", "ssl_ca_certs"):
+            if getattr(server, key) is not None:
+                yield Problem(("server", key), f"server: `{key}` needs an `ssl_certfile`")
     ports = [server.port, *(listener.port for listener in server.listeners)]
     if (place := _second(ports)) is not None:
         text = f"server.listeners: the port {ports[place]} is taken twice"

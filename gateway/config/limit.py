@@ -13,6 +13,9 @@ Window = Literal["minute", "hour", "day", "month"]
 the calendar, in UTC.
 """
 
+BILLION = 1_000_000_000
+"""Costs are counted in billionths of the prices' currency."""
+
 Amount = Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -63,8 +66,9 @@ class Price(Section, frozen=True):
     cached: Annotated[float, msgspec.Meta(ge=0)] | None = None
     completion: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
-    def of(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:
-        """The cost of an answer with so many tokens; `cached_tokens` are among `prompt_tokens`."""
+    def of(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> int:
+        """The cost of an answer with so many tokens, in billionths; `cached_tokens` are among `prompt_tokens`."""
         cached = self.prompt if self.cached is None else self.cached
         millions = self.prompt * (prompt_tokens - cached_tokens) + cached * cached_tokens
-        return (millions + self.completion * completion_tokens) / 1e6
+        # An integer: sums of costs are then the same in any order, and in any place.
+        return round((millions + self.completion * completion_tokens) * (BILLION / 1_000_000))

@@ -22,11 +22,15 @@ class Mount(Section, frozen=True):
 
 
 class Listener(Section, frozen=True):
-    """Another port, with other dialects, or another `endpoint` for requests that name no model."""
+    """Another port, with other dialects, or another `endpoint` for requests that name no model.
+
+    `tls` matters where the server has a certificate: false listens without it, for a scraper on the same machine.
+    """
 
     port: Port
     dialects: dict[str, str] = msgspec.field(default_factory=dict)
     endpoint: str | None = None
+    tls: bool = True
 
 
 class Limits(Section, frozen=True):
@@ -91,6 +95,11 @@ class ServerSection(Section, frozen=True):
         dialect_options: dialect -> fields of its table to override.
         mounts: path prefixes with other dialects, or another default endpoint.
         listeners: more ports, likewise.
+        ssl_certfile: the certificate, with those of its chain (PEM); the server then speaks HTTPS. It and the next two
+            are read again when they change.
+        ssl_keyfile: its private key; None: it is in `ssl_certfile`.
+        ssl_keyfile_password_env: environment variable with the password of an encrypted key.
+        ssl_ca_certs: authorities (PEM): clients need a certificate of one of them, except for health checks.
         limits: of requests.
         allowed_hosts: further names of this server in `Host`, where requests need no key.
         cors_origins: origins whose pages may use the server from a browser; "*": all.
@@ -115,6 +124,10 @@ class ServerSection(Section, frozen=True):
     dialect_options: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     listeners: tuple[Listener, ...] = ()
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_keyfile_password_env: str | None = None
+    ssl_ca_certs: str | None = None
     limits: Limits = Limits()
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[Annotated[str, msgspec.Meta(pattern=r"^(\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/*]*)$")], ...] = ()

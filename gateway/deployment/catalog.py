@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 import gateway
-from backends.base import Backend, Feature, Health
+from backends.base import Backend, Capabilities, Feature, Health
 from gateway.config import Endpoint, aliases_of
 from gateway.deployment.deployments import Deployment, Deployments, entity_name
-from schemas.catalog import Catalog, ModelCard, RateLimit, ServedEntity
+from schemas.catalog import Catalog, ModelCard, RateLimit, ServedEntity, Task
 
 
 def catalog(
@@ -52,7 +52,7 @@ def _card(
     can = used[0].capabilities  # the first arm speaks for the endpoint
     return ModelCard(
         name=name,
-        task=(endpoint.task or endpoint.served_entities[0].task or "chat") if can.generates else "embeddings",
+        task=(endpoint.task or endpoint.served_entities[0].task or "chat") if can.generates else _textless(can),
         declared_task=endpoint.task is not None,
         created=created,
         changed=deployment.since // 10**9,  # nanoseconds to seconds
@@ -78,6 +78,13 @@ def _card(
             if limit.is_rate and limit.per != "user"
         ),
     )
+
+
+def _textless(can: Capabilities) -> Task:
+    """The task of a model that generates no text."""
+    if can.embeddings or not can.scoring:
+        return "embeddings"
+    return "rerank" if "rerank" in can.scoring else "classify"
 
 
 def _model(endpoint: Endpoint, backends: Mapping[str, Backend]) -> tuple[str, bool]:

@@ -16,7 +16,17 @@ import msgspec
 from msgspec.structs import replace
 
 from backends.base import Backend, Health
-from gateway.config import ConfigError, Endpoint, EndpointLimit, Fallback, Section, ServedEntity, wrong_endpoint
+from gateway.config import (
+    TEXTLESS,
+    ConfigError,
+    Endpoint,
+    EndpointLimit,
+    Fallback,
+    Section,
+    ServedEntity,
+    lacks_package,
+    wrong_endpoint,
+)
 from gateway.deployment.ramp import Move, RampState, moved, with_share
 from schemas.catalog import Change
 from schemas.catalog import ServedEntity as ListedEntity
@@ -239,7 +249,7 @@ def _used_backends(endpoint: Endpoint) -> set[str]:
 
 
 def generating(backends: Mapping[str, Backend]) -> dict[str, bool]:
-    """Whether a backend generates text or makes embeddings only, by name, of those of which that is known by now."""
+    """Whether a backend generates text (True), or embeddings or scores only, by name, of those of which it is known."""
     found = ((name, backend.capabilities.generates) for name, backend in backends.items())
     return {name: generates for name, generates in found if generates is not None}
 
@@ -248,10 +258,10 @@ def mixed_kinds(endpoint: Endpoint, generates: Mapping[str, bool]) -> str | None
     """Which served entities cannot answer the same requests, as a text to append to the endpoint's name; None: all can.
 
     Args:
-        endpoint: its served entities. With the declared task "embeddings" none has to generate text.
+        endpoint: its served entities. With a declared task of `TEXTLESS` none has to generate text.
         generates: of `generating`.
     """
-    if endpoint.task == "embeddings":
+    if endpoint.task in TEXTLESS:
         return None
     arms = [arm for arm in endpoint.served_entities if arm.backend in generates]
     text = [arm.name for arm in arms if generates[arm.backend]]
@@ -272,7 +282,7 @@ def _endpoint(
     kept = (_with_kept_settings(entity, before, first=entity is made[0]) for entity in made)
     # An update lists served entities only; routing, experiment and fallback stay as they were.
     endpoint = replace(before, served_entities=tuple(kept))
-    if wrong := wrong_endpoint(endpoint, backends) or mixed_kinds(endpoint, generates):
+    if wrong := wrong_endpoint(endpoint, backends) or mixed_kinds(endpoint, generates) or lacks_package(endpoint):
         raise InvalidRequest(f"{change.endpoint}{wrong}", param="config.served_entities")
     return endpoint
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from backends.base import check
+from backends.observation import OBSERVER
 from gateway.errors import to_client_error
 from gateway.routing.target import Target
 from schemas.errors import Incomplete
@@ -66,6 +67,7 @@ class Background:
     async def _run(
         self, name: tuple[str, str], work: Callable[[], Awaitable[None]], ended: Callable[[str], None], seconds: float
     ) -> None:
+        OBSERVER.set(None)  # a request's listener counts what its client gets, and this is not
         outcome = "cancelled"  # stays for CancelledError, which is no `Exception` and is not caught
         try:
             async with asyncio.timeout(seconds):

@@ -13,7 +13,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -32,17 +31,18 @@ from gateway.experiments.metrics import (
     REASON_AT,
     TIMES,
     TOTALS,
+    UNPAIRED,
     UNPAIRED_AT,
     metrics_of,
 )
-from gateway.experiments.pairs.agreement import UNPAIRED, Agreement, Example
+from gateway.experiments.outcome import Outcome, exclusion
+from gateway.experiments.pairs.agreement import Agreement, Example
 from gateway.experiments.pairs.examples import Examples
 from gateway.experiments.report import Report, ShadowReport, SplitSums, build, shadow_report
 from gateway.experiments.statistics.histogram import BINS, UNFINISHED, logarithm_and_bin
 from gateway.experiments.stratum import LOGARITHMS_AT, PAIRS, REQUESTS, SHADOWS, SplitReport, Stratum, feedback_file
 from gateway.routing.target import Plan, Target
 from schemas.errors import InvalidRequest
-from schemas.ir import FinishReason, Usage
 
 log = structlog.get_logger()
 
@@ -54,32 +54,6 @@ _FIRST, _BETWEEN, _LATENCY = (TIMES.index(name) for name in ("time_to_first_toke
 _TIME_AT = tuple((_AT[name], 2 * (LOGARITHMS_AT + number)) for number, name in enumerate(TIMES))
 _EXPOSURES = 0
 _FELL_BACK = EXCLUDED.index("fell_back")
-
-
-@dataclass(slots=True, eq=False)
-class Outcome:
-    """How a request ended.
-
-    Attributes:
-        outcome: what the client saw: "ok", an error's kind, "client_gone" (it left), or "cancelled" (by the shutdown).
-        own: what the assigned arm did: the same where it was the only one asked, else its own failure's kind.
-        streamed: whether the client asked for a stream.
-        first: seconds until the first token of a stream; None: it is not known.
-        total: seconds until the end.
-        usage: None if the answer did not end.
-        reasons: the finish reason of each choice.
-    """
-
-    outcome: str
-    own: str = ""
-    streamed: bool = False
-    first: float | None = None
-    total: float = 0.0
-    usage: Usage | None = None
-    reasons: tuple[FinishReason, ...] = ()
-
-    def __post_init__(self) -> None:
-        self.own = self.own or self.outcome
 
 
 class Experiment:
@@ -362,13 +336,3 @@ def key(name: str, endpoint: Endpoint, reset: int) -> str:
 def _tag(key: str, split: str) -> int:
     """64 bits that name a stratum in the feedback store."""
     return int.from_bytes(hashlib.blake2b(f"{key} {split}".encode(), digest_size=8).digest())
-
-
-def exclusion(plan: Plan, outcome: str) -> str | None:
-    """Why a request is not compared; None if it is."""
-    # The order matters: a request counts under the first reason that applies.
-    if plan.unit is None:
-        return "direct"
-    if plan.only_one_arm:
-        return "only_one_arm"
-    return "cancelled" if outcome == "cancelled" else None

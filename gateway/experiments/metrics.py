@@ -7,7 +7,6 @@ from typing import Literal
 import msgspec
 
 from gateway.config import Endpoint
-from gateway.experiments.pairs.agreement import DIVERGENCES, UNPAIRED
 from schemas.ir import FinishReason
 
 
@@ -89,6 +88,15 @@ SHADOW_METRICS = ("sent", "success", "time_to_first_token", "latency", "completi
 """What is counted of the copies for a shadow, in the order of the counters' rows: whether a copy was sent at all; of
 those, whether it was answered; of those, times in seconds and tokens.
 """
+
+UNPAIRED = ("dropped", "failed", "too_long", "unsuitable", "unlike_tokenizers")
+"""Why a drawn answer made no pair: too many pairs at once, an error, over the token limit, not a single choice of plain
+text, different vocabularies.
+"""
+
+_LAST = 14  # 2**13 = 8192 tokens and more share the last bin
+DIVERGENCES = ("0", "1", *(f"{2**n}-{2 ** (n + 1) - 1}" for n in range(1, _LAST - 1)), f"{2 ** (_LAST - 1)}+", "never")
+"""Histogram bins: tokens that are the same before the first that differs, in powers of two."""
 
 TOTALS = (*EXCLUDED, *FinishReason, *UNPAIRED, *DIVERGENCES)
 """The names of an arm's plain counts, in their order."""

@@ -156,52 +156,20 @@ def build(name: str, endpoint: Endpoint, metrics: Sequence[Metric], splits: Sequ
     rows = np.array([split.sums.rows for split in splits])  # [splits, arms, rows, (count, sum), buckets]
     histograms = np.array([split.sums.histograms for split in splits])  # [splits, arms, times, bins]
     totals = np.sum([split.sums.totals for split in splits], axis=0)
-    whole = rows.sum(axis=0)
-    logarithms_at = 1 + len(metrics)
-    arms, settings, alpha = endpoint.served_entities, endpoint.experiment, arm_alpha(endpoint)
+    arms, settings = [arm.name for arm in endpoint.served_entities], endpoint.experiment
     alphas = metric_alphas(metrics, settings.primary, settings.alpha)
     return Report(
-        name,
-        arms[0].name,
-        settings.alpha,
-        tuple(
-            msgspec.structs.replace(
-                _arm(arm.name, arm.traffic_percentage, metrics, whole[at], totals[at]),
-                exposures_in_split=int(rows[-1, at, 0, 0].sum()),
-                **_times(whole[at, logarithms_at:], histograms[:, at].sum(axis=0), settings.alpha),
-            )
-            for at, arm in enumerate(arms)
-        ),
-        tuple(
-            compare(
-                arms[number].name,
-                metric,
-                *means(rows, number, row_of(metrics, metric)),
-                alphas[metric.name] * alpha / settings.alpha,
-                settings.margin,
-            )
-            for number in range(1, len(arms))
-            for metric in metrics
-        ),
-        _has_mismatch(splits, totals),
-        tuple(
-            _pairs(
-                arms[0].name, arm.name, whole[at, logarithms_at + len(TIMES) :], totals[at], alpha, arm.paired.margin
-            )
-            for at, arm in enumerate(arms)
-            if arm.paired is not None
-        ),
-        alphas,
-        tuple(
-            quantile
-            for number in range(1, len(arms))
-            for at, time in enumerate(TIMES)
-            for quantile in compare_quantiles(
-                arms[number].name, time, rows[:, [0, number], logarithms_at + at], histograms[:, [0, number], at], alpha
-            )
-        ),
+        endpoint=name,
+        control=arms[0],
+        alpha=settings.alpha,
+        arms=_arms(endpoint, metrics, rows, histograms, totals),
+        comparisons=_comparisons(endpoint, metrics, alphas, rows),
+        sample_ratio_mismatch=_has_mismatch(splits, totals),
+        paired=_paired(endpoint, rows[:, :, 1 + len(metrics) + len(TIMES) :].sum(axis=0), totals),
+        alphas=alphas,
+        quantiles=_quantiles(endpoint, rows[:, :, 1 + len(metrics) :], histograms),
         primary=settings.primary,
-        uneven_losses=_uneven_losses([arm.name for arm in arms], [metric.name for metric in metrics], rows),
+        uneven_losses=_uneven_losses(arms, [metric.name for metric in metrics], rows),
     )
 
 
@@ -227,20 +195,34 @@ def arm_alpha(endpoint: Endpoint) -> float:
     return endpoint.experiment.alpha / max(1, len(endpoint.served_entities) - 1)
 
 
-def _arm(name: str, traffic_percentage: int, metrics: Sequence[Metric], sums: Array, totals: Array) -> ArmReport:
-    counts = {total: int(count) for total, count in zip(TOTALS, totals, strict=True)}
-    requests, values = sums.sum(axis=2).T
-    seen = {metric.name: row for row, metric in enumerate(metrics, 1) if requests[row]}
-    return ArmReport(
-        name,
-        traffic_percentage,
-        int(requests[0]),
-        {metric: float(values[row] / requests[row]) for metric, row in seen.items()},
-        {str(reason): counts[reason] for reason in FinishReason if counts[reason]},
-        {excluded: counts[excluded] for excluded in EXCLUDED},
-        {metric: int(requests[row]) for metric, row in seen.items()},
-        mean(*sums[0]).clusters,
-    )
+def _arms(
+    endpoint: Endpoint, metrics: Sequence[Metric], rows: Array, histograms: Array, totals: Array
+) -> tuple[ArmReport, ...]:
+    """The figures of each arm.
+
+    `rows` are [splits, arms, rows, (count, sum), buckets], `histograms` [splits, arms, times, bins], `totals` [arms,
+    totals].
+    """
+    reports = []
+    for at, (arm, sums) in enumerate(zip(endpoint.served_entities, rows.sum(axis=0), strict=True)):
+        counts = {total: int(count) for total, count in zip(TOTALS, totals[at], strict=True)}
+        requests, values = sums.sum(axis=2).T
+        seen = {metric.name: row for row, metric in enumerate(metrics, 1) if requests[row]}
+        logarithms = sums[1 + len(metrics) : 1 + len(metrics) + len(TIMES)]
+        report = ArmReport(
+            name=arm.name,
+            traffic_percentage=arm.traffic_percentage,
+            exposures=int(requests[0]),
+            means={metric: float(values[row] / requests[row]) for metric, row in seen.items()},
+            finish_reasons={str(reason): counts[reason] for reason in FinishReason if counts[reason]},
+            excluded={excluded: counts[excluded] for excluded in EXCLUDED},
+            requests={metric: int(requests[row]) for metric, row in seen.items()},
+            effective_units=mean(*sums[0]).clusters,
+            exposures_in_split=int(rows[-1, at, 0, 0].sum()),
+            **_times(logarithms, histograms[:, at].sum(axis=0), endpoint.experiment.alpha),
+        )
+        reports.append(report)
+    return tuple(reports)
 
 
 def _times(logarithms: Array, histograms: Array, alpha: float) -> dict[str, dict[str, Any]]:
@@ -264,9 +246,55 @@ def _times(logarithms: Array, histograms: Array, alpha: float) -> dict[str, dict
     return {"geometric_means": geometric, "quantiles": quantiles}
 
 
-def _pairs(control: str, arm: str, metrics: Array, totals: Array, alpha: float, margin: float) -> Pairs:
-    unpaired, divergences = (totals[each.start : each.stop] for each in (UNPAIRED_AT, DIVERGENCES_AT))
-    return summarize(control, arm, metrics, unpaired, divergences, alpha, margin)
+def _comparisons(
+    endpoint: Endpoint, metrics: Sequence[Metric], alphas: dict[str, float], rows: Array
+) -> tuple[Comparison, ...]:
+    """Each other arm beside the control, by each metric; `rows` as for `_arms`."""
+    others = endpoint.served_entities[1:]
+    return tuple(
+        compare(
+            arm.name,
+            metric,
+            *means(rows, number, row_of(metrics, metric)),
+            alphas[metric.name] / len(others),
+            endpoint.experiment.margin,
+        )
+        for number, arm in enumerate(others, 1)
+        for metric in metrics
+    )
+
+
+def _quantiles(endpoint: Endpoint, logarithms: Array, histograms: Array) -> tuple[QuantileRatio, ...]:
+    """The quantiles of each other arm's times beside the control's.
+
+    `logarithms` are [splits, arms, times, (count, sum), buckets], `histograms` [splits, arms, times, bins].
+    """
+    return tuple(
+        quantile
+        for number, arm in enumerate(endpoint.served_entities)
+        if number
+        for at, time in enumerate(TIMES)
+        for quantile in compare_quantiles(
+            arm.name, time, logarithms[:, [0, number], at], histograms[:, [0, number], at], arm_alpha(endpoint)
+        )
+    )
+
+
+def _paired(endpoint: Endpoint, rows: Array, totals: Array) -> tuple[Pairs, ...]:
+    """The pairs of each paired arm with the control; `rows` are [arms, pair metrics, (count, sum), buckets]."""
+    return tuple(
+        summarize(
+            endpoint.served_entities[0].name,
+            arm.name,
+            rows[at],
+            totals[at, UNPAIRED_AT.start : UNPAIRED_AT.stop],
+            totals[at, DIVERGENCES_AT.start : DIVERGENCES_AT.stop],
+            arm_alpha(endpoint),
+            arm.paired.margin,
+        )
+        for at, arm in enumerate(endpoint.served_entities)
+        if arm.paired is not None
+    )
 
 
 def _has_mismatch(splits: Sequence[SplitSums], totals: Array) -> bool:

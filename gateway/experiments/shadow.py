@@ -10,14 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from gateway.experiments.background import Background, read
-from gateway.experiments.experiment import Experiment
 from gateway.observability.metrics import Metrics
 from gateway.routing.target import Plan, Target
 from schemas.ir import Delta, Events, Generate, Usage
+
+if TYPE_CHECKING:
+    from gateway.experiments.experiment import Experiment
 
 
 class Shadows:

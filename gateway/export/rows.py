@@ -6,6 +6,7 @@ thread encodes and writes what has gathered, twice a second. More rows than fit 
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from gateway.config import Export
 from gateway.storage.row_files import SUFFIX, RowFiles
 
 log = structlog.get_logger()
@@ -120,6 +122,15 @@ class Exporter:
         # A thread, because encoding and writing block; a daemon, so that a worker that fails to stop it can still exit.
         self._thread = threading.Thread(target=self._run, name="export", daemon=True)
         self._thread.start()
+
+    @classmethod
+    def of(cls, settings: Export | None, lost: Callable[[int], None]) -> Exporter | None:
+        """What writes rows as they are configured; None if they are not."""
+        if settings is None:
+            return None
+        # Named for the process, not for the slot: a restarted worker never appends to a line that was cut.
+        files = RowFiles(Path(settings.folder), secrets.token_hex(8), settings.max_bytes, settings.files)
+        return cls(files, lost, with_text=settings.text)
 
     def put(self, row: Row) -> None:
         """Have a row written. Does not block."""

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Literal
 
-import structlog
-
 from gateway.access.keys_file import Key
 from gateway.access.limits import Ticket
-from gateway.experiments.experiment import Outcome
+from gateway.config import BILLION
 from gateway.experiments.experiments import Exposure
+from gateway.experiments.outcome import Outcome
+from gateway.http.record import log_record, record_of
 from gateway.routing.target import Plan, Target
 from gateway.service import Service
+from gateway.usage.record import Record
 from schemas.ir import Delta, Events, Finished, FinishReason, Generate, Request, Usage
 from schemas.quota import Quota
-
-log = structlog.get_logger()
 
 Stage = Literal["read", "describe", "decode", "manage", "route", "wait", "generate", "stream", "encode", "send"]
 """How far a request came: reads headers, key and body; answers a listing; decodes the body; changes what is deployed;
@@ -38,20 +37,25 @@ class RequestAccount:
         key: who asks; None if no key is needed, and before the headers are read.
         ticket: what it counts for in limits; None without limits.
         quotas: what is left of them.
-        cost: of the answer, by the price of the served entity.
+        cost: of the answer, by the price of the served entity; in billionths of its currency.
         request, plan, exposure: None until the request is decoded and routed; `exposure` is None without an experiment.
         target: the one asked last.
         own_failure: why the assigned target did not answer, an error's kind or `IN_TROUBLE`; empty if nothing is known.
         stage: what is being done.
         ignored: fields of the body that had no effect.
+        cache_control: the client's header of that name.
+        cache_hit: whether the answer came out of the endpoint's cache; None: it was not looked for there.
         status: the HTTP status sent; 0 before.
         first_event: when the backend's first event came; 0.0 before.
         first_token: when the first text, reasoning or tool call of a stream came; None before, and for whole answers.
+        last_token: when the last one came, on the monotonic clock.
+        count_interval: counts the seconds between two outputs; None before the first.
         finish_reasons: of the choices that have finished.
         outcome: "ok", an error's kind, or "cancelled"; "client_gone" until another is known.
         duration: None until the outcome is known.
         time_allowed: seconds that the client allows until the first event; None: as long as the server does.
         ended: the outcome as the experiment counts it; None until it is known.
+        record: of the request; None until the outcome is known.
         version: of the endpoint that was asked; 0 unless rows are exported.
         texts: parts of each choice's text; None unless they are exported.
     """
@@ -64,7 +68,7 @@ class RequestAccount:
     key: Key | None = None
     ticket: Ticket | None = None
     quotas: tuple[Quota, ...] = ()
-    cost: float = 0.0
+    cost: int = 0
     request: Request | None = None
     plan: Plan | None = None
     exposure: Exposure | None = None
@@ -72,15 +76,20 @@ class RequestAccount:
     own_failure: str = ""
     stage: Stage = "read"
     ignored: tuple[str, ...] = ()
+    cache_control: str = ""
+    cache_hit: bool | None = None
     status: int = 0
     first_event: float = 0.0
     first_token: float | None = None
+    last_token: float = 0.0
+    count_interval: Callable[[float], None] | None = None
     finish_reasons: list[FinishReason] = field(default_factory=list)
     usage: Usage | None = None
     outcome: str = "client_gone"
     duration: float | None = None
     time_allowed: float | None = None
     ended: Outcome | None = None
+    record: Record | None = None
     version: int = 0
     texts: dict[int, list[str]] | None = None
 
@@ -90,10 +99,18 @@ class RequestAccount:
         # All of several tokens in one batch: the backend did not stream, and when its first token was made is unknown.
         if type(last) is Usage and last.completion_tokens > 1:
             return
-        for event in batch:
-            if isinstance(event, Delta) and (event.text or event.reasoning or event.tool_calls or event.refusal):
-                self.first_token = monotonic() - self.began
-                return
+        if _has_output(batch):
+            self.last_token = monotonic()
+            self.first_token = self.last_token - self.began
+            self.count_interval = self.service.metrics.inter_token_latency.at(self.series)
+
+    def note_next_token(self, batch: Events) -> None:
+        """Count the time since the last output, if a stream's batch has some."""
+        event = batch[0]  # the usual batch is a text, and this runs for every chunk
+        if ((type(event) is Delta and event.text) or _has_output(batch)) and self.count_interval is not None:
+            now = monotonic()
+            self.count_interval(now - self.last_token)
+            self.last_token = now
 
     def note_reasons(self, batch: Events) -> None:
         """Note the finish reasons in a batch, and its texts if they are exported."""
@@ -106,9 +123,10 @@ class RequestAccount:
                     self.texts.setdefault(event.choice, []).append(event.text)
 
     def end(self, outcome: str) -> None:
-        """Count the outcome in the experiment, once, before the client sees it.
+        """Record the outcome, and count it in the experiment, once, before the client sees it.
 
-        Before: the client may ask another worker for the report, or send feedback, as soon as it has the answer's end.
+        Before: the client may ask another worker for the report, or send feedback, as soon as it has the answer's end;
+        and a worker that is killed has recorded each answer whose end a client has.
         """
         # Reached twice in the usual case: by the responder when the outcome is known, and by `close`.
         if self.duration is not None:
@@ -125,28 +143,55 @@ class RequestAccount:
             self.ended = Outcome(outcome, own, streamed, self.first_token, self.duration, self.usage, reasons)
         if self.exposure is not None and self.ended is not None:
             self.exposure.end(self.ended)
+        self._keep_record()
+
+    def _keep_record(self) -> None:
+        """Keep the record of the request, if it reached an endpoint, and log it."""
+        self.record = record = record_of(self)
+        if self.plan is not None and (ledger := self.service.ledger_of(self.plan.targets[0].endpoint)) is not None:
+            ledger.put(record)
+        unit = self.plan.unit if self.plan is not None else None
+        log_record(
+            record,
+            unit=unit.source if unit is not None else None,
+            priced=self.target is not None and self.target.entity.price is not None,
+            first_event=self.first_event,
+            cache_hit=self.cache_hit,
+        )
+
+    def count_limited(self) -> None:
+        """Count a refusal for a limit."""
+        self.service.metrics.limited.add((self.endpoint or "", self.key.name if self.key is not None else ""))
 
     def _charge(self) -> None:
         """Work out the cost, and correct what the request counts for in its limits."""
         usage, tokens = self.usage, None
-        if usage is not None:
+        if self.cache_hit:
+            tokens = 0  # no model has done anything
+        elif usage is not None:
             tokens = usage.prompt_tokens + usage.completion_tokens
             if self.target is not None and (price := self.target.entity.price) is not None:
                 self.cost = price.of(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens or 0)
         elif not self.first_event:
             tokens = 0  # the model has done nothing; else the estimate is the best that is known of a broken answer
         if self.ticket is not None:
-            self.service.limiter.leave(self.ticket, tokens, self.cost)
+            self.service.limiter.leave(self.ticket, tokens, self.cost / BILLION)
 
     @property
-    def _endpoint(self) -> str | None:
+    def series(self) -> tuple[str, str, str]:
+        """The labels of an answer's metrics: endpoint, served entity and backend."""
+        target = self.target
+        return ("", "", "") if target is None else target.series
+
+    @property
+    def endpoint(self) -> str | None:
         """The endpoint that was asked, or the name that the client gave, if that leads to none."""
         if self.plan is not None:
             return self.plan.targets[0].endpoint
         return self.request.model if self.request is not None else None
 
     def close(self) -> None:
-        """Count the request in the metrics, and log it. Nothing more happens to it."""
+        """Count the request in the metrics. Nothing more happens to it."""
         self.end(self.outcome)
         assert self.duration is not None
         metrics, usage, target = self.service.metrics, self.usage, self.target
@@ -155,37 +200,24 @@ class RequestAccount:
         metrics.requests.add((self.protocol, self.route, self.outcome))
         if self.ignored:
             metrics.ignored_fields.add((self.protocol, self.route), len(self.ignored))
-        served = None
         if target is not None:
             endpoint, served = target.endpoint, target.entity.name
             self.service.count(endpoint, self.duration, self.outcome == "ok")
             metrics.served_requests.add((endpoint, served, self.outcome))
+            if self.cost:
+                metrics.cost.add((endpoint, served), self.cost / BILLION)
             # Known for complete answers only: failed and cancelled ones would distort the times.
-            if usage is not None:
-                metrics.prompt_tokens.add((endpoint, served), usage.prompt_tokens)
-                metrics.generation_tokens.add((endpoint, served), usage.completion_tokens)
-                if self.first_token is not None:
-                    metrics.time_to_first_token.observe((endpoint, served), self.first_token)
-                metrics.request_latency.observe((endpoint, served), self.duration)
-        unit = self.plan.unit if self.plan is not None else None
-        # The reader of standard error may be gone. The answer is sent: its request must not fail now.
-        with suppress(BrokenPipeError):
-            log.info(
-                "request.finished",
-                request_id=self.request_id,
-                protocol=self.protocol,
-                route=self.route,
-                status=self.status or 499,  # nginx's status for a client that left before the answer's first byte
-                outcome=self.outcome,
-                stage=self.stage if self.outcome != "ok" else None,
-                finish_reason=list(map(str, self.finish_reasons)),
-                model=self._endpoint,
-                served=served,
-                key=self.key.name if self.key is not None else None,
-                cost=self.cost if target is not None and target.entity.price is not None else None,
-                unit=unit.source if unit is not None else None,
-                prompt_tokens=usage.prompt_tokens if usage is not None else None,
-                completion_tokens=usage.completion_tokens if usage is not None else None,
-                first_event_s=round(self.first_event, 6),
-                duration_s=round(self.duration, 6),
-            )
+            if usage is not None and not self.cache_hit:
+                metrics.count_answer(
+                    target.series, usage, self.duration, self.first_token, self.last_token - self.began
+                )
+            if isinstance(self.request, Generate):
+                metrics.count_choices(target.series, self.finish_reasons, self.outcome)
+
+
+def _has_output(batch: Events) -> bool:
+    """Whether a batch has text, reasoning or a tool call."""
+    for event in batch:
+        if isinstance(event, Delta) and (event.text or event.reasoning or event.tool_calls or event.refusal):
+            return True
+    return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import cast
 
 from litestar.config.cors import CORSConfig
 from litestar.enums import ScopeType
@@ -18,6 +19,9 @@ from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 from gateway.config import ServerSection
 from gateway.http.routes import not_allowed, not_found
 from schemas.errors import Forbidden, GatewayError
+
+CERTIFICATE_EXTENSION = "interlingua.certificate"
+"""The ASGI extension with the client's certificate, as `ssl.SSLSocket.getpeercert` describes it; {}: it has none."""
 
 _HEALTH = (b"/health", b"/health/ready", b"/ping")
 """What everybody may ask: it tells nothing."""
@@ -72,6 +76,7 @@ class Entrance:
     Args:
         inner: Litestar's.
         guard: None where requests need a key.
+        needs_certificate: whether clients need a certificate on the ports that speak TLS.
         methods: those of Litestar's own paths.
         answers_preflights: whether Litestar has a CORS configuration.
         refuse: sends an error in the form of the protocol nearest to the path.
@@ -85,12 +90,14 @@ class Entrance:
         refuse: Refuse,
         *,
         answers_preflights: bool,
+        needs_certificate: bool = False,
     ) -> None:
         self._inner = inner
         self._guard = guard
         self._methods = methods
         self._refuse = refuse
         self._answers_preflights = answers_preflights
+        self._needs_certificate = needs_certificate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -107,6 +114,8 @@ class Entrance:
         # Litestar would take `//metrics` for `/metrics`; what a proxy in front forbids must not have a second name.
         if b"//" in path:
             raise not_found(path.decode("latin-1"))
+        if self._needs_certificate and path not in _HEALTH and _has_no_certificate(scope):
+            raise Forbidden("A client certificate is needed here: see server.ssl_ca_certs.")
         if self._guard is not None and path not in _HEALTH:
             self._guard.check(scope)
         if scope["method"] == "OPTIONS" and not self._answers_preflights:
@@ -114,6 +123,11 @@ class Entrance:
             methods = self._methods.get(scope["path"].rstrip("/"), ())
             if methods:
                 raise not_allowed("OPTIONS", [name for name in methods if name != "OPTIONS"])
+
+
+def _has_no_certificate(scope: HTTPScope) -> bool:
+    # Ports without TLS have no such extension.
+    return cast(Mapping[str, object], scope.get("extensions") or {}).get(CERTIFICATE_EXTENSION) == {}
 
 
 def cors(server: ServerSection) -> CORSConfig | None:

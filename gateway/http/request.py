@@ -21,17 +21,20 @@ from msgspec.structs import replace
 
 from adapters.base import Call, Route, ServerCodec
 from adapters.body import UNREADABLE
+from backends.observation import OBSERVER
 from gateway.access.keys import KEY_HEADERS, given_key
 from gateway.http.accounting import RequestAccount
 from gateway.http.answering import FLOW_EXTENSION, Flow, Responder
 from gateway.http.body import read_body
 from gateway.http.disconnect import cancel_on_disconnect
-from gateway.http.export import row_of
+from gateway.http.observation.observer import RequestObserver
+from gateway.http.record import row_of
 from gateway.routing.target import Plan
 from gateway.service import Service
 from schemas.catalog import Catalog, Change
 from schemas.errors import InvalidRequest, Overloaded, RateLimited, RequestTimeout
-from schemas.ir import Generate, Request
+from schemas.ir import Embed, Generate, Request
+from schemas.origin import Relay
 
 MODEL_HEADER = "x-gateway-model-name"
 """Names the endpoint for requests that name no model: the header of Kubernetes' Gateway API Inference Extension."""
@@ -84,7 +87,7 @@ class RequestHandler:
         scope, send: ASGI's.
     """
 
-    __slots__ = ("_account", "_operation", "_owner", "_parameters", "_responder", "_scope", "_service")
+    __slots__ = ("_account", "_observer", "_operation", "_owner", "_parameters", "_responder", "_scope", "_service")
 
     def __init__(
         self, service: Service, operation: Operation, parameters: Mapping[str, str], scope: HTTPScope, send: Send
@@ -101,6 +104,8 @@ class RequestHandler:
     async def run(self, receive: Receive) -> None:
         """Answer the request. Raises nothing but a cancellation that was not caused by the client's leaving."""
         self._service.metrics.running.add(1.0)  # `RequestAccount.close` takes it back
+        self._observer = RequestObserver(self._account)
+        OBSERVER.set(self._observer)
         try:
             planned = await self._plan(receive)
             if planned is not None:
@@ -112,6 +117,7 @@ class RequestHandler:
             raise
         finally:
             self._account.close()
+            self._observer.close()
             if self._owner is not None:
                 self._service.shares.leave(self._owner)
             if (exporter := self._service.exporter) is not None:
@@ -141,12 +147,13 @@ class RequestHandler:
                 await service.manage(request)
                 await self._describe(call, body)
                 return None
-            if self._owner is not None and isinstance(request, Generate):
+            if self._owner is not None and isinstance(request, Generate | Embed | Relay):
                 request = replace(request, flow=self._owner.hex())
             return request, self._route(request, call)
         except Exception as error:  # whatever it is, the client gets it in its protocol
             if isinstance(error, RateLimited):
                 account.quotas = error.quotas
+                account.count_limited()
             await responder.refuse(error)
             return None
 
@@ -166,7 +173,7 @@ class RequestHandler:
             account.quotas = ticket.quotas
         if service.exporter is not None:
             account.version = service.catalog.cards[plan.targets[0].endpoint].version
-            account.texts = {} if service.exporter.with_text else None
+        account.texts = {} if service.keeps_texts else None
         if plan.has_experiment:
             account.exposure = service.experiments.enter(request, plan, call.headers, shadowed=not service.draining)
         return plan
@@ -187,6 +194,7 @@ class RequestHandler:
         service, route = self._service, self._operation.route
         # The key comes before the body: nobody without one makes the server buffer megabytes.
         headers = decode_headers(self._scope["headers"])
+        self._observer.trace(headers, self._scope, route.path)
         if route.kind == "manage":
             service.keys.check_admin(headers)
         elif service.keys.required and not route.open:
@@ -232,6 +240,7 @@ class RequestHandler:
         self._owner = self._service.shares.enter(headers)
         if (given := headers.get(TIMEOUT_HEADER)) is not None:
             self._account.time_allowed = _seconds(given)
+        self._account.cache_control = headers.get("cache-control", "")
 
     async def _decode(self, call: Call, body: bytes) -> Request | Change:
         """What the body asks for.

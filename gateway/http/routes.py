@@ -20,8 +20,8 @@ from litestar.types import HTTPScope, Receive, Send
 from adapters.base import Adapter, Reply, Route
 from adapters.dialect import option_names, with_options
 from gateway.config import Config, ConfigError, ServerSection, nearest
-from gateway.http import experiment, keys
 from gateway.http.answering import status_headers
+from gateway.http.api import experiment, keys
 from gateway.http.request import Operation, RequestHandler
 from gateway.service import Service
 from schemas.errors import GatewayError, MethodNotAllowed, RouteNotFound

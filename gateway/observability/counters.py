@@ -8,7 +8,7 @@ prometheus_client formats the sums. One thread counts.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -16,6 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from gateway.observability.series_file import Cells, Labels, SeriesFile, Totals
+
+_ZEROS = memoryview(bytes(16)).cast("d")
 
 
 class Instrument(Protocol):
@@ -66,13 +68,14 @@ class Counter:
         """Return the sums over all workers, dead ones included."""
         # prometheus_client appends `_total` to a counter's name.
         family = CounterMetricFamily(self._name, self._help, labels=self._labels)
-        for labels, (value,) in totals.get(self._name, {}).items():
+        # Without labels there is one series, also before anything has happened: else no rate could see the first event.
+        for labels, (value,) in (totals.get(self._name) or ({} if self._labels else {(): [0.0]})).items():
             family.add_metric(labels, value)
         return family
 
 
 class Histogram:
-    """A histogram of seconds.
+    """A histogram, of seconds or tokens.
 
     Args:
         file, name, help, labels: as for `Counter`.
@@ -88,14 +91,24 @@ class Histogram:
         self._ends = [str(float(bound)) for bound in bounds] + ["+Inf"]
         self._cells = _Cells(file, name, len(bounds) + 2)  # a count for each bucket, and the sum
 
-    def observe(self, labels: Labels, seconds: float) -> None:
+    def observe(self, labels: Labels, value: float) -> None:
         """Count one observation in the series with these label values."""
         cells = self._cells[labels]
         # Buckets hold their own count only, one store per observation. Prometheus wants them cumulative: `expose` adds
         # them up. `bisect_left`: a value equal to a bound belongs to it (`le` is inclusive); beyond the last one it is
         # +Inf.
-        cells[bisect_left(self._bounds, seconds)] += 1.0
-        cells[-1] += seconds
+        cells[bisect_left(self._bounds, value)] += 1.0
+        cells[-1] += value
+
+    def at(self, labels: Labels) -> Callable[[float], None]:
+        """What counts in the series with these label values, for those who count in one series again and again."""
+        cells, bounds = self._cells[labels], self._bounds
+
+        def observe(value: float) -> None:
+            cells[bisect_left(bounds, value)] += 1.0
+            cells[-1] += value
+
+        return observe
 
     def expose(self, totals: Totals, living: Totals) -> Metric:  # noqa: ARG002 - `Instrument`
         """Return the sums over all workers, dead ones included."""
@@ -107,30 +120,49 @@ class Histogram:
 
 
 class Gauge:
-    """A number without labels that goes up and down; it begins with 0 in every worker.
+    """A number that goes up and down; it begins with 0 in every worker.
 
     Args:
-        file, name, help: as for `Counter`.
+        file, name, help, labels: as for `Counter`.
+        mean: whether the mean over living workers is shown instead of the sum.
     """
 
-    def __init__(self, file: SeriesFile, name: str, help: str) -> None:
+    def __init__(
+        self, file: SeriesFile, name: str, help: str, labels: Sequence[str] = (), *, mean: bool = False
+    ) -> None:
         self._name = name
         self._help = help
-        self._cells = file.series(name, (), 1)
-        self._cells[0] = 0.0  # what a worker that died in this slot had counted is over
+        self._labels = labels
+        self._mean = mean
+        # With a mean, the second double is how many workers have the series: 1 of each.
+        self._cells = _Cells(file, name, 2 if mean else 1)
+        for cells in file.own(name):  # what a worker that died in this slot had counted is over
+            cells[:] = _ZEROS[: len(cells)]
+        if not labels:
+            self.set(0.0)
 
     def add(self, value: float) -> None:
-        """Change the number by `value`."""
-        self._cells[0] += value
+        """Change the number without labels by `value`."""
+        self._cells[()][0] += value
 
-    def set(self, value: float) -> None:
-        """Replace the number."""
-        self._cells[0] = value
+    def set(self, value: float, labels: Labels = ()) -> None:
+        """Replace the number of the series with these label values."""
+        cells = self._cells[labels]
+        cells[0] = value
+        if self._mean:
+            cells[1] = 1.0
 
     def expose(self, totals: Totals, living: Totals) -> Metric:  # noqa: ARG002 - `Instrument`
-        """Return the sum over living workers."""
-        (value,) = living.get(self._name, {}).get((), [0.0])  # no living worker has the series: 0
-        return GaugeMetricFamily(self._name, self._help, value=value)
+        """Return the sum or the mean over living workers."""
+        family = GaugeMetricFamily(self._name, self._help, labels=self._labels)
+        found = living.get(self._name, {})
+        if not self._labels:
+            found = found or {(): [0.0]}  # no living worker has the series: 0
+        for labels, (value, *workers) in found.items():
+            # A series of which no living worker has said anything is left from one that died.
+            if not workers or workers[0]:
+                family.add_metric(labels, value / workers[0] if workers else value)
+        return family
 
 
 class _Cells(dict[Labels, "Cells"]):

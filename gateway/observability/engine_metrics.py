@@ -14,27 +14,33 @@ from prometheus_client.registry import Collector
 from backends.base import Backend, EngineState, RunsEngine
 
 _GAUGES = {
-    "num_requests_running": ("Sequences in the engine's batch", "running"),
-    "num_requests_waiting": ("Sequences that wait for the engine", "waiting"),
-    "kv_cache_usage_perc": ("Share of the KV cache in use, 0 to 1", "kv_usage"),
-    "kv_cache_touched_perc": ("Share of the KV cache whose memory is taken, 0 to 1", "kv_touched"),
-    "engine_resident_memory_bytes": ("Memory of the engine's process", "resident_bytes"),
+    "vllm:num_requests_running": ("Sequences in the engine's batch", "running"),
+    "vllm:num_requests_waiting": ("Sequences that wait for the engine", "waiting"),
+    "vllm:kv_cache_usage_perc": ("Share of the KV cache in use, 0 to 1", "kv_usage"),
+    "gw_engine_kv_cache_touched_perc": ("Share of the KV cache whose memory is taken, 0 to 1", "kv_touched"),
+    "gw_engine_resident_memory_bytes": ("Memory of the engine's process", "resident_bytes"),
 }
 _COUNTERS = {
-    "num_preemptions": ("Sequences preempted, whose KV cache was freed for others", "preemptions"),
-    "prefix_cache_queries": ("Tokens looked up in the prefix cache", "prefix_queries"),
-    "prefix_cache_hits": ("Tokens found in the prefix cache", "prefix_hits"),
-    "spec_decode_num_drafts": ("Steps of sequences that verified draft tokens", "drafts"),
-    "spec_decode_num_draft_tokens": ("Draft tokens that were verified", "draft_tokens"),
-    "spec_decode_num_accepted_tokens": ("Draft tokens that were right", "accepted_tokens"),
+    "vllm:num_preemptions": ("Sequences preempted, whose KV cache was freed for others", "preemptions"),
+    "vllm:prefix_cache_queries": ("Tokens looked up in the prefix cache", "prefix_queries"),
+    "vllm:prefix_cache_hits": ("Tokens found in the prefix cache", "prefix_hits"),
+    "vllm:spec_decode_num_drafts": ("Steps of sequences that verified draft tokens", "drafts"),
+    "vllm:spec_decode_num_draft_tokens": ("Draft tokens that were verified", "draft_tokens"),
+    "vllm:spec_decode_num_accepted_tokens": ("Draft tokens that were right", "accepted_tokens"),
 }
 
 
 class EngineCollector(Collector):
-    """Exposes the state of the engines behind `backends`, by backend."""
+    """Exposes the state of the engines behind `backends`.
 
-    def __init__(self, backends: Mapping[str, Backend]) -> None:
+    Args:
+        backends: by name.
+        models: the endpoint that an engine is shown as, by its backend's name; may change. By default that name.
+    """
+
+    def __init__(self, backends: Mapping[str, Backend], models: Mapping[str, str]) -> None:
         self._backends = backends
+        self._models = models
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics; of engines that have not reported yet there are none."""
@@ -42,9 +48,9 @@ class EngineCollector(Collector):
         states = self._states()
         for families, kind in ((_GAUGES, GaugeMetricFamily), (_COUNTERS, CounterMetricFamily)):
             for name, (help, field) in families.items():
-                family = kind(name, help, labels=("backend",))
+                family = kind(name, help, labels=("model_name", "backend"))
                 for backend, state in states.items():
-                    family.add_metric((backend,), getattr(state, field))
+                    family.add_metric((self._models.get(backend, backend), backend), getattr(state, field))
                 yield family
 
     def _states(self) -> dict[str, EngineState]:

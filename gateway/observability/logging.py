@@ -68,10 +68,15 @@ def _escape_controls(_: Any, __: str, event: Any) -> Any:
         # Of other values the renderer shows the `repr`, which escapes most of these, but not all.
         if not isinstance(value, bool | int | float | None):
             text = value if isinstance(value, str) else repr(value)
-            escaped = _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+            escaped = escape_controls(text)
             if escaped is not text:
                 event[name] = escaped
     return event
+
+
+def escape_controls(text: str) -> str:
+    """A text without what a terminal would obey, or what reorders or hides text on it."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _shorten(_: Any, __: str, event: Any) -> Any:

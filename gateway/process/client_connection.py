@@ -19,16 +19,20 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.config import Limits
 from gateway.http.answering import FLOW_EXTENSION
+from gateway.http.entrance import CERTIFICATE_EXTENSION
 from gateway.process.client_transport import ClientTransport
 from gateway.process.request_head import END, Framing, RefusedHead, check_head, check_part, without_trailing_space
 
 _MOST_AHEAD = 64 * 1024
 """Bytes of later requests that are kept before reading stops."""
+_LONGEST_AHEAD = 1.0
+"""Seconds for which reading stops at most while a request is answered. The end of the connection may lie behind more
+bytes than the kernel takes: then the later requests are given up, and what comes is dropped until the answer ends."""
 _CHUNKED_STEP = 32 * 1024
 """Bytes of a chunked body that are parsed in one turn of the event loop: each of its chunks may have one byte."""
 _MOST_BETWEEN_DATA = 16 * 1024
 """Bytes of chunk extensions or trailers that may come without data."""
-_LINGER = 2.0
+LINGER = 2.0
 """Seconds for which a connection lingers, and for which the rest of a body may come that nobody asked for."""
 _ALWAYS_ANSWERED = (b"/health", b"/health/ready", b"/ping")
 
@@ -51,16 +55,21 @@ class ClientConnection(HttpToolsProtocol):
         self._on_refused = on_refused
         self._input = b""  # what has come and the parser has not got
         self._left: int | Framing | None = None  # of the body that is being read; None between messages
-        self._waits_since = self.loop.time()  # for a head to begin or to be complete, or for the rest of a body
+        # For a head to begin or to be complete, the rest of a body, or an answer with too many requests behind it.
+        self._waits_since = self.loop.time()
+        self._gives_up = False  # later requests
         self._tail = b""  # the last bytes of a chunked body that the parser got
         self._between_data = 0
         self._crowded = False
+        self._certificate: dict[str, Any] | None = None  # with TLS; {}: the client has none
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Wrap the transport."""
         wrapped = ClientTransport(transport, self.loop, self._has_unread, self._read_again)
         super().connection_made(cast(asyncio.Transport, wrapped))
         self.flow = _ReadGate(cast(asyncio.Transport, self.transport))
+        if self.scheme == "https":
+            self._certificate = transport.get_extra_info("peercert") or {}
         excess = len(self.connections) - self._limits.max_connections
         # Over the limit, a few more are accepted, for health checks: a load balancer must not take a full server for a
         # dead one.
@@ -75,7 +84,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes off the wire."""
-        if self.transport.lingering_since is not None:
+        if self._gives_up or self.transport.lingering_since is not None:
             self.transport.drop(len(data))
             return
         if not self._input and self._left is None:
@@ -88,7 +97,10 @@ class ClientConnection(HttpToolsProtocol):
         if not self.url.startswith(b"/"):
             self.url = _origin_form(self.url)
         self.transport.begin_answer()
-        self.scope["extensions"] = {FLOW_EXTENSION: {"flow": self.flow}}
+        extensions: dict[str, dict[Any, Any]] = {FLOW_EXTENSION: {"flow": self.flow}}
+        if self._certificate is not None:
+            extensions[CERTIFICATE_EXTENSION] = self._certificate
+        self.scope["extensions"] = cast(Any, extensions)
         super().on_headers_complete()
         # The request has the list of its headers by now; trailers go to another one, which nobody reads.
         self.headers = []
@@ -126,12 +138,12 @@ class ClientConnection(HttpToolsProtocol):
         """
         transport, waits = self.transport, now - self._waits_since
         if transport.lingering_since is not None and not transport.get_write_buffer_size():
-            if now - transport.lingering_since > _LINGER:
+            if now - transport.lingering_since > LINGER:
                 transport.abort()
         elif transport.is_closing() or self._is_answering():
             self._end_if_stalled(now)
         elif self._left is not None:  # the rest of a body whose request has been answered
-            if waits > _LINGER:
+            if waits > LINGER:
                 transport.close()
         elif self._input:
             if waits > self._limits.header_timeout:
@@ -143,15 +155,26 @@ class ClientConnection(HttpToolsProtocol):
         if self.transport.stalled(now) > self._limits.write_stall:
             self._on_refused("write_stall")
             self.transport.abort()
-        # While nothing is read, nothing else tells that the client has left.
-        elif self.flow.held and self.transport.has_hung_up():
-            self.transport.abort()
+        elif self.flow.held and self._left is None:
+            # While nothing is read, nothing else tells that the client has left.
+            if self.transport.has_hung_up():
+                self.transport.abort()
+            elif now - self._waits_since > _LONGEST_AHEAD:
+                self._give_up_later_requests()
+
+    def _give_up_later_requests(self) -> None:
+        """End the connection with the present answer, and read on until then, to learn whether the client leaves."""
+        # RFC 9112, section 9.3.2: a client repeats what it has sent in a row and got no answer for.
+        self._on_refused("pipelining")
+        self._gives_up, self.cycle.keep_alive = True, False
+        self._input = b""
+        self.flow.hold(False)
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def _has_unread(self) -> bool:
-        return self._left is not None or bool(self._input)
+        return self._left is not None or bool(self._input) or self._gives_up
 
     def _read_again(self) -> None:
         self.flow.hold(False)
@@ -162,6 +185,8 @@ class ClientConnection(HttpToolsProtocol):
         while self._input and not self.transport.is_closing():
             if self._left is None and self._is_answering():
                 # The next request. It waits here as bytes, and if there are many, in the client's own buffers.
+                if len(self._input) > _MOST_AHEAD and not self.flow.held:
+                    self._waits_since = self.loop.time()
                 self.flow.hold(len(self._input) > _MOST_AHEAD)
                 return
             if self._left is Framing.CHUNKED:

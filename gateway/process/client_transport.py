@@ -93,6 +93,10 @@ class ClientTransport:
             return
         self._flush()
         self._read_again()
+        if not self._transport.can_write_eof():
+            # TLS closes with an exchange of its own, during which it drops what still comes.
+            self._transport.close()
+            return
         self.lingering_since = self._loop.time()
         self._transport.write_eof()
 

@@ -11,6 +11,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import structlog
@@ -46,8 +47,13 @@ class SharedFolder:
         _remove_ownerless()
 
 
+def folders() -> Iterator[Path]:
+    """The folders of this kind on the machine, whoever they belong to, and whether or not they are in use."""
+    return Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")
+
+
 def _remove_ownerless() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for folder in folders():
         try:
             # Not through a link, and nobody else's: the name is easy to guess.
             if folder.is_symlink() or folder.stat().st_uid != os.geteuid():

@@ -25,6 +25,9 @@ log = structlog.get_logger()
 _VARIABLE = "INTERLINGUA_PREDECESSOR"
 """Names the descriptor of the pipe to the supervisor before."""
 _CANNOT_EXECUTE = 127
+_SERVES = "."
+_LONGEST_REASON = 4096
+"""Bytes: what a pipe takes as a whole (pipe(7))."""
 
 State = Literal["starting", "serving", "failed"]
 
@@ -35,40 +38,52 @@ class Successor:
     Args:
         sockets: handed over, in the order of the configuration.
 
+    Attributes:
+        pid: its process id.
+        why: why it failed.
+
     Raises:
         OSError: no process can be started.
     """
 
     def __init__(self, sockets: Sequence[socket.socket]) -> None:
+        self.why = ""
         self._reader, writer = os.pipe()
         os.set_blocking(self._reader, False)
         # Not `subprocess`: LISTEN_PID must be known before `exec`, and descriptors must have certain numbers. A
         # supervisor has one thread, so that `fork` copies no lock that somebody holds.
-        self._pid = os.fork()
-        if self._pid == 0:
+        self.pid = os.fork()
+        if self.pid == 0:
             _execute([*(each.fileno() for each in sockets), writer])
         os.close(writer)
-        log.info("successor.started", pid=self._pid)
+        log.info("successor.started", pid=self.pid)
 
     def poll(self) -> State:
         """What it does now. A failure is logged, with the exit code."""
-        with suppress(BlockingIOError):
-            if os.read(self._reader, 1):
-                log.info("successor.took_over", pid=self._pid)
-                _notify(f"MAINPID={self._pid}")
-                return "serving"
-        ended, status = os.waitpid(self._pid, os.WNOHANG)
+        ended, status = os.waitpid(self.pid, os.WNOHANG)
+        said = self._read()
+        if not ended and said == _SERVES:
+            log.info("successor.took_over", pid=self.pid)
+            return "serving"
+        self.why = self.why or said.removeprefix(_SERVES)
         if not ended:
             return "starting"
-        log.error("successor.failed", pid=self._pid, code=os.waitstatus_to_exitcode(status))
+        code = os.waitstatus_to_exitcode(status)
+        log.error("successor.failed", pid=self.pid, code=code)
+        self.why = self.why or f"it ended with exit code {code} before it could answer; the server's log says why"
         os.close(self._reader)
         return "failed"
 
     def stop(self) -> None:
         """Stop one that is still starting. Blocks until it has ended."""
-        os.kill(self._pid, signal.SIGTERM)
-        os.waitpid(self._pid, 0)
+        os.kill(self.pid, signal.SIGTERM)
+        os.waitpid(self.pid, 0)
         os.close(self._reader)
+
+    def _read(self) -> str:
+        with suppress(BlockingIOError):
+            return os.read(self._reader, _LONGEST_REASON).decode(errors="replace")
+        return ""
 
 
 class Predecessor:
@@ -91,9 +106,16 @@ class Predecessor:
 
     def release(self) -> None:
         """Tell it that this one serves."""
+        self._say(_SERVES)
+
+    def refuse(self, why: str) -> None:
+        """Tell it why this one will not serve."""
+        self._say(why)
+
+    def _say(self, text: str) -> None:
         if self._writer is not None:
             with suppress(BrokenPipeError):  # it was killed
-                os.write(self._writer, b".")
+                os.write(self._writer, text.encode()[:_LONGEST_REASON])
             os.close(self._writer)
             self._writer = None
 
@@ -111,12 +133,3 @@ def _execute(descriptors: list[int]) -> NoReturn:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | more)  # noqa: S606
     finally:
         os._exit(_CANNOT_EXECUTE)
-
-
-def _notify(message: str) -> None:
-    """Tell systemd (sd_notify(3)), if it started this process and listens."""
-    path = os.environ.get("NOTIFY_SOCKET")
-    if path:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end, suppress(OSError):
-            # A leading @ stands for the NUL of an abstract address (unix(7)).
-            end.sendto(message.encode(), "\0" + path[1:] if path[0] == "@" else path)

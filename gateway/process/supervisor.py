@@ -12,6 +12,8 @@ An engine whose options are the same is kept.
 
 On SIGUSR2 a second supervisor is started in the same way as this one, with new code if that has been installed
 (`successor`). It serves beside this one from the moment when its workers listen; then this one ends.
+
+Commands ask for either through a socket (`control`), and wait for what becomes of it.
 """
 
 from __future__ import annotations
@@ -38,10 +40,12 @@ from backends.process import BackOff, SupervisedProcess, signal_at_parents_end, 
 from backends.standby import WarmProcess
 from gateway.app import backend_class
 from gateway.config import Config, ConfigError
-from gateway.config.changes import changes
+from gateway.config.changes import changes, described
+from gateway.process.control import Action, ControlSocket
 from gateway.process.folder import SharedFolder
 from gateway.process.heartbeat import Heartbeat
 from gateway.process.listeners import addresses, listen
+from gateway.process.service_manager import READY, STOPPING, notify, notify_reloading, status
 from gateway.process.successor import Predecessor, Successor
 from gateway.process.worker import Orders
 
@@ -70,12 +74,15 @@ class Supervisor:
     Args:
         read: reads the configuration, at the start and on each SIGHUP.
         log_level: for the workers.
+        predecessor: the supervisor that started this one, if one did.
 
     Raises:
         ConfigError: the configuration is invalid, an address cannot be listened on, or a backend does not exist.
     """
 
-    def __init__(self, read: Callable[[], Config], log_level: str = "info") -> None:
+    def __init__(
+        self, read: Callable[[], Config], log_level: str = "info", predecessor: Predecessor | None = None
+    ) -> None:
         self._read = read
         self.config = read()
         # The sockets outlive every worker: while workers are replaced, the kernel queues connections on them.
@@ -91,13 +98,14 @@ class Supervisor:
         self._stop_requested = False
         self._reload_requested = False
         self._restart_requested = False
-        self._predecessor = Predecessor()
+        self._predecessor = predecessor or Predecessor()
         self._successor: Successor | None = None
         self._current: Generation | None = None
         self._next: Generation | None = None
         self._leaving: list[Generation] = []
         self._generations = count()
         self._heartbeats: dict[SupervisedProcess, Heartbeat] = {}
+        self._control: ControlSocket | None = None  # from the moment when this one serves
 
     @property
     def port(self) -> int:
@@ -115,12 +123,15 @@ class Supervisor:
         current = self._start(self.config)
         failed = self._predecessor.waits and not self._succeed(current)
         self._current = current
+        self._control = ControlSocket(self._folder.path, self._sockets)
         replaced = False
         # Every 50 ms: 1. start the generation that SIGHUP asks for; 2. switch to it once it listens; 3. stop engines
         # that nobody uses; 4. restart processes that ended; 5. start the supervisor that SIGUSR2 asks for, and leave
         # once it serves.
         while not self._stop_requested and not failed and not replaced:
-            if self._reload_requested:
+            asked = self._control.requests()
+            self._restart_requested |= "restart" in asked
+            if self._reload_requested or "reload" in asked:
                 self._reload_requested = False
                 self._prepare(current)
             current = self._take_over(current)
@@ -137,6 +148,11 @@ class Supervisor:
 
     def _end(self, current: Generation, *, failed: bool, replaced: bool) -> None:
         """Stop all processes. Streams finish first, unless serving has failed."""
+        # Whoever looks for a server finds the next one from now on.
+        if self._control is not None:
+            self._control.close()
+        if not replaced:
+            notify(STOPPING)
         if self._successor is not None and not replaced:
             self._successor.stop()
         if self._next is not None:
@@ -163,6 +179,7 @@ class Supervisor:
                 self._predecessor.release()
                 return True
             time.sleep(_POLL_INTERVAL)
+        self._predecessor.refuse("one of its endpoints cannot answer")
         return False
 
     def _is_replaced(self) -> bool:
@@ -171,13 +188,31 @@ class Supervisor:
             self._restart_requested = False
             if self._successor is not None:
                 self._successor.stop()
-            self._successor = Successor(self._sockets)
-        if self._successor is None:
+                self._successor = None
+            notify_reloading()
+            try:
+                self._successor = Successor(self._sockets)
+            except OSError as error:  # no memory or no process number left
+                log.error("successor.not_started", error=str(error))
+                self._decide("restart", done=False, text=str(error))
+        if (successor := self._successor) is None:
             return False
-        state = self._successor.poll()
+        state = successor.poll()
         if state == "failed":
             self._successor = None
+            self._decide("restart", done=False, text=successor.why)
+        elif state == "serving":
+            # The process that systemd takes for the main one must say so; from then on the next one speaks.
+            notify(f"MAINPID={successor.pid}", READY)
+            self._decide("restart", done=True, text=str(successor.pid))
         return state == "serving"
+
+    def _decide(self, action: Action, *, done: bool, text: str) -> None:
+        """Tell what became of a reload or a restart."""
+        if not done:
+            notify(READY, status(f"{action} refused: {text}"))
+        if self._control is not None:
+            self._control.answer(action, done=done, text=text)
 
     def close(self) -> None:
         """Close the listening sockets and remove the folder of the processes. They must have ended."""
@@ -202,6 +237,7 @@ class Supervisor:
         for its backends is dropped.
         """
         # A bad reload must not end a server that works: the error is logged and the current generation goes on.
+        notify_reloading()
         try:
             config = self._read()
             if addresses(config) != addresses(self.config):
@@ -211,7 +247,11 @@ class Supervisor:
                 self._drop(self._next, current)
             self._next = self._start(config)
         except ConfigError as error:
-            log.error("config.rejected", error=str(error))
+            self._reject(str(error))
+
+    def _reject(self, error: str) -> None:
+        log.error("config.rejected", error=error)
+        self._decide("reload", done=False, text=error)
 
     def _take_over(self, current: Generation) -> Generation:
         """Return the generation that is to serve: the next one once all its workers listen, until then the current."""
@@ -220,14 +260,17 @@ class Supervisor:
         # With `serving` set, a worker exits if one of its endpoints cannot answer (`Service.settled`). Engines that
         # both generations share are not judged here: the current generation restarts them.
         if any(process.ended for process in (*_without(next.engines, current.engines).values(), *next.workers)):
-            log.error("config.rejected", error="one of its endpoints cannot answer")
+            self._reject("one of its endpoints cannot answer")
             self._drop(next, current)
             self._next = None
             return current
         if not all(self._listening_mark(worker.process.pid).exists() for worker in next.workers):
             return current
         # A file that was cut at the end of a section looks like one that was edited: the log says what is gone.
-        log.info("config.applied", **changes(current.config, next.config))
+        changed = changes(current.config, next.config)
+        log.info("config.applied", **changed)
+        notify(READY, status("reloaded"))
+        self._decide("reload", done=True, text=described(changed))
         self._current, self._next = next, None
         # SIGINT, not SIGTERM: the new workers listen on the same sockets already, so no drain delay is needed.
         for worker in current.workers:

@@ -21,16 +21,22 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import structlog
 import uvicorn
 from litestar import Litestar
+from uvicorn.lifespan.on import LifespanOn
 
+from gateway.access.certificates import LOOK_EVERY, Certificates
 from gateway.app import create_app
 from gateway.config import Config, ServerSection
 from gateway.observability import logging
-from gateway.process.client_connection import ClientConnection
+from gateway.process.client_connection import LINGER, ClientConnection
 from gateway.process.connections import Connections
 from gateway.process.heartbeat import beat
 from gateway.service import Service
+from schemas.errors import BackendUnavailable
+
+log = structlog.get_logger()
 
 _CLOSE_GRACE = 0.5
 """Seconds that open connections get at the end, for requests that are on their way."""
@@ -80,6 +86,29 @@ class ParentWatch:
         self.on_end()
 
 
+class _SettledLifespan(LifespanOn):
+    """Has uvicorn listen once every endpoint can answer, and not at all if one cannot.
+
+    Here and not in the application's lifespan: there, the end of the wait would be an exception, which Litestar and
+    uvicorn log with all of its traces although nothing is wrong with a worker that is stopped while its models load.
+    """
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def startup(self) -> None:
+        await super().startup()
+        if self.should_exit:
+            return
+        try:
+            await self._service.settled()
+        except BackendUnavailable as error:
+            log.info("worker.stopped", why=error.message)
+            await self.shutdown()
+            self.should_exit = True
+
+
 class _Server(uvicorn.Server):
     """A uvicorn server that drains connections before it stops, and exits with 0."""
 
@@ -92,6 +121,10 @@ class _Server(uvicorn.Server):
         parent: ParentWatch | None = None,
     ) -> None:
         super().__init__(config)
+        server: ServerSection = service.config.server
+        self._limits = server.limits
+        self._certificates = Certificates(server) if server.ssl_certfile is not None else None
+        self._plain_ports = {listener.port for listener in server.listeners if not listener.tls}
         self._service = service
         self._parent = parent
         self._orphaned = False
@@ -112,10 +145,39 @@ class _Server(uvicorn.Server):
             os._exit(0)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        # uvicorn leaves `started` False if the lifespan failed: then the supervisor sees this process end instead.
+        if self._serving is not None:
+            self.lifespan = _SettledLifespan(self.config, self._service)
+        await super().startup([])  # uvicorn would give all sockets one TLS context, and a handshake a minute
+        if self.started:
+            self.servers = [await self._listen(each) for each in sockets or []]
+            if self._certificates is not None:
+                self._watch_certificates()
+        # uvicorn leaves `started` False if the lifespan says so: then the supervisor sees this process end instead.
         if self.started and self._serving is not None:
             Path(self._serving).touch()  # noqa: ASYNC240 - once, an empty file
+
+    async def _listen(self, sock: socket.socket) -> asyncio.Server:
+        return await asyncio.get_running_loop().create_server(
+            self._protocol, sock=sock, backlog=self.config.backlog, **self._tls(sock)
+        )
+
+    def _tls(self, sock: socket.socket) -> dict[str, Any]:
+        """The arguments with which the event loop accepts connections of a listening socket."""
+        if self._certificates is None or sock.getsockname()[1] in self._plain_ports:
+            return {}
+        # A handshake is a part of the head that a client sends. At the end, what a client still sends is dropped for a
+        # moment, so that its last answer is not lost (`ClientTransport.linger`).
+        return {
+            "ssl": self._certificates.context,
+            "ssl_handshake_timeout": self._limits.header_timeout,
+            "ssl_shutdown_timeout": LINGER,
+        }
+
+    def _watch_certificates(self) -> None:
+        assert self._loop is not None
+        assert self._certificates is not None
+        self._certificates.refresh()
+        self._loop.call_later(LOOK_EVERY, self._watch_certificates)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no new connection, but answer requests on the open ones, with `connection: close`: no client is cut
@@ -152,10 +214,14 @@ class _Server(uvicorn.Server):
                         break
                     raise
         for connection in accepted:
-            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
+            # A client that does not speak TLS, or has left, is no reason to forget the others.
+            with suppress(OSError):
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    self._protocol, connection, **self._tls(connection)
+                )
 
     def _protocol(self) -> Any:
-        # As in `uvicorn.Server.startup`.
+        """The protocol of a new connection, made as `uvicorn.Server.startup` makes it."""
         make: Any = self.config.http_protocol_class
         return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state, _loop=None)
 
@@ -233,7 +299,7 @@ def main() -> None:
     parent = ParentWatch()  # before the application is built, which may take seconds
     logging.configure(orders.log_level)
     folder = Path(orders.folder) if orders.folder else None
-    app = create_app(orders.config, folder=folder, slot=orders.slot, waits=orders.serving is not None)
+    app = create_app(orders.config, folder=folder, slot=orders.slot)
     # `freeze` moves what the application is made of out of the collector's sight.
     gc.freeze()  # many short-lived objects are in flight: by default the collector walks them all too often
     gc.set_threshold(50_000, 20, 50)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -16,7 +17,10 @@ from gateway.deployment.deployments import Deployment
 from gateway.deployment.ramp import Move, next_percentage
 from gateway.deployment.state_file import LiveDeployments
 from gateway.experiments.experiments import Experiments
-from gateway.rollout.ramp import RampDecision, RampReport, RampStepReport, decide
+
+if TYPE_CHECKING:
+    from gateway.rollout.full_report import FullReport
+    from gateway.rollout.ramp import RampDecision, RampReport
 
 log = structlog.get_logger()
 
@@ -52,11 +56,24 @@ class Ramps:
                 log.info("ramp.moved", model=name, served=ramp.arm, move=due[0], reason=due[1])
         return any_moved
 
+    def full_report(self, endpoint: str) -> FullReport:
+        """The report of an endpoint's experiment over all workers, with its ramp.
+
+        Raises:
+            schemas.errors.ModelNotFound: the endpoint has none.
+        """
+        from gateway.rollout.full_report import FullReport  # imports NumPy, which few gateways need
+
+        history = self._experiments.of(endpoint).history()
+        return FullReport.of(self._experiments.report(endpoint), self.report(endpoint), history)
+
     def report(self, endpoint: str) -> RampReport | None:
         """How far an endpoint's ramp has come; None: it has none."""
         deployed = self._live.deployments[endpoint]
         if (ramp := deployed.serving.experiment.ramp) is None:
             return None
+        from gateway.rollout.ramp import RampReport, RampStepReport  # imports NumPy, which few gateways need
+
         state, next_step = deployed.ramp, next_percentage(deployed.serving, deployed.ramp)
         share = next(arm for arm in deployed.serving.served_entities if arm.name == ramp.arm).traffic_percentage
         if state is None:
@@ -89,6 +106,8 @@ class Ramps:
         return decision.move, decision.reason
 
     def _decision(self, name: str, deployed: Deployment, ramp: Ramp) -> RampDecision:
+        from gateway.rollout.ramp import decide
+
         assert deployed.ramp is not None
         held = time.time() - deployed.ramp.last.since / 1e9
         return decide(self._experiments.report(name), ramp, held)

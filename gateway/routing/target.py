@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from backends.base import Backend
 from gateway.config import ServedEntity, Task
 from gateway.routing.assignment import Unit
+from gateway.storage.answer_cache import AnswerCache
 from schemas.errors import ModelNotFound
 from schemas.ir import Generate, Request, Tokenize
 from schemas.origin import Relay
@@ -29,6 +30,8 @@ class Target:
         model: the name that the backend knows, its model's or one of its LoRA adapters'.
         task: the endpoint's.
         weight: share of the traffic; 0 if the guardrail has stopped the entity.
+        cache: its answers; None: they are not kept.
+        series: the labels of its metrics: endpoint, served entity, backend.
     """
 
     endpoint: str
@@ -37,6 +40,11 @@ class Target:
     model: str
     task: Task = "chat"
     weight: float = 0.0
+    cache: AnswerCache | None = None
+    series: tuple[str, str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "series", (self.endpoint, self.entity.name, self.entity.backend))
 
     def addressed(self, request: _Request) -> _Request:
         """The request as the backend is to get it. A LoRA adapter that the client chose goes before the entity's.

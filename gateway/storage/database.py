@@ -1,9 +1,9 @@
 """SQLite databases that the workers of one gateway share.
 
 Strategy: WAL, so that readers never wait and writers wait for each other only, for as long as one short transaction
-takes. `synchronous=OFF`: a killed process loses nothing that it has committed, and a machine that loses power loses the
-whole database, which ends with the server anyway. Do not keep here what must survive a power failure, and do not place
-a database on a network file system: WAL needs memory that its users share.
+takes. A killed process loses nothing that it has committed. What must survive a power failure, too, needs a `lasting`
+database: others are written with `synchronous=OFF`, and end with the server anyway. Do not place a database on a
+network file system: WAL needs memory that its users share.
 
 A connection serves one thread at a time and must not cross a fork; a worker opens its own after it has started.
 """
@@ -24,7 +24,9 @@ _CHECKPOINT_PAGES = 64
 """Pages (4 KiB) of the log that a commit moves to the database: few, so that no commit takes long."""
 
 
-def connect(path: Path | None, schema: Sequence[str], version: int, *, wait: float = 0.0) -> sqlite3.Connection:
+def connect(
+    path: Path | None, schema: Sequence[str], version: int, *, wait: float = 0.0, lasting: bool = False
+) -> sqlite3.Connection:
     """Open a database in autocommit mode, and create it if it is not there. Opening one that is there never waits.
 
     Args:
@@ -33,6 +35,7 @@ def connect(path: Path | None, schema: Sequence[str], version: int, *, wait: flo
         schema: the statements that create it.
         version: of the schema, from 1.
         wait: seconds that a transaction may wait for another process's; 0: it fails at once (`is_busy`).
+        lasting: whether what is committed survives a power failure; each commit then waits for the disk.
 
     Raises:
         OSError: the file cannot be made.
@@ -47,8 +50,9 @@ def connect(path: Path | None, schema: Sequence[str], version: int, *, wait: flo
     connection = sqlite3.connect(path or "", timeout=_OPEN_TIMEOUT, isolation_level=None, check_same_thread=False)
     try:
         _set_wal(connection)
-        connection.execute("PRAGMA synchronous = OFF")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+        connection.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'OFF'}")
+        if not lasting:
+            connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         if _version(connection) == 0:  # 0: SQLite's default, nobody has created the schema
             _create(connection, schema, version)
         if (found := _version(connection)) != version:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gateway.experiment_cli import experiment
+from gateway.cli.experiment import experiment
 from tests.gateway.processes import LIMIT, Gateway, serving
 
 pytestmark = pytest.mark.slow

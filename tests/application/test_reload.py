@@ -122,6 +122,20 @@ def test_a_reload_replaces_workers_that_still_wait_for_their_backend(file: Path,
         assert known(gateway, "new")
 
 
+def test_a_stop_while_a_reload_loads_is_no_failure(file: Path, tmp_path: Path) -> None:
+    file.write_text(HEAD.format(workers=1) + ECHO)
+    log = tmp_path / "log"
+    with serving("--config", str(file), log=log) as gateway:
+        file.write_text('[backends.s]\nkind = "tgi"\nurl = "http://127.0.0.1:9"\n' + ECHO)
+        gateway.process.send_signal(signal.SIGHUP)
+        until(lambda: "backend.unreachable" in log.read_text(), log)
+        assert gateway.stop() == 0
+    text = log.read_text()
+    assert "Traceback" not in text
+    assert '"worker.stopped"' in text
+    assert "ERROR" not in text
+
+
 @pytest.mark.torch
 def test_an_engine_is_kept_unless_its_options_change(file: Path, tmp_path: Path) -> None:
     native = "[backends.n]\nkind = 'native'\nmax_sequences = 8\n"

@@ -1,6 +1,7 @@
-"""SIGUSR2: a second supervisor takes the sockets over; nothing is cut off or refused, and nothing changes if it fails.
+"""A restart: a second supervisor takes the sockets over; nothing is cut off or refused, nothing changes if it fails.
 
-Also sockets that systemd hands over, since they come in the same way.
+By SIGUSR2 and by `gateway restart`, with what a service manager is sent; and `gateway reload`. Also sockets that
+systemd hands over, since they come in the same way.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -39,6 +42,111 @@ def successors(log: Path, event: str) -> list[int]:
 def end(pid: int, log: Path) -> None:
     os.kill(pid, signal.SIGTERM)
     until(lambda: not alive(pid), log)
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    """The exit code of `gateway` with these arguments, and all that it says."""
+    path = str(Path(sys.executable).parent / "gateway")
+    done = subprocess.run([path, *arguments], capture_output=True, text=True, timeout=LIMIT, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def heard_by(manager: socket.socket) -> list[str]:
+    """What the service manager has been sent since the last call, without repetitions."""
+    manager.setblocking(False)
+    found: list[str] = []
+    with suppress(BlockingIOError):
+        while True:
+            fields = manager.recv(4096).decode().split("\n")
+            found += [field for field in fields if not field.startswith(("MONOTONIC", "EXTEND")) and field not in found]
+    return found
+
+
+def test_commands_reload_and_restart_a_server_and_say_why_if_not(tmp_path: Path) -> None:
+    (config := tmp_path / "gateway.toml").write_text(good := SCRIPTED.format(workers=1))
+    wrong = good.replace('backend = "s"', 'backend = "t"', 1)
+    log, notify = tmp_path / "log", f"{tempfile.mkdtemp(dir='/tmp')}/notify"
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
+        serving("--config", str(config), log=log, env={"NOTIFY_SOCKET": bind(manager, notify)}) as gateway,
+    ):
+        port = gateway.url.rpartition(":")[2]
+        assert heard_by(manager)[-2:] == ["READY=1", "STATUS=ready"]
+        config.write_text(wrong)
+        code, text = command("reload", "--port", port)
+        assert code == 1
+        assert f"the reload failed, and the server on 127.0.0.1:{port} (process {gateway.process.pid}) serves" in text
+        assert "no backend is called 't'" in text
+        code, text = command("restart", "--port", port)
+        assert code == 1
+        assert "no backend is called 't'" in text
+        begun, ready, reload_refused, restart_refused = heard_by(manager)
+        assert (begun, ready) == ("RELOADING=1", "READY=1")
+        assert reload_refused.startswith("STATUS=reload refused: ")
+        assert restart_refused.startswith("STATUS=restart refused: ")
+        config.write_text(good + good[good.index("[endpoints.hang]") :].replace("hang", "another"))
+        assert command("reload", "--port", port) == (
+            0,
+            f"Reloaded the server on 127.0.0.1:{port} (process {gateway.process.pid}): added endpoints another.\n",
+        )
+        assert heard_by(manager) == ["RELOADING=1", "READY=1", "STATUS=reloaded"]
+        with gateway.open("/v1/chat/completions", CHAT | {"model": "slow", "stream": True}) as stream:
+            code, text = command("restart", "--port", port)
+            (successor,) = successors(log, "successor.took_over")
+            try:
+                assert (code, f"process {successor} serves now" in text) == (0, True)
+                assert stream.read().endswith(b"data: [DONE]\n\n")
+                assert gateway.process.wait(LIMIT) == 0
+                # The next one may speak before the old one has said that it is the main process now.
+                assert (heard := heard_by(manager))[0] == "RELOADING=1"
+                assert {f"MAINPID={successor}", "READY=1"} <= set(heard)
+                # The next one is found by its commands in turn.
+                assert f"(process {successor}): nothing has changed" in command("reload", "--port", port)[1]
+            finally:
+                end(successor, log)
+        assert heard_by(manager)[-1] == "STOPPING=1"
+
+
+def bind(manager: socket.socket, path: str) -> str:
+    manager.bind(path)
+    return path
+
+
+@pytest.mark.torch
+def test_streams_of_a_native_model_are_whole_over_a_restart(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with serving(log=log) as gateway:
+        body = CHAT | {"model": "interlingua", "max_tokens": 200, "temperature": 0, "ignore_eos": True, "stream": True}
+        expected = gateway.open("/v1/chat/completions", body).read()
+        engines, port = gateway.engines(), gateway.url.rpartition(":")[2]
+        stop, whole = threading.Event(), list[bytes]()
+
+        def ask() -> None:
+            while not stop.wait(0.1):
+                whole.append(gateway.open("/v1/chat/completions", body).read())
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        code, text = command("restart", "--port", port)
+        stop.set()
+        asking.join()
+        (successor,) = successors(log, "successor.took_over")
+        try:
+            assert code == 0, text
+            assert gateway.process.wait(LIMIT) == 0
+            assert not any(map(alive, engines))
+            assert content(gateway.open("/v1/chat/completions", body).read()) == content(expected)
+        finally:
+            end(successor, log)
+    assert whole
+    assert [content(each) for each in whole] == [content(expected)] * len(whole)
+
+
+def content(stream: bytes) -> str:
+    """The text of a stream that is whole."""
+    *chunks, done = [line.removeprefix(b"data: ") for line in stream.split(b"\n\n") if line]
+    assert done == b"[DONE]"
+    return "".join(choice["delta"].get("content") or "" for each in chunks for choice in json.loads(each)["choices"])
 
 
 def test_no_stream_is_cut_and_no_connection_refused_while_a_successor_takes_over(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from huggingface_hub import InferenceClient
 from PIL import Image
 
 from tests.clients.conftest import LIMIT, Server
-from tools.demo_model.scenes import draw_scene, render
+from tools.demo_model.samples.scenes import draw_scene, render
 
 pytestmark = pytest.mark.clients
 

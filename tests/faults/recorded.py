@@ -70,8 +70,8 @@ async def _record(kind: str, *, stream: bool) -> bytes:
     app = create_app(config(MODEL, server=SERVER), {"s": backend})
     async with listening(app) as port, remote(kind, f"http://127.0.0.1:{port}{MOUNTED.get(kind, '')}") as there:
         _, outbound = there._encode(request(kind, stream=stream))
-        assert there._client is not None
-        answer = await there._client.exchange(outbound)
+        assert there._connected is not None
+        answer = await there._connected.requests.exchange(outbound)
         try:
             return (await answer.reply(None)).body
         finally:

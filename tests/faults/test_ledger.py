@@ -167,7 +167,7 @@ async def test_every_request_is_accounted_for(requests: int) -> None:
 
             await asyncio.gather(*map(client, CLIENTS))
             async with asyncio.timeout(REQUEST_TIMEOUT):
-                while far._client.pool.busy or app.state.service.running:  # noqa: ASYNC110
+                while far._connected.requests.pool.busy or app.state.service.running:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
     assert ledger.total() == requests
     assert ledger["whole"] > 0.7 * requests

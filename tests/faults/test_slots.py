@@ -27,7 +27,7 @@ async def test_cancelled_requests_leak_no_slots(cancels: int) -> None:
     async with playing("openai", play, limits={"connections": SLOTS, "waiting": 10_000}) as (backend, there):
         for _ in range(0, cancels, 50):
             await asyncio.gather(*(_cancel(backend, dice.randrange(12)) for _ in range(50)))
-        pool = backend._client.pool  # type: ignore[union-attr]
+        pool = backend._connected.requests.pool  # type: ignore[union-attr]
         async with asyncio.timeout(60):
             while pool.busy:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
@@ -67,4 +67,4 @@ async def test_a_closed_generator_closes_the_connection() -> None:
         async with asyncio.timeout(60):
             while not there.gone:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
-        assert backend._client.pool.open == 0  # type: ignore[union-attr]
+        assert backend._connected.requests.pool.open == 0  # type: ignore[union-attr]

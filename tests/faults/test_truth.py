@@ -177,7 +177,7 @@ def decoded(backend: RemoteBackend, kind: str, sent: list[bytes]) -> tuple[Event
 
 
 async def _free(backend: object) -> None:
-    pool = backend._client.pool  # type: ignore[attr-defined]
+    pool = backend._connected.requests.pool  # type: ignore[attr-defined]
     async with asyncio.timeout(60):
         while pool.busy:  # noqa: ASYNC110
             await asyncio.sleep(0.005)

@@ -45,7 +45,7 @@ class Gateway:
     def greets(self) -> bool:
         """Whether it has said where it listens, and that it can answer."""
         text = self.log.read_text()
-        if found := re.search(r"^Interlingua \S+ on (http://\S+) ", text, re.MULTILINE):
+        if found := re.search(r"^Interlingua \S+ on (https?://\S+) ", text, re.MULTILINE):
             self.url = found[1]
         return bool(self.url) and re.search(r"^Ready after", text, re.MULTILINE) is not None
 

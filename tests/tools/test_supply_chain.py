@@ -7,13 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tools.supply_chain import UNLOCKED, canonical, closure, incompatible, licence
+from tools.supply_chain import GATEWAY, UNLOCKED, canonical, closure, incompatible, licence
 
 ROOT = Path(__file__).parents[2]
 LISTED = dict(re.findall(r"^\| ([\w-]+) \| (.+) \|$", (ROOT / "docs/licences.md").read_text(), re.MULTILINE))
-LOCKED = dict(
-    re.findall(r"^(\S+)==(\S+) --hash=sha256:[0-9a-f]{64}$", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
-)
+
+
+def locked(name: str) -> dict[str, str]:
+    return dict(re.findall(r"^(\S+)==(\S+ --hash=sha256:[0-9a-f]{64})$", (ROOT / name).read_text(), re.MULTILINE))
+
+
+LOCKED = locked("requirements.lock")
+GATEWAY_LOCKED = locked("requirements-gateway.lock")
 
 
 @pytest.mark.parametrize(
@@ -49,7 +54,15 @@ def test_every_package_is_listed_and_locked() -> None:
     assert needed - LOCKED.keys() - UNLOCKED == set()
 
 
+@pytest.mark.slow
+def test_a_gateway_alone_is_locked_without_an_engine() -> None:
+    assert {canonical(package.metadata["Name"]) for package in closure(extras=GATEWAY)} == GATEWAY_LOCKED.keys()
+    assert not {"transformers", "safetensors", "llguidance", "pillow"} & GATEWAY_LOCKED.keys()
+    assert GATEWAY_LOCKED.items() <= LOCKED.items()
+
+
 def test_the_lock_has_the_versions_of_the_constraints() -> None:
     pins = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     constraints = {canonical(name): version for name, version in pins}
-    assert {name: version for name, version in LOCKED.items() if constraints.get(name, version) != version} == {}
+    found = {name: pin.partition(" ")[0] for name, pin in LOCKED.items()}
+    assert {name: version for name, version in found.items() if constraints.get(name, version) != version} == {}

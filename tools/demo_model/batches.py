@@ -17,9 +17,9 @@ from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from tools.demo_model.chats import Chat, Completion
 from tools.demo_model.model import IMAGE_TOKENS
-from tools.demo_model.samples import Mix, image_sample, text_sample
+from tools.demo_model.samples.chats import Chat, Completion
+from tools.demo_model.samples.mix import Mix, image_sample, text_sample
 from tools.demo_model.tokenizer import ASSISTANT, END, IMAGE, PAD, SPECIAL_TOKENS, VOCABULARY_SIZE
 
 IGNORED = -100  # the label that cross_entropy ignores

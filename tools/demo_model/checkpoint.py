@@ -9,8 +9,8 @@ import torch
 from transformers import LlavaForConditionalGeneration, LlavaProcessor, PreTrainedTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from tools.demo_model.image_chats import IMAGE_SIZE
 from tools.demo_model.model import PATCH_SIZE
+from tools.demo_model.samples.image_chats import IMAGE_SIZE
 from tools.demo_model.tokenizer import IMAGE, SPECIAL_TOKENS
 
 

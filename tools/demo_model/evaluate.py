@@ -14,8 +14,8 @@ from random import Random
 import torch
 from transformers import AutoImageProcessor, AutoTokenizer, LlavaForConditionalGeneration
 
-from tools.demo_model.chats import Chat
-from tools.demo_model.questions import QUESTIONNAIRE, Question
+from tools.demo_model.samples.chats import Chat
+from tools.demo_model.samples.questions import QUESTIONNAIRE, Question
 
 _BATCH = 100
 _MAX_NEW_TOKENS = 96

@@ -16,7 +16,7 @@ from adapters.fold import fold
 from backends.native.backend import NativeBackend
 from backends.native.demo import WEIGHTS
 from schemas.ir import ChatPrompt, FinishReason, Generate, Grammar, Message, Sampling, Stopping, Tool, ToolChoice
-from tools.demo_model.schema_chats import draw_object
+from tools.demo_model.samples.schema_chats import draw_object
 
 _MAX_NEW_TOKENS = 128
 _AT_ONCE = 16  # a grammar that waits too long for its compilation is refused

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
-from tools.demo_model.image_chats import IMAGE_SIZE
+from tools.demo_model.samples.image_chats import IMAGE_SIZE
 from tools.demo_model.tokenizer import CONTEXT_LENGTH, END, IMAGE, PAD, VOCABULARY_SIZE
 
 PATCH_SIZE = 8

@@ -13,8 +13,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from backends.native.demo import WEIGHTS
-from tools.demo_model.chats import Completion
-from tools.demo_model.samples import BROAD, image_sample, text_sample
+from tools.demo_model.samples.chats import Completion
+from tools.demo_model.samples.mix import BROAD, image_sample, text_sample
 
 PAD, END, SYSTEM, USER, ASSISTANT, TOOL, IMAGE = range(7)
 SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<image>")

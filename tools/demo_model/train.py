@@ -28,10 +28,10 @@ from transformers import AutoTokenizer, LlavaForConditionalGeneration, PreTraine
 
 from tools.demo_model.batches import IGNORED, Batch, copying_batch, to_pixels, training_batches
 from tools.demo_model.checkpoint import save
-from tools.demo_model.image_chats import IMAGE_SIZE
 from tools.demo_model.model import GRID, build_model
-from tools.demo_model.samples import BROAD, FILLING, TOOL_HEAVY, Mix
-from tools.demo_model.scenes import BACKGROUNDS, COLORS, FORMS, draw_scene, patch_classes, render
+from tools.demo_model.samples.image_chats import IMAGE_SIZE
+from tools.demo_model.samples.mix import BROAD, FILLING, TOOL_HEAVY, Mix
+from tools.demo_model.samples.scenes import BACKGROUNDS, COLORS, FORMS, draw_scene, patch_classes, render
 from tools.demo_model.tokenizer import train_tokenizer
 
 log = structlog.get_logger()

@@ -92,22 +92,11 @@ def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect
         schemas.errors.InvalidRequest: a parameter is invalid, or not supported on this route.
     """
     operation = route.name.removesuffix("_version")
-    for name in tensors.UNSUPPORTED_FLAGS:
-        if given.flags.get(name):
-            raise InvalidRequest(f"input '{name}' is not supported", param=name)
     values, extra = parameters.read(given.parameters, dialect)
     unknown = given.unknown + tuple(extra)
-    if unknown and dialect.requests.strict:
-        raise InvalidRequest(dialect.wording.unknown.format(name=min(unknown)), param=min(unknown))
+    _check_supported(given, values, unknown, operation, dialect)
     # The input `stream` is vLLM's: with false, `generate_stream` answers with one frame.
     stream = operation == "generate_stream" and given.flags.get("stream", True)
-    n = values.get("n", 1)
-    # Triton's own message for a decoupled model on this route.
-    if n > 1 and operation == "generate":
-        raise InvalidRequest(ONE_RESPONSE, param="n")
-    best_of = values.get("best_of")
-    if best_of is not None and best_of < n:
-        raise InvalidRequest("parameter 'best_of' must not be less than 'n'", param="best_of")
     wanted = given.outputs or _outputs(given, card)
     if dialect.answers.details and values.get("details") and not operation.startswith("infer"):
         wanted += (Output("details", "details"),)
@@ -122,8 +111,8 @@ def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect
         stopping=parameters.stopping(values, dialect),
         stream=stream,
         stream_usage=bool(names & {"num_input_tokens", "num_output_tokens"}),
-        n=n,
-        best_of=best_of,
+        n=values.get("n", 1),
+        best_of=values.get("best_of"),
         truncate_prompt_tokens=values.get("truncate_prompt_tokens", values.get("truncate")),
         echo=_echo(given.flags.get("exclude_input_in_output"), stream, dialect),
         logprobs="logprobs" in values or bool(names & _SCORES),
@@ -138,6 +127,22 @@ def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect
         unknown=unknown,
         origin=Origin("triton", dialect.name, route.name, body),
     )
+
+
+def _check_supported(
+    given: Given, values: dict[str, Any], unknown: tuple[str, ...], operation: str, dialect: Dialect
+) -> None:
+    for name in tensors.UNSUPPORTED_FLAGS:
+        if given.flags.get(name):
+            raise InvalidRequest(f"input '{name}' is not supported", param=name)
+    if unknown and dialect.requests.strict:
+        raise InvalidRequest(dialect.wording.unknown.format(name=min(unknown)), param=min(unknown))
+    n, best_of = values.get("n", 1), values.get("best_of")
+    # Triton's own message for a decoupled model on this route.
+    if n > 1 and operation == "generate":
+        raise InvalidRequest(ONE_RESPONSE, param="n")
+    if best_of is not None and best_of < n:
+        raise InvalidRequest("parameter 'best_of' must not be less than 'n'", param="best_of")
 
 
 _SCORES = {"logprobs", "cumulative_logprob", "cum_log_probs", "output_log_probs"}

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from backends.native.protocol.messages import Cancel, Output, Submit
+from backends.observation import Phases
 from schemas.errors import BackendFailed, GatewayError
 
 _ENGINE_DEAD = "The engine stopped while it was answering."
@@ -43,6 +44,8 @@ class _Sequence:
         replayed: how many of `received` the present engine has replayed; None: it is past them.
         crashes: engines that died while the sequence was at its present token.
         finished: it ended, failed or was cancelled.
+        times: when the engine that made its first token received and admitted it.
+        first_token, last_token: when the steps ended that made them.
     """
 
     submit: Submit
@@ -50,6 +53,9 @@ class _Sequence:
     replayed: int | None = None
     crashes: int = 0
     finished: bool = False
+    times: tuple[float, ...] = ()
+    first_token: float = 0.0
+    last_token: float = 0.0
 
 
 class InFlightRequest:
@@ -110,8 +116,8 @@ class InFlightRequest:
                 # now.
                 self._send(replace(sequence.submit, again=True) if self._crashes else sequence.submit)
 
-    def deliver(self, output: Output) -> None:
-        """Buffer an output of the present engine, without the tokens that it replays."""
+    def deliver(self, output: Output, at: float = 0.0) -> None:
+        """Buffer an output of the present engine, without the tokens that it replays. Its step ended `at`."""
         sequence = self._sequences[output.seq]
         # The sequence was cancelled while this output was on its way.
         if sequence.finished:
@@ -140,8 +146,21 @@ class InFlightRequest:
         sequence.crashes = 0
         sequence.received += output.ids
         sequence.finished = ends
+        if output.times and not sequence.times:
+            sequence.times, sequence.first_token = output.times, at
+        if output.ids:
+            sequence.last_token = at
         self._buffer.append(output)
         self._arrived.set()
+
+    @property
+    def phases(self) -> list[Phases]:
+        """How the sequences went through the engine, of those that it has given a token."""
+        return [
+            Phases(each.times[0], each.times[1], each.first_token, each.last_token, len(each.received))
+            for each in self._sequences.values()
+            if each.times and each.received
+        ]
 
     def cancel(self, seq: int) -> None:
         """Cancel one sequence; a finished one is ignored."""

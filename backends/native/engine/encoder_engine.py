@@ -1,7 +1,7 @@
-"""The engine of encoders (BERT and the like): padded batches of texts in, embeddings out.
+"""The engine of encoders (BERT and the like): padded batches of texts in, embeddings or scores out.
 
-It handles the same messages as `loop.Engine` and is stepped the same way (`loop.Steps`). A text is run whole, in one
-step, and leaves no state. Each step runs the text that has waited longest, beside those that cost least padding.
+It handles the same messages as `loop.Engine` and is stepped the same way (`steps.Steps`). A text is run whole, in one
+step, and leaves no state. Each step runs the text that is first in fair order, beside those that cost least padding.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from backends.fairness import FairQueue, Place
 from backends.native.engine.pooling.pooler import Pooler
 from backends.native.protocol.messages import Cancel, Output, Ping, Pong, Step, Submit, ToEngine
 from schemas.ir import FinishReason
@@ -28,25 +29,28 @@ class EncoderEngine:
     """Runs the texts of all connections.
 
     Args:
-        model: a model of transformers whose first output is its last hidden states, [texts, tokens, hidden].
-        pooler: makes an embedding from the hidden states of a text.
+        model: a model of transformers whose first output is its last hidden states, [texts, tokens, hidden], or with a
+            classification head its scores, [texts, labels].
+        pooler: makes an embedding from the hidden states of a text; None: the model has a classification head.
         vocab_size: token ids are less than this.
         context_length: the most tokens of a text.
         step_tokens: the most tokens of a step, padding included; a single longer text is run alone.
         max_sequences: the most texts of a step.
         max_waiting: the most waiting texts; more are refused as overload.
+        short_first: whether short texts do not wait for long ones (`FairClock`).
     """
 
     def __init__(
         self,
         model: Any,
-        pooler: Pooler,
+        pooler: Pooler | None,
         *,
         vocab_size: int,
         context_length: int,
         step_tokens: int,
         max_sequences: int,
         max_waiting: int,
+        short_first: bool = False,
     ) -> None:
         self._model = model
         self._pooler = pooler
@@ -55,8 +59,8 @@ class EncoderEngine:
         self._step_tokens = step_tokens
         self._max_sequences = max_sequences
         self._max_waiting = max_waiting
-        # Insertion order is the order of arrival: the first entry has waited longest.
-        self._waiting: dict[_Key, Submit] = {}
+        self._queue: FairQueue[tuple[_Key, Submit]] = FairQueue(short_first=short_first)
+        self._waiting: dict[_Key, Place[tuple[_Key, Submit]]] = {}
         self._outputs: defaultdict[int, list[Output]] = defaultdict(list)
 
     @property
@@ -70,7 +74,7 @@ class EncoderEngine:
             case Submit():
                 self.submit(connection, message)
             case Cancel():
-                self._waiting.pop((connection, message.seq), None)
+                self._drop((connection, message.seq))
             case Ping():
                 return Pong(message.token, waiting=len(self._waiting))
         return None
@@ -84,11 +88,13 @@ class EncoderEngine:
             why = f"{waiting} sequences are waiting already"
             self._outputs[connection].append(Output(request.seq, error=why, overloaded=True))
         else:
-            self._waiting[connection, request.seq] = request
+            key = connection, request.seq
+            self._waiting[key] = self._queue.put((key, request), request.flow, len(request.prompt))
 
     def disconnect(self, connection: int) -> None:
         """Drop every text of a connection that was lost."""
-        self._waiting = {key: request for key, request in self._waiting.items() if key[0] != connection}
+        for key in [key for key in self._waiting if key[0] == connection]:
+            self._drop(key)
         self._outputs.pop(connection, None)
 
     def step(self) -> dict[int, Step]:
@@ -100,14 +106,30 @@ class EncoderEngine:
         # Texts leave the queue before they are run: one that fails gets an error as its output and is not tried again.
         batch = self._batch()
         with torch.inference_mode():
-            self._run([(key, self._waiting.pop(key)) for key in batch])
+            self._run([self._queue.take(self._waiting.pop(key)) for key in batch])
         outputs, self._outputs = self._outputs, defaultdict(list)
         return {connection: Step(tuple(made)) for connection, made in outputs.items()}
+
+    def _drop(self, key: _Key) -> None:
+        if (place := self._waiting.pop(key, None)) is not None:
+            self._queue.drop(place)
+
+    loras: None = None  # none are applied to encoders
+
+    def lora_keys(self) -> set[str]:
+        """The keys of the LoRA adapters that sequences use."""
+        return set()
+
+    def sleep(self) -> None:
+        """Do nothing: there are no caches."""
+
+    def wake(self) -> None:
+        """Do nothing."""
 
     def _refusal(self, request: Submit) -> str | None:
         # Refused here, for every client: an encoder has no output layer to make logits with.
         if not request.pool or request.max_new_tokens:
-            return "the model makes embeddings and no text"
+            return f"the model makes {'embeddings' if self._pooler else 'scores'} and no text"
         if not 0 < len(request.prompt) <= self._context_length:
             return f"a text must have from 1 to {self._context_length} tokens"
         if min(request.prompt) < 0 or max(request.prompt) >= self._vocab_size:
@@ -115,17 +137,18 @@ class EncoderEngine:
         return None
 
     def _batch(self) -> list[_Key]:
-        """Choose the texts of a step: the oldest, then those closest to it in length, which cost least padding."""
+        """Choose the texts of a step: the first, then those closest to it in length, which cost least padding."""
         if not self._waiting:
             return []
-        oldest = len(next(iter(self._waiting.values())).prompt)
-        lengths = {key: len(request.prompt) for key, request in self._waiting.items()}
+        key, first = self._queue.first.item
+        # Those of equal length in the order of arrival.
+        lengths = {key: len(first.prompt)} | {key: place.tokens for key, place in self._waiting.items()}
         batch: list[_Key] = []
         longest = 0
-        # The sort is stable and the oldest text has distance 0, so the oldest is always first and no text starves.
-        for key in sorted(lengths, key=lambda key: abs(lengths[key] - oldest)):
+        # The sort is stable and the first text has distance 0, so it is always first and no text starves.
+        for key in sorted(lengths, key=lambda key: abs(lengths[key] - len(first.prompt))):
             # The cost of a padded batch is its longest text times its number of texts. Later texts are ever further
-            # from the oldest in length, so the first that does not fit ends the batch.
+            # from the first in length, so the first that does not fit ends the batch.
             longest = max(longest, lengths[key])
             if batch and (len(batch) == self._max_sequences or longest * (len(batch) + 1) > self._step_tokens):
                 break
@@ -164,14 +187,15 @@ class EncoderEngine:
             row[: len(request.prompt)] = torch.tensor(request.prompt)
         # Padding is on the right, so the positions of a text do not depend on the other texts' lengths.
         mask = torch.arange(ids.shape[1]) < torch.tensor(lengths).unsqueeze(1)
-        # Output 0 is `last_hidden_state`, whether the model returns a tuple or a `ModelOutput`.
-        states: Tensor = self._model(input_ids=ids.to(device), attention_mask=mask.long().to(device))[0]
-        vectors: list[list[float]] = torch.stack(
-            [
-                self._pooler.vector(rows[:length], request.unpooled)
-                for rows, length, request in zip(states, lengths, requests, strict=True)
-            ]
-        ).tolist()
+        inputs = {"input_ids": ids.to(device), "attention_mask": mask.long().to(device)}
+        if any(request.second for request in requests):
+            inputs["token_type_ids"] = _token_types(requests, ids.shape[1]).to(device)
+        # Output 0 is `last_hidden_state` or `logits`, whether the model returns a tuple or a `ModelOutput`.
+        found: Tensor = self._model(**inputs)[0]
+        if self._pooler is not None:
+            pooled = zip(found, lengths, requests, strict=True)
+            found = torch.stack([self._pooler.vector(rows[:length], asked.unpooled) for rows, length, asked in pooled])
+        vectors: list[list[float]] = found.float().tolist()
         return vectors
 
     def _fail(self, key: _Key, error: Exception) -> None:
@@ -181,3 +205,9 @@ class EncoderEngine:
         memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
         why = "the engine ran out of memory" if memory else "the engine failed on this sequence"
         self._outputs[key[0]].append(Output(key[1], error=why))
+
+
+def _token_types(requests: Seq[Submit], width: int) -> Tensor:
+    """[texts, width]: 1 for the tokens of a pair's second text, 0 elsewhere; padding's have no effect."""
+    second = torch.tensor([request.second or width for request in requests])
+    return (torch.arange(width) >= second.unsqueeze(1)).long()

@@ -7,6 +7,8 @@ step.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from schemas.ir import FinishReason
@@ -70,7 +72,8 @@ class Submit(Message, frozen=True):
     `prompt_logprobs` -1: none for the prompt. A greater `priority` is scheduled first. `grammar` constrains the text,
     in llguidance's form. `pool` requests the prompt's vector, and with `max_new_tokens` 0 nothing else; its first
     `unpooled` tokens are excluded from pooling. `lora_adapter` is one of `Ready.lora_adapters`; empty: none. `again`:
-    the sequence was submitted to an engine that died. Sequences of different `flow`s share the engine fairly.
+    the sequence was submitted to an engine that died. Sequences of different `flow`s share the engine fairly. `second`:
+    where the second text of a pair begins, for models that distinguish the two; 0: there is none.
     """
 
     seq: int
@@ -90,6 +93,7 @@ class Submit(Message, frozen=True):
     lora_adapter: str = ""
     again: bool = False
     flow: str = ""
+    second: int = 0
 
 
 class Cancel(Message, frozen=True):
@@ -102,6 +106,20 @@ class Ping(Message, frozen=True):
     """Worker to engine: answer with a `Pong` between two steps, or as soon as the step in progress makes progress."""
 
     token: int
+
+
+class Manage(Message, frozen=True):
+    """Worker to engine: change something for all workers; answered by `Managed`, and by a `Ready` once it is done.
+
+    `sleep` with a `level` (see `engine.serving.management`), `wake`, `load_lora` with a `name` and the folder `path`,
+    and `unload_lora` with a `name`. The worker has checked names and paths.
+    """
+
+    token: int
+    action: Literal["sleep", "wake", "load_lora", "unload_lora"]
+    level: int = 1
+    name: str = ""
+    path: str = ""
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -119,7 +137,9 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `prompt` comes with the first output if it was requested: one entry per prompt token, with None as the first one's
     logprob. `error` ends the sequence instead of `reason`; if `overloaded`, the sequence was rejected for lack of room
-    and may be submitted again; if `bad_grammar`, its grammar cannot be followed. `vector` is the pooled prompt.
+    and may be submitted again; if `bad_grammar`, its grammar cannot be followed. `vector` is the pooled prompt. `times`
+    comes with the first output: when the sequence was submitted and when it came into the batch, on the machine's
+    monotonic clock.
     """
 
     seq: int
@@ -132,12 +152,17 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     overloaded: bool = False
     vector: tuple[float, ...] = ()
     bad_grammar: bool = False
+    times: tuple[float, ...] = ()
 
 
 class Step(Message, frozen=True):
-    """Engine to worker: the outputs of this worker's sequences in one step."""
+    """Engine to worker: the outputs of this worker's sequences in one step.
+
+    `ended` is when the step did, on the machine's monotonic clock; 0: not known.
+    """
 
     outputs: tuple[Output, ...]
+    ended: float = 0.0
 
 
 class Pong(Message, frozen=True):
@@ -171,10 +196,11 @@ class Loading(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """Engine to worker: the model is loaded; the first message on every connection made after that.
+    """Engine to worker: the model is loaded; the first message on every connection made after that, and sent again
+    when something of it has changed.
 
-    `embedding_size` 0: no embeddings; without `generates`, only embeddings. `image_tokens` is the most placeholder
-    tokens that one image may take; 0: no images.
+    `asleep` is the level of its sleep, 0: it is awake. `embedding_size` 0: no embeddings; without `generates`, only
+    embeddings or scores. `image_tokens` is the most placeholder tokens that one image may take; 0: no images.
     """
 
     context_length: int
@@ -188,11 +214,19 @@ class Ready(Message, frozen=True):
     embedding_size: int = 0
     generates: bool = True
     lora_adapters: tuple[str, ...] = ()
+    asleep: int = 0
 
     @property
     def images(self) -> bool:
         """Whether prompts may contain images."""
         return self.image_tokens > 0
+
+
+class Managed(Message, frozen=True):
+    """Engine to worker: a `Manage` was carried out, or begun (`sleep`); `error`: it was refused, for the operator."""
+
+    token: int
+    error: str | None = None
 
 
 class Failed(Message, frozen=True):
@@ -201,5 +235,5 @@ class Failed(Message, frozen=True):
     why: str
 
 
-ToEngine = Submit | Cancel | Ping
-FromEngine = Step | Pong | Loading | Ready | Failed
+ToEngine = Submit | Cancel | Ping | Manage
+FromEngine = Step | Pong | Loading | Ready | Managed | Failed

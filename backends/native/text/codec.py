@@ -143,12 +143,24 @@ class TextCodec:
         """A grammar compiler for this tokenizer; None if the bytes of its tokens are not known."""
         return Grammars.of(self._tokenizer, vocab_size, eos_token_ids)
 
-    async def encode_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """The ids of each of several texts."""
+    async def encode_texts(self, texts: Sequence[str], *, truncate: int | None = None) -> list[tuple[int, ...]]:
+        """The ids of each of several texts; longer ones are cut to `truncate` tokens, special tokens kept."""
         if not texts:
             return []
         # The total length decides between loop and thread: many short texts block as long as one long text.
-        return await self._run_tokenizer(sum(map(len, texts)), lambda tokenizer: _encode_all(tokenizer, list(texts)))
+        return await self._run_tokenizer(
+            sum(map(len, texts)), lambda tokenizer: _encode_all(tokenizer, list(texts), truncate)
+        )
+
+    async def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], *, truncate: int | None = None
+    ) -> list[tuple[tuple[int, ...], int]]:
+        """The ids of each pair of texts, and where the second begins for models that distinguish them, else 0.
+
+        A pair longer than `truncate` tokens is cut as the tokenizer cuts it: token by token of the longer text.
+        """
+        size = sum(len(one) + len(other) for one, other in pairs)
+        return await self._run_tokenizer(size, lambda tokenizer: _encode_pairs(tokenizer, pairs, truncate))
 
     @property
     def can_infill(self) -> bool:
@@ -309,8 +321,21 @@ def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text, verbose=False))  # not verbose: it would warn of long texts
 
 
-def _encode_all(tokenizer: Any, texts: list[str]) -> list[tuple[int, ...]]:
-    return [tuple(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]]
+def _encode_all(tokenizer: Any, texts: list[str], truncate: int | None = None) -> list[tuple[int, ...]]:
+    found = tokenizer(texts, truncation=truncate is not None, max_length=truncate, verbose=False)
+    return [tuple(ids) for ids in found["input_ids"]]
+
+
+def _encode_pairs(
+    tokenizer: Any, pairs: Sequence[tuple[str, str]], truncate: int | None
+) -> list[tuple[tuple[int, ...], int]]:
+    ones, others = map(list, zip(*pairs, strict=True))
+    found = tokenizer(ones, others, truncation=truncate is not None, max_length=truncate, verbose=False)
+    # Tokenizers of models without token types leave them out.
+    types = found.get("token_type_ids") or [()] * len(pairs)
+    return [
+        (tuple(ids), kinds.index(1) if 1 in kinds else 0) for ids, kinds in zip(found["input_ids"], types, strict=True)
+    ]
 
 
 def _encode_chat(tokenizer: Any, text: str, marked: bool) -> tuple[int, ...]:

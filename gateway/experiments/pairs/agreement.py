@@ -14,16 +14,12 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from gateway.experiments.metrics import DIVERGENCES, UNPAIRED
 from gateway.experiments.pairs.bounded_mean import bounded_mean
 from gateway.experiments.pairs.verdict import Estimate, PairedVerdict, verdict
 from gateway.experiments.statistics.confidence import Array, mean, radius
 
 Ids = tuple[int, ...]
-
-UNPAIRED = ("dropped", "failed", "too_long", "unsuitable", "unlike_tokenizers")
-"""Why a drawn answer made no pair: too many pairs at once, an error, over the token limit, not a single choice of plain
-text, different vocabularies.
-"""
 
 PAIR_METRICS = (
     "identical",
@@ -46,10 +42,6 @@ PAIR_METRICS = (
 
 _VERDICT_METRICS = ("identical", "control_difference", "arm_difference")
 """The verdict rests on these, so they share alpha."""
-
-_LAST = 14  # 2**13 = 8192 tokens and more share the last bin
-DIVERGENCES = ("0", "1", *(f"{2**n}-{2 ** (n + 1) - 1}" for n in range(1, _LAST - 1)), f"{2 ** (_LAST - 1)}+", "never")
-"""Histogram bins: tokens that are the same before the first that differs, in powers of two."""
 
 
 class Scores(NamedTuple):
@@ -189,7 +181,7 @@ def agreement(
         *speeds[1],
     )
     # `bit_length` is the bin: 0 -> 0, 1 -> 1, 2 and 3 -> 2, 4 to 7 -> 3. The last index is "never".
-    return Agreement(metrics, len(DIVERGENCES) - 1 if identical else min(place.bit_length(), _LAST))
+    return Agreement(metrics, len(DIVERGENCES) - 1 if identical else min(place.bit_length(), len(DIVERGENCES) - 2))
 
 
 def summarize(

@@ -22,7 +22,8 @@ from backends.base import Feature, needs
 from backends.prompts import as_asked
 from gateway.experiments.background import Background, read
 from gateway.experiments.experiment import Experiment
-from gateway.experiments.pairs.agreement import DIVERGENCES, UNPAIRED, Agreement, Example, Ids, Scores, Speed, agreement
+from gateway.experiments.metrics import DIVERGENCES, UNPAIRED
+from gateway.experiments.pairs.agreement import Agreement, Example, Ids, Scores, Speed, agreement
 from gateway.experiments.pairs.examples import shortened
 from gateway.observability.metrics import Metrics
 from gateway.routing.target import Plan, Target

@@ -102,7 +102,7 @@ async def why(url: str, **options: Any) -> str:
 
 async def test_nothing_special_goes_directly() -> None:
     async with upstream(await play()) as there, remote("openai", there.url) as backend:
-        assert isinstance(backend._client, Transport)
+        assert isinstance(backend._connected.requests, Transport)
         await answers(backend)
         assert there.asked[0].headers["user-agent"] == "interlingua"
 
@@ -116,7 +116,7 @@ async def test_a_forward_proxy_is_used(given: str, monkeypatch: pytest.MonkeyPat
             given, {}
         )
         async with logged(f"http://models.example:{there.port}", **option) as (backend, logs):
-            assert isinstance(backend._client, GeneralTransport)
+            assert isinstance(backend._connected.requests, GeneralTransport)
             await answers(backend)
     assert {line.split()[1].split("/")[2] for line in proxy.asked} == {f"models.example:{there.port}"}
     assert [entry["event"] for entry in logs] == ["backend.reached"]
@@ -186,7 +186,7 @@ async def test_a_certificate_that_is_not_trusted_is_explained(certificates: Path
         assert "`extra_ca_file`" in text
         for option in ("ca_file", "extra_ca_file"):
             async with remote("openai", url, **{option: str(certificates / "server.pem")}) as backend:
-                assert isinstance(backend._client, Transport)
+                assert isinstance(backend._connected.requests, Transport)
                 await answers(backend)
         text = await why(f"https://127.0.0.1:{there.port}", ca_file=str(certificates / "server.pem"))
         assert "use a name of the certificate in `url`" in text
@@ -392,7 +392,7 @@ async def test_cancelled_requests_leave_no_connection_behind() -> None:
     async with upstream(begins) as there, forward_proxy() as proxy:  # type: ignore[attr-defined]
         options = {"proxy": f"http://127.0.0.1:{proxy.port}", "limits": {"connections": 4}}
         async with remote("openai", f"http://models.example:{there.port}", **options) as backend:
-            assert isinstance(backend._client, GeneralTransport)
+            assert isinstance(backend._connected.requests, GeneralTransport)
             for _ in range(5):
                 tasks = [asyncio.ensure_future(ask(backend, request("openai", stream=True))) for _ in range(8)]
                 await asyncio.sleep(0.05)
@@ -400,7 +400,7 @@ async def test_cancelled_requests_leave_no_connection_behind() -> None:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
             async with asyncio.timeout(60):
-                while backend._client._running:  # noqa: ASYNC110
+                while backend._connected.requests._running:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             there.play = await play()
             await answers(backend)

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -19,7 +20,6 @@ from gateway.app import create_app
 from gateway.cli import main
 from gateway.config import Config, Endpoint, Export, ServerSection
 from gateway.experiments.metrics import FAILURES
-from gateway.export.parquet import write_parquet
 from gateway.export.rows import Exporter, Row, read_rows
 from gateway.storage.row_files import RowFiles
 from tests.gateway.serving import chat, endpoint, figures, listening, running
@@ -172,7 +172,9 @@ def test_the_command_writes_an_endpoint_and_a_range_of_time(tmp_path: Path, row:
 @pytest.mark.slow
 def test_parquet_has_every_column_with_its_type(tmp_path: Path, row: Callable[[int], Row]) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason=missing("pyarrow"))
-    assert write_parquet((row(number) for number in range(3)), tmp_path / "rows") == 3
+    (tmp_path / "rows.jsonl").write_bytes(msgspec.json.Encoder().encode_lines([row(number) for number in range(3)]))
+    result = run("export", tmp_path / "rows.jsonl", "--format", "parquet", "--out", tmp_path / "rows")
+    assert result.output.startswith("3 requests")
     table = parquet.read_table(tmp_path / "rows")
     assert table.column_names == list(Row.__struct_fields__)
     assert str(table.schema.field("client_request_id").type) == "string"  # although all are null

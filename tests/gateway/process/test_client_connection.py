@@ -9,6 +9,7 @@ import socket
 import struct
 
 import pytest
+from litestar import Litestar
 
 from backends.scripted import ScriptedBackend
 from gateway.app import create_app
@@ -107,30 +108,60 @@ async def test_a_reader_that_stalls_frees_the_backend() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("resets", [True, False])
-async def test_requests_in_a_row_wait_in_the_client_until_it_leaves(*, resets: bool) -> None:
-    """A client that leaves without a reset is noticed if what it has sent fits into the kernel's buffer."""
+@pytest.mark.parametrize("leaves", ["resets", "closes", "half closes", "closes behind more than the kernel takes"])
+async def test_requests_in_a_row_wait_in_the_client_until_it_leaves(leaves: str) -> None:
     app, _ = scripted("hang")
-    body = json.dumps({"model": "hang", "messages": [{"role": "user", "content": "Hi"}]}).encode()
-    request = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (CHAT.encode(), len(body), body)
     async with listening(app) as port:
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.setblocking(False)
             loop = asyncio.get_running_loop()
-            await loop.sock_sendall(client, request)
-            if resets:
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(1.0):
-                        await loop.sock_sendall(client, GET * 1_000_000)
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # `close` resets
-            else:
+            await loop.sock_sendall(client, chat("hang"))
+            if leaves in ("closes", "half closes"):
                 await loop.sock_sendall(client, GET * (_MOST_AHEAD // len(GET) + 100))
+            else:
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.5):
+                        await loop.sock_sendall(client, GET * 1_000_000)
             async with asyncio.timeout(60):
                 while app.state.service.running != 1:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-        async with asyncio.timeout(60):
-            while app.state.service.running:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+            if leaves == "resets":
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # `close` resets
+            if leaves == "half closes":
+                client.shutdown(socket.SHUT_WR)
+                await idle(app)
+        await idle(app)
+
+
+@pytest.mark.slow
+async def test_too_many_requests_behind_a_slow_one_are_given_up_and_its_answer_is_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.process.client_connection._LONGEST_AHEAD", 0.0)
+    app, _ = scripted("slow", server=limits(header_timeout=0.2))  # sweeps come four times as often
+    async with listening(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(chat("slow", max_tokens=8) + GET * 20_000)
+        answer = await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+        metrics = await read(
+            port, GET.replace(b"/health", b"/metrics").replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        )
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"\r\nconnection: close" in head
+    assert json.loads(body)["usage"]["completion_tokens"] == 8
+    assert b'\ngw_refused_total{reason="pipelining"} 1' in metrics
+
+
+def chat(model: str, **fields: int) -> bytes:
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "a b c d e f g h"}]} | fields).encode()
+    return b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (CHAT.encode(), len(body), body)
+
+
+async def idle(app: Litestar) -> None:
+    async with asyncio.timeout(20):
+        while app.state.service.running:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
 
 
 async def test_a_full_server_answers_health_checks_and_nothing_else() -> None:

@@ -12,15 +12,15 @@ from transformers import AutoImageProcessor, AutoTokenizer
 
 from backends.native.demo import WEIGHTS
 from tools.demo_model.batches import IGNORED, copying_batch, label, to_pixels, training_batches
-from tools.demo_model.chats import Chat, Completion, assistant, user
-from tools.demo_model.image_chats import describe, image_chat
 from tools.demo_model.model import GRID, IMAGE_TOKENS
-from tools.demo_model.questions import QUESTIONNAIRE, question_of
-from tools.demo_model.samples import BROAD
-from tools.demo_model.scenes import Scene, Shape, draw_scene, patch_classes, render
-from tools.demo_model.talk import TASKS
+from tools.demo_model.samples.chats import Chat, Completion, assistant, user
+from tools.demo_model.samples.image_chats import describe, image_chat
+from tools.demo_model.samples.mix import BROAD
+from tools.demo_model.samples.questions import QUESTIONNAIRE, question_of
+from tools.demo_model.samples.scenes import Scene, Shape, draw_scene, patch_classes, render
+from tools.demo_model.samples.talk import TASKS
+from tools.demo_model.samples.tool_chats import tool_chat
 from tools.demo_model.tokenizer import CALL_TOKENS, END, IMAGE, SPECIAL_TOKENS, train_tokenizer
-from tools.demo_model.tool_chats import tool_chat
 
 pytestmark = pytest.mark.torch
 

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from backends.native.demo import WEIGHTS
 from tools.demo_model.batches import IGNORED, label
 from tools.demo_model.evaluate_schemas import draw_request
-from tools.demo_model.schema_chats import draw_object, schema_chat
+from tools.demo_model.samples.schema_chats import draw_object, schema_chat
 
 pytestmark = pytest.mark.torch
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools.demo_model.chats import Chat, user
 from tools.demo_model.evaluate import DemoModel
 from tools.demo_model.model import build_model
+from tools.demo_model.samples.chats import Chat, user
 from tools.demo_model.tokenizer import VOCABULARY_SIZE
 from tools.demo_model.train import SMOKE, Plan, main, train_copying, train_vision
 

@@ -22,6 +22,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
     AutoModelForTextEncoding,
     GenerationConfig,
 )
@@ -120,8 +121,8 @@ def is_encoder(folder: str) -> bool:
     )
 
 
-def load_encoder(folder: str, dtype: str = "auto", device: str = "auto") -> LoadedModel:
-    """Load the encoder in `folder`, without an output layer.
+def load_encoder(folder: str, dtype: str = "auto", device: str = "auto", *, classifies: bool = False) -> LoadedModel:
+    """Load the encoder in `folder`, without an output layer or, if it `classifies`, with its classification head.
 
     Raises:
         LoadError: it is missing, not for text, damaged, or does not fit into memory.
@@ -131,6 +132,9 @@ def load_encoder(folder: str, dtype: str = "auto", device: str = "auto") -> Load
     target = pick_device(device)
     encoder_half = config.is_encoder_decoder and type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
     auto_class = AutoModelForTextEncoding if encoder_half else AutoModel
+    if classifies:
+        auto_class = AutoModelForSequenceClassification
+        config.use_cache = False  # decoders would make a cache of keys and values that nobody reads
     model = _read_model(path, config, auto_class, pick_dtype(dtype, path, config, target), target)
     return LoadedModel(
         model=model,

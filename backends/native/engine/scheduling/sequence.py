@@ -60,6 +60,7 @@ class Sequence:
     Attributes:
         connection: the worker's connection; (connection, `request.seq`) identifies the sequence outside the engine.
         arrival: rank among all sequences ever submitted.
+        submitted, admitted: when it came to the engine, and first into the batch, on the monotonic clock; 0.0 before.
         virtual_start: its turn among the sequences of all flows (`FairClock`).
         salt: what sequences must have in common, besides tokens, to share cache blocks (the LoRA adapter's name).
         tokens: the prompt, then what was generated.
@@ -82,6 +83,8 @@ class Sequence:
     arrival: int
     salt: bytes = b""
     virtual_start: float = 0.0
+    submitted: float = 0.0
+    admitted: float = 0.0
     tokens: list[int] = field(init=False)
     prompt_length: int = field(init=False)
     computed: int = 0

@@ -8,6 +8,7 @@ import pytest
 
 from backends.native.client.inflight import Diverged, InFlightRequest
 from backends.native.protocol.messages import Cancel, Logprobs, Output, Submit
+from backends.observation import Phases
 from schemas.errors import BackendFailed, BackendUnavailable
 from schemas.ir import FinishReason
 
@@ -133,3 +134,15 @@ async def test_the_fifth_crash_rejects_the_request_wherever_it_was() -> None:
     with pytest.raises(BackendFailed) as raised:
         await asyncio.wait_for(request.outputs(), 1)
     assert raised.value.code == "engine_dead"
+
+
+async def test_the_phases_are_those_of_the_engine_that_made_the_first_token() -> None:
+    request, _ = in_flight(4, 5)
+    assert request.phases == []
+    request.deliver(Output(4, (7,), times=(1.0, 2.0)), 3.0)
+    request.deliver(Output(4, (8,)), 4.0)
+    request.deliver(Output(5, (1,), STOP, times=(1.0, 2.5)), 4.0)
+    crash(request)
+    request.deliver(Output(4, (7, 8), times=(10.0, 11.0)), 12.0)
+    request.deliver(Output(4, (9,)), 13.0)
+    assert request.phases == [Phases(1.0, 2.0, 3.0, 13.0, 3), Phases(1.0, 2.5, 4.0, 4.0, 1)]

@@ -12,9 +12,9 @@ import torch
 from transformers import AutoConfig, AutoProcessor
 
 from backends.native.demo import WEIGHTS
-from tools.demo_model.chats import Chat, user
 from tools.demo_model.evaluate import DemoModel, accuracy, draw_questions
-from tools.demo_model.talk import ABILITIES, IDENTITY
+from tools.demo_model.samples.chats import Chat, user
+from tools.demo_model.samples.talk import ABILITIES, IDENTITY
 
 pytestmark = pytest.mark.torch
 

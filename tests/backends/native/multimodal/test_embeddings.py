@@ -59,9 +59,9 @@ def test_logits_are_those_of_the_image(checkpoint: Checkpoint, chunk: int) -> No
         embeddings, grid = encoded(checkpoint, item)
         file = EmbeddingsFile(saved(embeddings[None]), None if grid is None else saved(grid[0]), bytes([number]))
         sent.append(checkpoint.processor.process_embeddings(file))
-    shown, prompt = checkpoint.processor.apply(ids, items), checkpoint.processor.apply(ids, sent)
-    assert prompt.prompt_token_ids == shown.prompt_token_ids
-    (expected,), (found,) = checkpoint.packed([shown], chunk), checkpoint.packed([prompt], chunk)
+    as_pixels, prompt = checkpoint.processor.apply(ids, items), checkpoint.processor.apply(ids, sent)
+    assert prompt.prompt_token_ids == as_pixels.prompt_token_ids
+    (expected,), (found,) = checkpoint.packed([as_pixels], chunk), checkpoint.packed([prompt], chunk)
     assert torch.allclose(found, expected, atol=1e-6)
     sent[1] = checkpoint.processor.process_embeddings(EmbeddingsFile(saved(-embeddings), file.grid, b"-"))
     (other,) = checkpoint.packed([checkpoint.processor.apply(ids, sent)], chunk)

@@ -20,7 +20,7 @@ from schemas.completion import Completion
 from schemas.errors import GatewayError, InvalidRequest
 from schemas.ir import ChatPrompt, Generate, ImagePart, Message, Sampling, TextPart, TextPrompt
 from tests.backends import laws
-from tools.demo_model.scenes import COLORS, FORMS, Scene, draw_scene, render
+from tools.demo_model.samples.scenes import COLORS, FORMS, Scene, draw_scene, render
 
 pytestmark = [pytest.mark.torch, pytest.mark.asyncio(loop_scope="module")]
 

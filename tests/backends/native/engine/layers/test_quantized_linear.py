@@ -19,9 +19,9 @@ from backends.native.engine.loop import Engine
 from backends.native.protocol.engine_options import EngineOptions
 from backends.native.protocol.messages import Submit
 from tests.backends.native.engine.tiny import build
-from tools.demo_model.chats import Chat
 from tools.demo_model.evaluate import draw_questions
-from tools.demo_model.questions import QUESTIONNAIRE
+from tools.demo_model.samples.chats import Chat
+from tools.demo_model.samples.questions import QUESTIONNAIRE
 
 pytestmark = pytest.mark.torch
 

@@ -1,0 +1,79 @@
+"""One request for scores on its way through the engine: by a classification head, or by the cosine of embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import hypot
+from operator import mul
+
+from backends.native import embedding
+from backends.native.answer import check_ids
+from backends.native.classification import Head
+from backends.native.client.engine_client import EngineClient
+from backends.native.protocol.messages import Ready, Submit
+from backends.native.sentence_transformers import Recipe
+from backends.native.text.codec import TextCodec
+from backends.prompts import fit
+from schemas.errors import InvalidRequest
+from schemas.ir import Embed, TextPrompt, TokensPrompt, Usage
+from schemas.origin import Scoring
+from schemas.scores import Score, Scores
+
+
+def scoring_of(ready: Ready, head: Head | None) -> frozenset[Scoring]:
+    """What a model can do of scoring and classification."""
+    if head is not None:
+        return frozenset({"rerank", "score", "classify"} if len(head.labels) == 1 else {"classify"})
+    # A language model's hidden states are embeddings, too, but nobody trained them to be compared.
+    return frozenset() if ready.generates or not ready.embedding_size else frozenset({"rerank", "score"})
+
+
+async def classify(request: Score, client: EngineClient, text: TextCodec, ready: Ready, head: Head) -> Scores:
+    """The scores of a model with a classification head: of pairs, or of texts.
+
+    Raises:
+        schemas.errors.InvalidRequest: an input does not fit the model.
+        schemas.errors.GatewayError: the engine has no room or failed.
+    """
+    limit = _limit(request, ready)
+    if request.pairs:
+        encoded = await text.encode_pairs(request.pairs, truncate=limit)
+    else:
+        texts = [given.text for given in request.texts if isinstance(given, TextPrompt)]
+        made = iter(await text.encode_texts(texts, truncate=limit))
+        encoded = [(given.ids if isinstance(given, TokensPrompt) else next(made), 0) for given in request.texts]
+    for ids, _ in encoded:
+        check_ids("input", ids, ready.vocab_size)
+        fit(len(ids), 0, ready.context_length)
+    submits = [Submit(0, ids, 0, pool=True, second=second) for ids, second in encoded]
+    numbers = await embedding.vectors(submits, client)
+    values = tuple(head.scores(row) if request.activation else row for row in numbers)
+    return Scores(request.model, values, Usage(sum(len(ids) for ids, _ in encoded), 0), head.labels)
+
+
+async def compare(request: Score, client: EngineClient, text: TextCodec, ready: Ready, recipe: Recipe) -> Scores:
+    """The cosine of the embeddings of each pair; each distinct text is embedded once.
+
+    Raises:
+        schemas.errors.InvalidRequest: a text does not fit the model.
+        schemas.errors.GatewayError: the engine has no room or failed.
+    """
+    places = {text: place for place, text in enumerate(dict.fromkeys(text for pair in request.pairs for text in pair))}
+    asked = Embed(id=request.id, model=request.model, inputs=tuple(map(TextPrompt, places)))
+    made = await embedding.embed(asked, client, text, ready, recipe, truncate=_limit(request, ready))
+    values = tuple((_cosine(made.vectors[places[one]], made.vectors[places[other]]),) for one, other in request.pairs)
+    return Scores(request.model, values, made.usage)
+
+
+def _limit(request: Score, ready: Ready) -> int | None:
+    """The tokens to which longer inputs are cut; None: not at all."""
+    limit = request.truncate_prompt_tokens
+    if limit is not None and limit > ready.context_length:
+        message = f"Invalid 'truncate_prompt_tokens': the model takes at most {ready.context_length} tokens."
+        raise InvalidRequest(message, param="truncate_prompt_tokens")
+    return ready.context_length if limit == -1 else limit
+
+
+def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    lengths = hypot(*one) * hypot(*other)
+    return sum(map(mul, one, other)) / lengths if lengths else 0.0

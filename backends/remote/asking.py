@@ -1,0 +1,162 @@
+"""One attempt at an answer: sends a request to the server, and reads its whole answer or the beginning of a stream.
+
+Each attempt is reported to its observer (`backends.observation`): when it is sent, what came back, how it ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from adapters.base import ClientCodec, Outbound, Reply
+from backends.observation import Attempt, Upstream, attempt
+from backends.remote.breaker import Breaker
+from backends.remote.event_stream import EventStream
+from backends.transport import Exchanger, Response
+from schemas.errors import BackendFailed, Fault, GatewayError, UnsupportedOperation
+from schemas.ir import Embed, Events, Generate
+from schemas.origin import Relay
+
+_BYTES_PER_TOKEN = 4
+_MOST_PROMPT_TOKENS = 8192
+"""Longer bodies are mostly images, whose bytes are no text."""
+_USUAL_ANSWER = 256
+"""Tokens of an answer without `max_tokens`."""
+
+
+class Spoken(NamedTuple):
+    """A protocol that a server speaks: its client codec, the path below the URL where it does, and the model's name
+    in requests where none is configured (None: the endpoint's own).
+    """
+
+    codec: ClientCodec
+    prefix: str = ""
+    model: str | None = None
+
+
+def addressed(outbound: Outbound, request: Generate | Embed | Relay, prefix: str = "") -> Outbound:
+    """The request with its path below the URL, and with what its place in the line depends on."""
+    tokens = min(len(outbound.body) // _BYTES_PER_TOKEN + 1, _MOST_PROMPT_TOKENS)
+    if isinstance(request, Generate):
+        choices = len(request.prompts) * (request.best_of or request.n)
+        tokens += choices * (request.stopping.max_new_tokens or _USUAL_ANSWER)
+    return replace(outbound, path=prefix + outbound.path, flow=request.flow, tokens=tokens)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opened:
+    """An answer that has begun.
+
+    Attributes:
+        response: to be ended by the reader.
+        stream: the rest of the answer; None if `events` are all of it.
+        events: the first ones.
+        attempt: to be ended by the reader.
+    """
+
+    response: Response
+    stream: EventStream | None
+    events: Events
+    attempt: Attempt
+
+
+class Asking:
+    """Sends the requests of one backend.
+
+    Args:
+        client: of the server.
+        upstream: the server, for whoever listens.
+        breaker: counts the replies' statuses.
+        codec: reads the errors of answers that are not generated: embeddings and relayed requests.
+        idle: the most seconds between two batches of a stream's events.
+    """
+
+    def __init__(
+        self, client: Exchanger, upstream: Upstream, breaker: Breaker, codec: ClientCodec, idle: float
+    ) -> None:
+        self._client = client
+        self._upstream = upstream
+        self._breaker = breaker
+        self._codec = codec
+        self._idle = idle
+
+    async def fetch(
+        self, outbound: Outbound, model: str, deadline: float, absent: UnsupportedOperation | None = None
+    ) -> Reply:
+        """An answer that is not generated; `absent` is the error of a path that is not there.
+
+        Raises:
+            schemas.errors.GatewayError: there is no such answer, or none by `deadline`.
+        """
+        observed = attempt(self._upstream, model)
+        try:
+            response = await self._client.exchange(_traced(outbound, observed), deadline)
+            observed.answered(response.status)
+            try:
+                reply = await response.reply(deadline)
+            finally:
+                response.close()
+            if reply.status != 200:
+                self._breaker.record_status(reply.status)
+                if absent is not None and reply.status in (404, 405, 501):
+                    raise absent
+                raise _error_of(self._codec, reply)
+        except BaseException as error:
+            observed.end(error)
+            raise
+        observed.end()
+        return reply
+
+    async def open(self, codec: ClientCodec, request: Generate, outbound: Outbound, deadline: float) -> Opened:
+        """The first events: those of a stream, or all events of an answer that is not streamed.
+
+        Raises:
+            schemas.errors.GatewayError: there are none, or none by `deadline`.
+        """
+        observed = attempt(self._upstream, request.model)
+        try:
+            response = await self._client.exchange(_traced(outbound, observed), deadline)
+            observed.answered(response.status)
+            try:
+                stream, events = await self._begin(response, codec, request, deadline)
+            except BaseException:  # cancellation included
+                response.close()
+                raise
+        except BaseException as error:
+            observed.end(error)
+            raise
+        return Opened(response, stream, events, observed)
+
+    async def _begin(
+        self, response: Response, codec: ClientCodec, request: Generate, deadline: float
+    ) -> tuple[EventStream | None, Events]:
+        if response.status != 200:
+            # Errors of a status have no fault: this is where the breaker counts them.
+            self._breaker.record_status(response.status)
+            raise _error_of(codec, await response.reply(deadline))
+        # The media type decides, not the request alone: errors and servers without streaming answer with JSON.
+        if request.stream and response.media_type == "text/event-stream":
+            stream = EventStream(response, codec.decoder(request), self._idle)
+            return stream, await stream.first(deadline)
+        reply = await response.reply(deadline)
+        # Proxies answer 200 with an HTML page; servers that ignore `stream` answer a stream with one JSON object.
+        if reply.media_type not in ("application/json", ""):
+            raise BackendFailed("The backend's answer is not of its protocol.", fault=Fault.MALFORMED)
+        return None, codec.decode(request, reply)
+
+
+def _traced(outbound: Outbound, observed: Attempt) -> Outbound:
+    return replace(outbound, trace=observed.headers) if observed.headers else outbound
+
+
+def _error_of(codec: ClientCodec, reply: Reply) -> GatewayError:
+    """The error of a reply with an error status.
+
+    401 and 403 are about the gateway's key: the client can do nothing about them and must not take them for its own.
+    """
+    if reply.status in (401, 403):
+        # No `fault`: not retried, since the same key would be refused again.
+        return BackendFailed("The backend refused the gateway's key.", code="upstream_unauthorized")
+    return codec.error(reply)

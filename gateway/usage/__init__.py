@@ -1,0 +1,1 @@
+"""Usage: one record per request, the database that keeps the records, and what is asked of it."""

@@ -1,0 +1,1 @@
+"""Training samples: chats and raw completions, by kind, and the mix of them."""
